@@ -1,0 +1,158 @@
+"""Write the documentation that the code already knows: the technique tables and the command-line help.
+
+    python scripts/docs.py            writes docs/techniques.md, docs/cli.md and the marked blocks of README.md
+    python scripts/docs.py --check    exit code 1 and a diff when one of them is out of step, or a link leads nowhere
+
+A marked block of README.md stands between `<!-- generated: NAME -->` and `<!-- end generated -->`; NAME is one of
+`help` (the verbs) and `techniques` (one line each).
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchwright import cli
+from torchwright.techniques import techniques
+
+ROOT = Path(__file__).parents[1]
+WIDTH = 100
+BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+HEADER = "<!-- Written by scripts/docs.py from the code; edit the docstrings instead. -->\n\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 when out of step")
+    check = parser.parse_args().check
+    rows = cli.describe_registry(techniques)
+    pages = {
+        ROOT / "docs" / "techniques.md": techniques_page(rows),
+        ROOT / "docs" / "cli.md": cli_page(),
+        ROOT / "README.md": readme(rows),
+    }
+    faults = [fault for path, text in pages.items() for fault in _settle(path, text, check)]
+    faults += [fault for path in _markdown() for fault in dead_links(path)]
+    print(
+        "\n".join(faults)
+        if faults
+        else f"{len(pages)} generated pages and all links are in step with the code"
+    )
+    return 1 if faults else 0
+
+
+def techniques_page(rows: list[dict[str, Any]]) -> str:
+    """One table of all techniques, then one section each with its options."""
+    parts = [HEADER + "# Techniques\n", _techniques_table(rows)]
+    parts.append(
+        "A technique is asked for by `--with NAME:option=value,option=value` and forbidden by `--without NAME`. Steps\n"
+        "are applied in the order of their phases; a step runs only on a model that has the properties it needs.\n"
+    )
+    for row in rows:
+        parts.append(f"## {row['name']}\n\n{row['summary']}\n")
+        if row["detail"]:
+            parts.append(row["detail"] + "\n")
+        facts = [f"Phase: {row['phase']}."]
+        facts += [
+            f"{key.capitalize()}: {', '.join(row[key])}." for key in ("needs", "gives", "removes") if row[key]
+        ]
+        parts.append(" ".join(facts) + "\n")
+        if row["options"]:
+            parts.append(
+                _table(("option", "type", "default", "meaning"), [_option(o) for o in row["options"]])
+            )
+    return "\n".join(parts)
+
+
+def cli_page() -> str:
+    """The help text of the command and of every verb."""
+    parts = [HEADER + "# Command line\n"]
+    parts += [f"## {name}\n\n```text\n{text}\n```\n" for name, text in _helps()]
+    return "\n".join(parts)
+
+
+def readme(rows: list[dict[str, Any]]) -> str:
+    """README.md with its marked blocks written afresh."""
+    blocks = {"help": f"```text\n{next(_helps())[1]}\n```\n", "techniques": _techniques_table(rows)}
+
+    def block(match: re.Match[str]) -> str:
+        if match[2] not in blocks:
+            raise SystemExit(f"README.md marks a block '{match[2]}'; there are {', '.join(blocks)}")
+        return match[1] + blocks[match[2]] + match[3]
+
+    return BLOCK.sub(block, (ROOT / "README.md").read_text())
+
+
+def dead_links(page: Path) -> list[str]:
+    """Relative links of a page that lead to no file."""
+    targets = [
+        target for target in LINK.findall(page.read_text()) if "://" not in target and "mailto:" not in target
+    ]
+    return [
+        f"{page.relative_to(ROOT)}: the link {target} leads nowhere"
+        for target in targets
+        if not (page.parent / target).exists()
+    ]
+
+
+def _settle(path: Path, text: str, check: bool) -> list[str]:
+    """Write the page; with `check` compare instead, and return the diff."""
+    old = path.read_text() if path.exists() else ""
+    if old == text:
+        return []
+    if not check:
+        path.write_text(text)
+        return []
+    name = str(path.relative_to(ROOT))
+    diff = difflib.unified_diff(
+        old.splitlines(), text.splitlines(), name, f"{name} as the code has it", lineterm=""
+    )
+    return [*diff, f"{name} is out of step: run `make docs`"]
+
+
+def _markdown() -> Iterator[Path]:
+    yield from sorted(ROOT.glob("*.md"))
+    yield from sorted((ROOT / "docs").rglob("*.md"))
+
+
+def _helps() -> Iterator[tuple[str, str]]:
+    """(title, help text) of the command, then of its verbs."""
+    top = _context(cli.cli, "torchwright", None)
+    yield "torchwright", cli.cli.get_help(top)
+    for name, command in cli.cli.commands.items():
+        yield f"torchwright {name}", command.get_help(_context(command, name, top))
+
+
+def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
+    return click.Context(
+        command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH
+    )
+
+
+def _techniques_table(rows: list[dict[str, Any]]) -> str:
+    return _table(
+        ("technique", "phase", "what it does"), [(f"`{r['name']}`", r["phase"], r["summary"]) for r in rows]
+    )
+
+
+def _option(option: dict[str, Any]) -> tuple[str, ...]:
+    return f"`{option['name']}`", option["type"], f"`{cli.plain(option['default'])}`", option["doc"]
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

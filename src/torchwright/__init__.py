@@ -1,0 +1,40 @@
+"""Torchwright: give any PyTorch model back faster, within an accuracy budget, and prove it.
+
+    import torchwright as tw
+    result = tw.optimize(model, inputs, max_drop=0.01)
+    result.model(*inputs); result.speedup; print(result); result.save("out")
+    fast = tw.load("out").model
+    step = tw.compile_numpy(numpy_function)
+
+Importing this imports no torch: the names below are resolved on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchwright.api import load, optimize
+    from torchwright.errors import TorchwrightError
+    from torchwright.numpy_compile import compile_numpy
+
+__all__ = ["TorchwrightError", "compile_numpy", "load", "optimize"]
+
+_HOMES = {
+    "optimize": "torchwright.api",
+    "load": "torchwright.api",
+    "compile_numpy": "torchwright.numpy_compile",
+    "TorchwrightError": "torchwright.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'torchwright' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,323 @@
+"""The public functions, and what the command line calls."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwright.devices import default_name
+from torchwright.errors import ArtifactError, RegressionFound, WorkloadError
+from torchwright.facts import Budget, CaseTime, Event, Objective, Recipe
+from torchwright.measure.clock import paired_speedup
+from torchwright.measure.roofline import roofline_point
+from torchwright.plan import artifact
+from torchwright.plan.load import Loaded
+from torchwright.plan.load import load as load_artifact
+from torchwright.plan.optimize import Request
+from torchwright.plan.optimize import optimize as run_optimize
+from torchwright.plan.result import Result
+from torchwright.plan.trial import Context, TrialProcess
+from torchwright.report.terminal import LiveProgress
+from torchwright.techniques.base import parse_step, techniques
+from torchwright.workloads.base import Workload
+from torchwright.workloads.detect import from_description, from_target
+from torchwright.workloads.module import ModuleWorkload
+
+VERIFY_ROUNDS = 9
+VERIFY_SLACK = 0.9
+"""`verify` allows the speed-up to be a tenth lower than the low end of the recipe's interval: machines are noisy."""
+VERIFY_SECONDS = 600.0
+
+
+def optimize(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    max_drop: float = Budget.max_drop,
+    metric: Callable[[Any], float] | None = None,
+    higher_is_better: bool = True,
+    task: str = "regression",
+    objective: Objective = Budget.objective,
+    time_budget: float = Budget.time_seconds,
+    device: str | None = None,
+    techniques: Sequence[str] | None = None,
+    without: Sequence[str] = (),
+    progress: bool = False,
+    seed: int = 0,
+) -> Result:
+    """Find the fastest way to run `model` on this machine within an accuracy budget.
+
+    `inputs` is a tuple of positional arguments, a dict of keyword arguments, a tensor, or a list of these for several
+    shapes. The budget `max_drop` is held against the upper end of the metric's 95% interval: by default the relative
+    error of the outputs, with `task="classification"` the share of rows whose top-1 answer changed, with `metric` (a
+    callable of model → float) its loss relative to the original's value. `time_budget` is in seconds. `techniques`
+    names the only ones to try, as `name` or `name:option=value`; `without` names those never to try.
+
+    The caller's model is never changed. Trials run in fresh processes, to which the model travels by cloudpickle.
+
+    Raises `TorchwrightError` (its children say which) for inputs, names or a metric that cannot be used, and for a
+    model that fails on its own inputs.
+    """
+    workload = ModuleWorkload(model, inputs, metric=metric, higher_is_better=higher_is_better, task=task)
+    keep = tempfile.TemporaryDirectory(prefix="torchwright-")
+    out = Path(keep.name) / "artifact"
+    request = Request(
+        workload=workload,
+        budget=Budget(max_drop=max_drop, objective=objective, time_seconds=time_budget),
+        device=device,
+        wanted=[parse_step(text) for text in techniques or ()],
+        only=techniques is not None,
+        without=_known(without),
+        seed=seed,
+        command="torchwright.optimize(…)",
+    )
+    with LiveProgress(quiet=not progress) as show:
+        recipe = run_optimize(request, out, show)
+    _, manifest = artifact.open_artifact(out)
+    return Result(out, recipe, original=None if manifest.self_contained else workload.build(), keep=keep)
+
+
+def load(path: str | Path, *, model: nn.Module | None = None, trust: bool = False) -> Loaded:
+    """Load an artifact: `.model` to call, `.recipe`, `.how` it runs and `.notices`.
+
+    `model` replays the recipe on your own module, for artifacts of modules that torch.export could not take. `trust`
+    loads compiled code that somebody else built.
+
+    Raises `ArtifactError` for one that is missing, damaged, newer, not self-contained, or that fails its self-test.
+    """
+    return load_artifact(path, model=model, trust=trust)
+
+
+def optimize_cli(
+    target: str | None,
+    *,
+    max_drop: float,
+    objective: Objective,
+    time_budget: float,
+    batch: int | None,
+    prompt_tokens: int | None,
+    new_tokens: int | None,
+    eval_text: str | None,
+    with_steps: Sequence[str],
+    without: Sequence[str],
+    device: str | None,
+    out: str | None,
+    seed: int,
+    on_event: Callable[[Event], None],
+    command: str,
+) -> Result:
+    """`torchwright optimize`."""
+    wanted = [parse_step(text) for text in with_steps]
+    never = _known(without)
+    if target and _is_artifact(target):
+        recipe, _ = artifact.open_artifact(Path(target))
+        workload = _workload_of(Path(target), recipe, trust=False)
+    else:
+        workload = from_target(
+            target, batch=batch, prompt_tokens=prompt_tokens, new_tokens=new_tokens, eval_text=eval_text
+        )
+    request = Request(
+        workload=workload,
+        budget=Budget(max_drop=max_drop, objective=objective, time_seconds=time_budget),
+        device=device,
+        wanted=wanted,
+        without=never,
+        seed=seed,
+        command=command,
+    )
+    folder = Path(out) if out else Path(default_out(target))
+    recipe = run_optimize(request, folder, on_event)
+    return Result(folder, recipe)
+
+
+def default_out(target: str | None) -> str:
+    """The artifact folder when none is named: `torchwright-` and the model's name, in the current folder."""
+    name = re.sub(
+        r"[^\w.-]+", "-", Path(target or "bundled").name if ":" not in (target or "") else str(target)
+    )
+    return f"torchwright-{name.strip('-')}"
+
+
+def verify(path: str | Path, *, trust: bool = False) -> dict[str, Any]:
+    """Measure an artifact again, speed beside the original and metric, and hold both against its recipe.
+
+    Raises `RegressionFound` when it is slower than promised or over the budget, `ArtifactError` as `load` does.
+    """
+    path = Path(path)
+    recipe, _ = artifact.open_artifact(path)
+    workload = _workload_of(path, recipe, trust=trust)
+    with tempfile.TemporaryDirectory() as scratch:
+        context = _context(workload, Path(scratch), recipe)
+        with TrialProcess(context) as original, TrialProcess(context) as candidate:
+            original.ask("prepare", steps=())
+            loaded = candidate.ask("load_artifact", path=str(path), trust=trust)
+            quality = candidate.ask("compare", reference=original.ask("observe"))
+            rows = [(original.ask("time"), candidate.ask("time")) for _ in range(VERIFY_ROUNDS)]
+    repeats = {case.name: case.repeat for case in recipe.baseline.cases}
+    before, after = (
+        [sum(turn[n] * r for n, r in repeats.items()) for turn in column]
+        for column in zip(*rows, strict=True)
+    )
+    speedup = paired_speedup(before, after)
+    found = {
+        "speedup": str(speedup),
+        "promised": str(recipe.speedup),
+        "metric": quality.metric,
+        "drop": quality.drop,
+        "drop_high": quality.drop_high,
+        "max_drop": recipe.budget.max_drop,
+        "runs_as": loaded["how"],
+        "notices": loaded["notices"],
+    }
+    if recipe.steps and quality.drop_high > recipe.budget.max_drop:
+        raise RegressionFound(
+            f"{path} is over its accuracy budget",
+            found=f"{quality.metric} drops by {quality.drop:.2%}, up to {quality.drop_high:.2%}",
+            allowed=f"{recipe.budget.max_drop:.2%}",
+            next="optimize again",
+        )
+    if recipe.budget.objective != "memory" and speedup.high < VERIFY_SLACK * recipe.speedup.low:
+        raise RegressionFound(
+            f"{path} is slower than it was",
+            found=f"{speedup} against the original",
+            allowed=f"{recipe.speedup} in the recipe, less a tenth",
+            next="look for other work on the machine, then optimize again",
+        )
+    return found | {"verdict": "as promised"}
+
+
+def bench(
+    target: str,
+    *,
+    prompt_tokens: int | None = None,
+    new_tokens: int | None = None,
+    batch: int | None = None,
+    trust: bool = False,
+) -> dict[str, Any]:
+    """Time an artifact, or a model as it is: seconds per call, tokens per second, memory, share of the roofline."""
+    options = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batch": batch}
+    recipe: Recipe | None = None
+    if _is_artifact(target):
+        recipe, _ = artifact.open_artifact(Path(target))
+        for option, value in options.items():
+            if value is not None and recipe.workload.get(option) != value:
+                raise WorkloadError(
+                    f"{target} was compiled for {option} {recipe.workload.get(option)}, not {value}",
+                    next=f"optimize again with --{option.replace('_', '-')} {value}",
+                )
+        workload = _workload_of(Path(target), recipe, trust=trust, cases_only=True)
+    else:
+        workload = from_target(target, **options)
+    with tempfile.TemporaryDirectory() as scratch:
+        context = _context(workload, Path(scratch), recipe)
+        with TrialProcess(context) as process:
+            if recipe:
+                ready = process.ask("load_artifact", path=str(target), trust=trust)
+            else:
+                ready = process.ask("prepare", steps=())
+            turns = [process.ask("time") for _ in range(VERIFY_ROUNDS)]
+            memory = process.ask("memory")["peak"]
+    medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+    result: dict[str, Any] = {"runs_as": ready.get("how", "the original, eager"), "ready_s": ready["seconds"]}
+    described = workload.describe()
+    for name, seconds in medians.items():
+        result[f"{name}_s"] = seconds
+    if "geometry" in described:
+        rows = described["batch"]
+        result |= {
+            "ttft_s": medians["prefill"],
+            "tpot_s": medians["decode"],
+            "prefill_tokens_per_s": rows * described["prompt_tokens"] / medians["prefill"],
+            "decode_tokens_per_s": rows / medians["decode"],
+        }
+    result["peak_memory_bytes"] = memory
+    for point in _bounds(recipe, medians):
+        result |= {
+            f"{point.case}_gb_per_s": point.gb_per_s,
+            f"{point.case}_tflops": point.tflops,
+            f"{point.case}_percent_of_bound": point.percent_of_bound,
+            f"bound_{point.case}": point.bound_by,
+        }
+    return result
+
+
+def report_path(path: str | Path) -> Path:
+    """The path of an artifact's report.html; raises `ArtifactError` when there is none."""
+    file = Path(path) / artifact.REPORT
+    if not file.is_file():
+        raise ArtifactError(
+            f"there is no {artifact.REPORT} in {path}", next="`torchwright optimize -o DIR` writes one"
+        )
+    return file
+
+
+def _bounds(recipe: Recipe | None, medians: dict[str, float]) -> list[Any]:
+    """The recipe's roofline with the times of today."""
+    if recipe is None:
+        return []
+    points = []
+    for point in recipe.roofline:
+        if point.stage == "final" and point.case in medians:
+            case = CaseTime(name=point.case, seconds=medians[point.case])
+            counts = {"operations": point.operations, "bytes": point.bytes}
+            points.append(roofline_point(case, counts, 0, point.dtype, recipe.fingerprint.device, "final"))
+    return [point for point in points if point is not None]
+
+
+def _workload_of(path: Path, recipe: Recipe, *, trust: bool, cases_only: bool = False) -> Workload:
+    """The workload that a recipe describes. A factory is code: it runs only for the user's own artifacts, or with trust.
+
+    `cases_only` makes do with the self-test's inputs where only calls are needed.
+    """
+    if recipe.workload.get("kind") == "module":
+        if cases_only and (path / "selftest.json").is_file():
+            from torchwright.plan.tree import read_tree
+
+            kept = read_tree(path / "selftest")
+            return ModuleWorkload(nn.Identity(), [kept["args"] if kept["args"] else kept["kwargs"]])
+        if not (trust or artifact.is_own(path)):
+            raise ArtifactError(
+                f"{path} names a factory to run ({recipe.workload.get('model')}), and somebody else made it",
+                next="--trust runs it",
+            )
+    folder = path / artifact.MODEL
+    label = str(recipe.workload.get("model"))
+    has_weights = folder.is_dir() and any(folder.glob("*.safetensors"))
+    return from_description(
+        recipe.workload,
+        folder if has_weights else None if Path(label).exists() or label == "bundled" else folder,
+    )
+
+
+def _context(workload: Workload, scratch: Path, recipe: Recipe | None) -> Context:
+    from torchwright.plan.optimize import pickled
+
+    return Context(
+        workload=pickled(workload),
+        device=recipe.fingerprint.device.kind if recipe else default_name(),
+        threads=recipe.fingerprint.threads if recipe else torch.get_num_threads(),
+        seed=0,
+        scratch=scratch,
+        deadline=time.monotonic() + VERIFY_SECONDS,
+    )
+
+
+def _is_artifact(target: str) -> bool:
+    return (Path(target) / artifact.RECIPE).is_file() or (Path(target) / artifact.MANIFEST).is_file()
+
+
+def _known(names: Sequence[str]) -> frozenset[str]:
+    for name in names:
+        techniques.get(name)
+    return frozenset(names)
+
+
+__all__ = ["bench", "load", "optimize", "optimize_cli", "report_path", "verify"]

@@ -1,0 +1,164 @@
+"""The device contract, and the file in which measured ceilings are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from torchwright.facts import DeviceFacts
+
+log = logging.getLogger(__name__)
+
+CEILINGS_FORMAT = 1
+DISTURBED_SECONDS = 600.0
+"""How long figures of a busy machine are believed before they are measured again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """How fast a device is at most, as measured here: 1e9 bytes per second, 1e12 operations per second."""
+
+    read_gb_per_s: float
+    tflops: dict[str, float] = field(default_factory=dict)
+    """Matrix-multiply rate per dtype name; a multiply and an add are two operations. No entry: it cannot."""
+    undisturbed: bool = True
+    """False: other processes took the device meanwhile, so that the figures are too low."""
+
+
+class Device(ABC):
+    """One kind of device. Constructing it touches nothing; `facts` measures once per machine and torch version."""
+
+    name: ClassVar[str]
+    remedy: ClassVar[str | None] = None
+    """The command that would make an unavailable device available."""
+
+    @classmethod
+    @abstractmethod
+    def unavailable(cls) -> str | None:
+        """Why this machine cannot use the device, or None."""
+
+    @abstractmethod
+    def identify(self) -> DeviceFacts:
+        """What the device is, without measuring anything: the ceilings are left out."""
+
+    @abstractmethod
+    def measure(self) -> Ceilings:
+        """Measure the ceilings in at most three seconds. A fast one of several runs counts."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until everything that was started on the device is done."""
+
+    @abstractmethod
+    def reset_peak_memory(self) -> bool:
+        """Start the peak afresh. False: the counter cannot be reset and covers the whole life of the process."""
+
+    @abstractmethod
+    def peak_memory_bytes(self) -> int:
+        """The most memory held since the last reset: resident for the CPU, reserved from the driver for CUDA."""
+
+    def facts(self, *, refresh: bool = False) -> DeviceFacts:
+        """What the device is and how fast at most: `identify` with `ceilings`."""
+        ceilings = self.ceilings(refresh=refresh)
+        return dataclasses.replace(
+            self.identify(), read_gb_per_s=ceilings.read_gb_per_s, tflops=dict(ceilings.tflops)
+        )
+
+    def ceilings(self, *, refresh: bool = False) -> Ceilings:
+        """The measured ceilings.
+
+        They are kept in `cache_folder()`, and measured when no file has them for this machine, thread count and
+        torch version, when the file's were disturbed and are ten minutes old, or when `refresh` asks for it.
+        """
+        identity = self.identity()
+        path = cache_folder() / "ceilings" / f"{_digest(identity)}.json"
+        kept = None if refresh else _read(path)
+        if kept is not None and (kept.undisturbed or time.time() - path.stat().st_mtime < DISTURBED_SECONDS):
+            return kept
+        measured = self.measure()
+        _write(path, identity, measured)
+        return measured
+
+    def identity(self) -> dict[str, object]:
+        """Everything that decides the ceilings, as plain data: they are measured again when any of it changes."""
+        return {
+            "format": CEILINGS_FORMAT,
+            "device": dataclasses.asdict(self.identify()),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+
+
+def cache_folder() -> Path:
+    """Where this user's measured and compiled things live: `$TORCHWRIGHT_CACHE`, else the desktop standard's place."""
+    chosen = os.environ.get("TORCHWRIGHT_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchwright"
+
+
+def fast_seconds(
+    call: Callable[[], object], *, budget: float, synchronize: Callable[[], None], runs: int = 8
+) -> float:
+    """Seconds of a fast run: one to warm up, then up to `runs` of them while `budget` (seconds) lasts.
+
+    It is the lower quartile: other tenants make runs slower, and a clock that jumps makes a single one too fast.
+    """
+    started = time.perf_counter()
+    call()
+    synchronize()
+    seconds: list[float] = []
+    for _ in range(runs):
+        before = time.perf_counter()
+        call()
+        synchronize()
+        now = time.perf_counter()
+        seconds.append(now - before)
+        if now - started + seconds[-1] > budget:
+            break
+    return sorted(seconds)[len(seconds) // 4]
+
+
+def _digest(identity: dict[str, object]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _read(path: Path) -> Ceilings | None:
+    try:
+        found = json.loads(path.read_text())["ceilings"]
+        tflops = {str(dtype): float(rate) for dtype, rate in found["tflops"].items()}
+        undisturbed = bool(found["undisturbed"])
+        return Ceilings(read_gb_per_s=float(found["read_gb_per_s"]), tflops=tflops, undisturbed=undisturbed)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("measuring the ceilings again: %s cannot be read (%s)", path, error)
+        return None
+
+
+def _write(path: Path, identity: dict[str, object], ceilings: Ceilings) -> None:
+    """Write to a temporary file and rename, so that another process reads all of it or nothing."""
+    text = json.dumps({"measured_on": identity, "ceilings": dataclasses.asdict(ceilings)}, indent=2)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+            temporary = file.name
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        log.warning("the measured ceilings cannot be kept in %s: %s", path.parent, error)

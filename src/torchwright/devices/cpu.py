@@ -1,0 +1,274 @@
+"""The CPU: instruction sets, usable cores, measured ceilings, peak memory of the process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from torchwright.devices.base import Ceilings, Device, fast_seconds
+from torchwright.facts import DeviceFacts
+
+MIB = 1 << 20
+
+# The kernel's names (/proc/cpuinfo: x86 `flags`, Arm `Features`) → the names that recipes and refusals use.
+ISA = {
+    "avx2": "avx2",
+    "fma": "fma",
+    "avx_vnni": "avx_vnni",
+    "avx512f": "avx512f",
+    "avx512_vnni": "avx512_vnni",
+    "avx512_bf16": "avx512_bf16",
+    "avx512_fp16": "avx512_fp16",
+    "amx_tile": "amx_tile",
+    "amx_int8": "amx_int8",
+    "amx_bf16": "amx_bf16",
+    "amx_fp16": "amx_fp16",
+    "asimd": "neon",
+    "neon": "neon",
+    "asimdhp": "fp16",
+    "asimddp": "dotprod",
+    "i8mm": "i8mm",
+    "bf16": "bf16",
+    "sve": "sve",
+    "sve2": "sve2",
+    "sme": "sme",
+}
+
+# The layer whose rate is measured: `rows` grow until one call is long enough to time.
+FEATURES_K, FEATURES_N = 2048, 4096
+ROWS = (16, 64, 256, 1024)
+LONG_ENOUGH_SECONDS = 0.02
+
+UNDISTURBED_SHARE = 0.8
+"""Of the processor time of all threads: measured 0.98 on an idle machine, 0.52 with one other busy process."""
+
+
+class CPU(Device):
+    """The cores this process may use."""
+
+    name = "cpu"
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        return None
+
+    def identify(self) -> DeviceFacts:
+        return DeviceFacts(
+            kind="cpu",
+            name=_model_name(),
+            isa=instruction_sets(),
+            cores=usable_cores(),
+            memory_bytes=usable_memory_bytes(),
+        )
+
+    def measure(self) -> Ceilings:
+        started, cpu_started = time.perf_counter(), time.process_time()
+        with torch.inference_mode():
+            bandwidth, tflops = _read_bandwidth(), _matmul_tflops()
+        # Every thread computes or spins throughout, so less processor time than that is what others took.
+        share = (
+            (time.process_time() - cpu_started) / (time.perf_counter() - started) / torch.get_num_threads()
+        )
+        return Ceilings(read_gb_per_s=bandwidth / 1e9, tflops=tflops, undisturbed=share >= UNDISTURBED_SHARE)
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: CPU operators return when they are done."""
+
+    def reset_peak_memory(self) -> bool:
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to what is resident now (man 5 proc)
+        except OSError:
+            return False
+        return _status_bytes("VmHWM") is not None
+
+    def peak_memory_bytes(self) -> int:
+        high_water = _status_bytes("VmHWM")
+        if high_water is not None:
+            return high_water
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """The vector and matrix instruction sets of this processor that kernels ask for."""
+    flags = set((_cpuinfo("flags") or _cpuinfo("Features") or "").split())
+    if not flags:  # no /proc: torch's own detection spells avx512_f where the kernel writes avx512f
+        flags = {
+            key.replace("avx512_f", "avx512f")
+            for key, has in torch.cpu.get_capabilities().items()
+            if has is True
+        }
+        flags |= {"asimd"} if platform.machine() in ("arm64", "aarch64") else set()
+    return tuple(dict.fromkeys(name for flag, name in ISA.items() if flag in flags))
+
+
+def usable_cores() -> int:
+    """Physical cores this process may use: within its CPU affinity, and no more than its cgroup's quota."""
+    logical = _affinity()
+    siblings = {_core_of(cpu) for cpu in logical}
+    cores = len(siblings)
+    quota = _cgroup_cpu_quota()
+    return max(1, cores if quota is None else min(cores, int(quota)))
+
+
+def usable_memory_bytes() -> int:
+    """Memory of the machine, or the smaller limit of a cgroup around this process."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [
+        int(text)
+        for text in (*_cgroup_texts("", "memory.max"), *_cgroup_texts("memory", "memory.limit_in_bytes"))
+        if text.isdigit()
+    ]
+    return min([total, *limits])
+
+
+# ------------------------------------------------------------------------------------------------------- measurement
+
+
+def _read_bandwidth() -> float:
+    """Bytes per second of summing an array that no cache holds."""
+    size = min(max(256 * MIB, 4 * _last_level_cache_bytes()), 1024 * MIB, usable_memory_bytes() // 8)
+    x = torch.ones(size // 4)
+    return size / fast_seconds(x.sum, budget=0.5, synchronize=_no_wait)
+
+
+def _matmul_tflops() -> dict[str, float]:
+    """1e12 operations per second of a linear layer 2048 → 4096, for each dtype that has a kernel."""
+    rates: dict[str, float] = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        w_NK = torch.ones(FEATURES_N, FEATURES_K, dtype=dtype)
+
+        def linear(rows: int, w_NK: torch.Tensor = w_NK) -> Callable[[], object]:
+            x_MK = torch.ones(rows, FEATURES_K, dtype=w_NK.dtype)
+            return lambda: F.linear(x_MK, w_NK)
+
+        rates[str(dtype).removeprefix("torch.")] = _rate(linear)
+    if hasattr(torch.ops.onednn, "qlinear_pointwise"):
+        # A build or processor without the kernel refuses by an exception of the operator's own choosing.
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            rates["int8"] = _rate(_int8_linear)
+    return rates
+
+
+def _int8_linear(rows: int) -> Callable[[], object]:
+    """u8 activations times s8 weights through oneDNN, the operator that Inductor's quantized linears call."""
+    weight = torch.ops.onednn.qlinear_prepack(torch.ones(FEATURES_N, FEATURES_K, dtype=torch.int8), None)
+    x_MK = torch.ones(rows, FEATURES_K, dtype=torch.uint8)
+    scales_N, zeros_N = torch.full((FEATURES_N,), 0.01), torch.zeros(FEATURES_N, dtype=torch.int32)
+    qlinear = torch.ops.onednn.qlinear_pointwise
+    return lambda: qlinear(
+        x_MK, 0.01, 128, weight, scales_N, zeros_N, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+
+
+def _rate(make: Callable[[int], Callable[[], object]]) -> float:
+    """1e12 operations per second: the best over growing row counts, until one call is long enough to time."""
+    best = 0.0
+    for rows in ROWS:
+        seconds = fast_seconds(make(rows), budget=0.15, synchronize=_no_wait)
+        best = max(best, 2 * rows * FEATURES_K * FEATURES_N / seconds / 1e12)
+        if seconds > LONG_ENOUGH_SECONDS:
+            break
+    return best
+
+
+def _no_wait() -> None:
+    return None
+
+
+# ------------------------------------------------------------------------------------------- what the kernel tells us
+
+
+def _cpuinfo(key: str) -> str | None:
+    """The first value of `key` in /proc/cpuinfo."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            for line in lines:
+                name, colon, value = line.partition(":")
+                if colon and name.strip() == key:
+                    return value.strip()
+    except OSError:
+        return None
+    return None
+
+
+def _model_name() -> str:
+    return _cpuinfo("model name") or _cpuinfo("Model") or platform.processor() or platform.machine()
+
+
+def _affinity() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _core_of(cpu: int) -> tuple[str, str]:
+    """(package, core) of a logical CPU; itself where the kernel does not tell."""
+    folder = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    try:
+        return (folder / "physical_package_id").read_text().strip(), (folder / "core_id").read_text().strip()
+    except OSError:
+        return "cpu", str(cpu)
+
+
+def _last_level_cache_bytes() -> int:
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):
+            sizes.append(int(path.read_text().strip().removesuffix("K")) * 1024)
+    return max(sizes)
+
+
+def _cgroup_cpu_quota() -> float | None:
+    """CPUs that the tightest cgroup around this process grants, or None."""
+    quotas = []
+    for text in _cgroup_texts("", "cpu.max"):
+        quota, _, period = text.partition(" ")
+        if quota.isdigit() and period.isdigit():
+            quotas.append(int(quota) / int(period))
+    for quota, period in zip(
+        _cgroup_texts("cpu", "cpu.cfs_quota_us"), _cgroup_texts("cpu", "cpu.cfs_period_us"), strict=False
+    ):
+        if quota.isdigit() and period.isdigit():
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def _cgroup_texts(controller: str, file: str) -> list[str]:
+    """`file` of every cgroup around this process, innermost first. `controller` is empty for cgroup v2."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    texts = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controller not in controllers.split(","):
+            continue
+        root = Path("/sys/fs/cgroup") / controller
+        group = root / path.lstrip("/")
+        # In a container the path is the host's and only the root is mounted; the loop ends there either way.
+        for folder in (group, *(parent for parent in group.parents if parent.is_relative_to(root))):
+            with contextlib.suppress(OSError):
+                texts.append((folder / file).read_text().strip())
+    return texts
+
+
+def _status_bytes(key: str) -> int | None:
+    """A memory figure of /proc/self/status."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(key + ":"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        return None
+    return None

@@ -1,0 +1,211 @@
+"""What this machine can run, how fast at most, and why not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from torchwright.devices import default_name, devices, get_device
+from torchwright.devices.base import Ceilings, cache_folder
+from torchwright.errors import TorchwrightError
+from torchwright.facts import DeviceFacts
+from torchwright.measure.toolchain import compiler_fault
+from torchwright.techniques import techniques
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+LIBRARIES = (
+    "torchwright",
+    "torch",
+    "torchao",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "cloudpickle",
+)
+OPENMP_RUNTIMES = ("libgomp", "libiomp5", "libomp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiler:
+    """The C++ compiler that torch Inductor would take."""
+
+    command: str
+    version: str | None
+    fault: str | None
+    """Why it cannot build an OpenMP program and what would mend that; None where it can."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Available:
+    """Whether this machine can run something: `reason` is None, or why not and the command that mends it."""
+
+    name: str
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Everything that decides what can run here. Plain data: `dataclasses.asdict` makes JSON of it."""
+
+    platform: str
+    device: DeviceFacts
+    """The device that is taken when nobody names one, with its measured ceilings."""
+    devices: tuple[Available, ...]
+    threads: int
+    """Threads inside one operator (`torch.get_num_threads`)."""
+    cpu_capability: str
+    """The widest vectors that torch's own kernels use here."""
+    openmp: str
+    versions: dict[str, str | None]
+    compiler: Compiler
+    cache: str
+    cache_fault: str | None
+    techniques: tuple[Available, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+def diagnose(*, refresh: bool = False) -> Diagnosis:
+    """Look at the machine; measure its ceilings if that was never done here, or again with `refresh`."""
+    chosen = get_device(default_name())
+    ceilings, device = chosen.ceilings(refresh=refresh), chosen.facts()
+    folder = cache_folder()
+    return Diagnosis(
+        platform=f"{platform.platform()}, Python {platform.python_version()}",
+        device=device,
+        devices=tuple(Available(name=name, reason=cls.unavailable()) for name, cls in devices),
+        threads=torch.get_num_threads(),
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        openmp=_openmp(),
+        versions={name: _version(name) for name in LIBRARIES},
+        compiler=_compiler(device),
+        cache=str(folder),
+        cache_fault=_write_fault(folder),
+        techniques=tuple(_technique(name, device) for name in techniques.names()),
+        notes=tuple(_notes(device, ceilings)),
+    )
+
+
+def render(diagnosis: Diagnosis) -> RenderableType:
+    """A diagnosis for a terminal."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    device = diagnosis.device
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="cyan", no_wrap=True)
+
+    def row(label: str, text: str, fault: str | None = None) -> None:
+        facts.add_row(label, Text.assemble(text, (f"  {fault}" if fault else "", "red")))
+
+    row("machine", diagnosis.platform)
+    row(device.kind, f"{device.name}, {device.cores} cores, {device.memory_bytes / 2**30:.1f} GiB")
+    row("instruction sets", " ".join(device.isa) or "none that kernels ask for")
+    if device.read_gb_per_s is not None:
+        row("reads at most", f"{device.read_gb_per_s:.0f} GB/s, measured")
+    rates = ", ".join(f"{dtype} {rate:.2f}" for dtype, rate in device.tflops.items())
+    row("multiplies at most", f"{rates} TFLOP/s, measured")
+    row("threads", f"{diagnosis.threads}; {diagnosis.openmp}; torch uses {diagnosis.cpu_capability}")
+    row("versions", ", ".join(f"{name} {found or 'missing'}" for name, found in diagnosis.versions.items()))
+    row("compiler", diagnosis.compiler.version or diagnosis.compiler.command, diagnosis.compiler.fault)
+    row("cache folder", diagnosis.cache, diagnosis.cache_fault)
+    for other in diagnosis.devices:
+        row(other.name, "usable" if other.reason is None else f"no: {other.reason}")
+
+    table = Table.grid(padding=(0, 2))
+    for found in diagnosis.techniques:
+        if found.reason is None:
+            table.add_row(found.name, Text("available", "green"))
+        else:
+            table.add_row(found.name, Text.assemble(("no: ", "yellow"), found.reason))
+    parts: list[RenderableType] = [facts, Text(), Text("Techniques", "bold"), table]
+    if diagnosis.notes:
+        parts += [Text(), *(Text(f"Note: {note}", "yellow") for note in diagnosis.notes)]
+    return Group(*parts)
+
+
+def _technique(name: str, device: DeviceFacts) -> Available:
+    try:
+        return Available(name=name, reason=techniques.get(name).available(device))
+    except TorchwrightError as error:  # registered, but it cannot be imported: the others can still be judged
+        return Available(name=name, reason=str(error))
+
+
+def _compiler(device: DeviceFacts) -> Compiler:
+    from torch._inductor import exc
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        command = get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        command = os.environ.get("CXX", "g++")
+        return Compiler(
+            command=command, version=None, fault=compiler_fault(device) or f"{command} does not run"
+        )
+    told = subprocess.run(
+        [command, "--version"], capture_output=True, text=True, check=False
+    ).stdout.splitlines()
+    return Compiler(command=command, version=told[0] if told else None, fault=compiler_fault(device))
+
+
+def _openmp() -> str:
+    if not torch.backends.openmp.is_available():
+        return "torch is built without OpenMP"
+    loaded = _openmp_runtimes()
+    return f"OpenMP through {', '.join(loaded)}" if loaded else "OpenMP"
+
+
+def _openmp_runtimes() -> list[str]:
+    """OpenMP runtimes that this process has loaded; the kernel tells on Linux only."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}
+    return sorted(path for path in paths if Path(path).name.startswith(OPENMP_RUNTIMES))
+
+
+def _notes(device: DeviceFacts, ceilings: Ceilings) -> list[str]:
+    notes: list[str] = []
+    if not ceilings.undisturbed:
+        notes.append(
+            "the machine was busy while its ceilings were measured; `torchwright doctor --refresh` when it is idle"
+        )
+    runtimes = _openmp_runtimes()
+    if len(runtimes) > 1:
+        notes.append(
+            f"{len(runtimes)} OpenMP runtimes are loaded and fight for the cores: {', '.join(runtimes)}"
+        )
+    if device.kind == "cpu" and torch.get_num_threads() > device.cores:
+        notes.append(
+            f"torch uses {torch.get_num_threads()} threads on {device.cores} usable cores; "
+            f"`export OMP_NUM_THREADS={device.cores}` usually runs faster"
+        )
+    return notes
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _write_fault(folder: Path) -> str | None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return f"cannot be written ({error.strerror}); `export TORCHWRIGHT_CACHE=FOLDER` names another"

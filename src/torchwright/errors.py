@@ -1,0 +1,85 @@
+"""The one error tree: what was asked, what was found, what is allowed, and what to type next.
+
+TorchwrightError                 a user can mend it: one paragraph, exit code 2, never a traceback
+├── UnknownName                  a technique, option, workload or field that does not exist (with did-you-mean)
+├── ModelError                   the model cannot be read, built or run as the user has it
+├── WorkloadError                inputs, metric or text that cannot be used
+├── RefusedTechnique             asked for by name, but it cannot run here
+├── ArtifactError                missing, damaged, newer, or foreign artifact
+└── RegressionFound              `verify` measured less than the recipe promises (exit code 1)
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TorchwrightError(Exception):
+    """A fault that the user can mend.
+
+    `summary` says what was asked and why it failed; `found`, `allowed` and `next` are optional clauses that
+    `str()` joins into one paragraph.
+    """
+
+    exit_code = 2
+
+    def __init__(
+        self, summary: str, *, found: str | None = None, allowed: str | None = None, next: str | None = None
+    ) -> None:
+        self.summary, self.found, self.allowed, self.next = summary, found, allowed, next
+        parts = [_sentence(summary)]
+        if found:
+            parts.append(_sentence(f"Found: {found}"))
+        if allowed:
+            parts.append(_sentence(f"Allowed: {allowed}"))
+        if next:
+            parts.append(_sentence(f"Next: {next}"))
+        super().__init__(" ".join(parts))
+
+    def __reduce__(self):
+        # Errors cross between our own processes; keyword arguments need their own way through pickle.
+        return _rebuild, (type(self), self.summary, self.found, self.allowed, self.next)
+
+
+class UnknownName(TorchwrightError):
+    """A name that no registry, option list or schema knows."""
+
+
+class ModelError(TorchwrightError):
+    """The model cannot be read, built or run as the user has it."""
+
+
+class WorkloadError(TorchwrightError):
+    """Inputs, metric or evaluation text that cannot be used."""
+
+
+class RefusedTechnique(TorchwrightError):
+    """A technique asked for by name that cannot run on this model or machine."""
+
+
+class ArtifactError(TorchwrightError):
+    """An artifact that is missing, damaged, newer than this version, or not trusted."""
+
+
+class RegressionFound(TorchwrightError):
+    """`verify` measured less than the recipe promises."""
+
+    exit_code = 1
+
+
+def unknown(kind: str, name: str, known: Iterable[str], next: str | None = None) -> UnknownName:
+    """The error for a name that is not in `known`, with the nearest known one."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return UnknownName(f"unknown {kind} '{name}'{hint}", allowed=", ".join(names) or "none", next=next)
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?", ":")) else text + "."
+
+
+def _rebuild(cls: type[TorchwrightError], summary: str, found, allowed, next) -> TorchwrightError:
+    return cls(summary, found=found, allowed=allowed, next=next)

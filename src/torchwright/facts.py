@@ -1,0 +1,241 @@
+"""Frozen values that every room exchanges. No torch here: a recipe can be read, edited and printed without it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+RECIPE_FORMAT = 1
+"""Format of recipe.json; a larger one in a file was written by a newer Torchwright."""
+
+Objective = Literal["latency", "throughput", "memory"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFacts:
+    """What one device is and how fast at most, as measured. GB/s are 1e9 bytes, TFLOP/s 1e12 operations."""
+
+    kind: str
+    name: str
+    isa: tuple[str, ...] = ()
+    cores: int = 1
+    memory_bytes: int = 0
+    read_gb_per_s: float | None = None
+    tflops: dict[str, float] = field(default_factory=dict)
+    """Measured matrix-multiply rate per dtype name: float32, bfloat16, float16, int8."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A median with its 95% confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseTime:
+    """One kind of call (a shape of inputs; `prefill` or `decode`): median seconds of one call and its weight."""
+
+    name: str
+    seconds: float
+    repeat: int = 1
+    """How often the workload makes this call; the objective is the sum of seconds times repeat."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """The metric of a candidate beside the original's.
+
+    `drop` is the loss against the reference in the budget's unit (0.01 = one per cent); `drop_high` is the upper
+    end of its 95% confidence interval and is what the budget is held against.
+    """
+
+    metric: str
+    value: float
+    reference: float
+    drop: float
+    drop_high: float
+    higher_is_better: bool
+    samples: int = 0
+    extras: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """What one technique really changed."""
+
+    technique: str
+    changed: int
+    total: int
+    unit: str = "modules"
+    kernel: str = ""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Module name → why it was left alone."""
+
+    def __str__(self) -> str:
+        text = f"{self.changed} of {self.total} {self.unit}"
+        return f"{text} through {self.kernel}" if self.kernel else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What a trial measured. Seconds; bytes."""
+
+    seconds: float
+    """The objective's time: one pass over the workload's calls."""
+    cases: tuple[CaseTime, ...]
+    peak_memory_bytes: int
+    weight_bytes: int
+    prepare_seconds: float = 0.0
+    """Applying the steps, exporting and compiling, before the first answer."""
+    quality: Quality | None = None
+    recompiles: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One technique with its options, as plain data."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """As the command line writes it, but for long lists, which are cut short."""
+        if not self.options:
+            return self.name
+        return self.name + ":" + ",".join(f"{key}={_plain(value)}" for key, value in self.options.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One row of the waterfall: a technique that was tried or refused, its own effect, and the verdict."""
+
+    step: Step
+    kept: bool
+    reason: str
+    status: Literal["kept", "dropped", "refused", "failed", "removed"]
+    """`refused`: not tried, with the number as reason; `removed`: kept first, then found not to contribute."""
+    speedup: Interval | None = None
+    """Against the best recipe so far (marginal)."""
+    total_speedup: Interval | None = None
+    """Against the original."""
+    memory_bytes: int | None = None
+    memory_change_bytes: int | None = None
+    quality: Quality | None = None
+    compile_seconds: float | None = None
+    payback_calls: float | None = None
+    """Calls after which the preparation has paid for itself; infinite is None."""
+    coverage: tuple[Coverage, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RooflinePoint:
+    """One kind of call against the machine's measured ceilings.
+
+    `bytes` counts the weights read once plus inputs and outputs; `operations` counts multiply and add apart, for
+    matrix products, convolutions and attention. `bound_seconds` is the larger of bytes over measured bandwidth and
+    operations over the measured rate of `dtype`.
+    """
+
+    case: str
+    stage: Literal["original", "final"]
+    dtype: str
+    bytes: int
+    operations: int
+    seconds: float
+    bound_seconds: float
+    bound_by: Literal["bytes", "operations"]
+
+    @property
+    def gb_per_s(self) -> float:
+        """Achieved bytes per second, in 1e9."""
+        return self.bytes / self.seconds / 1e9
+
+    @property
+    def tflops(self) -> float:
+        """Achieved operations per second, in 1e12."""
+        return self.operations / self.seconds / 1e12
+
+    @property
+    def percent_of_bound(self) -> float:
+        """100 means the machine can do no better."""
+        return 100.0 * self.bound_seconds / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What the user allows."""
+
+    max_drop: float = 0.01
+    objective: Objective = "latency"
+    time_seconds: float = 150.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprint:
+    """Where a recipe was measured: compiled code is reused only where this is equal."""
+
+    torchwright: str
+    torch: str
+    libraries: dict[str, str]
+    python: str
+    device: DeviceFacts
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The whole result as plain data: steps, numbers, reasons and where they were measured."""
+
+    format: int = RECIPE_FORMAT
+    created: str
+    """UTC, ISO 8601."""
+    workload: dict[str, Any]
+    steps: tuple[Step, ...]
+    budget: Budget
+    baseline: Measurement
+    final: Measurement
+    speedup: Interval
+    rungs: tuple[Rung, ...]
+    fingerprint: Fingerprint
+    search_seconds: float
+    roofline: tuple[RooflinePoint, ...] = ()
+    notes: tuple[str, ...] = ()
+    engine: Literal["eager", "jit", "aot"] = "eager"
+    command: str = ""
+    """What reproduces this result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """What the search tells whoever watches: the live table is drawn from these and from nothing else."""
+
+    kind: Literal["baseline", "trying", "rung", "stage", "notice", "done"]
+    text: str
+    elapsed: float
+    """Seconds since the search began."""
+    time_budget: float
+    rung: Rung | None = None
+    best: Interval | None = None
+    """Speed-up of the best recipe so far against the original."""
+
+
+def to_json(value: Any) -> str:
+    """A frozen value as indented JSON text."""
+    return json.dumps(dataclasses.asdict(value), indent=2, sort_keys=False, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        shown = "+".join(map(str, value[:2]))
+        return f"{shown}+…({len(value)})" if len(value) > 2 else shown
+    return str(value)

@@ -1,0 +1,1 @@
+"""Measuring: paired timing, memory, accuracy, roofline, and micro-benchmarks of kernels."""

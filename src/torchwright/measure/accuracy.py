@@ -1,0 +1,233 @@
+"""Comparing a candidate's outputs with the original's.
+
+Every comparison ends in a `Quality`, whose `drop_high` (upper end of a 95% interval) is held against the budget.
+Arithmetic is float64 where sums are long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchwright.errors import WorkloadError
+from torchwright.facts import Quality
+
+Z95 = 1.96
+MAX_NLL = 700
+"""Nats; exp() of more overflows a float64."""
+
+
+def flatten(output: Any) -> list[torch.Tensor]:
+    """The tensors of a nested output, in order; numbers become tensors.
+
+    Raises `WorkloadError` when there is nothing to compare.
+    """
+    leaves = [
+        leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
+        for leaf in pytree.tree_leaves(output)
+        if isinstance(leaf, torch.Tensor | int | float | bool)
+    ]
+    if not leaves:
+        raise WorkloadError(
+            "the model returned nothing that can be compared",
+            found=type(output).__name__,
+            allowed="tensors or numbers, nested in tuples, lists or dicts",
+            next="pass metric=, a callable of model → float",
+        )
+    return [leaf.detach().cpu() for leaf in leaves]
+
+
+def relative_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> Quality:
+    """‖candidate − reference‖ / ‖reference‖ over all outputs (root mean square), as the drop itself.
+
+    Each output tensor weighs the same; the budget is held against the worst one. Integer and boolean outputs count
+    the share of differing elements. Of an output that is all zeros the error is the root mean square itself.
+
+    Raises `WorkloadError` when the two differ in number or shape, or when their infinite or NaN elements differ.
+    """
+    if len(reference) != len(candidate):
+        raise WorkloadError(
+            f"the candidate returned {len(candidate)} tensors where the original has {len(reference)}"
+        )
+    errors = []
+    for before, after in zip(reference, candidate, strict=True):
+        if before.shape != after.shape:
+            raise WorkloadError(
+                f"an output has shape {list(after.shape)} where the original has {list(before.shape)}"
+            )
+        errors.append(_tensor_error(before, after))
+    worst = max(errors)
+    return Quality(
+        metric="relative error",
+        value=worst,
+        reference=0.0,
+        drop=worst,
+        drop_high=worst,
+        higher_is_better=False,
+        samples=sum(t.numel() for t in reference),
+        extras={"mean_relative_error": sum(errors) / len(errors)},
+    )
+
+
+def _tensor_error(before: torch.Tensor, after: torch.Tensor) -> float:
+    if not before.is_floating_point() and not before.is_complex():
+        return (before != after).double().mean().item() if before.numel() else 0.0
+    wide = torch.complex128 if before.is_complex() else torch.float64
+    before, after = before.to(wide), after.to(wide)
+    finite = torch.isfinite(before)
+    if not torch.equal(finite, torch.isfinite(after)) or not _equal(before[~finite], after[~finite]):
+        wrong = int((finite != torch.isfinite(after)).sum()) or int((~finite).sum())
+        raise WorkloadError(
+            "the infinite or NaN elements of an output are not those of the original",
+            found=f"{wrong} of {after.numel()} elements",
+            next="keep the modules that overflow in float32",
+        )
+    before, after = before[finite], after[finite]
+    difference = torch.linalg.vector_norm(after - before).item()
+    norm = torch.linalg.vector_norm(before).item()
+    error = difference / norm if norm else difference / math.sqrt(max(1, before.numel()))
+    if not math.isfinite(error):
+        raise WorkloadError("the relative error of an output is not finite", found=f"{difference} of {norm}")
+    return error
+
+
+def _equal(before: torch.Tensor, after: torch.Tensor) -> bool:
+    return torch.equal(before.nan_to_num(), after.nan_to_num())
+
+
+def agreement(reference: torch.Tensor, candidate: torch.Tensor) -> Quality:
+    """Top-1 agreement over the last axis; the drop is the share of rows that changed their answer.
+
+    `drop_high` adds 1.96 standard errors of that share, sqrt(p (1 - p) / n): with few rows a single changed answer
+    cannot be told from many, and where every row agrees it is zero.
+
+    Raises `WorkloadError` when the two differ in shape, have no rows, or hold NaN.
+    """
+    _check_rows(reference, candidate)
+    before, after = reference.float().argmax(-1).flatten(), candidate.float().argmax(-1).flatten()
+    n = before.numel()
+    share = (before == after).double().mean().item()
+    half = Z95 * math.sqrt(max(share * (1 - share), 0.0) / n)
+    return Quality(
+        metric="top-1 agreement",
+        value=share,
+        reference=1.0,
+        drop=1 - share,
+        drop_high=min(1.0, 1 - share + half),
+        higher_is_better=True,
+        samples=n,
+        extras={"relative_error": _tensor_error(reference, candidate)},
+    )
+
+
+def cosine(reference: torch.Tensor, candidate: torch.Tensor) -> Quality:
+    """Mean cosine between rows of two (N, E) embeddings; the drop is one minus it, with its 95% interval.
+
+    Two rows of zeros count as equal.
+
+    Raises `WorkloadError` when the two differ in shape, have no rows, or hold NaN or infinities.
+    """
+    _check_rows(reference, candidate)
+    before, after = reference.double(), candidate.double()
+    cosines = torch.nn.functional.cosine_similarity(before, after, dim=-1)
+    cosines = cosines.masked_fill((before == 0).all(-1) & (after == 0).all(-1), 1.0).flatten()
+    mean = cosines.mean().item()
+    if not math.isfinite(mean):
+        raise WorkloadError(
+            "the cosine of the embeddings is not finite", next="look at the embeddings for infinities"
+        )
+    half = Z95 * cosines.std().item() / math.sqrt(cosines.numel()) if cosines.numel() > 1 else 0.0
+    return Quality(
+        metric="cosine to the original",
+        value=mean,
+        reference=1.0,
+        drop=1 - mean,
+        drop_high=1 - mean + half,
+        higher_is_better=True,
+        samples=cosines.numel(),
+        extras={"worst_cosine": cosines.min().item()},
+    )
+
+
+def _check_rows(reference: torch.Tensor, candidate: torch.Tensor) -> None:
+    if reference.shape != candidate.shape or not reference.numel():
+        raise WorkloadError(
+            "the candidate's outputs cannot be set beside the original's",
+            found=f"shapes {list(candidate.shape)} and {list(reference.shape)}",
+            allowed="equal shapes with at least one row",
+        )
+    # A NaN would pass every comparison with a budget: nothing is larger than it.
+    for who, tensor in (("the original", reference), ("a candidate", candidate)):
+        bad = int(tensor.isnan().sum())
+        if bad:
+            raise WorkloadError(
+                f"the outputs of {who} are not numbers", found=f"{bad} NaN of {tensor.numel()}"
+            )
+
+
+def scalar(metric: str, reference: float, value: float, higher_is_better: bool) -> Quality:
+    """A user's own metric. The drop is relative to the reference, or absolute where the reference is zero.
+
+    Raises `WorkloadError` when either is not finite.
+    """
+    for who, number in (("the original", reference), ("a candidate", value)):
+        if not math.isfinite(number):
+            raise WorkloadError(
+                f"the metric '{metric}' returned {number} for {who}",
+                allowed="a finite number",
+                next="call the metric on the original model yourself and see where the value comes from",
+            )
+    loss = reference - value if higher_is_better else value - reference
+    drop = loss / abs(reference) if reference else loss
+    return Quality(
+        metric=metric,
+        value=value,
+        reference=reference,
+        drop=drop,
+        drop_high=drop,
+        higher_is_better=higher_is_better,
+    )
+
+
+def perplexity(
+    nll_reference: torch.Tensor,
+    nll_candidate: torch.Tensor,
+    kl: torch.Tensor,
+    same_top1: torch.Tensor,
+    window: int,
+) -> Quality:
+    """Perplexity of a candidate beside the original's, from per-token negative log-likelihoods (N,) in nats.
+
+    The drop is exp(mean difference) − 1, the relative growth of perplexity. Its interval is paired and clustered by
+    window of `window` tokens, since tokens of one window are not independent.
+
+    Raises `WorkloadError` when it is not a finite number.
+    """
+    difference = (nll_candidate.double() - nll_reference.double()).flatten()
+    if not torch.isfinite(difference).all():
+        raise WorkloadError(
+            "the perplexity is not finite", next="look at the candidate's logits for NaN or overflow"
+        )
+    mean = difference.mean().item()
+    blocks = difference[: difference.numel() // window * window].view(-1, window).mean(1)
+    half = Z95 * blocks.std().item() / math.sqrt(len(blocks)) if len(blocks) > 1 else 0.0
+    largest = max(mean + half, nll_candidate.double().mean().item(), nll_reference.double().mean().item())
+    if largest > MAX_NLL:
+        raise WorkloadError(f"the perplexity is beyond exp({MAX_NLL})", found=f"exp({largest:.0f})")
+    return Quality(
+        metric="perplexity",
+        value=math.exp(nll_candidate.double().mean().item()),
+        reference=math.exp(nll_reference.double().mean().item()),
+        drop=math.expm1(mean),
+        drop_high=math.expm1(mean + half),
+        higher_is_better=False,
+        samples=difference.numel(),
+        extras={
+            "kl_divergence": kl.double().mean().item(),
+            "top1_agreement": same_top1.double().mean().item(),
+        },
+    )

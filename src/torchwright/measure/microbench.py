@@ -1,0 +1,134 @@
+"""Micro-benchmarks of the matrix kernels on a model's own shapes: what cannot pay is not tried.
+
+Each kernel is timed on the (M, N, K) that the model's linear layers really see, with as many copies of the weight as
+the model has layers of that shape (up to a cache-defeating amount), so that decode streams from where it will stream.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from torchwright.facts import DeviceFacts
+from torchwright.workloads.base import Case
+
+Shape = tuple[int, int, int]
+"""(M rows, N outputs, K inputs)."""
+
+ROTATE_BYTES = 96 * 2**20
+BUDGET_SECONDS = 4.0
+INT4_GROUP = 64
+
+
+def linear_shapes(model: nn.Module, cases: Sequence[Case]) -> tuple[Counter[Shape], Counter[Shape]]:
+    """Calls of each linear shape in one pass over the workload, and how many layers have it."""
+    calls: Counter[Shape] = Counter()
+    layers: Counter[Shape] = Counter()
+    seen: set[tuple[int, Shape]] = set()
+    repeat = 1
+
+    def hook(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        assert isinstance(module, nn.Linear)
+        shape = (args[0].numel() // module.in_features, module.out_features, module.in_features)
+        calls[shape] += repeat
+        if (id(module), shape) not in seen:
+            seen.add((id(module), shape))
+            layers[shape] += 1
+
+    handles = [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, nn.Linear)]
+    try:
+        for case in cases:
+            repeat = case.repeat
+            model(*case.args, **case.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls, layers
+
+
+def linear_kernel_seconds(model: nn.Module, cases: Sequence[Case], device: DeviceFacts) -> dict[str, float]:
+    """Seconds that all linear layers of one pass take with each kernel: float32, bfloat16, float16, int8, int4.
+
+    A kernel that cannot run one of the shapes is left out of the result, and so is every kernel off the CPU.
+    """
+    if device.kind != "cpu":
+        return {}
+    calls, layers = linear_shapes(model, cases)
+    heavy = sorted(calls, key=lambda s: calls[s] * s[0] * s[1] * s[2], reverse=True)[:12]
+    slot = BUDGET_SECONDS / max(1, len(heavy) * len(KERNELS))
+    totals: dict[str, float] = {}
+    for name, kernel in KERNELS.items():
+        total = 0.0
+        for shape in heavy:
+            copies = max(1, min(layers[shape], ROTATE_BYTES // (4 * shape[1] * shape[2]) + 1))
+            try:
+                total += calls[shape] * _median_seconds([kernel(shape) for _ in range(copies)], slot)
+            except (RuntimeError, NotImplementedError, ValueError, AttributeError):
+                break
+        else:
+            totals[name] = total
+    return totals
+
+
+def _float(dtype: torch.dtype) -> Callable[[Shape], Callable[[], torch.Tensor]]:
+    def make(shape: Shape) -> Callable[[], torch.Tensor]:
+        M, N, K = shape
+        x_MK, w_NK = torch.randn(M, K, dtype=dtype), torch.randn(N, K, dtype=dtype)
+        return lambda: nn.functional.linear(x_MK, w_NK)
+
+    return make
+
+
+def _int8(shape: Shape) -> Callable[[], torch.Tensor]:
+    """oneDNN's int8 linear with the dynamic quantization of its input that comes with it."""
+    M, N, K = shape
+    x_MK = torch.randn(M, K)
+    packed = torch.ops.onednn.qlinear_prepack(torch.randint(-127, 127, (N, K), dtype=torch.int8), None)
+    scale_N, zero_N = torch.full((N,), 0.01), torch.zeros(N, dtype=torch.int32)
+
+    def run() -> torch.Tensor:
+        q_MK = torch.quantize_per_tensor(x_MK, 0.05, 128, torch.quint8).int_repr()
+        return torch.ops.onednn.qlinear_pointwise(
+            q_MK, 0.05, 128, packed, scale_N, zero_N, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+
+    return run
+
+
+def _int4(shape: Shape) -> Callable[[], torch.Tensor]:
+    M, N, K = shape
+    if K % INT4_GROUP or N % 16:
+        raise ValueError("shape")
+    x_MK = torch.randn(M, K, dtype=torch.bfloat16)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
+        torch.randint(0, 15, (N, K), dtype=torch.int32), 2
+    )
+    scales = torch.randn(K // INT4_GROUP, N, 2, dtype=torch.bfloat16)
+    return lambda: torch.ops.aten._weight_int4pack_mm_for_cpu(x_MK, packed, INT4_GROUP, scales)
+
+
+KERNELS: dict[str, Callable[[Shape], Callable[[], torch.Tensor]]] = {
+    "float32": _float(torch.float32),
+    "bfloat16": _float(torch.bfloat16),
+    "float16": _float(torch.float16),
+    "int8": _int8,
+    "int4": _int4,
+}
+
+
+def _median_seconds(calls: Sequence[Callable[[], torch.Tensor]], seconds: float) -> float:
+    for call in calls[:2]:
+        call()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or (time.perf_counter() < end and len(times) < 200):
+        call = calls[len(times) % len(calls)]
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)

@@ -1,0 +1,34 @@
+"""Where something was measured: versions, device and threads."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from torchwright.devices import get_device
+from torchwright.facts import Fingerprint
+
+LIBRARIES = ("transformers", "torchao", "safetensors", "tokenizers", "numpy")
+
+
+def fingerprint_here(
+    device: str | None = None, *, measured: bool = True, threads: int | None = None
+) -> Fingerprint:
+    """This machine and its versions; `measured=False` leaves out the device's ceilings, which take seconds."""
+    found = get_device(device)
+    libraries = {}
+    for name in LIBRARIES:
+        try:
+            libraries[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return Fingerprint(
+        torchwright=version("torchwright"),
+        torch=torch.__version__,
+        libraries=libraries,
+        python=platform.python_version(),
+        device=found.facts() if measured else found.identify(),
+        threads=threads or torch.get_num_threads(),
+    )

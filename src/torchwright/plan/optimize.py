@@ -1,0 +1,90 @@
+"""One optimization from a workload to an artifact."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import cloudpickle
+import torch
+
+from torchwright.devices import get_device
+from torchwright.errors import WorkloadError
+from torchwright.facts import Budget, Recipe, Step
+from torchwright.plan import artifact
+from torchwright.plan.fingerprint import fingerprint_here
+from torchwright.plan.save import make_recipe, write_contents
+from torchwright.plan.search import Search, Watch
+from torchwright.plan.trial import Context
+from torchwright.report import html
+from torchwright.workloads.base import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to optimize, and within which bounds."""
+
+    workload: Workload
+    budget: Budget
+    device: str | None = None
+    wanted: Sequence[Step] = ()
+    only: bool = False
+    without: frozenset[str] = frozenset()
+    seed: int = 0
+    command: str = ""
+
+
+def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
+    """Search, then write the artifact `out`, whole or not at all.
+
+    Raises what the search raises, `WorkloadError` for a workload that cannot travel to another process, and
+    `ArtifactError` for an `out` that is in the way.
+    """
+    budget = request.budget
+    if budget.max_drop < 0 or budget.time_seconds <= 0:
+        raise WorkloadError(f"a budget of {budget}", allowed="max_drop of 0 or more, time above 0 seconds")
+    with artifact.writing(out) as folder:
+        scratch = Path(tempfile.mkdtemp(prefix=".trials-", dir=folder))
+        device = get_device(request.device)
+        context = Context(
+            workload=pickled(request.workload),
+            device=device.name,
+            threads=torch.get_num_threads(),
+            seed=request.seed,
+            scratch=scratch,
+            deadline=time.monotonic() + budget.time_seconds,
+        )
+        search = Search(
+            context=context,
+            budget=budget,
+            watch=watch,
+            wanted=tuple(request.wanted),
+            only=request.only,
+            without=request.without,
+        )
+        outcome = search.run()
+        try:
+            contents = write_contents(folder, outcome, request.workload)
+        finally:
+            outcome.best.close(keep=True)
+        shutil.rmtree(scratch)
+        fingerprint = fingerprint_here(device.name, threads=context.threads)
+        recipe = make_recipe(outcome, request.workload, budget, fingerprint, request.command)
+        (folder / artifact.REPORT).write_text(html.render(recipe))
+        artifact.finish(folder, recipe, contents)
+    return recipe
+
+
+def pickled(workload: Workload) -> bytes:
+    try:
+        return cloudpickle.dumps(workload)
+    except Exception as error:
+        raise WorkloadError(
+            "the model cannot be sent to a trial process",
+            found=f"{type(error).__name__}: {error}",
+            next="keep open files, locks and sockets out of the module, or pass package.module:factory",
+        ) from error

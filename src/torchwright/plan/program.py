@@ -1,0 +1,162 @@
+"""Exported graphs: made with torch.export, kept as JSON and safetensors, compiled by AOTInductor. No pickle.
+
+programs = export(model, cases)              one graph for each case
+write_programs(folder, programs)             programs.json, programs.safetensors
+programs = read_programs(folder)             the same graphs, from a file that may be hostile
+compile_program(program, path, inductor)     → a .pt2 package of native code
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+from torch._export.serde import serialize as serde
+from torch.export import ExportedProgram
+
+from torchwright.errors import ArtifactError, RefusedTechnique
+from torchwright.workloads.base import Case
+
+GRAPHS, TENSORS = "programs.json", "programs.safetensors"
+SAFE_EXPRESSION = re.compile(r"[\w\s+\-*/(),<>=]*")
+"""torch's loader evaluates shape expressions with sympy; nothing that could name an attribute or a string passes."""
+
+
+def export(model: nn.Module, cases: Sequence[Case]) -> dict[str, ExportedProgram]:
+    """One exported graph for each case.
+
+    Raises `RefusedTechnique` with torch.export's reason when the model is not one graph.
+    """
+    programs = {}
+    for case in cases:
+        args = case.args if case.example is None else case.example
+        with torch.no_grad(), ignore_library_warnings():
+            try:
+                programs[case.name] = torch.export.export(
+                    model, args, case.kwargs, dynamic_shapes=case.dynamic, strict=False
+                )
+            except Exception as error:
+                raise RefusedTechnique(
+                    "torch.export cannot take this model as one graph",
+                    found=f"{type(error).__name__}: {first_line(error)}",
+                    next="engine=jit compiles it with graph breaks",
+                ) from error
+    return programs
+
+
+def compile_program(program: ExportedProgram, path: Path, inductor: dict[str, Any]) -> None:
+    """Compile a graph ahead of time into the package `path` (.pt2)."""
+    with torch.no_grad(), ignore_library_warnings(), torch._inductor.config.patch(inductor):
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+
+
+def write_programs(folder: Path, programs: dict[str, ExportedProgram]) -> None:
+    """Keep graphs and their tensors; a tensor that several graphs share is written once."""
+    graphs: dict[str, Any] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    names: dict[tuple[Any, ...], str] = {}
+
+    def keep(tensor: torch.Tensor) -> str:
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.numel())
+        if key not in names:
+            names[key] = f"t{len(names)}"
+            tensors[names[key]] = tensor.detach().contiguous().cpu().clone()
+        return names[key]
+
+    for name, program in programs.items():
+        for constant, value in program.constants.items():
+            if not isinstance(value, torch.Tensor):
+                raise RefusedTechnique(
+                    f"the exported graph holds '{constant}', a {type(value).__name__}, which no file can keep"
+                )
+        with ignore_library_warnings():
+            serialized = serde.ExportedProgramSerializer().serialize(program)
+        graphs[name] = {
+            "graph": serde._dataclass_to_dict(serialized.exported_program),
+            "state": {key: _tensor_entry(value, keep) for key, value in program.state_dict.items()},
+            "constants": {key: _tensor_entry(value, keep) for key, value in program.constants.items()},
+        }
+    (folder / GRAPHS).write_text(json.dumps(graphs, cls=serde.EnumEncoder))
+    save_file(tensors, folder / TENSORS)
+
+
+def read_programs(folder: Path) -> dict[str, ExportedProgram]:
+    """The graphs that `write_programs` kept.
+
+    Raises `ArtifactError` for files that are damaged or that hold anything but plain graphs and tensors.
+    """
+    try:
+        graphs = json.loads((folder / GRAPHS).read_text())
+        with safe_open(folder / TENSORS, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}
+        _refuse_code(graphs)
+        programs = {}
+        for name, entry in graphs.items():
+            with ignore_library_warnings():
+                programs[name] = serde.ExportedProgramDeserializer().deserialize(
+                    serde._dict_to_dataclass(serde.ExportedProgram, entry["graph"]),
+                    {key: _tensor(tensors, value) for key, value in entry["state"].items()},
+                    {key: _tensor(tensors, value) for key, value in entry["constants"].items()},
+                    None,
+                )
+        return programs
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise ArtifactError(
+            f"the graphs in {folder} cannot be read", found=f"{type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no message"
+
+
+@contextlib.contextmanager
+def ignore_library_warnings() -> Iterator[None]:
+    """torch's exporter and Inductor warn about their own internals; a user can do nothing about those."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _tensor_entry(tensor: torch.Tensor, keep: Any) -> dict[str, Any]:
+    return {
+        "tensor": keep(tensor),
+        "stride": list(tensor.stride()),
+        "parameter": isinstance(tensor, nn.Parameter),
+    }
+
+
+def _tensor(tensors: dict[str, torch.Tensor], entry: dict[str, Any]) -> torch.Tensor:
+    tensor = tensors[entry["tensor"]]
+    if list(tensor.stride()) != entry["stride"]:
+        restored = torch.empty_strided(tensor.shape, entry["stride"], dtype=tensor.dtype)
+        tensor = restored.copy_(tensor)
+    return nn.Parameter(tensor, requires_grad=False) if entry["parameter"] else copy.copy(tensor)
+
+
+def _refuse_code(value: Any) -> None:
+    """Refuse anything in a graph's JSON that torch's loader would evaluate or unpickle."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key == "expr_str" and not (
+                isinstance(item, str) and SAFE_EXPRESSION.fullmatch(item) and "__" not in item
+            ):
+                raise ValueError(f"a shape expression that is not one: {str(item)[:60]!r}")
+            if key in ("as_custom_obj", "as_operator") and item:
+                raise ValueError(f"a graph with {key}")
+            _refuse_code(item)
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_code(item)

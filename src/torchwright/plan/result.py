@@ -1,0 +1,58 @@
+"""What `tw.optimize` gives back."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torchwright.facts import Interval, Recipe, Rung
+from torchwright.plan import artifact
+from torchwright.report import terminal
+
+
+class Result:
+    """A search's result: the artifact it wrote, its recipe, and the model ready to call.
+
+    `result.model(*inputs)`, or `result.model.generate(...)` for a language model; `result.speedup`,
+    `result.steps` (one `Rung` for everything that was tried), `print(result)`, `result.save(folder)`.
+    """
+
+    def __init__(self, path: Path, recipe: Recipe, *, original: Any = None, keep: Any = None) -> None:
+        self.path, self.recipe = path, recipe
+        self._original = original
+        self._keep = keep  # the temporary folder that the artifact lies in, for as long as this result lives
+
+    @cached_property
+    def model(self) -> Any:
+        """The optimized model; loaded on first use."""
+        from torchwright.plan.load import load
+
+        return load(self.path, model=self._original).model
+
+    @property
+    def speedup(self) -> Interval:
+        """How many times faster than the original, with its 95% interval."""
+        return self.recipe.speedup
+
+    @property
+    def steps(self) -> tuple[Rung, ...]:
+        """Every rung: what was tried, its own effect, whether it was kept, and why."""
+        return self.recipe.rungs
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy the artifact to `folder`, whole or not at all.
+
+        Raises `ArtifactError` when `folder` exists and is no artifact.
+        """
+        folder = Path(folder)
+        with artifact.writing(folder) as temporary:
+            shutil.copytree(self.path, temporary, dirs_exist_ok=True)
+        return folder
+
+    def __str__(self) -> str:
+        return terminal.plain(self.recipe)
+
+    def __repr__(self) -> str:
+        return f"Result(speedup={self.speedup}, steps={', '.join(map(str, self.recipe.steps)) or 'none'})"

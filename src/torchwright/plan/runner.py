@@ -1,0 +1,113 @@
+"""Running a target eagerly or through torch.compile, and building ahead-of-time packages of it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwright.errors import TorchwrightError
+from torchwright.plan.program import compile_program, export, ignore_library_warnings, write_programs
+from torchwright.techniques.base import Settings, Target
+from torchwright.workloads.base import Case
+
+RECOMPILE_LIMIT = 8
+"""torch's own limit, after which Dynamo falls back to eager without a word; here it is a failure."""
+
+
+class RecompileStorm(TorchwrightError):
+    """torch.compile kept recompiling: the model's shapes or Python values change at every call."""
+
+
+class EagerRunner:
+    """Calls the model as it is."""
+
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self.model = model
+
+    def __call__(self, case: Case) -> Any:
+        return self.model(*case.args, **case.kwargs)
+
+
+class JitRunner:
+    """Calls the model through torch.compile; settings are patched around every call that may compile."""
+
+    def __init__(self, model: nn.Module, settings: Settings) -> None:
+        self.model, self.settings = model, settings
+        if settings.regional:
+            self._compiled: Callable[..., Any] = compile_regions(model, settings)
+        else:
+            self._compiled = torch.compile(model, dynamic=settings.dynamic, mode=settings.mode)
+
+    def __call__(self, case: Case) -> Any:
+        with torch._inductor.config.patch(self.settings.inductor), ignore_library_warnings():
+            return self._compiled(*case.args, **case.kwargs)
+
+    @staticmethod
+    def recompiles() -> int:
+        """Compilations of one frame beyond its first, over the whole process.
+
+        Raises `RecompileStorm` at the limit after which Dynamo would run eagerly in silence.
+        """
+        counts = torch._dynamo.utils.guard_failures
+        most = max((len(reasons) for reasons in counts.values()), default=0)
+        if most >= RECOMPILE_LIMIT:
+            raise RecompileStorm(
+                f"torch.compile recompiled one function {most} times",
+                found=str(next(iter(counts.values()))[-1])[:200],
+                next="give the shapes that occur as a list of inputs, or use dynamic=true",
+            )
+        return most
+
+
+def build_packages(target: Target, folder: Path, cases: Sequence[Case]) -> dict[str, float]:
+    """Export and compile every case into `folder`; keeps the portable graphs beside the packages.
+
+    Returns the seconds of each stage. Raises `RefusedTechnique` when the model does not export.
+    """
+    start = time.perf_counter()
+    programs = export(target.model, cases)
+    exported = time.perf_counter()
+    write_programs(folder, programs)
+    written = time.perf_counter()
+    for index, program in enumerate(programs.values()):
+        compile_program(program, folder / f"package-{index}.pt2", target.settings.inductor)
+    end = time.perf_counter()
+    return {"export": exported - start, "compile": end - written}
+
+
+def compile_regions(model: nn.Module, settings: Settings) -> nn.Module:
+    """Compile each repeated block once and reuse its code for all of its copies (torch's regional compilation)."""
+    for block in repeated_blocks(model):
+        block.compile(dynamic=settings.dynamic, mode=settings.mode)
+    return model
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The longest list of equal-typed children in any `ModuleList` or `Sequential`: a model's layers."""
+    best: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            children = list(module.children())
+            if len(children) > max(1, len(best)) and len({type(child) for child in children}) == 1:
+                best = children if any(True for _ in children[0].parameters()) else best
+    return best
+
+
+@contextlib.contextmanager
+def thread_count(threads: int | None) -> Iterator[None]:
+    """Run with `threads` intra-op threads and restore the count afterwards."""
+    before = torch.get_num_threads()
+    if threads is None or threads == before:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

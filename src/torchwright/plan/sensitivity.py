@@ -1,0 +1,44 @@
+"""Which modules suffer most from a technique: one pass over calibration data, each module judged by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from torchwright.facts import Step
+from torchwright.techniques.base import Target, from_step
+
+
+def rank_modules(target: Target, steps: Sequence[Step]) -> list[tuple[str, float]]:
+    """(module name, relative error of its output) for every module the last of `steps` would change, worst first.
+
+    The error of each module is measured on the inputs that the original gives it: errors that add up through the
+    network are the metric's business, the order of retreat is this one's.
+    """
+    technique = from_step(steps[-1])
+    model = target.workload.adapt(target.model)
+    errors: dict[str, float] = {}
+
+    def watch(name: str):
+        def hook(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+            error = (
+                technique.module_error(module, args[0])
+                if args and isinstance(args[0], torch.Tensor)
+                else None
+            )
+            if error is not None:
+                errors[name] = max(error, errors.get(name, 0.0))
+
+        return hook
+
+    handles = [m.register_forward_pre_hook(watch(name)) for name, m in model.named_modules() if name]
+    try:
+        with torch.inference_mode():
+            for case in target.workload.calibration(torch.float32):
+                model(*case.args, **case.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sorted(errors.items(), key=lambda item: item[1], reverse=True)

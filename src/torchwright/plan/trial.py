@@ -1,0 +1,242 @@
+"""Our end of a trial: starts a fresh process, talks to it, and outlives whatever happens to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torchwright.facts import CaseTime, Coverage, Measurement, Quality, Step
+
+
+class TrialFailed(Exception):
+    """A trial that crashed, hung, ran out of memory or raised: the reason, in words."""
+
+    def __init__(self, reason: str, *, details: str = "", timed_out: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.details, self.timed_out = reason, details, timed_out
+
+
+@dataclass(kw_only=True)
+class Context:
+    """What every trial of one search shares."""
+
+    workload: bytes
+    """The workload, by cloudpickle; it goes to our own processes and nowhere else."""
+    device: str
+    threads: int
+    seed: int
+    scratch: Path
+    deadline: float
+    """time.monotonic() at which whatever runs is stopped."""
+    clock: Callable[[], float] = field(default=time.monotonic)
+
+    def remaining(self) -> float:
+        """Seconds until the deadline, never negative."""
+        return max(0.0, self.deadline - self.clock())
+
+
+class TrialProcess:
+    """A fresh worker process. `ask` sends one request and waits for its answer, or for the time limit."""
+
+    def __init__(self, context: Context, environment: dict[str, str] | None = None) -> None:
+        self._context = context
+        ours, theirs = socket.socketpair()
+        self._log = tempfile.TemporaryFile(dir=context.scratch)  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "torchwright.plan.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": _python_path()} | (environment or {}),
+            start_new_session=True,
+        )
+        theirs.close()
+        self._connection = Connection(ours.detach())
+        self.ask(
+            "init",
+            workload=context.workload,
+            device=context.device,
+            threads=context.threads,
+            path=sys.path,
+            seed=context.seed,
+        )
+
+    def ask(self, method: str, **arguments: Any) -> Any:
+        """The worker's answer.
+
+        Raises `TrialFailed` when it crashes, raises or is not done by the context's deadline, and the worker's own
+        `TorchwrightError` when that is what it raised.
+        """
+        allowed = self._context.remaining()
+        try:
+            self._connection.send_bytes(pickle.dumps((method, arguments)))
+            if not self._connection.poll(allowed):
+                self.close()
+                raise TrialFailed(f"not done after {allowed:.0f} s, the time that was left", timed_out=True)
+            kind, value = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionError) as error:
+            raise TrialFailed(self._death(), details=self._tail()) from error
+        if kind == "refused":
+            raise value
+        if kind == "failed":
+            name, line, trace = value
+            raise TrialFailed(f"{name}: {line}" if line else name, details=trace)
+        return value
+
+    def close(self) -> None:
+        """End the process and everything it started."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._connection.close()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _death(self) -> str:
+        code = self._process.wait(10)
+        if code == -signal.SIGKILL:
+            return "killed (signal 9): most likely out of memory"
+        if code < 0:
+            return f"crashed ({signal.Signals(-code).name})"
+        return f"ended with exit code {code}"
+
+    def _tail(self) -> str:
+        with contextlib.suppress(OSError, ValueError):
+            self._log.seek(0)
+            return self._log.read()[-4000:].decode(errors="replace")
+        return ""
+
+
+@dataclass(kw_only=True)
+class Candidate:
+    """A prepared trial: a live process that can be timed in turn with others."""
+
+    steps: tuple[Step, ...]
+    process: TrialProcess
+    folder: Path | None
+    engine: str
+    dtype: str
+    threads: int | None
+    prepare_seconds: float
+    coverage: tuple[Coverage, ...]
+    weight_bytes: int
+    properties: frozenset[str]
+    quality: Quality | None = None
+    memory: int = 0
+    recompiles: int = 0
+    turns: list[dict[str, float]] = field(default_factory=list)
+
+    def turn(self) -> dict[str, float]:
+        """Time every case once more."""
+        seconds = self.process.ask("time")
+        self.turns.append(seconds)
+        return seconds
+
+    def settle(self, reference: Any) -> None:
+        """Measure the metric and the memory; a storm of recompilations is refused here."""
+        self.quality = self.process.ask("compare", reference=reference)
+        answer = self.process.ask("memory")
+        self.memory, self.recompiles = answer["peak"], answer["recompiles"]
+
+    def close(self, *, keep: bool = False) -> None:
+        """End the process; remove what it compiled unless it is to be kept."""
+        self.process.close()
+        if self.folder and not keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def measurement(
+        self, repeats: dict[str, int], turns: Sequence[dict[str, float]] | None = None
+    ) -> Measurement:
+        """Medians over the turns so far."""
+        import statistics
+
+        rows = list(turns or self.turns)
+        cases = tuple(
+            CaseTime(name=name, seconds=statistics.median(row[name] for row in rows), repeat=repeat)
+            for name, repeat in repeats.items()
+        )
+        return Measurement(
+            seconds=sum(case.seconds * case.repeat for case in cases),
+            cases=cases,
+            peak_memory_bytes=self.memory,
+            weight_bytes=self.weight_bytes,
+            prepare_seconds=self.prepare_seconds,
+            quality=self.quality,
+            recompiles=self.recompiles,
+        )
+
+
+def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Sequence[str]) -> Candidate:
+    """Prepare `steps` in a fresh process; ahead-of-time packages are built in one and loaded in another.
+
+    Raises `TrialFailed` or the `TorchwrightError` with which a technique refused.
+    """
+    from torchwright.techniques.base import from_step
+
+    environment: dict[str, str] = {}
+    for step in steps:
+        environment |= from_step(step).environment()
+    folder = Path(tempfile.mkdtemp(dir=context.scratch))
+    process = TrialProcess(context, environment)
+    try:
+        prepared = process.ask("prepare", steps=steps, folder=str(folder))
+        if prepared["engine"] == "aot":
+            process.close()
+            process = TrialProcess(context, environment)
+            packages = {
+                name: str(folder / f"package-{index}.pt2") for index, name in enumerate(prepared["graphs"])
+            }
+            process.ask(
+                "load",
+                steps=steps,
+                packages=packages,
+                dtype=prepared["dtype"],
+                threads=prepared["threads"],
+                allocator=prepared["allocator"],
+            )
+        else:
+            folder.rmdir()
+    except BaseException:
+        process.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return Candidate(
+        steps=steps,
+        process=process,
+        folder=folder if prepared["engine"] == "aot" else None,
+        engine=prepared["engine"],
+        dtype=prepared["dtype"],
+        threads=prepared["threads"],
+        prepare_seconds=prepared["seconds"],
+        coverage=prepared["coverage"],
+        weight_bytes=prepared["weight_bytes"],
+        properties=prepared["properties"],
+    )
+
+
+def _python_path() -> str:
+    """Lets a worker find this package even where it is run from a checkout."""
+    package = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))

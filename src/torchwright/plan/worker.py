@@ -1,0 +1,319 @@
+"""The other end of a trial: a fresh process that builds the model, applies steps, compiles, times and judges.
+
+Started as `python -m torchwright.plan.worker FD`; requests and answers are tuples over the socket FD, which only
+the process that started this one holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import pickle
+import signal
+import sys
+import time
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from torchwright.errors import ModelError, TorchwrightError
+
+TURN_SECONDS = 0.02
+"""A turn of timing repeats a short call until it has taken this long."""
+TURN_CALLS = 64
+
+
+class Session:
+    """One trial's state; every public method is a request."""
+
+    def __init__(self) -> None:
+        self.target: Any = None
+        self.run: Any = None
+        self.runner: Any = None
+        self.calls: dict[str, int] = {}
+
+    def init(self, *, workload: bytes, device: str, threads: int, path: list[str], seed: int) -> None:
+        """Unpack the workload that our own parent process sent, and get the device ready."""
+        sys.path[:] = path
+        import cloudpickle
+        import torch
+
+        from torchwright.devices import get_device
+
+        torch.manual_seed(seed)
+        torch.set_num_threads(threads)
+        self.seed = seed
+        self.device = get_device(device)
+        self.workload = cloudpickle.loads(workload)
+        self.threads = threads
+
+    def describe(self) -> dict[str, Any]:
+        """What can be tried on the original here: properties, variants with refusals, kernel times, operations."""
+        from torchwright.plan.apply import describe_target
+
+        self._build()
+        return describe_target(self.target)
+
+    def prepare(self, *, steps: tuple[Any, ...], folder: str | None = None) -> dict[str, Any]:
+        """Apply steps and make the first answers. With `folder`, compile ahead of time into it and stop there."""
+        import torch
+
+        from torchwright.devices.allocator import apply_allocator
+        from torchwright.plan.apply import apply_steps, weight_bytes
+        from torchwright.plan.runner import EagerRunner, JitRunner, build_packages
+
+        start = time.perf_counter()
+        self._build()
+        apply_steps(self.target, steps)
+        self.workload = self.target.workload
+        graphs = self.workload.graphs(self.target.compute_dtype)
+        settings = self.target.settings
+        apply_allocator(settings.allocator)
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        stages = {}
+        if settings.engine == "aot":
+            assert folder is not None
+            stages = build_packages(self.target, Path(folder), graphs)
+        elif not steps:
+            self.run = self.workload.original_run(self.target.model)
+        else:
+            model = self.target.model
+            self.runner = JitRunner(model, settings) if settings.engine == "jit" else EagerRunner(model)
+            self.run = self.workload.front(self.runner)
+        if self.run:
+            self._warm_up()
+        return {
+            "seconds": time.perf_counter() - start,
+            "stages": stages,
+            "graphs": [graph.name for graph in graphs],
+            "engine": settings.engine,
+            "threads": settings.threads,
+            "allocator": settings.allocator,
+            "coverage": tuple(self.target.coverage),
+            "weight_bytes": weight_bytes(self.target.model),
+            "dtype": str(self.target.compute_dtype).removeprefix("torch."),
+            "properties": frozenset(self.target.properties),
+        }
+
+    def load(
+        self, *, steps: tuple[Any, ...], packages: dict[str, str], dtype: str, threads: int | None, allocator: str | None
+    ) -> dict[str, Any]:
+        """Load what another process compiled; this one then has only what an artifact's user has."""
+        import torch
+
+        from torchwright.plan.apply import reshaped
+        from torchwright.devices.allocator import apply_allocator
+        from torchwright.plan.package import AotRunner, signature
+
+        start = time.perf_counter()
+        apply_allocator(allocator)
+        if threads:
+            torch.set_num_threads(threads)
+        self.dtype = getattr(torch, dtype)
+        self.workload = reshaped(self.workload, steps)
+        graphs = self.workload.graphs(self.dtype)
+        signatures = {graph.name: signature(graph.args, graph.kwargs) for graph in graphs}
+        self.runner = AotRunner({name: Path(path) for name, path in packages.items()}, signatures)
+        self.run = self.workload.front(self.runner)
+        self._warm_up()
+        return {"seconds": time.perf_counter() - start}
+
+    def load_artifact(self, *, path: str, trust: bool) -> dict[str, Any]:
+        """Load an artifact as its user would."""
+        import torch
+
+        from torchwright.plan.artifact import open_artifact
+        from torchwright.plan.load import load
+
+        start = time.perf_counter()
+        loaded = load(path, trust=trust)
+        self.dtype = getattr(torch, open_artifact(Path(path))[1].dtype)
+        self.run = loaded.run
+        self._warm_up()
+        return {"seconds": time.perf_counter() - start, "how": loaded.how, "notices": loaded.notices}
+
+    def observe(self) -> Any:
+        """What the metric sees of this model."""
+        import torch
+
+        torch.manual_seed(self.seed)
+        run = self.run
+        if self.target is not None and not self.target.settings.engine == "aot" and self._is_original:
+            adapted = self.workload.adapt(self.target.model)
+            self.workload.check_adapted(self.target.model, adapted)
+            run = lambda case: adapted(*case.args, **case.kwargs)  # noqa: E731
+        with torch.inference_mode():
+            return self.workload.observe(run, self._dtype())
+
+    def compare(self, *, reference: Any) -> Any:
+        """The metric of this model beside the original's."""
+        return self.workload.compare(reference, self.observe())
+
+    def sensitivity(self, *, steps: tuple[Any, ...]) -> list[tuple[str, float]]:
+        """Modules that `steps` would change, most sensitive first, with the error each causes by itself."""
+        from torchwright.plan.sensitivity import rank_modules
+
+        self._build()
+        return rank_modules(self.target, steps)
+
+    def time(self) -> dict[str, float]:
+        """One turn: median-free seconds per call of every case, after one call that is not counted."""
+        import torch
+
+        seconds = {}
+        with torch.inference_mode():
+            for case in self._cases():
+                self.run(case)
+                self.device.synchronize()
+                calls = self.calls[case.name]
+                start = time.perf_counter()
+                for _ in range(calls):
+                    self.run(case)
+                self.device.synchronize()
+                seconds[case.name] = (time.perf_counter() - start) / calls
+        return seconds
+
+    def export(self, *, folder: str) -> bool:
+        """Keep the transformed model's graphs; False where it does not export."""
+        from torchwright.errors import RefusedTechnique
+        from torchwright.plan.program import export, write_programs
+
+        try:
+            write_programs(Path(folder), export(self.target.model, self.workload.graphs(self._dtype())))
+        except RefusedTechnique:
+            return False
+        return True
+
+    def save_cache(self, *, path: str) -> bool:
+        """Keep what torch.compile compiled in this process; False where it kept nothing."""
+        import torch
+
+        kept = torch.compiler.save_cache_artifacts()
+        if kept is None:
+            return False
+        Path(path).write_bytes(kept[0])
+        return True
+
+    def self_test(self, *, path: str) -> bool:
+        """Keep the first case's inputs and outputs; False where they are nothing that a file can keep."""
+        import torch
+
+        from torchwright.plan.tree import write_tree
+
+        case = self._fresh_cases()[0]
+        try:
+            with torch.inference_mode():
+                inputs = {"name": case.name, "args": case.args, "kwargs": case.kwargs}
+                kept = torch.utils._pytree.tree_map(_clone, inputs)
+                write_tree(Path(path), {**kept, "output": self.run(case)})
+        except TypeError:
+            return False
+        return True
+
+    def signatures(self) -> dict[str, str]:
+        """Graph name → types and shapes of its inputs."""
+        from torchwright.plan.package import signature
+
+        graphs = self.workload.graphs(self._dtype())
+        return {graph.name: signature(graph.args, graph.kwargs) for graph in graphs}
+
+    def memory(self) -> dict[str, int]:
+        """Peak memory of this process while it answers every case once, and recompilations so far."""
+        import torch
+
+        from torchwright.plan.runner import JitRunner
+
+        gc.collect()
+        self.device.reset_peak_memory()
+        with torch.inference_mode():
+            for case in self._cases():
+                self.run(case)
+        recompiles = JitRunner.recompiles() if isinstance(self.runner, JitRunner) else 0
+        return {"peak": self.device.peak_memory_bytes(), "recompiles": recompiles}
+
+    @property
+    def _is_original(self) -> bool:
+        return not self.target.coverage
+
+    def _build(self) -> None:
+        from torchwright.plan.apply import make_target
+
+        if self.target is None:
+            self.target = make_target(self.workload, self.device.facts())
+
+    def _dtype(self) -> Any:
+        return self.target.compute_dtype if self.target is not None else self.dtype
+
+    def _cases(self) -> list[Any]:
+        if not hasattr(self, "_made"):
+            self._made = self.workload.cases(self._dtype())
+        return self._made
+
+    def _fresh_cases(self) -> list[Any]:
+        return self.workload.cases(self._dtype())
+
+    def _warm_up(self) -> None:
+        import torch
+
+        with torch.inference_mode():
+            for case in self._cases():
+                try:
+                    for _ in range(2):
+                        self.run(case)
+                    self.device.synchronize()
+                except TorchwrightError:
+                    raise
+                except Exception as error:
+                    if self.target is None or self.target.coverage:
+                        raise
+                    raise ModelError(
+                        f"the model fails on its own inputs (call '{case.name}')",
+                        found=f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}",
+                        next="call the model on these inputs yourself first",
+                    ) from error
+                start = time.perf_counter()
+                self.run(case)
+                self.device.synchronize()
+                once = time.perf_counter() - start
+                self.calls[case.name] = max(1, min(TURN_CALLS, round(TURN_SECONDS / max(once, 1e-6))))
+
+
+def _clone(value: Any) -> Any:
+    return value.clone() if hasattr(value, "clone") else value
+
+
+def serve(connection: Connection) -> None:
+    """Answer requests until the parent hangs up."""
+    session = Session()
+    while True:
+        try:
+            method, arguments = pickle.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        try:
+            answer = ("ok", getattr(session, method)(**arguments))
+        except TorchwrightError as error:
+            answer = ("refused", error)
+        except BaseException as error:
+            text = "".join(traceback.format_exception(error))
+            line = str(error).strip().splitlines()
+            answer = ("failed", (type(error).__name__, line[0][:300] if line else "", text))
+        # Plain pickle, not Connection.send: torch's reductions would pass tensors by shared memory of two processes
+        # that have no common ancestor to authenticate them.
+        connection.send_bytes(pickle.dumps(answer))
+
+
+def die_with_parent() -> None:
+    """On Linux, end this process when the one that started it ends, even in the middle of a compilation."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    serve(Connection(int(sys.argv[1])))

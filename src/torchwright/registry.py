@@ -1,0 +1,70 @@
+"""Names to classes. Built-ins and entry points come through the same door.
+
+    techniques = Registry[type[Technique]]("technique", group="torchwright.techniques", builtins={...})
+    techniques.get("dtype")
+
+A built-in is declared as "module:attribute" and imported on first use, so that listing costs nothing and
+`--help` never imports torch. A third-party package adds one by an entry point of the group.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+from torchwright.errors import TorchwrightError, unknown
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Names of one kind, resolved on first use.
+
+    Raises `UnknownName` (with the nearest name) for a name nobody registered, and `TorchwrightError` when an
+    entry point claims a name that is taken or cannot be imported.
+    """
+
+    def __init__(self, kind: str, *, group: str, builtins: Mapping[str, str]) -> None:
+        self.kind, self.group = kind, group
+        self._targets = dict(builtins)
+        self._loaded: dict[str, T] = {}
+        self._scanned = False
+
+    def names(self) -> list[str]:
+        """Every registered name, built-ins first in their declared order."""
+        self._scan()
+        return list(self._targets)
+
+    def get(self, name: str) -> T:
+        """The class registered under `name`."""
+        self._scan()
+        if name not in self._targets:
+            raise unknown(self.kind, name, self._targets, next=f"`torchwright {self.kind}s` lists them")
+        if name not in self._loaded:
+            module, _, attribute = self._targets[name].partition(":")
+            try:
+                self._loaded[name] = getattr(importlib.import_module(module), attribute)
+            except (ImportError, AttributeError) as error:
+                raise TorchwrightError(
+                    f"the {self.kind} '{name}' is registered as {self._targets[name]} but cannot be imported",
+                    found=str(error),
+                ) from error
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[tuple[str, T]]:
+        return ((name, self.get(name)) for name in self.names())
+
+    def _scan(self) -> None:
+        if self._scanned:
+            return
+        self._scanned = True
+        for point in entry_points(group=self.group):
+            if self._targets.get(point.name, point.value) != point.value:
+                raise TorchwrightError(
+                    f"two packages register the {self.kind} '{point.name}'",
+                    found=f"{self._targets[point.name]} and {point.value}",
+                    next="uninstall one of them",
+                )
+            self._targets[point.name] = point.value

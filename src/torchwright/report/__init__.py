@@ -1,0 +1,10 @@
+"""How a result is shown: the live table, the waterfall in a terminal, and one self-contained HTML page.
+
+    wording.py    numbers and untrusted text as words
+    view.py       what a page shows but a recipe does not store: rows, ratios, tokens per second
+    terminal.py   LiveProgress, waterfall, plain
+    figures.py    the recipe's figures as inline SVG
+    html.py       render: report.html.j2 with report.css.j2 and the figures
+
+Nothing here imports torch: a recipe can be read on a machine that cannot run it.
+"""

@@ -1,0 +1,89 @@
+"""The recipe as one self-contained HTML page: no script, nothing loaded from anywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from torchwright.facts import Coverage, Recipe, Rung, to_json
+from torchwright.report import figures, view, wording
+
+_OBJECTIVES = {
+    "latency": "the time of one pass over the workload's calls",
+    "throughput": "the time of one pass over the workload's calls, all of them at the batch size given",
+    "memory": "the peak memory of the process",
+}
+
+
+def render(recipe: Recipe) -> str:
+    """The page of `recipe`; the same recipe gives the same text.
+
+    Every string in the recipe is escaped, and a content security policy lets the page load and run nothing.
+    """
+    page = _environment().get_template("report.html.j2")
+    return page.render(
+        recipe=recipe,
+        name=view.model_name(recipe),
+        machine=view.machine(recipe),
+        headline=view.headline(recipe),
+        kept=view.kept(recipe),
+        cases=view.case_pairs(recipe),
+        quality=recipe.final.quality,
+        over=view.over_budget(recipe.final.quality, recipe),
+        objective=_OBJECTIVES[recipe.budget.objective],
+        waterfalls=[figures.waterfall(recipe), figures.waterfall(recipe, width=figures.NARROW)],
+        plates=[
+            ("Speed against loss", figures.speed_against_loss(recipe)),
+            ("Roofline", figures.roofline(recipe)),
+            ("Memory", figures.memory(recipe)),
+            ("Calls", figures.cases(recipe)),
+        ],
+        coverage=[
+            (number, rung, cover) for number, rung in enumerate(recipe.rungs, 1) for cover in rung.coverage
+        ],
+        json=to_json(recipe),
+    )
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("torchwright.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalize,
+    )
+    filters: dict[str, Any] = {
+        "seconds": wording.seconds,
+        "size": wording.size,
+        "percent": wording.percent,
+        "ratio": wording.ratio,
+        "bounds": wording.bounds,
+        "three": wording.three,
+        "number": wording.number,
+        "payback": _payback,
+        "by_reason": _by_reason,
+    }
+    environment.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
+    return environment
+
+
+def _finalize(value: Any) -> Any:
+    """Text from compilers and users without control characters; None as a dash."""
+    if value is None:
+        return wording.MISSING
+    return wording.clean(value) if type(value) is str else value
+
+
+def _payback(rung: Rung) -> str:
+    return wording.calls(rung.payback_calls, rung.compile_seconds) or wording.MISSING
+
+
+def _by_reason(cover: Coverage) -> list[tuple[str, list[str]]]:
+    """The skipped modules under their reason, the commonest reason first."""
+    reasons: dict[str, list[str]] = {}
+    for module, reason in cover.skipped.items():
+        reasons.setdefault(reason, []).append(module)
+    return sorted(reasons.items(), key=lambda item: -len(item[1]))

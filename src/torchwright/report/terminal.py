@@ -1,0 +1,334 @@
+"""The search as it runs and its result, in a terminal.
+
+`LiveProgress` goes to stderr and vanishes when the search has ended well, for the waterfall then says it all.
+Text from recipes and compilers is never read as rich markup.
+"""
+
+from __future__ import annotations
+
+import io
+import shlex
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from torchwright.facts import Event, Interval, Recipe, Rung
+from torchwright.report import view, wording
+
+PLAIN_WIDTH = 110
+WIDEST = 120
+"""A table wider than this is hard to follow along its rows."""
+
+NARROWEST = 64
+"""In a narrower terminal the lines of the table are folded."""
+
+_STYLE = {"kept": "bold green", "dropped": "yellow", "refused": "dim", "failed": "red", "removed": "yellow"}
+_ASCII = str.maketrans({"→": "->", "≤": "<=", "µ": "u", "–": "-", "·": "|", "…": "...", "±": "+-", "−": "-"})
+
+
+def waterfall(recipe: Recipe, *, artifact: str | None = None) -> RenderableType:
+    """The recipe as a table, one row per rung, and the totals beneath it.
+
+    Meant for 80 columns and more. With `artifact`, the folder that holds the result, it ends with the next
+    commands.
+    """
+    return _Waterfall(recipe, artifact)
+
+
+def plain(recipe: Recipe) -> str:
+    """`waterfall` as plain text, 110 columns wide, without a newline at the end."""
+    file = io.StringIO()
+    console = Console(
+        file=file, width=PLAIN_WIDTH, color_system=None, force_terminal=False, legacy_windows=False
+    )
+    console.print(waterfall(recipe))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
+
+
+class LiveProgress:
+    """Shows a search's events as they come.
+
+        with LiveProgress() as progress:
+            search(..., on_event=progress)
+
+    A live table on a terminal; elsewhere (a pipe, CI) one plain line per event; nothing with `quiet`.
+    `console` defaults to stderr.
+    """
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        self._quiet = quiet
+        self._console = console if console is not None else Console(stderr=True, highlight=False)
+        # FORCE_COLOR makes rich call a pipe a terminal; colours may go there, a moving cursor may not.
+        self._moving = not quiet and self._console.is_interactive and self._console.file.isatty()
+        utf = self._console.encoding.lower().startswith("utf")
+        self._spinner = Spinner("dots" if utf else "line", style="cyan")
+        self._live: Live | None = None
+        self._original = ""
+        self._now = "starting"
+        self._rungs: tuple[Rung, ...] = ()
+        self._best: Interval | None = None
+        self._elapsed, self._budget, self._heard = 0.0, 0.0, time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._moving:
+            self._heard = time.monotonic()
+            self._live = Live(self, console=self._console, refresh_per_second=8, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            # What was measured before a fault or Ctrl-C stays on the screen: nothing else will show it.
+            self._live.transient = kind is None
+            self._live.stop()
+            self._live = None
+
+    def __call__(self, event: Event) -> None:
+        if self._quiet:
+            return
+        if not self._moving:
+            self._console.print(Text(_line(event)), soft_wrap=True)
+            return
+        self._elapsed, self._budget, self._heard = event.elapsed, event.time_budget, time.monotonic()
+        self._best = event.best or self._best
+        if event.kind == "baseline":
+            self._original = event.text
+        elif event.kind == "rung" and event.rung is not None:
+            self._rungs = (*self._rungs, event.rung)
+            self._now = "choosing the next step"
+        elif event.kind == "notice":
+            self._console.print(Text.assemble(("notice  ", "yellow"), wording.clean(event.text)))
+        else:
+            self._now = event.text
+        if self._live is not None:
+            self._live.refresh()
+
+    def __rich__(self) -> RenderableType:
+        parts: list[RenderableType] = []
+        if self._original:
+            parts.append(_one_line(("original", "bold"), self._original))
+        room = max(self._console.height - 6, 3)
+        if len(self._rungs) > room:
+            parts.append(Text(f"… {len(self._rungs) - room} earlier", style="dim"))
+        if self._rungs:
+            table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+            table.add_column(no_wrap=True, width=len("removed"))
+            table.add_column(no_wrap=True, overflow="ellipsis", ratio=2)
+            table.add_column(no_wrap=True, width=len("10.00x"), justify="right")
+            table.add_column(no_wrap=True, overflow="ellipsis", ratio=3, style="dim")
+            for rung in self._rungs[-room:]:
+                table.add_row(
+                    Text(rung.status, style=_STYLE[rung.status]),
+                    Text(wording.elide(str(rung.step), 200), style="bold" if rung.kept else ""),
+                    "" if rung.speedup is None else wording.ratio(rung.speedup),
+                    Text(wording.elide(rung.reason, 200)),
+                )
+            parts.append(table)
+        parts.append(self._status())
+        return Group(*parts)
+
+    def _status(self) -> RenderableType:
+        elapsed = self._elapsed + time.monotonic() - self._heard
+        self._spinner.update(text=_one_line((self._now, "bold")))
+        clock = Text(f"{elapsed:.0f} s", style="cyan")
+        if self._budget > 0:
+            clock.append(f" of {self._budget:.0f} s", style="dim")
+        best = Text() if self._best is None else Text.assemble(("best ", "dim"), (str(self._best), "green"))
+        bar = ProgressBar(total=max(self._budget, 1.0), completed=min(elapsed, self._budget), width=16)
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_row(clock, bar, best)
+        return Group(self._spinner, grid)
+
+
+class _Waterfall:
+    def __init__(self, recipe: Recipe, artifact: str | None) -> None:
+        self._recipe, self._artifact = recipe, artifact
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(max(options.max_width, NARROWEST), WIDEST)
+        words = _Words(ascii_only=options.ascii_only)
+        recipe = self._recipe
+        yield words(view.headline(recipe), "bold")
+        yield words(view.machine(recipe), "dim")
+        yield Text()
+        if recipe.rungs:
+            rule = words(("-" if options.ascii_only else "─") * width, "dim")
+            yield from _head(words, width)
+            yield rule
+            for rung in recipe.rungs:
+                yield from _rung(rung, recipe, words, width)
+            yield rule
+        yield from _totals(recipe, words)
+        if recipe.notes:
+            yield Text()
+        for note in recipe.notes:
+            yield words(f"note  {note}", "yellow")
+        if self._artifact is not None:
+            yield Text()
+            yield _labelled(words, "artifact").append_text(words(self._artifact))
+            folder = shlex.quote(wording.clean(self._artifact))
+            for index, verb in enumerate(("bench", "verify", "report")):
+                label = _labelled(words, "" if index else "next")
+                yield label.append_text(words(f"torchwright {verb} {folder}", "cyan"))
+
+
+class _Words:
+    """Makes a Text, in ASCII where the terminal can show no more."""
+
+    def __init__(self, *, ascii_only: bool) -> None:
+        self._ascii_only = ascii_only
+
+    def __call__(self, text: str, style: str = "") -> Text:
+        text = wording.clean(text)
+        if self._ascii_only:
+            text = text.translate(_ASCII).encode("ascii", "replace").decode()
+        return Text(text, style=style, overflow="fold")
+
+
+_COLUMNS = (14, 7, 10, 8, 11)
+"""Widths of the numbers, each with the gap to its left."""
+_LABEL = 14
+_INDENT = 2
+
+
+def _head(words: _Words, width: int) -> Iterator[Text]:
+    left = width - sum(_COLUMNS)
+    first = words(f"{'technique':<{left}}", "dim")
+    yield _fields(words, first, left, ("speed-up", "total", "memory", "loss", "compile"), ("dim",) * 5)
+    second = words(" " * _INDENT + "verdict: reason", "dim")
+    yield _fields(words, second, left, ("95% interval", "", "change", "at most", "pays back"), ("dim",) * 5)
+
+
+def _rung(rung: Rung, recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
+    """What it gives on the first line, bounds on the second; the reason flows around the numbers."""
+    quality = rung.quality
+    first = (
+        wording.ratio(rung.speedup),
+        wording.ratio(rung.total_speedup),
+        wording.size(rung.memory_bytes),
+        "" if quality is None else wording.percent(quality.drop),
+        wording.seconds(rung.compile_seconds),
+    )
+    second = (
+        wording.bounds(rung.speedup),
+        "",
+        wording.size(rung.memory_change_bytes, signed=True),
+        "" if quality is None else f"≤{wording.percent(quality.drop_high)}",
+        wording.calls(rung.payback_calls, rung.compile_seconds),
+    )
+    numbers = [tuple("" if field == wording.MISSING else field for field in row) for row in (first, second)]
+    beside = 2 if any(numbers[0]) or any(numbers[1]) else 0
+    left = width - sum(_COLUMNS) if beside else width
+    tone = "" if rung.kept else "dim"
+    over = "red" if view.over_budget(quality, recipe) else ""
+
+    lines = [words(line, tone) for line in _wrap_options(wording.clean(str(rung.step)), left)]
+    lines[0].stylize("bold" if rung.kept else "not dim", 0, len(rung.step.name))
+    told = f"{rung.status}: {' '.join(wording.clean(rung.reason).split())}" if rung.reason else rung.status
+    # A first line beside the numbers is as much shorter as they are wide; the others have the whole width.
+    short = width - left if len(lines) < beside else 0
+    flowed = textwrap.wrap(
+        told, width, initial_indent=" " * (_INDENT + short), subsequent_indent=" " * _INDENT
+    )
+    flowed[0] = flowed[0][short:]
+    for index, line in enumerate(flowed):
+        text = words(line.strip(), "dim")
+        if index == 0:
+            text.stylize(f"not dim {_STYLE[rung.status]}", 0, len(rung.status))
+        lines.append(Text(" " * _INDENT).append_text(text))
+
+    for index, line in enumerate(lines):
+        if index >= beside:
+            yield line
+            continue
+        styles = (
+            (tone or "bold", tone, tone, over or tone, tone)
+            if index == 0
+            else ("dim",) * 3 + (over or "dim", "dim")
+        )
+        yield _fields(words, line, left, numbers[index], styles)
+
+
+def _wrap_options(step: str, width: int) -> list[str]:
+    """A step's text in lines that end, where they can, after a comma."""
+    # The vertical tab is white space to textwrap and has been cleaned from the text.
+    lines = textwrap.wrap(step.replace(",", ",\v"), width, replace_whitespace=False, expand_tabs=False)
+    return [line.replace("\v", "") for line in lines] or [""]
+
+
+def _fields(words: _Words, line: Text, left: int, fields: Sequence[str], styles: Sequence[str]) -> Text:
+    """`line` padded to `left`, then the fields, each to the right of its column."""
+    result = Text(no_wrap=True).append_text(line)
+    result.append(" " * (left - cell_len(line.plain)))
+    for text, style, column in zip(fields, styles, _COLUMNS, strict=True):
+        field = words(text, style)
+        result.append(" " * max(column - len(field), 1)).append_text(field)
+    return result
+
+
+def _totals(recipe: Recipe, words: _Words) -> Iterator[Text]:
+    """The total, one line per case, memory, the metric and the engine."""
+    base, final = recipe.baseline, recipe.final
+    pairs = view.case_pairs(recipe)
+    names = [pair.name if pair.repeat == 1 else f"{pair.name} x{pair.repeat:,}" for pair in pairs]
+    good = "bold green" if view.kept(recipe) else "bold"
+    total = _times(words, "total", base.seconds, final.seconds)
+    yield total.append_text(words(str(recipe.speedup), good))
+    for name, pair in zip(names, pairs, strict=True):
+        line = _times(words, name, pair.before, pair.after).append_text(words(wording.ratio(pair.speedup)))
+        before, after = pair.rate(pair.before), pair.rate(pair.after)
+        if before is not None and after is not None:
+            line.append("   ").append_text(words(f"{wording.three(before)} → {wording.three(after)} tok/s"))
+        yield line
+    if base.peak_memory_bytes > 0:
+        peak = f"peak {wording.size(base.peak_memory_bytes)} → {wording.size(final.peak_memory_bytes)}"
+        weights = f"weights {wording.size(base.weight_bytes)} → {wording.size(final.weight_bytes)}"
+        yield _labelled(words, "memory").append_text(words(f"{peak}, {weights}"))
+    over = "red" if view.over_budget(final.quality, recipe) else ""
+    yield _labelled(words, "quality").append_text(words(view.loss(recipe), over))
+    spent = f"found in {recipe.search_seconds:,.0f} s of {recipe.budget.time_seconds:,.0f} s allowed"
+    yield _labelled(words, "engine").append_text(words(f"{recipe.engine}, {spent}"))
+
+
+def _times(words: _Words, label: str, before: float, after: float) -> Text:
+    arrow = words("→")
+    line = _labelled(words, label).append_text(words(wording.seconds(before))).append(" ").append_text(arrow)
+    line.append(" ").append_text(words(wording.seconds(after)))
+    return line.append(" " * max(_LABEL + 20 - cell_len(line.plain), 2))
+
+
+def _labelled(words: _Words, label: str) -> Text:
+    """The start of a line with `label` in its first column; a longer label pushes the rest along."""
+    return Text().append_text(words(label, "dim")).append(" " * max(_LABEL - cell_len(label), 2))
+
+
+def _one_line(*parts: str | tuple[str, str]) -> Text:
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for part in parts:
+        if text:
+            text.append("  ")
+        words, style = (part, "") if isinstance(part, str) else part
+        text.append(wording.elide(words, 200), style=style)
+    return text
+
+
+def _line(event: Event) -> str:
+    """One event as one line for a pipe or a log."""
+    rung = event.rung
+    if rung is None:
+        return f"[{event.elapsed:7.1f} s] {event.kind:<8} {wording.elide(event.text, 400)}"
+    speedup = "" if rung.speedup is None else f" {rung.speedup}"
+    told = f"{rung.step}{speedup}: {rung.reason}" if rung.reason else f"{rung.step}{speedup}"
+    return f"[{event.elapsed:7.1f} s] {rung.status:<8} {wording.elide(told, 400)}"

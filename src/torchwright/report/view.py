@@ -1,0 +1,134 @@
+"""What a page shows but a recipe does not store: rows, ratios, tokens per second. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchwright.facts import CaseTime, Interval, Quality, Recipe, Rung
+from torchwright.report import wording
+
+
+@dataclass(frozen=True, kw_only=True)
+class CasePair:
+    """One kind of call before and after. Seconds of one call; `tokens` is what one call yields, or None."""
+
+    name: str
+    before: float
+    after: float
+    repeat: int
+    tokens: int | None = None
+
+    @property
+    def speedup(self) -> float | None:
+        return self.before / self.after if self.after > 0 else None
+
+    def rate(self, seconds: float) -> float | None:
+        """Tokens per second when one call takes `seconds`."""
+        return self.tokens / seconds if self.tokens and seconds > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One rung in the course of the search, in seconds of the objective.
+
+    `start` is the best recipe's time when the rung was tried; `end` the time with the rung, or None where
+    nothing was measured.
+    """
+
+    number: int
+    rung: Rung
+    start: float
+    end: float | None
+
+
+def case_pairs(recipe: Recipe) -> list[CasePair]:
+    """The calls that both the original and the final model were timed on."""
+    after = {case.name: case for case in recipe.final.cases}
+    return [
+        CasePair(
+            name=wording.clean(case.name),
+            before=case.seconds,
+            after=after[case.name].seconds,
+            repeat=case.repeat,
+            tokens=_tokens(case, recipe),
+        )
+        for case in recipe.baseline.cases
+        if case.name in after
+    ]
+
+
+def stages(recipe: Recipe) -> list[Stage]:
+    """Every rung with the times it stands between; kept ones form the chain from original to final."""
+    base = best = recipe.baseline.seconds
+    result: list[Stage] = []
+    for number, rung in enumerate(recipe.rungs, start=1):
+        # A kept rung stands where it was measured against the original; one that was not kept is compared
+        # with the best recipe of its moment only.
+        own, total = _divide(best, rung.speedup), _divide(base, rung.total_speedup)
+        end = (total if total is not None else own) if rung.kept else (own if own is not None else total)
+        result.append(Stage(number=number, rung=rung, start=best, end=end))
+        if rung.kept and end is not None:
+            best = end
+    return result
+
+
+def kept(recipe: Recipe) -> list[Rung]:
+    return [rung for rung in recipe.rungs if rung.kept]
+
+
+def model_name(recipe: Recipe) -> str:
+    """What the workload calls its model."""
+    for key in ("name", "model"):
+        value = recipe.workload.get(key)
+        if isinstance(value, str) and value.strip():
+            return wording.clean(value).rstrip("/").rsplit("/", 1)[-1]
+    return "The model"
+
+
+def machine(recipe: Recipe) -> str:
+    """Device, threads and torch's version in one line."""
+    at = recipe.fingerprint
+    threads = f"{at.threads} thread" + ("s" if at.threads != 1 else "")
+    return wording.clean(f"{at.device.name}, {threads}, torch {at.torch}")
+
+
+def headline(recipe: Recipe) -> str:
+    """The result in one sentence."""
+    name = model_name(recipe)
+    if not kept(recipe):
+        # No name here: the sentence is about the machine and the budget as much as about the model.
+        return "The original is already the fastest within the budget."
+    if recipe.budget.objective == "memory" and recipe.baseline.peak_memory_bytes > 0:
+        less = 1 - recipe.final.peak_memory_bytes / recipe.baseline.peak_memory_bytes
+        return f"{name} needs {100 * less:.0f}% less memory at {wording.ratio(recipe.speedup)} the speed."
+    return f"{name} runs {wording.ratio(recipe.speedup)} as fast as the original."
+
+
+def loss(recipe: Recipe) -> str:
+    """The final metric beside the original's and the budget, in one sentence."""
+    quality = recipe.final.quality
+    budget = wording.percent(recipe.budget.max_drop)
+    if quality is None:
+        return f"no metric was measured (budget {budget})"
+    metric = f"{quality.metric} {wording.number(quality.reference)} → {wording.number(quality.value)}"
+    lost = f"loss {wording.percent(quality.drop)}, at most {wording.percent(quality.drop_high)}"
+    return wording.clean(f"{metric}: {lost} (budget {budget})")
+
+
+def over_budget(quality: Quality | None, recipe: Recipe) -> bool:
+    return quality is not None and quality.drop_high > recipe.budget.max_drop
+
+
+def _divide(seconds: float, by: Interval | None) -> float | None:
+    return seconds / by.value if by is not None and by.value > 0 else None
+
+
+def _tokens(case: CaseTime, recipe: Recipe) -> int | None:
+    batch, prompt = recipe.workload.get("batch", 1), recipe.workload.get("prompt_tokens")
+    if not isinstance(batch, int):
+        return None
+    if case.name == "prefill" and isinstance(prompt, int):
+        return batch * prompt
+    if case.name == "decode" and isinstance(recipe.workload.get("new_tokens"), int):
+        return batch
+    return None

@@ -1,0 +1,142 @@
+"""Which attention kernel runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import nn
+
+from torchwright.errors import RefusedTechnique
+from torchwright.facts import Coverage
+from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.blocked_attention import BlockedAttention, Site, find_sites
+from torchwright.techniques.wrapping import TOLERANCE, outputs, replace_module, worst_error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Technique):
+    """Switch a transformers model's attention, or leave out what a constant mask hides (windows, tiles)."""
+
+    name: ClassVar[str] = "attention"
+    phase: ClassVar[Phase] = Phase.ATTENTION
+    needs: ClassVar[frozenset[str]] = frozenset({"eager"})
+
+    implementation: Literal["sdpa", "eager", "blocked"] = "sdpa"
+    """`sdpa`: torch's fused kernel; `eager`: plain matrix products, which Inductor may fuse; `blocked`: SDPA on the
+    blocks that a constant mask leaves visible."""
+
+    def variants(self, target: Target) -> Iterable[Self]:
+        models = switchable(target.model)
+        if not models:
+            yield replace(self, implementation="blocked")
+        for name in ("sdpa", "eager"):
+            if any(used_by(model) != name for model in models):
+                yield replace(self, implementation=name)
+
+    def refuse(self, target: Target) -> str | None:
+        if self.implementation == "blocked":
+            sites = _sites(target)
+            return _no_site(sites) if sites is not None else None
+        models = switchable(target.model)
+        if not models:
+            return "the model is not one of transformers', whose attention can be switched"
+        if all(used_by(model) == self.implementation for model in models):
+            return f"the model uses {self.implementation} already"
+        return None
+
+    def apply(self, target: Target) -> None:
+        cases = target.workload.cases(target.compute_dtype)
+        before = outputs(target.model, cases)
+        original = target.model
+        undo, coverage = self._block(target, cases) if self.implementation == "blocked" else self._switch(target)
+        error, limit = worst_error(before, outputs(target.model, cases)), TOLERANCE[target.compute_dtype]
+        if error > limit:
+            target.model = original
+            for old, new in undo:
+                if self.implementation == "blocked":
+                    replace_module(original, new, old)
+                else:
+                    old.set_attn_implementation(new)
+            raise RefusedTechnique(
+                f"attention:implementation={self.implementation} computes something else here",
+                found=f"the outputs change by {error:.1e}, {limit:.0e} is allowed",
+            )
+        target.coverage.append(coverage)
+
+    def _switch(self, target: Target) -> tuple[list[tuple[Any, Any]], Coverage]:
+        models = switchable(target.model)
+        undo = [(model, used_by(model)) for model in models]
+        for model in models:
+            model.set_attn_implementation(self.implementation)
+        changed = sum(used_by(model) == self.implementation for model in models)
+        return undo, Coverage(
+            technique=self.name,
+            changed=changed,
+            total=len(models),
+            unit="transformers models",
+            kernel=self.implementation,
+            skipped={type(model).__name__: f"it stays with {used_by(model)}" for model in models
+                     if used_by(model) != self.implementation},
+        )  # fmt: skip
+
+    def _block(self, target: Target, cases: Sequence[Any]) -> tuple[list[tuple[Any, Any]], Coverage]:
+        sites = find_sites(target.model, cases)
+        chosen = [site for site in sites if site.reason is None]
+        if not chosen:
+            raise RefusedTechnique("attention in blocks changes nothing here", found=_no_site(sites))
+        undo = []
+        for site in chosen:
+            wrapper = BlockedAttention(site.module, site.blocked)
+            undo.append((site.module, wrapper))
+            if site.module is target.model:
+                target.model = wrapper
+            else:
+                replace_module(target.model, site.module, wrapper)
+        shares = [mask.share for site in chosen for mask in site.blocked]
+        return undo, Coverage(
+            technique=self.name,
+            changed=len(chosen),
+            total=len(sites),
+            unit="modules with attention",
+            kernel=f"SDPA on {sum(shares) / len(shares):.0%} of the products",
+            skipped={site.name: site.reason for site in sites if site.reason},
+        )
+
+
+def switchable(model: nn.Module) -> list[Any]:
+    """The outermost transformers models in `model`."""
+    from transformers import PreTrainedModel
+
+    found: list[Any] = []
+    inside: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and id(module) not in inside:
+            found.append(module)
+            inside |= {id(child) for child in module.modules()}
+    return found
+
+
+def used_by(model: Any) -> str:
+    """The attention implementation of a transformers model."""
+    return model.config._attn_implementation or "eager"
+
+
+def _sites(target: Target) -> list[Site] | None:
+    """Where the model calls attention, or None when that cannot be seen before the model is adapted."""
+    try:
+        return find_sites(target.model, target.workload.cases(target.compute_dtype))
+    except Exception:
+        # The workload's calls are those of its adapted form, which the user's own model need not take.
+        return None
+
+
+def _no_site(sites: Sequence[Site]) -> str | None:
+    if any(site.reason is None for site in sites):
+        return None
+    if not sites:
+        return "no module of the model calls scaled_dot_product_attention"
+    reasons = sorted({site.reason for site in sites if site.reason})
+    return f"none of {len(sites)} modules with attention has a constant sparse mask: {'; '.join(reasons)}"

@@ -1,0 +1,265 @@
+"""The technique contract, and the target that techniques transform.
+
+A technique is a frozen dataclass: its fields are its options, its docstring is its row in the documentation. No
+technique names another one. Order comes from `phase`; clashes come from `needs`, `gives` and `removes`, which are
+sets of properties of the target (`linear`, `float32`, `float_weights`, `compiled`, …).
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import inspect
+import textwrap
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import nn
+
+from torchwright.errors import RefusedTechnique, unknown
+from torchwright.facts import Coverage, DeviceFacts, Step
+from torchwright.registry import Registry
+from torchwright.workloads.base import Workload
+
+techniques: Registry[type[Technique]] = Registry(
+    "technique",
+    group="torchwright.techniques",
+    builtins={
+        "fold_batchnorm": "torchwright.techniques.fold_batchnorm:FoldBatchNorm",
+        "channels_last": "torchwright.techniques.channels_last:ChannelsLast",
+        "dtype": "torchwright.techniques.dtype:Dtype",
+        "int8_static": "torchwright.techniques.int8_static:Int8Static",
+        "int8_dynamic": "torchwright.techniques.int8_dynamic:Int8Dynamic",
+        "int4_weight_only": "torchwright.techniques.int4_weight_only:Int4WeightOnly",
+        "torchao": "torchwright.techniques.torchao:TorchAO",
+        "sparse24": "torchwright.techniques.sparse24:Sparse24",
+        "attention": "torchwright.techniques.attention:Attention",
+        "compile": "torchwright.techniques.compile:Compile",
+        "max_autotune": "torchwright.techniques.max_autotune:MaxAutotune",
+        "regional": "torchwright.techniques.regional:Regional",
+        "cuda_graphs": "torchwright.techniques.cuda_graphs:CudaGraphs",
+        "shape_buckets": "torchwright.techniques.shape_buckets:ShapeBuckets",
+        "threads": "torchwright.techniques.threads:Threads",
+        "allocator": "torchwright.techniques.allocator:Allocator",
+    },
+)
+
+
+class Phase(enum.IntEnum):
+    """The order in which steps are applied to a model."""
+
+    GRAPH = 1
+    DTYPE = 2
+    WEIGHTS = 3
+    ATTENTION = 4
+    CACHE = 5
+    COMPILE = 6
+    RUNTIME = 7
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """How the model is run, apart from what the model is. Applied inside a trial's own process only."""
+
+    engine: Literal["eager", "jit", "aot"] = "eager"
+    inductor: dict[str, Any] = field(default_factory=dict)
+    """Overrides of torch._inductor.config, patched around compilation."""
+    dynamic: bool | None = False
+    """torch.compile's meaning: False is one graph per shape, True one graph for all, None decides by itself."""
+    regional: bool = False
+    mode: str | None = None
+    threads: int | None = None
+    allocator: str | None = None
+    """For `devices.allocator.apply_allocator`, before the model runs."""
+
+
+@dataclass(kw_only=True)
+class Target:
+    """A model on its way to being fast: what techniques read and change."""
+
+    model: nn.Module
+    workload: Workload
+    device: DeviceFacts
+    properties: set[str]
+    settings: Settings = field(default_factory=Settings)
+    compute_dtype: torch.dtype = torch.float32
+    coverage: list[Coverage] = field(default_factory=list)
+    kernel_seconds: dict[str, float] = field(default_factory=dict)
+    """Micro-benchmark: seconds that all of the model's linear layers take in one pass, per kernel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Technique:
+    """One way to make a model faster or smaller."""
+
+    name: ClassVar[str]
+    phase: ClassVar[Phase]
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """Properties the target must have."""
+    gives: ClassVar[frozenset[str]] = frozenset()
+    removes: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def available(cls, device: DeviceFacts) -> str | None:
+        """Why this device cannot run it at all and what would mend that, or None."""
+        return None
+
+    def variants(self, target: Target) -> Iterable[Self]:
+        """What is worth trying on this model and machine, most promising first."""
+        return (self,)
+
+    def refuse(self, target: Target) -> str | None:
+        """The reason it cannot or need not run here, in words and with the number that decided, or None."""
+        return None
+
+    def reshape(self, workload: Workload) -> Workload:
+        """The workload asked in other calls for the same answers; `apply` finds it in `target.workload`."""
+        return workload
+
+    def apply(self, target: Target) -> None:
+        """Change the target's model and settings, and append a `Coverage`."""
+        raise NotImplementedError
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables that must be set before the process starts."""
+        return {}
+
+    @property
+    def kernel(self) -> str | None:
+        """The micro-benchmarked kernel that linear layers would run on; lets the search skip what cannot pay."""
+        return None
+
+    def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
+        """Relative error that this technique causes in one module on input `x`; None where it changes nothing."""
+        return None
+
+    def retreat(self, names: tuple[str, ...]) -> Self | None:
+        """The same technique with these modules left alone too; None where it knows no such thing."""
+        return None
+
+    def step(self) -> Step:
+        """This technique as plain data: only the options that differ from their defaults."""
+        options = {}
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if value != item.default:
+                options[item.name] = list(value) if isinstance(value, tuple) else value
+        return Step(name=self.name, options=options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionRow:
+    """One option of a technique, as the documentation and the CLI show it."""
+
+    name: str
+    type: str
+    default: Any
+    doc: str
+
+
+def describe(cls: type[Technique]) -> list[OptionRow]:
+    """The options of a technique with their types, defaults and the docstrings that follow the fields."""
+    docs = _field_docs(cls)
+    hints = typing.get_type_hints(cls)
+    return [
+        OptionRow(name=f.name, type=_type_name(hints[f.name]), default=f.default, doc=docs.get(f.name, ""))
+        for f in dataclasses.fields(cls)
+    ]
+
+
+def from_step(step: Step) -> Technique:
+    """The technique a step names, with its options checked.
+
+    Raises `UnknownName` for a technique or option that does not exist or a value it does not allow.
+    """
+    cls = techniques.get(step.name)
+    rows = {row.name: row for row in describe(cls)}
+    hints = typing.get_type_hints(cls)
+    options = {}
+    for key, value in step.options.items():
+        if key not in rows:
+            raise unknown(
+                f"option of {step.name}", key, rows, next="`torchwright techniques` lists the options"
+            )
+        options[key] = _convert(step.name, key, value, hints[key])
+    return cls(**options)
+
+
+def parse_step(text: str) -> Step:
+    """The step that the command line writes as `name` or `name:option=value,option=value`."""
+    name, _, rest = text.partition(":")
+    raw: dict[str, Any] = {}
+    for pair in filter(None, rest.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise RefusedTechnique(
+                f"cannot read the option '{pair}' in '{text}'", allowed="TECHNIQUE:option=value,option=value"
+            )
+        raw[key.strip()] = value.strip()
+    return from_step(Step(name=name.strip(), options=raw)).step()
+
+
+def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Steps sorted by the phase of their technique; steps of one phase keep their order."""
+    return tuple(sorted(steps, key=lambda step: techniques.get(step.name).phase))
+
+
+def _convert(technique: str, key: str, value: Any, hint: Any) -> Any:
+    """`value` (text from the command line, or JSON) as the type of the field."""
+    bad = RefusedTechnique(
+        f"'{value}' is not a value for the option '{key}' of {technique}", allowed=_type_name(hint)
+    )
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if type(None) in args:
+        if value is None or value == "none":
+            return None
+        hint = next(a for a in args if a is not type(None))
+        origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        by_text = {str(choice): choice for choice in args}
+        if str(value) not in by_text:
+            raise bad
+        return by_text[str(value)]
+    if hint is bool:
+        by_text = {"true": True, "false": False, "1": True, "0": False}
+        if str(value).lower() not in by_text:
+            raise bad
+        return by_text[str(value).lower()]
+    if origin is tuple:
+        parts = value.split("+") if isinstance(value, str) else value
+        return tuple(part for part in parts if part)
+    try:
+        return hint(value)
+    except (TypeError, ValueError):
+        raise bad from None
+
+
+def _type_name(hint: Any) -> str:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return " | ".join(map(str, args))
+    if type(None) in args:
+        return " | ".join([*(_type_name(a) for a in args if a is not type(None)), "none"])
+    if origin is tuple:
+        return "names joined by +"
+    return getattr(hint, "__name__", str(hint))
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """Docstrings written under dataclass fields, read from the source."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for node, after in zip(tree.body, tree.body[1:], strict=False):
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            docs[node.target.id] = inspect.cleandoc(str(after.value.value)).replace("\n", " ")
+    return docs

@@ -1,0 +1,71 @@
+"""The memory format of images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from torchwright.facts import Coverage
+from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.wrapping import named
+
+CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelsLast(Technique):
+    """Keep the channels of an image side by side in memory, as the convolution kernels want them."""
+
+    name: ClassVar[str] = "channels_last"
+    phase: ClassVar[Phase] = Phase.GRAPH
+    needs: ClassVar[frozenset[str]] = frozenset({"convolution"})
+
+    def refuse(self, target: Target) -> str | None:
+        if not any(True for _ in named(target.model, CONVOLUTIONS)):
+            return "the model has no 2-D convolution"
+        leaves = [
+            pytree.tree_leaves((case.args, case.kwargs))
+            for case in target.workload.cases(target.compute_dtype)
+        ]
+        if not any(_is_image(leaf) for case in leaves for leaf in case):
+            return "no input is a 4-D tensor of numbers (batch, channels, height, width)"
+        return None
+
+    def apply(self, target: Target) -> None:
+        layers = [layer for _, layer in named(target.model, CONVOLUTIONS)]
+        for layer in layers:
+            layer.to(memory_format=torch.channels_last)
+        target.model = ChannelsLastInputs(target.model)
+        target.coverage.append(
+            Coverage(
+                technique=self.name,
+                changed=len(layers),
+                total=len(layers),
+                unit="2-D convolutions",
+                kernel="channels-last",
+            )
+        )
+
+
+class ChannelsLastInputs(nn.Module):
+    """Turns 4-D floating-point inputs to channels-last on their way in; their values and shapes stay."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map(_channels_last, (args, kwargs))
+        return self.inner(*args, **kwargs)
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 4 and value.is_floating_point()
+
+
+def _channels_last(value: Any) -> Any:
+    return value.contiguous(memory_format=torch.channels_last) if _is_image(value) else value

@@ -1,0 +1,94 @@
+"""Half-precision weights and arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import nn
+
+from torchwright.facts import Coverage
+from torchwright.techniques.base import Phase, Target, Technique
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dtype(Technique):
+    """Compute in bfloat16 or float16: half the bytes, and the machine's fast matrix units."""
+
+    name: ClassVar[str] = "dtype"
+    phase: ClassVar[Phase] = Phase.DTYPE
+    needs: ClassVar[frozenset[str]] = frozenset({"float32", "floating"})
+    removes: ClassVar[frozenset[str]] = frozenset({"float32"})
+
+    dtype: Literal["bfloat16", "float16"] = "bfloat16"
+    """Type of weights and activations; float16 has more digits and less range."""
+    autocast: bool = False
+    """Keep weights in float32 and cast operation by operation, as torch.autocast does."""
+    keep_float32: tuple[str, ...] = ()
+    """Module names (prefixes) that stay in float32."""
+
+    @property
+    def kernel(self) -> str | None:
+        return self.dtype
+
+    def variants(self, target: Target) -> Iterable[Self]:
+        yield replace(self, dtype="bfloat16")
+        yield replace(self, dtype="float16")
+        if "language" not in target.properties:
+            yield replace(self, dtype="bfloat16", autocast=True)
+
+    def refuse(self, target: Target) -> str | None:
+        rates = target.device.tflops
+        fast, full = rates.get(self.dtype), rates.get("float32")
+        if self.dtype == "float16" and fast and full and fast < full:
+            return f"float16 matrix products reach {fast:.2f} TFLOP/s here, float32 {full:.2f}"
+        return None
+
+    def apply(self, target: Target) -> None:
+        dtype = getattr(torch, self.dtype)
+        floating = [name for name, m in target.model.named_modules() if _has_floats(m)]
+        if self.autocast:
+            target.model = Autocast(target.model, dtype, target.device.kind)
+            skipped = {}
+        else:
+            skipped = {name: "kept in float32 by option" for name in floating if self._kept(name)}
+            target.model = target.workload.cast(target.model, dtype, lambda name, module: self._kept(name))
+            target.compute_dtype = dtype
+        target.coverage.append(
+            Coverage(
+                technique=self.name,
+                changed=len(floating) - len(skipped),
+                total=len(floating),
+                unit="modules with weights",
+                kernel=f"autocast to {self.dtype}" if self.autocast else self.dtype,
+                skipped=skipped,
+            )
+        )
+
+    def _kept(self, name: str) -> bool:
+        return any(name == prefix or name.startswith(prefix + ".") for prefix in self.keep_float32)
+
+
+class Autocast(nn.Module):
+    """Runs the inner module under torch.autocast and returns float32."""
+
+    def __init__(self, inner: nn.Module, dtype: torch.dtype, device: str) -> None:
+        super().__init__()
+        self.inner, self.dtype, self.device = inner, dtype, device
+
+    def forward(self, *args, **kwargs):
+        with torch.autocast(self.device, dtype=self.dtype):
+            output = self.inner(*args, **kwargs)
+        return torch.utils._pytree.tree_map(
+            lambda leaf: (
+                leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype == self.dtype else leaf
+            ),
+            output,
+        )
+
+
+def _has_floats(module: nn.Module) -> bool:
+    tensors = [*module._parameters.values(), *module._buffers.values()]
+    return any(tensor is not None and tensor.is_floating_point() for tensor in tensors)

@@ -1,0 +1,185 @@
+"""4-bit weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torchwright.errors import RefusedTechnique
+from torchwright.facts import Coverage, DeviceFacts
+from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.wrapping import named, plain_name, replace_module
+
+ROWS = 16
+"""The kernel takes weights whose output rows are a multiple of this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int4WeightOnly(Technique):
+    """Keep the weights of linear layers in 4 bits, a scale and a minimum per group; arithmetic stays in bfloat16."""
+
+    name: ClassVar[str] = "int4_weight_only"
+    phase: ClassVar[Phase] = Phase.WEIGHTS
+    needs: ClassVar[frozenset[str]] = frozenset({"linear", "float_weights"})
+    removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
+
+    group_size: Literal[32, 64, 128] = 64
+    """Weights of one row that share a scale and a minimum."""
+    skip: tuple[str, ...] = ()
+    """Names of linear layers that keep their weights."""
+
+    @classmethod
+    def available(cls, device: DeviceFacts) -> str | None:
+        if device.kind != "cpu":
+            return f"its kernel is the CPU's; this device is {device.kind}"
+        return None
+
+    @property
+    def kernel(self) -> str | None:
+        return "int4"
+
+    def refuse(self, target: Target) -> str | None:
+        fault = self.available(target.device)
+        if fault:
+            return fault
+        skipped = skips(target.model, self)
+        total = sum(1 for _ in named(target.model, nn.Linear))
+        if total and len(skipped) == total:
+            return f"none of {total} linear layers can be packed: {'; '.join(sorted(set(skipped.values())))}"
+        return None
+
+    def retreat(self, names: tuple[str, ...]) -> Self:
+        return replace(self, skip=tuple(sorted({*self.skip, *map(plain_name, names)})))
+
+    def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
+        if not isinstance(module, nn.Linear) or _shape_fault(module, self.group_size):
+            return None
+        w_NK = module.weight.detach().float()
+        error_NK = dequantize(*quantize(w_NK, self.group_size), self.group_size) - w_NK
+        exact = F.linear(x.float(), w_NK)
+        return float(F.linear(x.float(), error_NK).norm() / exact.norm().clamp_min(1e-12))
+
+    def apply(self, target: Target) -> None:
+        layers = dict(named(target.model, nn.Linear))
+        skipped = skips(target.model, self)
+        for name, layer in layers.items():
+            if name not in skipped:
+                replace_module(target.model, layer, Int4Linear.of(layer, self.group_size))
+        if len(skipped) == len(layers):
+            raise RefusedTechnique(
+                "int4_weight_only changes nothing", found="; ".join(sorted(set(skipped.values())))
+            )
+        target.coverage.append(
+            Coverage(
+                technique=self.name,
+                changed=len(layers) - len(skipped),
+                total=len(layers),
+                unit="linear layers",
+                kernel=f"aten int4, groups of {self.group_size}",
+                skipped=skipped,
+            )
+        )
+
+
+class Int4Linear(nn.Module):
+    """A linear layer whose weight is `(code - 8) * scale + zero`, codes of 4 bits, scale and zero per group.
+
+    The buffers hold the plain form: `codes_NK` with two codes in a byte (even column in the low nibble) and
+    `scales_GN2` (scale, zero) in bfloat16. The kernel wants an order of its own that depends on the instruction set:
+    it is made once per process when running eagerly, and inside the graph when exporting, where freezing folds it into
+    a constant of the compiled package. So what is saved runs everywhere, and what is compiled runs at once.
+    """
+
+    codes_NK: torch.Tensor
+    scales_GN2: torch.Tensor
+
+    def __init__(
+        self, codes_NK: torch.Tensor, scales_GN2: torch.Tensor, bias: torch.Tensor | None, group: int
+    ) -> None:
+        super().__init__()
+        self.register_buffer("codes_NK", codes_NK)
+        self.register_buffer("scales_GN2", scales_GN2)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.group = group
+        self.out_features, self.in_features = codes_NK.shape[0], codes_NK.shape[1] * 2
+        self._packed: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, layer: nn.Linear, group: int) -> Int4Linear:
+        """The quantized form of a linear layer."""
+        codes_NK, scales_GN2 = quantize(layer.weight.detach().float(), group)
+        low, high = codes_NK[:, 0::2], codes_NK[:, 1::2]
+        return cls((low | (high << 4)).contiguous(), scales_GN2, layer.bias, group)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x_MK = x.reshape(-1, self.in_features).to(torch.bfloat16)
+        y_MN = torch.ops.aten._weight_int4pack_mm_for_cpu(x_MK, self._pack(), self.group, self.scales_GN2)
+        y = y_MN.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, group={self.group}"
+
+    def _pack(self) -> torch.Tensor:
+        if torch.compiler.is_exporting():
+            return self._packed_now()
+        if self._packed is None:
+            self._packed = self._packed_now()
+        return self._packed
+
+    def _packed_now(self) -> torch.Tensor:
+        pairs = torch.stack((self.codes_NK & 15, self.codes_NK >> 4), dim=-1)
+        codes_NK = pairs.reshape(self.out_features, self.in_features).to(torch.int32)
+        return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes_NK, 2)
+
+
+def quantize(w_NK: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes 0 to 15 as uint8 [N, K] and (scale, zero) in bfloat16 [K / group, N, 2]."""
+    N, K = w_NK.shape
+    w_NGg = w_NK.reshape(N, K // group, group)
+    low, high = w_NGg.amin(-1, keepdim=True), w_NGg.amax(-1, keepdim=True)
+    # Rounded to what the kernel will read before the codes are chosen, so that they make up for the rounding.
+    scale = ((high - low) / 15).clamp_min(1e-8).bfloat16().float()
+    zero = (low + 8 * scale).bfloat16().float()
+    codes = ((w_NGg - zero) / scale + 8).round().clamp(0, 15)
+    scales_NG2 = torch.cat((scale, zero), dim=-1).bfloat16()
+    return codes.reshape(N, K).to(torch.uint8), scales_NG2.transpose(0, 1).contiguous()
+
+
+def dequantize(codes_NK: torch.Tensor, scales_GN2: torch.Tensor, group: int) -> torch.Tensor:
+    """The weights that the codes stand for, in float32: the reference for the kernel."""
+    N, K = codes_NK.shape
+    scale, zero = scales_GN2.float().transpose(0, 1).unsqueeze(-1).unbind(2)
+    return ((codes_NK.reshape(N, K // group, group).float() - 8) * scale + zero).reshape(N, K)
+
+
+def skips(model: nn.Module, technique: Int4WeightOnly) -> dict[str, str]:
+    """Linear layers that stay as they are, with the reason."""
+    owners: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    asked = {plain_name(name) for name in technique.skip}
+    reasons: dict[str, str] = {}
+    for name, layer in named(model, nn.Linear):
+        if name in asked:
+            reasons[name] = "left alone by option"
+        elif fault := _shape_fault(layer, technique.group_size):
+            reasons[name] = fault
+        elif type(layer) is not nn.Linear:
+            reasons[name] = f"a {type(layer).__name__}, whose forward may not be a plain product"
+    return reasons
+
+
+def _shape_fault(layer: nn.Linear, group: int) -> str | None:
+    N, K = layer.weight.shape
+    if K % group:
+        return f"{K} inputs are not a multiple of the group of {group}"
+    if N % ROWS:
+        return f"{N} outputs are not a multiple of {ROWS}"
+    return None

@@ -1,0 +1,167 @@
+"""8-bit integer layers, written as quantize → dequantize → layer so that Inductor puts oneDNN's int8 kernels there.
+
+The form is what PyTorch's own PT2E flow leaves behind (`quantized_decomposed` operators around a float layer). It
+runs anywhere, slowly; compiled with freezing on an x86 CPU the pattern becomes one `onednn.qlinear_pointwise` or
+`qconv_pointwise` with the weight packed ahead of time, and the following activation and re-quantization fused in.
+Activations between layers keep the model's own type: the layer computes in float32 around the integers, since the
+fused pattern for a bfloat16 body is not matched by Inductor of torch 2.13 outside autocast.
+
+Weights: symmetric, one scale per output channel. Activations: asymmetric uint8, one scale per tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.ao.quantization.fx._decomposed  # registers the quantized_decomposed operators
+from torch import nn
+
+from torchwright.facts import Coverage
+from torchwright.techniques.base import Target
+from torchwright.techniques.wrapping import plain_name, replace_module
+
+ops = torch.ops.quantized_decomposed
+EPSILON = 1e-5
+LAYERS = (nn.Linear, nn.Conv2d)
+
+
+def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(int8 weight, float32 scale per output channel): symmetric, round to nearest, range ±127."""
+    flat = weight.detach().float().flatten(1)
+    scale = flat.abs().amax(1).clamp_min(1e-12) / 127
+    shape = (-1,) + (1,) * (weight.dim() - 1)
+    return torch.round(weight.detach().float() / scale.view(shape)).clamp(-127, 127).to(torch.int8), scale
+
+
+def activation_range(samples: torch.Tensor, low: float, high: float) -> tuple[float, int]:
+    """(scale, zero point) of uint8 for values in [low, high]: the clipping with the least squared error on `samples`."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    best: tuple[float, float, int] = (float("inf"), 1.0, 0)
+    for share in (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5):
+        scale = max((high - low) * share / 255, 1e-9)
+        zero = max(0, min(255, round(-low * share / scale)))
+        rounded = (torch.round(samples / scale) + zero).clamp(0, 255)
+        error = ((rounded - zero) * scale - samples).square().mean().item()
+        if error < best[0]:
+            best = error, scale, zero
+    return best[1], best[2]
+
+
+class Int8Layer(nn.Module):
+    """A linear layer or 2-D convolution on 8-bit weights and activations; `scale` None quantizes per call."""
+
+    def __init__(self, layer: nn.Module, activation: tuple[float, int] | None) -> None:
+        super().__init__()
+        assert isinstance(layer, LAYERS)
+        weight, scale = quantize_weight(layer.weight)
+        self.register_buffer("weight", weight)
+        self.register_buffer("weight_scale", scale)
+        self.register_buffer("weight_zero", torch.zeros(len(scale), dtype=torch.int64))
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().float())
+        self.activation = activation
+        self.convolution: dict[str, Any] | None = None
+        if isinstance(layer, nn.Conv2d):
+            self.convolution = {
+                key: getattr(layer, key) for key in ("stride", "padding", "dilation", "groups")
+            }
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        if self.activation is None:
+            scale, zero = ops.choose_qparams.tensor(wide, 0, 255, EPSILON, torch.uint8)
+            q = ops.quantize_per_tensor.tensor(wide, scale, zero, 0, 255, torch.uint8)
+            wide = ops.dequantize_per_tensor.tensor(q, scale, zero, 0, 255, torch.uint8)
+        else:
+            scale, zero = self.activation
+            q = ops.quantize_per_tensor.default(wide, scale, zero, 0, 255, torch.uint8)
+            wide = ops.dequantize_per_tensor.default(q, scale, zero, 0, 255, torch.uint8)
+        weight = ops.dequantize_per_channel.default(
+            self.weight, self.weight_scale, self.weight_zero, 0, -127, 127, torch.int8
+        )
+        if self.convolution is None:
+            return nn.functional.linear(wide, weight, self.bias).to(x.dtype)
+        return nn.functional.conv2d(wide, weight, self.bias, **self.convolution).to(x.dtype)
+
+
+def quantizable(
+    model: nn.Module, skip: Sequence[str], kinds: tuple[type[nn.Module], ...]
+) -> Iterator[tuple[str, Any, str]]:
+    """(name, layer, reason to leave it alone or '') for every layer of these kinds."""
+    for name, module in model.named_modules():
+        if isinstance(module, kinds):
+            plain = plain_name(name)
+            reason = ""
+            if plain in skip or name in skip:
+                reason = "left in float: among the most sensitive"
+            elif isinstance(module, nn.Conv2d) and (
+                module.padding_mode != "zeros" or isinstance(module.padding, str)
+            ):
+                reason = "the padding is not a number of zeros"
+            elif not module.weight.is_floating_point():
+                reason = f"its weight is {module.weight.dtype}"
+            yield plain, module, reason
+
+
+def swap_layers(
+    target: Target,
+    technique: str,
+    skip: Sequence[str],
+    kinds: tuple[type[nn.Module], ...],
+    activation: Callable[[nn.Module], tuple[float, int] | None | str],
+) -> None:
+    """Replace layers by `Int8Layer` and record the coverage; `activation` gives scale and zero point, or why not."""
+    skipped: dict[str, str] = {}
+    total = 0
+    for name, layer, reason in list(quantizable(target.model, skip, kinds)):
+        total += 1
+        chosen = reason or activation(layer)
+        if isinstance(chosen, str):
+            skipped[name] = chosen
+        else:
+            replace_module(target.model, layer, Int8Layer(layer, chosen))
+    target.coverage.append(
+        Coverage(
+            technique=technique,
+            changed=total - len(skipped),
+            total=total,
+            unit="layers",
+            kernel="oneDNN int8 (u8 x s8)",
+            skipped=skipped,
+        )
+    )
+
+
+def layer_error(module: nn.Module, x: torch.Tensor, kinds: tuple[type[nn.Module], ...]) -> float | None:
+    """Relative error of one layer's output with 8-bit weights and activations on input `x`."""
+    if not isinstance(module, kinds):
+        return None
+    expected = module(x).float()
+    got = Int8Layer(module, None)(x).float()
+    norm = expected.norm()
+    return ((got - expected).norm() / norm).item() if norm > 0 else 0.0
+
+
+def observe_inputs(target: Target, kinds: tuple[type[nn.Module], ...]) -> dict[nn.Module, tuple[float, int]]:
+    """Scale and zero point of every layer's input over the workload's calibration calls."""
+    seen: dict[nn.Module, tuple[torch.Tensor, float, float]] = {}
+
+    def watch(module: nn.Module, args: tuple[Any, ...]) -> None:
+        x = args[0].detach().float().flatten()
+        low, high = x.min().item(), x.max().item()
+        samples = x[:: max(1, x.numel() // 8192)]
+        if module in seen:
+            before, old_low, old_high = seen[module]
+            samples, low, high = torch.cat([before, samples]), min(low, old_low), max(high, old_high)
+        seen[module] = samples, low, high
+
+    handles = [m.register_forward_pre_hook(watch) for m in target.model.modules() if isinstance(m, kinds)]
+    try:
+        with torch.no_grad():
+            for case in target.workload.calibration(target.compute_dtype):
+                target.model(*case.args, **case.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {module: activation_range(*values) for module, values in seen.items()}

@@ -1,0 +1,68 @@
+"""What techniques share: outputs compared, wrapped models looked through, modules replaced under all their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from torchwright.workloads.base import Case
+
+WRAPPED = "inner."
+"""Wrappers that techniques and workloads put around a model call it `inner`."""
+
+
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Largest relative error of an output after a change that only reorders sums, per type of arithmetic."""
+
+
+def plain_name(name: str) -> str:
+    """A module's name in the model itself, whatever has been wrapped around it since."""
+    while name.startswith(WRAPPED):
+        name = name.removeprefix(WRAPPED)
+    return name
+
+
+def named(model: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Iterator[tuple[str, Any]]:
+    """Every module of this kind under its plain name, those shared only once."""
+    return ((plain_name(name), module) for name, module in model.named_modules() if isinstance(module, kind))
+
+
+def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put `new` wherever `old` is, under every name that it has."""
+    for parent in list(model.modules()):
+        for key, child in parent._modules.items():
+            if child is old:
+                parent._modules[key] = new
+
+
+def outputs(model: nn.Module, cases: Sequence[Case]) -> list[torch.Tensor]:
+    """All output tensors of all cases; inputs are cloned first, for a case may hold state that a call writes to."""
+    found: list[torch.Tensor] = []
+    with torch.no_grad():
+        for case in cases:
+            args, kwargs = pytree.tree_map(_copy, (case.args, case.kwargs))
+            leaves = pytree.tree_leaves(model(*args, **kwargs))
+            found += [leaf.clone() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return found
+
+
+def worst_error(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> float:
+    """The largest relative error (Frobenius norm) of any tensor; infinite where the outputs do not correspond."""
+    if [t.shape for t in before] != [t.shape for t in after]:
+        return float("inf")
+    worst = 0.0
+    for a, b in zip(before, after, strict=True):
+        a, b = a.double(), b.double()
+        same = torch.equal(a.isfinite(), b.isfinite())
+        a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
+        error = float((a - b).norm() / a.norm().clamp_min(1e-12)) if same else float("inf")
+        worst = max(worst, error)
+    return worst
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,191 @@
+"""The workload contract: builds the model afresh, yields representative calls, and knows its metric.
+
+A workload travels to the trial processes by cloudpickle and is never read from a file. What a file keeps is
+`describe()`: plain data from which the same workload is built again.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from torchwright.errors import ModelError
+from torchwright.facts import Quality
+from torchwright.registry import Registry
+
+Run = Callable[["Case"], Any]
+"""Makes one call of the model, however it is executed, and returns its output."""
+
+workloads: Registry[type[Workload]] = Registry(
+    "workload",
+    group="torchwright.workloads",
+    builtins={
+        "module": "torchwright.workloads.module:ModuleWorkload",
+        "language": "torchwright.workloads.language:LanguageWorkload",
+        "encoder": "torchwright.workloads.encoder:EncoderWorkload",
+        "image": "torchwright.workloads.image:ImageWorkload",
+    },
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of call: a name, its inputs, and how often the workload makes it."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    repeat: int = 1
+    dynamic: Any = None
+    """`torch.export` dynamic shapes for these arguments; None exports the shapes as they are."""
+    fixed: bool = False
+    """The call is known by its name; others are known by the shapes of their inputs."""
+    example: tuple[Any, ...] | None = None
+    """Arguments to export with where they differ from those that are timed."""
+
+
+class Workload(ABC):
+    """A model with its representative calls and its metric."""
+
+    name: str
+    supports: ClassVar[str] = ""
+    """The architectures of Hugging Face folders that it takes, in words; empty where it takes none."""
+    max_samples: int = 256
+
+    @classmethod
+    def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
+        """Whether a Hugging Face folder with this config.json is its kind of model."""
+        return False
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """The original, in eval mode, fresh: changing it changes nobody's model.
+
+        Raises `ModelError` when it cannot be built.
+        """
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        """What techniques transform: the model itself, or a wrapper with fixed shapes that computes the same."""
+        return model
+
+    @abstractmethod
+    def cases(self, dtype: torch.dtype) -> list[Case]:
+        """The calls of the adapted model, with floating-point state (such as a KV cache) in `dtype`."""
+
+    def graphs(self, dtype: torch.dtype) -> list[Case]:
+        """The calls that are really made of the adapted model, and so exported; `front` answers `cases` by them."""
+        return self.cases(dtype)
+
+    def front(self, run: Run) -> Run:
+        """Answers any of `cases` by calls that have the shapes of `graphs`."""
+        return run
+
+    def bucketed(self, count: int, multiple: int) -> Workload | None:
+        """The same rows in at most `count` calls of about equal lengths, or None where that means nothing."""
+        return None
+
+    def original_run(self, model: nn.Module) -> Run:
+        """How the user runs the original; the baseline is timed through it."""
+        return lambda case: model(*case.args, **case.kwargs)
+
+    def cast(self, model: nn.Module, dtype: torch.dtype, keep: Callable[[str, nn.Module], bool]) -> nn.Module:
+        """The model computing in `dtype`; its inputs and outputs keep the types they have."""
+        to_dtype(model, dtype, keep)
+        return CastBoundary(model, dtype)
+
+    @abstractmethod
+    def observe(self, run: Run, dtype: torch.dtype) -> Any:
+        """What the metric needs to see of a model, original or candidate: tensors, floats, lists of them."""
+
+    @abstractmethod
+    def compare(self, reference: Any, candidate: Any) -> Quality:
+        """The metric of `candidate` beside `reference`; both come from `observe`.
+
+        Raises `WorkloadError` when the metric is not a finite number.
+        """
+
+    def calibration(self, dtype: torch.dtype) -> list[Case]:
+        """Calls whose activations set quantization scales; the workload's own unless it has better ones."""
+        return self.cases(dtype)
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Plain data for the recipe: `kind`, the model's name, the shapes, the metric."""
+
+    def check_adapted(self, original: nn.Module, adapted: nn.Module) -> None:  # noqa: B027
+        """Raises `ModelError` unless the adapted form computes what the original does."""
+
+    def files(self, *, weights: bool) -> dict[str, Path]:
+        """Files of the model's folder that an artifact needs: configuration and tokenizer, and weights if asked.
+
+        Path inside the folder → where it is read from.
+        """
+        return {}
+
+    def properties(self, model: nn.Module) -> set[str]:
+        """Properties of the original that techniques may need, beyond those read off its modules."""
+        return set()
+
+
+class CastBoundary(nn.Module):
+    """Casts floating-point inputs to `dtype` on the way in and floating-point outputs back on the way out."""
+
+    def __init__(self, inner: nn.Module, dtype: torch.dtype, outside: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.inner, self.dtype, self.outside = inner, dtype, outside
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _cast(args, self.outside, self.dtype), _cast(kwargs, self.outside, self.dtype)
+        return _cast(self.inner(*args, **kwargs), self.dtype, self.outside)
+
+
+def to_dtype(model: nn.Module, dtype: torch.dtype, keep: Callable[[str, nn.Module], bool]) -> list[str]:
+    """Cast parameters and buffers in place, but for the modules that `keep` names; returns the cast modules."""
+    changed = []
+    for name, module in model.named_modules():
+        if keep(name, module):
+            continue
+        tensors = [*module._parameters.values(), *module._buffers.values()]
+        if any(t is not None and t.is_floating_point() and t.dtype != dtype for t in tensors):
+            changed.append(name)
+        for key, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
+                module._parameters[key] = parameter
+        for key, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                module._buffers[key] = buffer.to(dtype)
+    return changed
+
+
+def fresh(model: nn.Module) -> nn.Module:
+    """A deep copy in eval mode without gradients.
+
+    Raises `ModelError` for a model that cannot be copied.
+    """
+    try:
+        model = copy.deepcopy(model).eval()
+    except Exception as error:
+        raise ModelError(
+            f"the model {type(model).__name__} cannot be copied",
+            found=f"{type(error).__name__}: {error}",
+            next="make copy.deepcopy(model) work, or pass package.module:factory",
+        ) from error
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def _cast(value: Any, source: torch.dtype, target: torch.dtype) -> Any:
+    return pytree.tree_map(
+        lambda leaf: leaf.to(target) if isinstance(leaf, torch.Tensor) and leaf.dtype == source else leaf,
+        value,
+    )

@@ -1,0 +1,137 @@
+"""From what the user names, or what a recipe keeps, to its workload."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from torchwright.errors import ArtifactError, ModelError, WorkloadError
+from torchwright.workloads.base import Workload, workloads
+
+
+def from_target(target: str | None, **options: Any) -> Workload:
+    """The workload of a model as the command line names it.
+
+    `target` is None (the bundled language model), `package.module:factory`, a Hugging Face folder or a hub id.
+    `options` are the workload's own, such as batch, prompt_tokens, new_tokens, eval_text, tokens; None leaves an
+    option at the workload's default.
+
+    Raises `ModelError` for a model that is not there or of no supported kind, `WorkloadError` for an option that its
+    workload does not take.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    if target is None:
+        return _make(workloads.get("language"), "the bundled language model", None, given)
+    if _names_factory(target):
+        from torchwright.workloads.module import from_factory
+
+        _refuse_options(workloads.get("module"), target, given, positional=2)
+        return from_factory(target)
+    from torchwright.workloads.huggingface import resolve
+
+    folder = resolve(target)
+    workload = _make(kind_of(folder), target, folder, given)
+    workload.label = target
+    return workload
+
+
+def from_description(description: dict[str, Any], folder: Path | None = None) -> Workload:
+    """The workload that `Workload.describe()` described.
+
+    `folder` is where the model lies now, such as the artifact's own copy of it; without it the model is looked for
+    where it was.
+
+    Raises `ArtifactError` for a description that is not one, or that names a model which only its owner can make.
+    """
+    kind = description.get("kind")
+    if kind not in workloads.names():
+        raise ArtifactError(
+            f"the recipe's workload is of kind {kind!r}",
+            allowed=", ".join(workloads.names()),
+            next="update torchwright",
+        )
+    cls = workloads.get(str(kind))
+    label = description.get("model")
+    if not isinstance(label, str):
+        raise ArtifactError("the recipe does not say which model it is for", found=repr(label))
+    if kind == "module":
+        return _module(description, label)
+    accepted = _options(cls, positional=1)
+    given = {key: value for key, value in description.items() if key in accepted and value is not None}
+    where = folder
+    if where is None and label != "bundled":
+        from torchwright.workloads.huggingface import resolve
+
+        where = resolve(label)
+    try:
+        workload = _make(cls, label, where, given)
+    except TypeError as error:
+        raise ArtifactError("the recipe's workload cannot be read", found=str(error)) from error
+    workload.label = label
+    return workload
+
+
+def kind_of(folder: Path) -> type[Workload]:
+    """The workload for a Hugging Face folder.
+
+    Raises `ModelError`, which lists what is supported, when there is none.
+    """
+    from torchwright.workloads.huggingface import read_config
+
+    modules = folder / "modules.json"
+    config = {} if modules.is_file() and not (folder / "config.json").is_file() else read_config(folder)
+    for _, cls in workloads:
+        if cls.accepts(folder, config):
+            return cls
+    supported = [f"{cls.supports} ({name})" for name, cls in workloads if cls.supports]
+    raise ModelError(
+        f"{folder} holds a model of an architecture that is not supported",
+        found=", ".join(map(str, config.get("architectures") or ["no architectures in config.json"])),
+        allowed="; ".join(supported),
+        next="any other model can be given as package.module:factory, which returns a module and example inputs",
+    )
+
+
+def _module(description: dict[str, Any], label: str) -> Workload:
+    from torchwright.workloads.module import from_factory
+
+    if not _names_factory(label) or description.get("metric"):
+        what = (
+            f"with the metric '{description['metric']}'"
+            if description.get("metric")
+            else "that is no factory"
+        )
+        raise ArtifactError(
+            f"this recipe is for {label}, a module {what}: a file cannot keep its code",
+            next="pass the model: tw.load(DIR, model=…) in Python",
+        )
+    workload = from_factory(label)
+    workload.task = str(description.get("task") or workload.task)
+    return workload
+
+
+def _make(cls: type[Workload], what: str, folder: Path | None, options: dict[str, Any]) -> Any:
+    _refuse_options(cls, what, options, positional=1)
+    make: Any = cls
+    return make(folder, **options)
+
+
+def _refuse_options(cls: type[Workload], what: str, options: dict[str, Any], *, positional: int) -> None:
+    accepted = _options(cls, positional=positional) if cls.name != "module" else []
+    for key in options:
+        if key not in accepted:
+            raise WorkloadError(
+                f"the option {key.replace('_', '-')} is not for {what}, which is run as the workload '{cls.name}'",
+                allowed=", ".join(name.replace("_", "-") for name in accepted) or "none: its inputs say all",
+            )
+
+
+def _options(cls: type[Workload], *, positional: int) -> list[str]:
+    return list(inspect.signature(cls).parameters)[positional:]
+
+
+def _names_factory(target: str) -> bool:
+    """Whether `target` reads as package.module:factory, and is no path that happens to hold a colon."""
+    module, colon, attribute = target.partition(":")
+    return bool(colon) and attribute.isidentifier() and all(map(str.isidentifier, module.split(".")))

@@ -1,0 +1,383 @@
+"""Sentence encoders and other BERT-like models of a Hugging Face or sentence-transformers folder."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from torchwright.errors import ModelError, WorkloadError
+from torchwright.facts import Quality
+from torchwright.measure import accuracy
+from torchwright.workloads.base import Case, Run, Workload
+from torchwright.workloads.encoding import Batcher, Layout, fixed_calls, padded, plain_tokenizer, split
+from torchwright.workloads.huggingface import load_model, model_files, parameter_count, read_config
+from torchwright.workloads.language import BUNDLED
+
+SAMPLE_SENTENCES = 512
+SAMPLE_OPERATIONS = 1e12
+"""The metric's sample is cut to what these operations pay for, 2 per parameter and token, but never below 2 batches."""
+CALIBRATION_BATCHES = 4
+MODEL_TYPES = (
+    *(
+        "albert",
+        "bert",
+        "camembert",
+        "deberta-v2",
+        "distilbert",
+        "electra",
+        "ernie",
+        "eurobert",
+        "modernbert",
+    ),
+    *("mpnet", "nomic_bert", "roberta", "xlm-roberta", "xlm-roberta-xl"),
+)
+"""Encoders by the model_type of their config; a sentence-transformers folder may hold others."""
+Mode = Literal["mean", "cls", "max"]
+
+
+class EncoderWorkload(Workload):
+    """A sentence encoder: one batch of sentences of different lengths, padded to the longest.
+
+    Sentences are those of the evaluation text, cut at `tokens`, the longest row that the optimized model takes; the
+    text's longest one is in the timed batch. Metric: mean cosine to the original's embeddings over
+    several hundred sentences. Pooling and normalisation are those that a sentence-transformers folder names; a plain
+    folder is pooled by the mean over its tokens, as sentence-transformers itself does.
+    """
+
+    name = "encoder"
+    supports = "BertModel, RobertaModel, MPNetModel, DistilBertModel, XLMRobertaModel and their kind"
+
+    def __init__(
+        self, folder: str | Path, *, batch: int = 32, tokens: int = 64, eval_text: str | Path | None = None
+    ) -> None:
+        self.folder, self.label = Path(folder), str(folder)
+        for option, value in (("batch", batch), ("tokens", tokens)):
+            if value < 1:
+                raise WorkloadError(f"{option}={value}", allowed="1 or more")
+        self.batch = batch
+        self.pipeline = read_pipeline(self.folder)
+        limit = self.pipeline.limit
+        if limit is not None and tokens > limit:
+            tokens = limit
+        self.tokens = tokens
+        self.eval_text = Path(eval_text) if eval_text else None
+        self._text = self.eval_text or BUNDLED / "eval.txt"
+        if not self._text.is_file():
+            raise WorkloadError(
+                f"the evaluation text {self._text} is not there", next="pass --eval-text FILE"
+            )
+        self._layout: Layout | None = None
+        self._rows: list[list[int]] | None = None
+
+    @classmethod
+    def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
+        if (folder / "modules.json").is_file():
+            return True
+        names = config.get("architectures") or []
+        return config.get("model_type") in MODEL_TYPES and any(
+            re.fullmatch(r"\w+?(Model|ForMaskedLM)", name) for name in names
+        )
+
+    def build(self) -> nn.Module:
+        pipeline = self.pipeline
+        return SentenceEncoder(
+            load_model(pipeline.folder, "AutoModel"), pipeline.mode, pipeline.normalize
+        ).eval()
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        assert isinstance(model, SentenceEncoder)
+        return model.with_broadcast_mask()
+
+    def check_adapted(self, original: nn.Module, adapted: nn.Module) -> None:
+        """Raises `ModelError` unless the ready-made mask gives transformers' own embeddings."""
+        for case in self.cases(torch.float32):
+            expected = original(*case.args)
+            difference = (expected - adapted(*case.args)).abs().max().item()
+            if not difference < 1e-3 * max(1.0, expected.abs().max().item()):
+                raise ModelError(
+                    f"{self.label} does not take a ready-made attention mask",
+                    found=f"its embeddings differ by {difference:.3g} from transformers' own",
+                )
+
+    @property
+    def layout(self) -> Layout:
+        """The shapes of the calls: the whole batch at once, unless it is bucketed."""
+        if self._layout is None:
+            self._layout = Layout(
+                shapes=((self.batch, len(self._sentences()[0])),),
+                pad=self.pipeline.pad,
+                prompt=self.pipeline.prompt,
+                cut=self.pipeline.limit,
+                part=self.pipeline.folder.relative_to(self.folder).as_posix(),
+            )
+        return self._layout
+
+    def cases(self, dtype: torch.dtype) -> list[Case]:
+        return [Case(name="encode", args=self._batch(0))]
+
+    def graphs(self, dtype: torch.dtype) -> list[Case]:
+        (case,) = self.cases(dtype)
+        calls = [call for call, _ in fixed_calls(case.name, self.layout, *case.args)]
+        if len(self.layout.shapes) == 1:
+            return [case]
+        return [replace(call, name=f"encode {tuple(call.args[0].shape)}") for call in calls]
+
+    def front(self, run: Run) -> Run:
+        return Batcher(run, self.layout)
+
+    def bucketed(self, count: int, multiple: int) -> Workload:
+        """The same sentences in at most `count` calls whose tokens are multiples of `multiple`."""
+        (case,) = self.cases(torch.float32)
+        shapes = split(case.args[1].sum(1).tolist(), count, multiple)
+        other = copy.copy(self)
+        other._layout = replace(self.layout, shapes=shapes)
+        return other
+
+    def calibration(self, dtype: torch.dtype) -> list[Case]:
+        return [
+            Case(name="encode", args=self._batch(index, calibration=True))
+            for index in range(CALIBRATION_BATCHES)
+        ]
+
+    def observe(self, run: Run, dtype: torch.dtype) -> torch.Tensor:
+        """Embeddings (N, E) of every sampled sentence, in batches of the one shape that is timed."""
+        return torch.cat(
+            [run(Case(name="encode", args=self._batch(i))).float().cpu() for i in range(self._rounds())]
+        )
+
+    def compare(self, reference: Any, candidate: Any) -> Quality:
+        return accuracy.cosine(reference, candidate)
+
+    def files(self, *, weights: bool) -> dict[str, Path]:
+        files = model_files(self.folder, weights=weights, parts=self.pipeline.parts)
+        return {name: path for name, path in files.items() if path != self.eval_text}
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": self.name,
+            "model": self.label,
+            "batch": self.batch,
+            "tokens": self.tokens,
+            "eval_text": str(self.eval_text) if self.eval_text else None,
+            "pooling": self.pipeline.mode,
+            "normalize": self.pipeline.normalize,
+            "layout": self.layout.as_dict(),
+        }
+
+    def properties(self, model: nn.Module) -> set[str]:
+        lengths = set(self._batch(0)[1].sum(1).tolist())
+        return {"ragged", "encoder"} if len(lengths) > 1 else {"encoder"}
+
+    def _rounds(self) -> int:
+        """Batches of the metric's sample."""
+        parameters = parameter_count(self.pipeline.folder, self.pipeline.vocabulary)
+        operations = 2.0 * parameters * self.batch * self.layout.tokens
+        wanted = min(SAMPLE_SENTENCES / self.batch, SAMPLE_OPERATIONS / max(operations, 1.0))
+        return min(max(2, int(wanted)), max(1, len(self._sentences()) // self.batch - CALIBRATION_BATCHES))
+
+    def _batch(self, index: int, *, calibration: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Batch `index` of the sample, or of the sentences kept for calibration, padded to the length of all batches.
+
+        Each batch takes sentences from all over the text, so that each is about as ragged as the text is.
+        """
+        rows = self._sentences()
+        stride = len(rows) // self.batch
+        first = stride - 1 - index if calibration else index
+        taken = rows[first % stride :: stride][: self.batch]
+        ids_BT, mask_BT = padded([rows[0], *taken], self.pipeline.pad)
+        return ids_BT[1:], mask_BT[1:]
+
+    def _sentences(self) -> list[list[int]]:
+        """Token ids of the text's sentences in their order, but for the longest, which comes first."""
+        if self._rows is None:
+            tokenizer = plain_tokenizer(self.pipeline.folder, self.tokens)
+            texts = [
+                self.pipeline.prompt + text
+                for text in sentences(self._text.read_text("utf-8", errors="replace"))
+            ]
+            rows: list[list[int]] = [e.ids for e in tokenizer.encode_batch(texts)]
+            if len(rows) < 2 * self.batch:
+                raise WorkloadError(
+                    f"the evaluation text {self._text} is too short",
+                    found=f"{len(rows)} sentences",
+                    allowed=f"at least {2 * self.batch} for batches of {self.batch}",
+                    next="pass a longer --eval-text FILE",
+                )
+            longest = max(range(len(rows)), key=lambda row: len(rows[row]))
+            self._rows = [rows[longest], *rows[:longest], *rows[longest + 1 :]]
+        return self._rows
+
+
+class SentenceEncoder(nn.Module):
+    """A transformers encoder with its pooling: forward(ids_BT, mask_BT) → embeddings (B, E) in float32.
+
+    With `broadcast_mask`, attention is given one (B, 1, 1, T) mask for all its layers in place of the (B, 1, T, T)
+    one that transformers makes, which holds the same row T times.
+    """
+
+    def __init__(
+        self, model: nn.Module, mode: Mode, normalize: bool, *, broadcast_mask: bool = False
+    ) -> None:
+        super().__init__()
+        self.model, self.normalize, self.broadcast_mask = model, normalize, broadcast_mask
+        self.mode: Mode = mode
+
+    def with_broadcast_mask(self) -> SentenceEncoder:
+        """The same weights with the smaller mask, where the model's attention takes one."""
+        config: Any = self.model.config
+        # Layers of several kinds need several masks, and attention that is not SDPA adds its mask to the scores.
+        plain = config._attn_implementation == "sdpa" and not getattr(config, "layer_types", None)
+        other = SentenceEncoder(self.model, self.mode, self.normalize, broadcast_mask=plain)
+        return other.train(self.training)
+
+    def forward(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        mask = mask_BT[:, None, None].bool() if self.broadcast_mask else mask_BT
+        hidden_BTE = self.model(input_ids=ids_BT, attention_mask=mask).last_hidden_state.float()
+        if self.mode == "cls":
+            pooled_BE = hidden_BTE[:, 0]
+        elif self.mode == "max":
+            pooled_BE = hidden_BTE.masked_fill(mask_BT[..., None] == 0, -1e9).amax(1)
+        else:
+            weights_BT1 = mask_BT[..., None].float()
+            pooled_BE = (hidden_BTE * weights_BT1).sum(1) / weights_BT1.sum(1).clamp(min=1e-9)
+        return nn.functional.normalize(pooled_BE, dim=-1) if self.normalize else pooled_BE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """What a folder says about turning a text into an embedding."""
+
+    folder: Path
+    """Where the transformer and the tokenizer lie."""
+    mode: Mode = "mean"
+    normalize: bool = False
+    parts: tuple[str, ...] = ()
+    """Folders of its modules inside the folder."""
+    prompt: str = ""
+    limit: int | None = None
+    pad: int = 0
+    vocabulary: int = 0
+
+
+def read_pipeline(folder: Path) -> Pipeline:
+    """The pipeline of a sentence-transformers folder (modules.json) or of a plain Hugging Face folder.
+
+    Raises `ModelError` for a missing or unreadable file, and for modules other than Transformer, Pooling (mean, cls,
+    max) and Normalize.
+    """
+    if not (folder / "modules.json").is_file():
+        config = read_config(folder)
+        return Pipeline(
+            folder=folder, limit=_limit(folder, config), pad=_pad(config), vocabulary=_vocabulary(config)
+        )
+    modules = _json(folder / "modules.json")
+    if not isinstance(modules, list) or not all(isinstance(m, dict) and "type" in m for m in modules):
+        raise ModelError(f"{folder / 'modules.json'} is not a list of modules")
+    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ModelError(
+            f"{folder} is a sentence-transformers pipeline that this workload cannot run",
+            found=" → ".join(kinds),
+            allowed="Transformer → Pooling, with or without Normalize",
+        )
+    for module in modules:
+        if not (folder / str(module.get("path", ""))).resolve().is_relative_to(folder.resolve()):
+            raise ModelError(
+                f"{folder / 'modules.json'} points outside its folder", found=str(module["path"])
+            )
+    inner = folder / str(modules[0].get("path", ""))
+    config = read_config(inner)
+    pooling = _json(folder / modules[1].get("path", "1_Pooling") / "config.json")
+    prompts = _json(folder / "config_sentence_transformers.json", optional=True)
+    prompt = (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name") or "", "")
+    if prompt and not pooling.get("include_prompt", True):
+        raise ModelError(f"{folder} leaves its prompt out of the pooling, which this workload cannot do")
+    return Pipeline(
+        folder=inner,
+        mode=_mode(folder, pooling),
+        normalize=len(kinds) == 3,
+        parts=tuple(str(module.get("path", "")) for module in modules),
+        prompt=prompt,
+        limit=_limit(inner, config),
+        pad=_pad(config),
+        vocabulary=_vocabulary(config),
+    )
+
+
+def sentences(text: str) -> list[str]:
+    """Sentences of a text, in their order: they end at . ! or ? before white space, and at empty lines.
+
+    Left out are those of fewer than three words and those that are mostly not letters: tables, rulers, code.
+    """
+    paragraphs: Callable[[str], list[str]] = re.compile(r"\n\s*\n").split
+    found = []
+    for paragraph in paragraphs(text):
+        for sentence in re.split(r"(?<=[.!?])\s+", " ".join(paragraph.split())):
+            letters = sum(map(str.isalpha, sentence))
+            if len(sentence.split()) >= 3 and letters > 0.6 * len(sentence):
+                found.append(sentence)
+    return found
+
+
+def _mode(folder: Path, pooling: dict[str, Any]) -> Mode:
+    names = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"}
+    flags = {
+        key.removeprefix("pooling_mode_"): on
+        for key, on in pooling.items()
+        if key.startswith("pooling_mode_")
+    }
+    asked = [names.get(key, key) for key, on in flags.items() if on]
+    if "pooling_mode" in pooling:
+        asked = [str(pooling["pooling_mode"])]
+    for mode in typing.get_args(Mode):
+        if asked == [mode]:
+            return mode
+    raise ModelError(
+        f"{folder} pools in a way that this workload cannot",
+        found=", ".join(asked) or "none",
+        allowed="mean, cls or max",
+    )
+
+
+def _limit(folder: Path, config: dict[str, Any]) -> int | None:
+    """The model's own longest text in tokens: what sentence-transformers says, the tokenizer, or the positions."""
+    said = _json(folder / "sentence_bert_config.json", optional=True).get("max_seq_length")
+    tokenizer = _json(folder / "tokenizer_config.json", optional=True).get("model_max_length")
+    positions = config.get("max_position_embeddings")
+    if positions and config.get("model_type") in (
+        "roberta",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "camembert",
+        "mpnet",
+    ):
+        positions -= _pad(config) + 1  # these count positions from the padding token's id on
+    limits = [int(value) for value in (said, tokenizer, positions) if value and value < 1e9]
+    return min(limits) if limits else None
+
+
+def _pad(config: dict[str, Any]) -> int:
+    pad = config.get("pad_token_id")
+    return pad if isinstance(pad, int) and pad >= 0 else 0
+
+
+def _vocabulary(config: dict[str, Any]) -> int:
+    return int(config.get("vocab_size") or 0)
+
+
+def _json(path: Path, *, optional: bool = False) -> Any:
+    if optional and not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read", found=str(error)) from error

@@ -1,0 +1,254 @@
+"""Text generation over two fixed-shape calls, `prefill` and `decode`, and a preallocated KV cache.
+
+Needs neither transformers nor the model's code, so that an artifact answers as soon as its compiled calls are
+loaded. Prompts are left-padded to whole chunks, which lets rows of different lengths share their cache slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchwright.errors import WorkloadError
+from torchwright.workloads.base import Case, Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """The fixed sizes of a language model's two calls."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    batch: int
+    chunk: int
+    """Tokens of one prefill call."""
+    slots: int
+    """Tokens the KV cache holds for each row."""
+    context: int
+    """The model's own limit."""
+    windows: tuple[int, ...]
+    """One dense mask for each distinct kind of layer: 0 is full attention, else the sliding window's width."""
+    eos: tuple[int, ...] = ()
+    bos: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Geometry:
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
+        return cls(**values)
+
+
+def new_cache(geometry: Geometry, dtype: torch.dtype, device: str = "cpu") -> list[torch.Tensor]:
+    """Zeroed keys and values, layer by layer: [k_0, v_0, k_1, …], each (B, K, S, D)."""
+    shape = (geometry.batch, geometry.kv_heads, geometry.slots, geometry.head_dim)
+    return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * geometry.layers)]
+
+
+def call(
+    name: str,
+    geometry: Geometry,
+    ids_BT: torch.Tensor,
+    start: int,
+    cache: list[torch.Tensor],
+    *,
+    padding_B: torch.Tensor | None = None,
+    keep_K: torch.Tensor | None = None,
+    repeat: int = 1,
+) -> Case:
+    """One call that writes T tokens into cache slots `start` to `start + T` and returns logits (B, K, V).
+
+    `padding_B` counts the empty slots at the left of each row. A padded query sees itself alone: a row of the mask
+    with nothing allowed would turn into NaN, and NaN in the cache outlives its mask.
+    """
+    B, T = ids_BT.shape
+    device = ids_BT.device
+    slots_T = torch.arange(start, start + T, device=device)
+    padding_B = torch.zeros(B, dtype=torch.long, device=device) if padding_B is None else padding_B
+    positions_BT = (slots_T[None] - padding_B[:, None]).clamp_min(0)
+    keep_K = torch.tensor([T - 1], device=device) if keep_K is None else keep_K
+    key_S = torch.arange(geometry.slots, device=device)
+    distance_TS = slots_T[:, None] - key_S[None]
+    causal_BTS = (distance_TS >= 0) & (key_S[None, None] >= padding_B[:, None, None])
+    causal_BTS = causal_BTS | (distance_TS == 0)
+    masks = [
+        (causal_BTS & (distance_TS < window) if window else causal_BTS)[:, None]
+        for window in geometry.windows
+    ]
+    return Case(
+        name=name, args=(ids_BT, positions_BT, slots_T, keep_K, masks, cache), repeat=repeat, fixed=True
+    )
+
+
+class Generator:
+    """Generates text with a language model's `prefill` and `decode`.
+
+    `generate` takes texts or token ids, one or many of different lengths, and returns texts for texts and lists of
+    ids for ids.
+    """
+
+    def __init__(
+        self, run: Run, geometry: Geometry, dtype: torch.dtype, folder: Path | None, device: str = "cpu"
+    ):
+        self._run, self.geometry, self._dtype, self._device = run, geometry, dtype, device
+        self._tokenizer = load_tokenizer(folder) if folder else None
+
+    def __call__(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """Logits (B, T, V) in float32 of token ids (B, T), at most one cache long."""
+        geometry = self.geometry
+        B, T = ids_BT.shape
+        self._check(ids_BT.flatten().tolist(), T, 0)
+        padded = -T % geometry.chunk
+        ids = torch.zeros(geometry.batch, T + padded, dtype=torch.long, device=self._device)
+        rows: list[torch.Tensor] = []
+        for first in range(0, B, geometry.batch):
+            part = ids_BT[first : first + geometry.batch]
+            ids[: len(part), padded:] = part
+            cache = new_cache(geometry, self._dtype, self._device)
+            padding_B = torch.full((geometry.batch,), padded, device=self._device)
+            chunks = [
+                self._run(
+                    call(
+                        "prefill",
+                        geometry,
+                        ids[:, start : start + geometry.chunk],
+                        start,
+                        cache,
+                        padding_B=padding_B,
+                        keep_K=torch.arange(geometry.chunk, device=self._device),
+                    )
+                )
+                for start in range(0, T + padded, geometry.chunk)
+            ]
+            rows.append(torch.cat(chunks, 1)[: len(part), padded:].float())
+        return torch.cat(rows)
+
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int = 64,
+        temperature: float = 0.0,
+        seed: int = 0,
+        on_token: Callable[[int, int], None] | None = None,
+    ) -> Any:
+        """Continue each prompt until an end-of-text token or `max_new_tokens`.
+
+        `temperature` 0 is greedy; above it, tokens are drawn with one generator seeded by `seed`. `on_token(row,
+        token)` is called as tokens appear.
+
+        Raises `WorkloadError` for an empty prompt, ids out of range, or a prompt that does not fit the cache.
+        """
+        if temperature < 0:
+            raise WorkloadError(f"temperature {temperature}", allowed="0 or more")
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        items: list[Any] = [prompts] if single else list(prompts)
+        if not items:
+            raise WorkloadError("there is no prompt")
+        texts = isinstance(items[0], str)
+        rows = [self.encode(item) if texts else list(item) for item in items]
+        random = torch.Generator().manual_seed(seed)
+        outputs: list[list[int]] = []
+        for first in range(0, len(rows), self.geometry.batch):
+            part = rows[first : first + self.geometry.batch]
+            outputs += self._batch(part, max_new_tokens, temperature, random, first, on_token)
+        results = [self.decode(ids) for ids in outputs] if texts else outputs
+        return results[0] if single else results
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, with the begin-of-text token where the model has one."""
+        ids = self._need_tokenizer().encode(text, add_special_tokens=True).ids
+        bos = self.geometry.bos
+        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        return self._need_tokenizer().decode(list(ids), skip_special_tokens=True)
+
+    def _batch(self, rows, max_new_tokens, temperature, random, first_row, on_token) -> list[list[int]]:
+        geometry, device = self.geometry, self._device
+        longest = max(map(len, rows))
+        length = longest + (-longest % geometry.chunk)
+        for ids in rows:
+            self._check(ids, length, max_new_tokens)
+        ids_BT = torch.zeros(geometry.batch, length, dtype=torch.long, device=device)
+        padding_B = torch.zeros(geometry.batch, dtype=torch.long, device=device)
+        for row, ids in enumerate(rows):
+            ids_BT[row, length - len(ids) :] = torch.tensor(ids, device=device)
+            padding_B[row] = length - len(ids)
+        cache = new_cache(geometry, self._dtype, device)
+        logits = None
+        for start in range(0, length, geometry.chunk):
+            chunk = ids_BT[:, start : start + geometry.chunk]
+            logits = self._run(call("prefill", geometry, chunk, start, cache, padding_B=padding_B))
+        outputs: list[list[int]] = [[] for _ in rows]
+        alive = set(range(len(rows)))
+        for step in range(max_new_tokens):
+            assert logits is not None
+            token_B = sample(logits[:, -1], temperature, random)
+            for row in sorted(alive):
+                token = int(token_B[row])
+                if token in geometry.eos:
+                    alive.discard(row)
+                    continue
+                outputs[row].append(token)
+                if on_token:
+                    on_token(first_row + row, token)
+            if not alive or step + 1 == max_new_tokens:
+                break
+            logits = self._run(
+                call(
+                    "decode", geometry, token_B[:, None].to(device), length + step, cache, padding_B=padding_B
+                )
+            )
+        return outputs
+
+    def _check(self, ids: Sequence[int], length: int, new: int) -> None:
+        geometry = self.geometry
+        if not ids:
+            raise WorkloadError("the prompt is empty", allowed="at least one token")
+        wrong = next((token for token in ids if not 0 <= token < geometry.vocabulary), None)
+        if wrong is not None:
+            raise WorkloadError(
+                f"token id {wrong} is out of range", allowed=f"0 to {geometry.vocabulary - 1}"
+            )
+        limit = min(geometry.slots, geometry.context)
+        if length + new > limit:
+            raise WorkloadError(
+                f"the prompt ({length} tokens, in whole chunks of {geometry.chunk}) and {new} new tokens do not fit",
+                found=f"{length + new} tokens",
+                allowed=f"{limit}: the cache holds {geometry.slots}, the model's context is {geometry.context}",
+                next="optimize again with a larger --prompt-tokens or --new-tokens",
+            )
+
+    def _need_tokenizer(self) -> Any:
+        if self._tokenizer is None:
+            raise WorkloadError(
+                "this model folder has no tokenizer.json", next="pass token ids instead of text"
+            )
+        return self._tokenizer
+
+
+def sample(logits_BV: torch.Tensor, temperature: float, random: torch.Generator) -> torch.Tensor:
+    """The next token of each row (B,): the most likely one at temperature 0, else drawn from the softmax."""
+    if temperature == 0:
+        return logits_BV.argmax(-1)
+    probabilities = torch.softmax(logits_BV.float().cpu() / temperature, -1)
+    return torch.multinomial(probabilities, 1, generator=random)[:, 0]
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's fast tokenizer, or None where it has no tokenizer.json."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(path))

@@ -1,0 +1,145 @@
+"""Reading Hugging Face folders and hub ids; transformers is imported only when a model is built."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from torch import nn
+
+from torchwright.errors import ModelError
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json.
+
+    Raises `ModelError` when the folder or the file is not there or is not JSON.
+    """
+    if not folder.exists():
+        raise ModelError(
+            f"there is no model at {folder}",
+            allowed="a Hugging Face folder, a hub id, package.module:factory, or an artifact folder",
+            next="`torchwright optimize` with no model runs the bundled one",
+        )
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(
+            f"{folder} has no config.json",
+            found=", ".join(sorted(p.name for p in folder.iterdir())[:6]) if folder.is_dir() else "a file",
+            allowed="a Hugging Face folder: config.json beside *.safetensors",
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} is not JSON", found=str(error)) from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} is not a JSON object", found=type(config).__name__)
+    return config
+
+
+def load_model(folder: Path, auto: str) -> nn.Module:
+    """The folder's model in float32 and eval mode, weights from safetensors only, no code from the folder.
+
+    Raises `ModelError` with transformers' own reason when it cannot be built.
+    """
+    import torch
+    import transformers
+
+    try:
+        with quiet_transformers():
+            model, loaded = getattr(transformers, auto).from_pretrained(
+                folder,
+                dtype=torch.float32,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except Exception as error:
+        raise ModelError(
+            f"transformers cannot load {folder}",
+            found=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
+            next="check that config.json and the *.safetensors belong together",
+        ) from error
+    # transformers fills what a file lacks with random numbers; only a pooler, which nothing here reads, may be missing.
+    missing = sorted(key for key in loaded["missing_keys"] if "pooler" not in key)
+    if missing:
+        raise ModelError(
+            f"the weights in {folder} are not those of {type(model).__name__}",
+            found=f"{len(missing)} missing, such as {missing[0]}",
+            next="check that config.json and the *.safetensors belong together",
+        )
+    model.eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def parameter_count(folder: Path, vocabulary: int = 0) -> int:
+    """Parameters in the folder's safetensors, from their headers alone, without tables of `vocabulary` rows."""
+    count = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            shapes = [file.get_slice(key).get_shape() for key in file.keys()]  # noqa: SIM118
+        count += sum(math.prod(shape) for shape in shapes if not shape or shape[0] != vocabulary)
+    return count
+
+
+def resolve(target: str) -> Path:
+    """A local folder for a path or a hub id; hub ids are downloaded by transformers' own library.
+
+    Raises `ModelError` when it is neither.
+    """
+    path = Path(target)
+    looks_like_id = target.count("/") == 1 and not target.startswith((".", "/", "~"))
+    if path.exists() or not looks_like_id:
+        return path
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(
+            snapshot_download(target, allow_patterns=["*.json", "*.safetensors", "*.txt", "tokenizer*"])
+        )
+    except Exception as error:
+        raise ModelError(
+            f"'{target}' is neither a folder here nor a model that the hub gave",
+            found=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+            allowed="a Hugging Face folder, a hub id, package.module:factory, or an artifact folder",
+        ) from error
+
+
+def model_files(folder: Path, *, weights: bool, parts: Sequence[str] = ()) -> dict[str, Path]:
+    """Configuration, tokenizer and licence files of a folder and its `parts`, and their safetensors if asked.
+
+    Path inside the folder → the file.
+    """
+    patterns = ["*.json", "*.txt", "LICENSE*", "*.model", *(["*.safetensors"] if weights else [])]
+    places = dict.fromkeys([folder, *(folder / part for part in parts)])
+    files = {
+        path for place in places for pattern in patterns for path in place.glob(pattern) if path.is_file()
+    }
+    wanted = sorted(path for path in files if weights or not path.name.endswith(".safetensors.index.json"))
+    return {path.relative_to(folder).as_posix(): path for path in wanted}
+
+
+@contextlib.contextmanager
+def quiet_transformers():
+    """transformers' loggers and progress bars at error level, restored afterwards."""
+    import transformers
+
+    logger = logging.getLogger("transformers")
+    level, bars = logger.level, transformers.utils.logging.is_progress_bar_enabled()
+    logger.setLevel(logging.ERROR)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if bars:
+            transformers.utils.logging.enable_progress_bar()

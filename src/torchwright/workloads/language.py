@@ -1,0 +1,309 @@
+"""Decoder-only language models of a Hugging Face folder: prefill and decode measured apart, judged by perplexity."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwright.errors import ModelError, WorkloadError
+from torchwright.facts import Quality
+from torchwright.measure import accuracy
+from torchwright.workloads.base import Case, Run, Workload, to_dtype
+from torchwright.workloads.generation import Geometry, call, load_tokenizer, new_cache
+
+BUNDLED = Path(__file__).parent.parent / "bundled"
+REFERENCE_BYTES = 256 * 2**20
+"""Memory that the original's log-probabilities may take; large vocabularies are judged on fewer tokens."""
+MAX_TOKENS = 4096
+DECODE_STEPS = 8
+"""Teacher-forced decode steps after each window, so that the metric sees the KV cache too."""
+
+
+class LanguageWorkload(Workload):
+    """A causal language model: prompt and new tokens at one batch size.
+
+    Metric: growth of perplexity on held-out text (the budget), with KL divergence and top-1 agreement against the
+    original beside it.
+    """
+
+    name = "language"
+    supports = "…ForCausalLM"
+
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        *,
+        batch: int = 1,
+        prompt_tokens: int = 128,
+        new_tokens: int = 64,
+        eval_text: str | Path | None = None,
+    ) -> None:
+        self.folder = BUNDLED if folder is None else Path(folder)
+        self.label = "bundled" if folder is None else str(folder)
+        self.batch, self.prompt_tokens, self.new_tokens = batch, prompt_tokens, new_tokens
+        for option, value in (("batch", batch), ("prompt-tokens", prompt_tokens), ("new-tokens", new_tokens)):
+            if value < 1:
+                raise WorkloadError(f"--{option} {value}", allowed="1 or more")
+        self.eval_text = Path(eval_text) if eval_text else BUNDLED / "eval.txt"
+        if not self.eval_text.is_file():
+            raise WorkloadError(
+                f"the evaluation text {self.eval_text} is not there", next="pass --eval-text FILE"
+            )
+        self.geometry = self._geometry()
+
+    @classmethod
+    def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
+        return any(name.endswith("ForCausalLM") for name in config.get("architectures") or [])
+
+    def build(self) -> nn.Module:
+        from torchwright.workloads.huggingface import load_model
+
+        return load_model(self.folder, "AutoModelForCausalLM")
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        return StaticCacheModel(model, len(self.geometry.windows))
+
+    def cases(self, dtype: torch.dtype) -> list[Case]:
+        ids = self._tokens(self.batch * self.prompt_tokens).view(self.batch, self.prompt_tokens)
+        cache = new_cache(self.geometry, dtype)
+        prefill = call("prefill", self.geometry, ids, 0, cache)
+        kept = torch.export.Dim("kept", min=1, max=self.prompt_tokens)
+        prefill = replace(
+            prefill,
+            dynamic=(None, None, None, {0: kept}, [None] * len(self.geometry.windows), [None] * len(cache)),
+            example=call(
+                "prefill", self.geometry, ids, 0, cache, keep_K=torch.arange(self.prompt_tokens)
+            ).args,
+        )
+        decode = call(
+            "decode",
+            self.geometry,
+            ids[:, :1],
+            self.prompt_tokens,
+            new_cache(self.geometry, dtype),
+            repeat=self.new_tokens,
+        )
+        return [prefill, decode]
+
+    def original_run(self, model: nn.Module) -> Run:
+        """transformers' own way: a growing cache, logits of the last token only."""
+        from transformers import DynamicCache
+
+        config: Any = model.config
+
+        def step(ids: torch.Tensor, cache: Any) -> torch.Tensor:
+            return model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+
+        prompt = self.cases(torch.float32)[0].args[0]
+        filled = DynamicCache(config=config)
+        with torch.no_grad():
+            step(prompt, filled)
+
+        def run(case: Case) -> torch.Tensor:
+            if case.name == "prefill":
+                return step(case.args[0], DynamicCache(config=config))
+            logits = step(case.args[0], filled)
+            filled.crop(-case.args[0].shape[1])
+            return logits
+
+        return run
+
+    def cast(self, model: nn.Module, dtype: torch.dtype, keep) -> nn.Module:
+        # The cache is an argument that the model writes into, so it has the model's type from the start.
+        to_dtype(model, dtype, keep)
+        return model
+
+    def observe(self, run: Run, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Log-probabilities (N, V) in float16 and negative log-likelihoods (N,) in float32 over held-out text."""
+        B, T = self.batch, self.prompt_tokens
+        span = T + DECODE_STEPS + 1
+        budget = min(MAX_TOKENS, REFERENCE_BYTES // (2 * self.geometry.vocabulary))
+        rounds = max(2, budget // (B * (T + DECODE_STEPS)))
+        ids = self._tokens(rounds * B * span).view(rounds, B, span)
+        keep_K = torch.arange(T)
+        log_probabilities, nll = [], []
+        for ids_BT in ids:
+            cache = new_cache(self.geometry, dtype)
+            logits = [run(call("prefill", self.geometry, ids_BT[:, :T], 0, cache, keep_K=keep_K)).float()]
+            for step in range(T, T + DECODE_STEPS):
+                logits.append(
+                    run(call("decode", self.geometry, ids_BT[:, step : step + 1], step, cache)).float()
+                )
+            logp = torch.log_softmax(torch.cat(logits, 1), -1)
+            nll.append(-logp.gather(-1, ids_BT[:, 1:, None])[..., 0].flatten())
+            log_probabilities.append(logp.flatten(0, 1).half())
+        return {"log_probabilities": torch.cat(log_probabilities), "nll": torch.cat(nll)}
+
+    def compare(self, reference: Any, candidate: Any) -> Quality:
+        kl, same = [], []
+        pairs = zip(
+            reference["log_probabilities"].split(1024),
+            candidate["log_probabilities"].split(1024),
+            strict=True,
+        )
+        for before, after in pairs:
+            before, after = before.float(), after.float()
+            # A token that neither allows (a logit of minus infinity) adds nothing, instead of 0 · (∞ − ∞).
+            kl.append((before.exp() * (before - after)).nan_to_num(nan=0.0).sum(-1))
+            same.append(before.argmax(-1) == after.argmax(-1))
+        window = self.prompt_tokens + DECODE_STEPS
+        return accuracy.perplexity(reference["nll"], candidate["nll"], torch.cat(kl), torch.cat(same), window)
+
+    def calibration(self, dtype: torch.dtype) -> list[Case]:
+        T = self.prompt_tokens
+        ids = self._tokens(4 * self.batch * T, end=True).view(4, self.batch, T)
+        prefills = [call("prefill", self.geometry, part, 0, new_cache(self.geometry, dtype)) for part in ids]
+        return [*prefills, self.cases(dtype)[1]]
+
+    def files(self, *, weights: bool) -> dict[str, Path]:
+        from torchwright.workloads.huggingface import model_files
+
+        files = model_files(self.folder, weights=weights)
+        return {name: path for name, path in files.items() if path != self.eval_text}
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": self.name,
+            "model": self.label,
+            "batch": self.batch,
+            "prompt_tokens": self.prompt_tokens,
+            "new_tokens": self.new_tokens,
+            "eval_text": None if self.eval_text == BUNDLED / "eval.txt" else str(self.eval_text),
+            "geometry": self.geometry.as_dict(),
+        }
+
+    def properties(self, model: nn.Module) -> set[str]:
+        return {"language", "fixed_shapes"}
+
+    def check_adapted(self, original: nn.Module, adapted: nn.Module) -> None:
+        """Raises `ModelError` unless the fixed-cache form gives transformers' own logits."""
+        case = self.cases(torch.float32)[0]
+        expected = self.original_run(original)(case)
+        difference = (expected - adapted(*case.args)).abs().max().item()
+        if not difference < 1e-3 * max(1.0, expected.abs().max().item()):
+            raise ModelError(
+                f"{type(original).__name__} does not work with a fixed-size key-value cache",
+                found=f"its logits differ by {difference:.3g} from transformers' own",
+                allowed="decoder-only models with plain or sliding-window attention",
+            )
+
+    def _geometry(self) -> Geometry:
+        from torchwright.workloads.huggingface import read_config
+
+        config = read_config(self.folder)
+        text = config.get("text_config", config)
+        if "num_hidden_layers" not in text or "vocab_size" not in text or text.get("is_encoder_decoder"):
+            raise ModelError(
+                f"{self.folder} is not a decoder-only language model",
+                found=", ".join(config.get("architectures") or ["no architectures in config.json"]),
+            )
+        heads = text["num_attention_heads"]
+        context = text.get("max_position_embeddings", 2048)
+        need = self.prompt_tokens + max(self.new_tokens, DECODE_STEPS)
+        if need > context:
+            raise WorkloadError(
+                f"{self.prompt_tokens} prompt tokens and {self.new_tokens} new ones exceed the model's context",
+                allowed=f"{context} tokens together",
+                next="smaller --prompt-tokens or --new-tokens",
+            )
+        return Geometry(
+            layers=text["num_hidden_layers"],
+            kv_heads=text.get("num_key_value_heads") or heads,
+            head_dim=text.get("head_dim") or text["hidden_size"] // heads,
+            vocabulary=text["vocab_size"],
+            batch=self.batch,
+            chunk=self.prompt_tokens,
+            slots=min(context, -(-need // 64) * 64),
+            context=context,
+            windows=_windows(text),
+            eos=tuple(sorted({*_ids(config.get("eos_token_id")), *_generation_eos(self.folder)})),
+            bos=config.get("bos_token_id"),
+        )
+
+    def _tokens(self, count: int, *, end: bool = False) -> torch.Tensor:
+        """`count` token ids of the evaluation text from its start, or the calibration tokens from its end."""
+        if not hasattr(self, "_ids"):
+            tokenizer = load_tokenizer(self.folder)
+            if tokenizer is None:
+                raise ModelError(f"{self.folder} has no tokenizer.json", allowed="a fast tokenizer's file")
+            text = self.eval_text.read_text(encoding="utf-8", errors="replace")
+            self._ids = tokenizer.encode(text, add_special_tokens=False).ids
+        if len(self._ids) < count:
+            raise WorkloadError(
+                f"the evaluation text {self.eval_text} is too short",
+                found=f"{len(self._ids)} tokens",
+                allowed=f"at least {count} for this batch and prompt length",
+                next="pass a longer --eval-text FILE",
+            )
+        return torch.tensor(self._ids[-count:] if end else self._ids[:count])
+
+
+class StaticCacheModel(nn.Module):
+    """A transformers causal model over a preallocated KV cache: every call has fixed shapes and can be exported.
+
+    forward(ids_BT, positions_BT, slots_T, keep_K, masks, cache) writes keys and values of the T tokens into `slots_T`
+    of `cache` and returns logits (B, K, V) of the tokens `keep_K`. `masks` holds one (B, 1, T, S) boolean mask for
+    each kind of layer.
+    """
+
+    def __init__(self, model: nn.Module, kinds: int) -> None:
+        super().__init__()
+        self.model, self.kinds = model, kinds
+
+    def forward(self, ids_BT, positions_BT, slots_T, keep_K, masks, cache):
+        if self.model.config._attn_implementation == "eager":  # adds its mask where the others select by it
+            masks = [torch.where(mask, 0.0, -torch.inf).to(cache[0].dtype) for mask in masks]
+        mask = {"full_attention": masks[0], "sliding_attention": masks[1]} if self.kinds == 2 else masks[0]
+        return self.model(
+            input_ids=ids_BT,
+            position_ids=positions_BT,
+            attention_mask=mask,
+            past_key_values=_cache_view(cache, slots_T),
+            use_cache=True,
+            logits_to_keep=keep_K,
+        ).logits
+
+
+def _cache_view(tensors: list[torch.Tensor], slots_T: torch.Tensor) -> Any:
+    """transformers' cache interface over our own tensors."""
+    from transformers.cache_utils import Cache
+
+    class View(Cache):
+        def __init__(self) -> None:
+            super().__init__(layers=[])
+
+        def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+            keys, values = tensors[2 * layer_idx], tensors[2 * layer_idx + 1]
+            keys.index_copy_(2, slots_T, key_states)
+            values.index_copy_(2, slots_T, value_states)
+            return keys, values
+
+        def get_seq_length(self, *args, **kwargs) -> int:
+            return 0
+
+    return View()
+
+
+def _windows(text: dict[str, Any]) -> tuple[int, ...]:
+    window = text.get("sliding_window") or 0
+    kinds = text.get("layer_types")
+    if not window or text.get("use_sliding_window") is False:
+        return (0,)
+    if kinds is None or set(kinds) == {"sliding_attention"}:
+        return (window,)
+    return (0, window) if "sliding_attention" in kinds else (0,)
+
+
+def _generation_eos(folder: Path) -> tuple[int, ...]:
+    """End-of-text ids of generation_config.json, which may name more than config.json does."""
+    path = folder / "generation_config.json"
+    return _ids(json.loads(path.read_text()).get("eos_token_id")) if path.is_file() else ()
+
+
+def _ids(value: int | list[int] | None) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, list) else () if value is None else (value,)

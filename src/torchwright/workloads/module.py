@@ -1,0 +1,195 @@
+"""Any `nn.Module` with example inputs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from torchwright.errors import ModelError, TorchwrightError, WorkloadError
+from torchwright.facts import Quality
+from torchwright.measure import accuracy
+from torchwright.workloads.base import Case, Run, Workload, fresh
+
+Inputs = Any
+"""A tuple of positional arguments, a dict of keyword arguments, a single tensor, or a list of any of these."""
+
+
+class ModuleWorkload(Workload):
+    """A module with its inputs. Metric: relative error of its outputs, top-1 agreement, or the user's own.
+
+    `task="classification"` judges by top-1 agreement over the last axis of the first output instead of by relative
+    error: nothing in a tensor's shape says that it is a classifier, so it is never guessed.
+    """
+
+    name = "module"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        *,
+        metric: Callable[[Any], float] | None = None,
+        higher_is_better: bool = True,
+        task: str = "regression",
+        source: str = "",
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"the model is a {type(model).__name__}", allowed="a torch.nn.Module")
+        if task not in ("regression", "classification"):
+            raise WorkloadError(f"unknown task '{task}'", allowed="regression, classification")
+        self.model = fresh(model)
+        self.inputs = normalise(inputs)
+        self.metric, self.higher_is_better, self.task = metric, higher_is_better, task
+        self.source = source or type(model).__qualname__
+
+    def build(self) -> nn.Module:
+        return fresh(self.model)
+
+    def cases(self, dtype: torch.dtype) -> list[Case]:
+        single = len(self.inputs) == 1
+        return [
+            Case(name="forward" if single else f"shape {index + 1}", args=args, kwargs=kwargs)
+            for index, (args, kwargs) in enumerate(self.inputs)
+        ]
+
+    def observe(self, run: Run, dtype: torch.dtype) -> Any:
+        cases = self.cases(dtype)
+        if self.metric:
+            return self._ask_metric(_Callable(run, cases))
+        outputs = [[_widened(tensor) for tensor in accuracy.flatten(run(case))] for case in cases]
+        if self.task == "classification":
+            return [_rows(tensors[0]) for tensors in outputs]
+        return [tensor for tensors in outputs for tensor in tensors]
+
+    def compare(self, reference: Any, candidate: Any) -> Quality:
+        if self.metric:
+            name = getattr(self.metric, "__name__", "metric")
+            return accuracy.scalar(name, reference, candidate, self.higher_is_better)
+        if self.task == "classification":
+            return accuracy.agreement(torch.cat(reference), torch.cat(candidate))
+        return accuracy.relative_error(reference, candidate)
+
+    def _ask_metric(self, model: nn.Module) -> float:
+        assert self.metric is not None
+        name = getattr(self.metric, "__name__", "metric")
+        try:
+            return float(self.metric(model))
+        except TorchwrightError:
+            raise
+        except Exception as error:
+            raise WorkloadError(
+                f"the metric '{name}' failed",
+                found=f"{type(error).__name__}: {error}",
+                allowed="a callable that is given a model and returns a number",
+            ) from error
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": self.name,
+            "model": self.source,
+            "shapes": [_shapes(args, kwargs) for args, kwargs in self.inputs],
+            "task": self.task,
+            "metric": getattr(self.metric, "__name__", "metric") if self.metric else None,
+        }
+
+
+class _Callable(nn.Module):
+    """What a user's metric is given: called like the model, on whatever inputs it likes."""
+
+    def __init__(self, run: Run, cases: list[Case]) -> None:
+        super().__init__()
+        self._run, self._name = run, cases[0].name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(Case(name=self._name, args=args, kwargs=kwargs))
+
+
+def normalise(inputs: Inputs) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Every accepted form of inputs as a list of (args, kwargs).
+
+    Raises `WorkloadError` for an empty list or a form that is none of the accepted ones.
+    """
+    items = inputs if isinstance(inputs, list) else [inputs]
+    if not items:
+        raise WorkloadError("there are no inputs", allowed="a tuple, a dict, a tensor, or a list of these")
+    calls = []
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            calls.append(((item,), {}))
+        elif isinstance(item, Mapping):
+            calls.append(((), dict(item)))
+        elif isinstance(item, tuple):
+            calls.append((item, {}))
+        else:
+            raise WorkloadError(
+                f"inputs of type {type(item).__name__} cannot be passed to a model",
+                allowed="a tuple of positional arguments, a dict of keyword arguments, a tensor, or a list of these",
+            )
+    return calls
+
+
+def from_factory(target: str) -> ModuleWorkload:
+    """The workload of `package.module:factory`; the factory returns a module and example inputs.
+
+    Raises `ModelError` with the reason when the module, the factory or its result is not to be had.
+    """
+    module_name, _, attribute = target.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(
+            0, here
+        )  # and there it stays: trial processes import the same modules by the same path
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:  # importing runs the user's code
+        raise ModelError(
+            f"'{target}' cannot be imported",
+            found=f"{type(error).__name__}: {error}",
+            allowed="package.module:factory, found from the current folder or installed",
+        ) from error
+    try:
+        result = factory()
+    except TorchwrightError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"the factory '{target}' failed", found=f"{type(error).__name__}: {error}"
+        ) from error
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module)):
+        raise ModelError(
+            f"the factory '{target}' returned {type(result).__name__}",
+            allowed="a pair (torch.nn.Module, example inputs)",
+        )
+    return ModuleWorkload(result[0], result[1], source=target)
+
+
+def _rows(logits: torch.Tensor) -> torch.Tensor:
+    if not logits.ndim:
+        raise WorkloadError(
+            "a classifier returned a single number", allowed="logits with the classes as last axis"
+        )
+    return logits.reshape(-1, logits.shape[-1])
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def shape(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return repr(value)[:60]
+        return [str(value.dtype).removeprefix("torch."), *value.shape]
+
+    leaves = pytree.tree_leaves
+    return {
+        "args": [shape(leaf) for leaf in leaves(args)],
+        "kwargs": {key: [shape(leaf) for leaf in leaves(value)] for key, value in kwargs.items()},
+    }

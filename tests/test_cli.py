@@ -1,0 +1,343 @@
+"""The command line: what is passed on, what is printed, and how it leaves."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import torchwright
+from factories import make_recipe
+from torchwright.cli import InOrder, cli, describe_registry, main, plain
+from torchwright.errors import ModelError, RegressionFound
+from torchwright.facts import Budget, Event
+
+HEAVY = ("torch", "transformers", "torchao", "rich", "matplotlib", "pydantic", "numpy", "jinja2")
+
+
+class FakeAPI:
+    """Stands where `torchwright.api` does: remembers its calls and returns, or raises, what a test sets."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.error: BaseException | None = None
+
+    def _answer(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append((args, kwargs))
+        if self.error is not None:
+            raise self.error
+        return value
+
+    def optimize_cli(self, target: str | None, **kwargs: Any) -> Any:
+        kwargs["on_event"](Event(kind="stage", text="measuring the original", elapsed=0.0, time_budget=150.0))
+        return self._answer(SimpleNamespace(recipe=make_recipe(), path=Path("out")), target, **kwargs)
+
+    def verify(self, path: str, **kwargs: Any) -> Any:
+        return self._answer({"speedup": 3.5, "ok": True}, path, **kwargs)
+
+    def bench(self, target: str, **kwargs: Any) -> Any:
+        cases = [{"name": "prefill", "seconds": 0.25}, {"name": "decode", "seconds": 0.0123456}]
+        return self._answer({"device": {"name": "cpu"}, "cases": cases, "notes": []}, target, **kwargs)
+
+    def report_path(self, path: str) -> Path:
+        return self._answer(Path(path) / "report.html", path)
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> FakeAPI:
+    fake = FakeAPI()
+    monkeypatch.setitem(sys.modules, "torchwright.api", fake)  # type: ignore[arg-type]
+    monkeypatch.setattr(torchwright, "api", fake, raising=False)
+    return fake
+
+
+# ---------------------------------------------------------------------------------------------------------- start-up
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["optimize", "--help"], ["optimise"], []])
+def test_help_and_usage_errors_import_nothing_heavy(arguments):
+    code = f"import sys; from torchwright.cli import main; main({arguments!r}); "
+    code += f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_the_verbs_are_listed_in_the_order_of_the_work(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    verbs = ["optimize", "verify", "bench", "report", "doctor", "techniques", "workloads"]
+    places = [out.index(f"\n  {verb} ") for verb in verbs]
+    assert places == sorted(places)
+    assert list(cli.commands) == verbs
+    assert isinstance(cli, InOrder)
+
+
+def test_version_names_what_matters(capsys):
+    assert main(["--version"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("torchwright ")
+    assert "torch 2." in out
+
+
+def test_every_verb_and_option_has_a_help_text():
+    for command in cli.commands.values():
+        assert command.help
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                assert getattr(parameter, "help", None), f"{command.name} {parameter.name}"
+
+
+# ---------------------------------------------------------------------------------------------------------- optimize
+
+
+def test_optimize_takes_its_defaults_from_the_budget(api):
+    assert main(["optimize", "--quiet"]) == 0
+    (args, passed), budget = api.calls[0], Budget()
+    assert args == (None,)
+    assert (passed["max_drop"], passed["objective"]) == (budget.max_drop, budget.objective)
+    assert passed["time_budget"] == budget.time_seconds
+    assert (passed["with_steps"], passed["without"], passed["seed"]) == ([], [], 0)
+    nothing = ("batch", "prompt_tokens", "new_tokens", "eval_text", "device", "out")
+    assert all(passed[name] is None for name in nothing)
+
+
+def test_optimize_passes_every_option_on(api, tmp_path):
+    text = tmp_path / "eval.txt"
+    text.write_text("text")
+    arguments = (
+        "optimize model --max-drop 0.05 --objective memory --time-budget 20 --batch 2 --prompt-tokens 64 "
+        f"--new-tokens 8 --eval-text {text} --with dtype:dtype=bfloat16 --with compile --without threads "
+        f"--device cpu -o {tmp_path}/out --seed 7 --quiet"
+    )
+    assert main(arguments.split()) == 0
+    (args, passed) = api.calls[0]
+    del passed["on_event"], passed["command"]
+    assert args == ("model",)
+    assert passed == {
+        "max_drop": 0.05, "objective": "memory", "time_budget": 20.0, "batch": 2, "prompt_tokens": 64, "new_tokens": 8,
+        "eval_text": str(text), "with_steps": ["dtype:dtype=bfloat16", "compile"], "without": ["threads"],
+        "device": "cpu", "out": f"{tmp_path}/out", "seed": 7,
+    }  # fmt: skip
+
+
+def test_the_command_that_reproduces_a_result_can_be_pasted(api, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/bin/torchwright", "optimize", "my model", "--quiet"])
+    assert main() == 0
+    assert api.calls[0][1]["command"] == "torchwright optimize 'my model' --quiet"
+
+
+def test_optimize_ends_with_the_waterfall_and_shows_progress_apart(api, capsys):
+    assert main(["optimize"]) == 0
+    captured = capsys.readouterr()
+    assert make_recipe().steps[0].name in captured.out
+    assert "out" in captured.out
+    assert "measuring the original" in captured.err
+
+
+def test_quiet_shows_no_progress(api, capsys):
+    assert main(["optimize", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_optimize_json_is_the_recipe_and_where_it_lies(api, capsys):
+    assert main(["optimize", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["path"] == "out"
+    assert data["recipe"]["steps"][0]["name"] == make_recipe().steps[0].name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("optimize --max-drop nan", "not a finite number"),
+        ("optimize --max-drop inf", "not a finite number"),
+        ("optimize --max-drop -1", "not in the range"),
+        ("optimize --time-budget 0", "not in the range"),
+        ("optimize --batch 0", "not in the range"),
+        ("optimize --objective speed", "'latency', 'throughput', 'memory'"),
+        ("optimize --eval-text nowhere.txt", "does not exist"),
+        ("optimize --device cudo", "did you mean 'cuda'?"),
+        ("optimize --max-dropp 1", "Did you mean '--max-drop'?"),
+        ("optimize one two", "unexpected extra argument"),
+        ("optimise", "Did you mean 'optimize'?"),
+        ("verify", "Missing argument 'DIR'"),
+        ("bench", "Missing argument"),
+    ],
+)
+def test_bad_input_is_refused_by_name(api, capsys, arguments, said):
+    assert main(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    assert api.calls == []
+
+
+# ------------------------------------------------------------------------------------------------------- other verbs
+
+
+def test_verify_and_bench_pass_their_options_on(api):
+    assert main(["verify", "out", "--trust"]) == 0
+    assert main(["bench", "out", "--prompt-tokens", "64", "--new-tokens", "8", "--batch", "2"]) == 0
+    shapes = {"prompt_tokens": 64, "new_tokens": 8, "batch": 2}
+    assert api.calls == [(("out",), {"trust": True}), (("out",), shapes | {"trust": False})]
+
+
+def test_results_are_readable_without_json(api, capsys):
+    assert main(["bench", "out"]) == 0
+    out = capsys.readouterr().out
+    assert "prefill" in out
+    assert "0.01235" in out
+
+
+def test_results_are_data_with_json(api, capsys):
+    assert main(["bench", "out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["cases"][0] == {"name": "prefill", "seconds": 0.25}
+    assert main(["verify", "out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"speedup": 3.5, "ok": True}
+
+
+def test_report_prints_the_path(api, capsys, tmp_path):
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+
+
+class Shelf:
+    """Holds things.
+
+    More than one line of it.
+    """
+
+    def __init__(self, size: int, *, names: tuple[str, ...] = ()) -> None:
+        self.size, self.names = size, names
+
+
+def test_any_registry_can_be_described():
+    (row,) = describe_registry([("shelf", Shelf)])
+    assert (row["name"], row["summary"], row["detail"]) == (
+        "shelf",
+        "Holds things.",
+        "More than one line of it.",
+    )
+    assert [tuple(option.values()) for option in row["options"]] == [
+        ("size", "int", None, "", True),
+        ("names", "tuple[str, ...]", (), "", False),
+    ]
+
+
+@pytest.mark.parametrize("verb", ["techniques", "workloads"])
+def test_the_registries_are_printed_whole(verb, capsys):
+    names = getattr(__import__(f"torchwright.{verb}", fromlist=[verb]), verb).names()
+    assert main([verb, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == names
+    assert all(row["summary"] for row in rows)
+    assert main([verb]) == 0
+    out = capsys.readouterr().out
+    for row in rows:
+        assert row["name"] in out
+        for option in row["options"]:
+            assert option["name"] in out
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "none"), (True, "true"), (("a", "b"), "a+b"), ((), "none"), (0.5, "0.5"), ("x", "x")],
+)
+def test_option_values_read_as_they_are_typed(value, text):
+    assert plain(value) == text
+
+
+# ------------------------------------------------------------------------------------------------------ how it leaves
+
+
+def test_what_a_user_can_mend_is_one_paragraph(api, capsys):
+    api.error = ModelError("the folder 'x' is no model", found="no config.json", next="name another folder")
+    assert main(["optimize", "x", "--quiet"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "torchwright: the folder 'x' is no model. Found: no config.json. Next: name another folder.\n"
+    )
+
+
+def test_with_json_the_error_is_json_too(api, capsys):
+    api.error = ModelError("no model", found="nothing", allowed="something")
+    assert main(["bench", "x", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out) == {
+        "error": {
+            "type": "ModelError",
+            "message": "no model. Found: nothing. Allowed: something.",
+            "exit_code": 2,
+            "found": "nothing",
+            "allowed": "something",
+            "next": None,
+        }
+    }
+
+
+def test_a_usage_error_is_json_too(api, capsys):
+    assert main(["bench", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["type"] == "MissingParameter"
+
+
+def test_a_regression_exits_with_1(api, capsys):
+    api.error = RegressionFound("slower than the recipe promises")
+    assert main(["verify", "out"]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_ctrl_c_exits_with_130(api, capsys):
+    api.error = KeyboardInterrupt()
+    assert main(["optimize", "--quiet"]) == 130
+    err = capsys.readouterr().err
+    assert err.strip() == "interrupted"
+
+
+def test_an_internal_fault_keeps_its_traceback(api, capsys):
+    api.error = ZeroDivisionError("in the middle")
+    assert main(["verify", "out", "--json"]) == 1
+    captured = capsys.readouterr()
+    assert "Traceback" in captured.err
+    assert "ZeroDivisionError: in the middle" in captured.err
+    assert "Please report it" in captured.err
+    assert json.loads(captured.out)["error"]["message"] == "internal fault: in the middle"
+
+
+def test_the_end_of_a_file_is_a_fault_and_no_interrupt(api, capsys):
+    api.error = EOFError("cut short")
+    assert main(["verify", "out"]) == 1
+    assert "EOFError: cut short" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_something_the_user_can_mend(api, capsys):
+    api.error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/model.safetensors")
+    assert main(["optimize", "--quiet"]) == 2
+    err = capsys.readouterr().err
+    assert "the disk is full while writing out/model.safetensors" in err
+    assert "Traceback" not in err
+
+
+def test_another_failure_of_the_system_is_a_fault(api, capsys):
+    api.error = PermissionError(errno.EACCES, "no")
+    assert main(["verify", "out"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_reader_that_left_ends_it_quietly():
+    code = "import sys; from torchwright.cli import main; sys.exit(main(['optimize', '--help']))"
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode == 1

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from factories import make_device
+from torchwright import doctor
+from torchwright.cli import main
+from torchwright.devices.base import Ceilings
+from torchwright.devices.cpu import CPU
+from torchwright.doctor import Available, Compiler, Diagnosis, diagnose, render
+from torchwright.errors import TorchwrightError
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is measured, and nothing of this user's is read or written."""
+    monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(doctor, "default_name", lambda: "cpu")
+    monkeypatch.setattr(CPU, "measure", lambda self: Ceilings(read_gb_per_s=40.0, tflops={"bfloat16": 0.9}))
+
+
+def make_diagnosis(**overrides: Any) -> Diagnosis:
+    fields: dict[str, Any] = {
+        "platform": "Linux, Python 3.11",
+        "device": make_device(),
+        "devices": (Available(name="cpu", reason=None), Available(name="cuda", reason="no card")),
+        "threads": 2,
+        "cpu_capability": "AVX512",
+        "openmp": "OpenMP",
+        "versions": {"torch": "2.13.0", "torchao": None},
+        "compiler": Compiler(command="g++", version="g++ 12.2", fault=None),
+        "cache": "/cache",
+        "cache_fault": None,
+        "techniques": (
+            Available(name="dtype", reason=None),
+            Available(name="graphs", reason="no CUDA: use [a card]"),
+        ),
+    }
+    return Diagnosis(**fields | overrides)
+
+
+def text_of(diagnosis: Diagnosis) -> str:
+    file = io.StringIO()
+    Console(file=file, width=200).print(render(diagnosis))
+    return file.getvalue()
+
+
+def test_the_machine_is_diagnosed_and_is_json():
+    found = diagnose()
+    data = json.loads(json.dumps(dataclasses.asdict(found)))
+    assert data["device"]["read_gb_per_s"] == 40.0
+    assert data["versions"]["torch"] == torch.__version__
+    assert {row["name"] for row in data["devices"]} >= {"cpu", "cuda"}
+    assert {row["name"] for row in data["techniques"]} == set(doctor.techniques.names())
+    assert data["cache_fault"] is None
+    assert "OpenMP" in data["openmp"]
+
+
+def test_refresh_is_passed_on(monkeypatch):
+    diagnose()
+    monkeypatch.setattr(CPU, "measure", lambda self: Ceilings(read_gb_per_s=50.0))
+    assert diagnose().device.read_gb_per_s == 40.0
+    assert diagnose(refresh=True).device.read_gb_per_s == 50.0
+
+
+def test_the_text_says_everything():
+    text = text_of(make_diagnosis(notes=("the machine was busy",)))
+    for part in (
+        "AVX512",
+        "g++ 12.2",
+        "/cache",
+        "torch 2.13.0",
+        "torchao missing",
+        "no: no card",
+        "Note: the machine",
+    ):
+        assert part in text
+    for row in make_diagnosis().techniques:
+        assert row.name in text
+        assert (row.reason or "available") in text
+
+
+def test_faults_stand_beside_what_they_are_about():
+    broken = Compiler(
+        command="g++", version=None, fault="no C++ compiler (g++) was found: apt-get install g++"
+    )
+    text = text_of(make_diagnosis(compiler=broken, cache_fault="cannot be written"))
+    assert "apt-get install g++" in text
+    assert "cannot be written" in text
+
+
+def test_the_compiler_is_the_one_that_inductor_takes():
+    compiler = diagnose().compiler
+    if compiler.fault is None:
+        assert compiler.version
+    else:
+        assert "g++" in compiler.fault or "CXX" in compiler.fault
+
+
+def test_a_machine_without_a_compiler_is_told_how_to_get_one(monkeypatch):
+    from torch._inductor import config, cpp_builder
+
+    from torchwright.measure import toolchain
+
+    cpp_builder.cpp_compiler_search.cache_clear()
+    toolchain._cpu_fault.cache_clear()
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    with config.patch({"cpp.cxx": (None, "g++")}):
+        found = doctor._compiler(CPU().identify())
+    cpp_builder.cpp_compiler_search.cache_clear()
+    toolchain._cpu_fault.cache_clear()
+    assert found.version is None
+    assert "apt-get install g++" in str(found.fault)
+
+
+def test_a_cache_folder_that_cannot_be_written_is_said(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    fault = doctor._write_fault(tmp_path / "file" / "below")
+    assert fault is not None
+    assert "TORCHWRIGHT_CACHE" in fault
+
+
+def test_a_technique_that_cannot_be_imported_does_not_stop_the_others(monkeypatch):
+    def refuse(name: str) -> None:
+        raise TorchwrightError(f"{name} cannot be imported")
+
+    monkeypatch.setattr(doctor.techniques, "get", refuse)
+    assert doctor._technique("mine", make_device()) == Available(
+        name="mine", reason="mine cannot be imported."
+    )
+
+
+def test_what_slows_everything_down_is_noted(monkeypatch):
+    monkeypatch.setattr(doctor, "_openmp_runtimes", lambda: ["/a/libgomp.so.1", "/b/libiomp5.so"])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    busy = Ceilings(read_gb_per_s=1.0, undisturbed=False)
+    notes = doctor._notes(dataclasses.replace(CPU().identify(), cores=2), busy)
+    assert len(notes) == 3
+    assert "--refresh" in notes[0]
+    assert "2 OpenMP runtimes" in notes[1]
+    assert "OMP_NUM_THREADS=2" in notes[2]
+    assert doctor._version("no-such-package-anywhere") is None
+
+
+def test_the_verb_prints_text_and_json(capsys):
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["device"]["kind"] == "cpu"
+    assert main(["doctor"]) == 0
+    assert "Techniques" in capsys.readouterr().out

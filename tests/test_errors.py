@@ -1,0 +1,65 @@
+import pickle
+
+import pytest
+
+from torchwright import errors
+from torchwright.errors import ArtifactError, RegressionFound, TorchwrightError, UnknownName, unknown
+
+TREE = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, TorchwrightError)
+]
+
+
+def test_the_message_is_one_paragraph_of_sentences():
+    error = TorchwrightError(
+        "the folder 'x' was asked for", found="no config.json", allowed="a model folder.", next="ls x"
+    )
+    assert str(error) == (
+        "the folder 'x' was asked for. Found: no config.json. Allowed: a model folder. Next: ls x."
+    )
+    assert "\n" not in str(error)
+
+
+def test_clauses_that_are_not_given_are_left_out():
+    assert str(TorchwrightError("it failed!")) == "it failed!"
+    assert str(TorchwrightError("it failed", next="try again")) == "it failed. Next: try again."
+
+
+@pytest.mark.parametrize("cls", TREE)
+def test_an_error_survives_the_way_between_processes(cls):
+    error = cls("summary", found="a", allowed="b", next="c")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is cls
+    assert str(again) == str(error)
+    assert (again.summary, again.found, again.allowed, again.next) == ("summary", "a", "b", "c")
+
+
+@pytest.mark.parametrize("cls", TREE)
+def test_what_a_user_can_mend_exits_with_2_and_a_regression_with_1(cls):
+    assert cls.exit_code == (1 if cls is RegressionFound else 2)
+
+
+def test_the_tree_at_the_top_of_the_file_names_every_error():
+    assert errors.__doc__
+    for cls in TREE:
+        assert cls.__name__ in errors.__doc__
+
+
+def test_unknown_suggests_the_nearest_name_and_lists_the_allowed_ones():
+    error = unknown("technique", "dtipe", ["dtype", "compile"], next="look")
+    assert isinstance(error, UnknownName)
+    assert str(error) == (
+        "unknown technique 'dtipe'; did you mean 'dtype'? Allowed: compile, dtype. Next: look."
+    )
+
+
+def test_unknown_suggests_nothing_where_nothing_is_near():
+    assert "did you mean" not in str(unknown("option", "zzz", ["dtype"]))
+    assert str(unknown("option", "zzz", [])) == "unknown option 'zzz'. Allowed: none."
+
+
+def test_one_handler_catches_them_all():
+    with pytest.raises(TorchwrightError, match="damaged"):
+        raise ArtifactError("the artifact is damaged")

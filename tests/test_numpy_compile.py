@@ -1,0 +1,513 @@
+"""compile_numpy: NumPy's results, types, errors and side effects, whichever function serves."""
+
+from __future__ import annotations
+
+import threading
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchwright.errors import TorchwrightError
+from torchwright.numpy_compile import CompiledNumpy, NumpyReport, _interval, compile_numpy
+
+DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64", "complex128"]
+Pair = namedtuple("Pair", "low high")
+factor = 2.0
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def checked(fn: Callable[..., Any], *args, status="compiled", **kwargs) -> CompiledNumpy:
+    """Compile without timing, call twice (the check, then a served call), and compare both with ``fn``."""
+    compiled = compile_numpy(fn, measure=False)
+    expected = fn(*args, **kwargs)
+    for _ in range(2):
+        assert_same(compiled(*args, **kwargs), expected)
+    assert compiled.report.status == status, str(compiled.report)
+    return compiled
+
+
+def assert_same(result, expected) -> None:
+    assert type(result) is type(expected)
+    if isinstance(expected, tuple | list):
+        assert len(result) == len(expected)
+        for one, other in zip(result, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, dict):
+        assert list(result) == list(expected)
+        for name in expected:
+            assert_same(result[name], expected[name])
+    elif isinstance(expected, np.ndarray | np.generic):
+        assert result.dtype == expected.dtype
+        assert result.shape == expected.shape
+        rtol = 4e-3 if expected.dtype == "float16" else 1e-5
+        wanted: Any = expected
+        np.testing.assert_allclose(result, wanted, rtol=rtol, atol=1e-8)
+    else:
+        assert result == expected
+
+
+# ----------------------------------------------------------------------------------------- what is returned
+
+
+def kmeans_step(X_ND, means_KD):
+    labels_N = np.argmin(np.linalg.norm(X_ND - means_KD[:, None], axis=2), axis=0)
+    members = [labels_N == k for k in range(len(means_KD))]
+    return np.stack([(X_ND * mask[:, None]).sum(axis=0) / mask.sum() for mask in members]), labels_N
+
+
+def test_kmeans_step_agrees_and_is_compiled_without_breaks():
+    X = np.concatenate([rng().normal(center, 1, (500, 2)) for center in (5, 10)])
+    compiled = checked(kmeans_step, X, np.array([[5.0, 5.0], [10.0, 10.0]]))
+    assert compiled.report.graph_breaks == 0
+    assert compiled.report.graphs >= 1
+
+
+def test_nested_results_scalars_and_kwargs():
+    def summary(x, *, scale=1.0, names=("low", "high")):
+        y = x * scale
+        return {names[0]: y.min(), names[1]: [y.max(), y.shape], "rows": (y.mean(axis=0), None, "text", 3)}
+
+    checked(summary, rng().normal(size=(3, 4)), scale=2.5, names=("a", "b"))
+
+
+def test_named_tuples_and_zero_dimensional_arrays_keep_their_types():
+    checked(lambda x: Pair(x.min(), np.asarray(x.max()).reshape(())), rng().normal(size=5))
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    other=st.sampled_from(DTYPES),
+    shape=st.lists(st.integers(0, 4), min_size=0, max_size=3).map(tuple),
+)
+def test_any_dtypes_and_shapes_come_back_as_numpy_gives_them(dtype, other, shape):
+    def fn(x, y):
+        return x + y, (x * 2).sum(), y
+
+    a = (rng().integers(0, 3, shape)).astype(dtype)
+    b = (rng().integers(0, 3, (1,) * len(shape))).astype(other)
+    compiled = compile_numpy(fn, measure=False)
+    if shape == ():
+        a, b = np.asarray(a), np.asarray(b)
+    for _ in range(2):
+        assert_same(compiled(a, b), fn(a, b))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float16"])
+def test_reductions_keep_numpys_result_dtype(dtype):
+    x = rng().integers(0, 2, (4, 5)).astype(dtype)
+    compiled = compile_numpy(lambda x: (x.sum(axis=0), x.mean(), x.max(), x.argmax(axis=1)), measure=False)
+    for _ in range(2):
+        assert_same(compiled(x), (x.sum(axis=0), x.mean(), x.max(), x.argmax(axis=1)))
+
+
+def test_integer_division_is_float64_as_in_numpy_and_torchs_default_is_restored():
+    compiled = checked(lambda x, y: (x / y, (x / y).sum()), np.arange(6), np.arange(1, 7))
+    assert compiled.report.float64_default
+    assert "float32" in compiled.report.dtype_differences[0]
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize("shape", [(3, 0)])
+def test_empty_arrays(shape):
+    compiled = compile_numpy(lambda x: (x * 2, x.sum(axis=0)), measure=False)
+    x = np.empty(shape)
+    for _ in range(2):
+        assert_same(compiled(x), (x * 2, x.sum(axis=0)))
+
+
+@pytest.mark.parametrize("view", [lambda x: x[::-1], lambda x: x.T[:, ::2]])
+def test_non_contiguous_arguments(view):
+    checked(lambda x: x * 2 + x.sum(axis=0), view(rng().normal(size=(4, 4)))[:2])
+
+
+def test_read_only_and_broadcast_arguments_are_read_without_a_warning_and_never_exposed():
+    x = np.broadcast_to(np.arange(3.0), (2, 3))
+    checked(lambda x: x * 2, x)
+    compiled = compile_numpy(lambda x: (x.T, x + 1), measure=False)
+    for _ in range(2):
+        assert not compiled(x)[0].flags.writeable
+        assert not x.flags.writeable  # Dynamo would have set it
+    assert "view of an argument" in compiled.report.reason
+
+
+def test_a_copy_in_numpy_is_a_copy_here():
+    compiled = compile_numpy(lambda x: (x.astype(np.float64), x + 1), measure=False)
+    x = np.zeros(4)
+    for _ in range(2):
+        compiled(x)[0][:] = 7
+    assert (x == 0).all()
+
+
+def test_constants_are_not_shared_between_calls():
+    compiled = compile_numpy(lambda x: (np.ones(3), x + 1), measure=False)
+    x = np.zeros(4)
+    for _ in range(3):
+        ones = compiled(x)[0]
+        assert (ones == 1).all()
+        ones[:] = 5
+
+
+def test_edge_values_that_the_first_call_lacked_are_tried_and_reported():
+    compiled = checked(lambda x, n: (np.sign(x), 2**n), np.linspace(0.5, 2, 8), np.arange(8))
+    assert "NaN" in compiled.report.edge_differences[0]
+    assert "NumPy raises ValueError" in compiled.report.edge_differences[1]
+    assert "edge values" in str(compiled.report)
+    with pytest.raises(TorchwrightError, match="NaN"):
+        compile_numpy(compiled.__wrapped__, measure=False, strict=True)(np.ones(8), np.arange(8))
+    assert checked(lambda x: x * 2 - x.max(), np.linspace(0.5, 2, 8)).report.edge_differences == ()
+
+
+def test_nan_and_infinity_positions():
+    checked(lambda x: (np.sort(x), x.max(), x - x[0], np.isnan(x)), np.array([1.0, np.nan, np.inf, -np.inf]))
+
+
+def test_long_float32_sums_agree_when_no_less_accurate_than_numpy():
+    x = rng().normal(10, 1, size=(300_000, 2)).astype(np.float32)
+    compiled = compile_numpy(lambda x, n: x.sum(axis=0) / n.sum(), measure=False)
+    compiled(x, np.ones(3, bool))
+    assert compiled.report.status == "compiled", str(compiled.report)
+
+
+def test_cancelling_sums_agree_when_no_less_accurate_than_numpy():
+    checked(lambda x: x.sum(), np.linspace(-1, 1, 12))
+
+
+# ---------------------------------------------------------------------------------- errors and side effects
+
+
+def test_errors_raised_by_the_function_are_numpys_on_the_first_and_on_served_calls():
+    def pick(x, index):
+        return x[index] * 2
+
+    compiled = checked(pick, np.arange(4.0), np.array([1, 2]))
+    with pytest.raises(IndexError, match="index 9 is out of bounds"):
+        compiled(np.arange(4.0), np.array([1, 9]))
+    assert compiled.report.status == "compiled"
+    fresh = compile_numpy(pick, measure=False)
+    with pytest.raises(IndexError):
+        fresh(np.arange(4.0), np.array([1, 9]))
+    assert fresh.report.status == "unmeasured"
+    with pytest.raises(TypeError):
+        fresh(np.arange(4.0))
+
+
+def test_integer_division_by_zero_is_numpys():
+    compiled = checked(lambda x, y: x // y, np.arange(40), np.ones(40, int))
+    with np.errstate(divide="ignore"):
+        assert (compiled(np.arange(40), np.zeros(40, int)) == 0).all()
+
+
+def test_a_raise_inside_the_function():
+    def guarded(x):
+        if x.ndim != 1:
+            raise ValueError("one axis only")
+        return x + 1
+
+    compiled = checked(guarded, np.ones(3))
+    with pytest.raises(ValueError, match="one axis only"):
+        compiled(np.ones((2, 2)))
+
+
+def test_trapped_floating_point_errors_are_left_to_numpy():
+    compiled = checked(lambda x: 1 / x, np.ones(3))
+    with np.errstate(divide="raise"), pytest.raises(FloatingPointError):
+        compiled(np.zeros(3))
+
+
+@pytest.mark.parametrize("form", ["item", "inplace", "out", "view"])
+def test_in_place_writes_happen_once_and_stay_with_numpy(form):
+    def fn(x, out):
+        if form == "item":
+            x[0] = 5
+        elif form == "inplace":
+            x += 1
+        elif form == "out":
+            np.add(x, 1, out=out)
+        else:
+            x.T[0] *= 3
+        return x * 2
+
+    compiled = compile_numpy(fn, measure=False)
+    x, out = np.ones((2, 2)), np.zeros((2, 2))
+    y, out_y = x.copy(), out.copy()
+    for _ in range(2):
+        np.testing.assert_array_equal(compiled(x, out), fn(y, out_y))
+        np.testing.assert_array_equal(x, y)
+        np.testing.assert_array_equal(out, out_y)
+    assert compiled.report.status == "original"
+    assert "writes into an argument" in compiled.report.reason
+
+
+def test_a_write_that_the_first_call_did_not_make_is_still_numpys():
+    def fn(x, write):
+        if write:
+            x += 1
+        return x * 2
+
+    compiled = checked(fn, np.ones(4), False)
+    x = np.ones(4)
+    assert (compiled(x, True) == 4).all()
+    assert (x == 2).all()
+
+    def by_count(x, count):
+        if count > 5:
+            x += 1
+        return x * 2
+
+    compiled = checked(by_count, np.ones(4), 1)
+    x = np.ones(4)
+    assert (compiled(x, 9) == 4).all()
+    assert (x == 2).all()
+    assert compiled.report.status == "original"
+
+
+def test_arguments_are_never_changed():
+    x = rng().normal(size=(5, 5))
+    before = x.copy()
+    checked(lambda x: np.where(x > 0, x, 0) - x.mean(), x)
+    np.testing.assert_array_equal(x, before)
+
+
+def test_numpys_global_random_stream_is_followed():
+    compiled = compile_numpy(lambda x: x + np.random.rand(3), measure=False)
+    state = np.random.get_state()
+    try:
+        np.random.seed(3)
+        expected = [np.random.rand(3) for _ in range(3)]
+        np.random.seed(3)
+        for row in expected:
+            np.testing.assert_array_equal(compiled(np.zeros(3)), row)
+    finally:
+        np.random.set_state(state)
+    assert "np.random" in compiled.report.reason
+
+
+def test_assignment_to_outer_names_stays_with_numpy():
+    calls = 0
+
+    def counting(x):
+        nonlocal calls
+        calls += 1
+        return x + 1
+
+    compiled = compile_numpy(counting, measure=False)
+    for expected in (1, 2, 3):
+        compiled(np.ones(2))
+        assert calls == expected
+    assert "'calls'" in compiled.report.reason
+
+
+# ------------------------------------------------------------------------------------------------ fallbacks
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "reason"),
+    [
+        (lambda s: np.char.upper(s), (np.array(["a", "b"]),), "no torch counterpart"),
+        (lambda x: x + x, (np.array([1, "a"], dtype=object),), "no torch counterpart"),
+        (lambda x: x + 1, (np.arange(3, dtype=">f8"),), "no torch counterpart"),
+        (lambda x: x + 1, (np.ma.masked_array([1.0, 2.0], mask=np.array([False, True])),), "MaskedArray"),
+        (lambda g: g.nbytes, (memoryview(b"ab"),), "memoryview"),
+        (lambda x: x.shape, (np.ones((2, 3)),), "no array operation"),
+    ],
+)
+def test_what_torch_cannot_take_is_served_by_the_original_with_a_reason(fn, args, reason):
+    compiled = compile_numpy(fn, measure=False)
+    for _ in range(2):
+        np.testing.assert_array_equal(compiled(*args), fn(*args))
+    assert compiled.report.status == "original"
+    assert reason in compiled.report.reason
+    with pytest.raises(TorchwrightError, match="cannot be served"):
+        compile_numpy(fn, measure=False, strict=True)(*args)
+
+
+def test_errstate_block_is_not_traced_but_works():
+    def quiet_log(x):
+        with np.errstate(all="ignore"):
+            return np.log(x)
+
+    compiled = compile_numpy(quiet_log, measure=False)
+    for _ in range(2):
+        np.testing.assert_array_equal(compiled(np.array([-1.0, 0, 1])), quiet_log(np.array([-1.0, 0, 1])))
+
+
+def test_graph_breaks_are_counted_and_results_right():
+    def with_break(x):
+        y = x * 2 + 1
+        np.linalg.cond(np.eye(2))
+        keys = np.array_str(y[:1])
+        return y.sum() + len(keys)
+
+    compiled = compile_numpy(with_break, measure=False)
+    x = rng().normal(size=8)
+    for _ in range(2):
+        np.testing.assert_allclose(compiled(x), with_break(x))
+    assert compiled.report.graph_breaks >= 1
+    assert compiled.report.break_reasons
+
+
+def test_a_disagreement_is_reported_and_numpy_serves():
+    compiled = compile_numpy(lambda x: x.sum() / 3, measure=False, rtol=0, atol=0)
+    x = rng().normal(size=10_001).astype(np.float32)
+    for _ in range(2):
+        assert compiled(x) == x.sum() / 3
+    wrong = compile_numpy(lambda x: x * 2.0 if not torch.compiler.is_compiling() else x * 3.0, measure=False)
+    np.testing.assert_array_equal(wrong(np.ones(3)), np.full(3, 2.0))
+    assert "disagrees" in wrong.report.reason
+    with pytest.raises(TorchwrightError, match="disagrees"):
+        compile_numpy(wrong.__wrapped__, measure=False, strict=True)(np.ones(3))
+
+
+def test_new_shapes_and_python_values_are_checked_before_they_serve():
+    compiled = checked(lambda x, k: x[:k] * k, rng().normal(size=(6, 2)), 3)
+    for rows, k in ((7, 3), (7, 5)):
+        x = rng().normal(size=(rows, 2))
+        np.testing.assert_allclose(compiled(x, k), x[:k] * k)
+    assert compiled.report.rechecks >= 1
+    assert compiled.report.status == "compiled"
+
+
+def test_recompile_storm_hands_back_to_numpy():
+    compiled = compile_numpy(lambda x, k: np.sum(x, axis=k) * 2, measure=False, dynamic=False)
+    x = rng().normal(size=(1,) * 12 + (3,))
+    for k in range(12):
+        np.testing.assert_allclose(compiled(x, k), x.sum(axis=k) * 2)
+    assert "recompile storm" in compiled.report.reason
+    assert compiled.report.status == "original"
+
+
+def test_fast_functions_are_not_compiled():
+    compiled = compile_numpy(lambda x: x + 1)
+    assert_same(compiled(np.ones(3)), np.full(3, 2.0))
+    assert compiled.report.graphs == 0
+    assert "a compiled call at least" in compiled.report.reason
+
+
+# ------------------------------------------------------------------------------------------ global settings
+
+
+@pytest.mark.parametrize("threads", [1])
+def test_settings_are_restored_and_subnormals_survive(threads):
+    import torch._dynamo.config as dynamo_config
+    import torch._inductor.config as inductor_config
+
+    def settings_now():
+        return (
+            torch.get_num_threads(),
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            inductor_config.cpp.threads,
+            inductor_config.cpp.enable_unsafe_math_opt_flag,
+            dynamo_config.capture_dynamic_output_shape_ops,
+            np.geterr(),
+            (np.array([5e-320]) * np.array([1.0]))[0],
+        )
+
+    before = settings_now()
+    compiled = compile_numpy(lambda x: (x[x > 0].sum(), x * factor), measure=False, threads=threads)
+    x = rng().normal(size=50)
+    for _ in range(2):
+        compiled(x)
+        assert settings_now() == before
+    compile_numpy(lambda x: x[7], measure=False)
+    with pytest.raises(IndexError):
+        compile_numpy(lambda x: (x * 2)[70], measure=False, threads=threads)(x)
+    assert settings_now() == before
+
+
+def test_two_python_threads_get_right_answers_and_the_setting_back():
+    before = torch.get_num_threads()
+    compiled = compile_numpy(lambda x: np.exp(x).sum(axis=0), measure=False, threads=1)
+    inputs = [rng().normal(size=(n, 3)) for n in (20, 21, 22, 23)]
+    compiled(inputs[0])
+    results: dict[int, np.ndarray] = {}
+
+    def work(n: int) -> None:
+        results[n] = compiled(inputs[n])
+
+    workers = [threading.Thread(target=work, args=(n,)) for n in range(len(inputs))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for n, x in enumerate(inputs):
+        np.testing.assert_allclose(results[n], np.exp(x).sum(axis=0))
+    assert torch.get_num_threads() == before
+
+
+# ---------------------------------------------------------------------------------------- decorator, report
+
+
+def test_decorator_forms_and_nesting():
+    @compile_numpy
+    def double(x):
+        """Doc."""
+        return x * 2
+
+    @compile_numpy(measure=False, threads=1)
+    def outer(x):
+        return double(x) + 1
+
+    assert double.__name__ == "double"
+    assert double.__doc__ == "Doc."
+    for _ in range(2):
+        np.testing.assert_array_equal(outer(np.ones(3)), np.full(3, 3.0))
+    assert outer.report.status == "compiled"
+    assert isinstance(outer.report, NumpyReport)
+    assert "outer(float64[3])" in str(outer.report)
+    assert "compiled" in repr(outer)
+
+
+def test_methods_partials_and_ufuncs():
+    class Model:
+        @compile_numpy(measure=False)
+        def scaled(self, x):
+            return x * 2
+
+    np.testing.assert_array_equal(Model().scaled(np.ones(2)), [2, 2])
+    checked(np.hypot, np.array([3.0]), np.array([4.0]))
+
+
+def test_measured_report_has_figures():
+    compiled = compile_numpy(lambda x: np.sqrt(x * x + 1) - x, measure_seconds=0.2)
+    x = rng().normal(size=200_000)
+    np.testing.assert_allclose(compiled(x), np.sqrt(x * x + 1) - x, rtol=1e-9)
+    report = compiled.report
+    assert report.speedup
+    assert report.numpy_ms
+    assert report.compiled_ms
+    assert report.compile_seconds > 0
+    assert report.rounds >= 1
+    assert "speed-up" in str(report)
+    assert compiled.reports == (report,)
+
+
+def test_interval_contains_the_median():
+    ratios = np.array([1.0, 1.1, 1.2, 5.0, 1.15])
+    low, high = _interval(ratios) or (0, 0)
+    assert low <= np.median(ratios) <= high
+    assert _interval(ratios[:2]) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"threads": 0}, {"rtol": -1.0}, {"measure_seconds": -1}, {"device": "nonsense"}, {"atol": np.nan}],
+)
+def test_bad_options_are_refused_by_name(options):
+    with pytest.raises(TorchwrightError, match=next(iter(options))):
+        compile_numpy(np.sum, **options)
+
+
+def test_only_a_callable_can_be_compiled():
+    with pytest.raises(TorchwrightError, match="needs a function"):
+        compile_numpy(3)  # pyright: ignore[reportCallIssue, reportArgumentType]

@@ -1,0 +1,69 @@
+from collections import OrderedDict
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from torchwright import registry as registry_module
+from torchwright.errors import TorchwrightError, UnknownName
+from torchwright.registry import Registry
+
+
+@pytest.fixture
+def points(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
+    """What installed packages declare; the list is read when a registry is first used."""
+    declared: list[EntryPoint] = []
+    monkeypatch.setattr(
+        registry_module, "entry_points", lambda group: [p for p in declared if p.group == group]
+    )
+    return declared
+
+
+def make() -> Registry[type]:
+    return Registry(
+        "shelf", group="test.shelves", builtins={"one": "collections:OrderedDict", "two": "nowhere:X"}
+    )
+
+
+def test_a_built_in_is_imported_on_first_use(points):
+    registry = make()
+    assert registry.names() == ["one", "two"]
+    assert registry.get("one") is OrderedDict
+    assert registry.get("one") is registry.get("one")
+
+
+def test_an_entry_point_comes_through_the_same_door(points):
+    points.append(EntryPoint("three", "collections:Counter", "test.shelves"))
+    points.append(EntryPoint("other", "collections:deque", "another.group"))
+    registry = make()
+    assert registry.names() == ["one", "two", "three"]
+    assert registry.get("three").__name__ == "Counter"
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one(points):
+    with pytest.raises(UnknownName, match=r"unknown shelf 'onne'; did you mean 'one'\?") as caught:
+        make().get("onne")
+    assert "torchwright shelfs" in str(caught.value)
+
+
+def test_a_name_that_two_packages_claim_is_refused(points):
+    points.append(EntryPoint("one", "collections:Counter", "test.shelves"))
+    with pytest.raises(TorchwrightError, match="two packages register the shelf 'one'") as caught:
+        make().names()
+    assert "collections:Counter" in str(caught.value)
+
+
+def test_the_same_target_twice_is_no_clash(points):
+    points.append(EntryPoint("one", "collections:OrderedDict", "test.shelves"))
+    assert make().names() == ["one", "two"]
+
+
+@pytest.mark.parametrize("target", ["nowhere_at_all:X", "collections:NoSuchThing"])
+def test_a_target_that_cannot_be_imported_is_named(points, target):
+    registry = Registry("shelf", group="test.shelves", builtins={"broken": target})
+    with pytest.raises(TorchwrightError, match=f"'broken' is registered as {target} but cannot be imported"):
+        registry.get("broken")
+
+
+def test_iteration_imports_everything_in_order(points):
+    registry = Registry("shelf", group="test.shelves", builtins={"b": "builtins:dict", "a": "builtins:list"})
+    assert list(registry) == [("b", dict), ("a", list)]

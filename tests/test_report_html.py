@@ -1,0 +1,264 @@
+"""The page: whole, escaped, self-contained, and sensible with whatever is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from factories import (
+    make_device,
+    make_interval,
+    make_quality,
+    make_recipe,
+    make_roofline,
+    make_rung,
+    make_unchanged_recipe,
+)
+from torchwright.facts import Budget, Coverage, Step
+from torchwright.report import figures, wording
+from torchwright.report.html import render
+
+VOID = {"meta", "br", "wbr", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Reads a page strictly: every tag is closed in its order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return render(make_recipe())
+
+
+def test_every_number_and_reason_appears(page: str) -> None:
+    text = Page(page).text
+    for rung in make_recipe().rungs:
+        assert rung.reason in text
+        assert rung.status in text
+        if rung.speedup is not None:
+            assert wording.ratio(rung.speedup) in text
+            assert wording.bounds(rung.speedup) in text
+        if rung.memory_bytes is not None:
+            assert wording.size(rung.memory_bytes) in text
+    for fact in (
+        "2.88x",
+        "[2.79, 2.97]",
+        "3.35 s",
+        "1,243 → 2,994",
+        "61.4 GB/s",
+        "torch 2.13.0+cpu",
+        "amx_int8",
+    ):
+        assert fact in text
+    assert make_recipe().command in text
+    assert "1.9% alone" in text
+    assert "197 of 211 linear layers" in text
+    assert "torchwright::int8_amx" in text
+
+
+def test_nothing_is_loaded_and_nothing_runs(page: str) -> None:
+    assert not re.search(r"https?:", page)
+    tags = Page(page).tags
+    assert {"script", "link", "img", "iframe", "object", "image"}.isdisjoint(tag for tag, _ in tags)
+    for _, attributes in tags:
+        assert not any(name.startswith("on") or name == "src" for name in attributes)
+        assert (attributes.get("href") or "#").startswith("#")
+    assert "@import" not in page
+    assert any(attributes.get("http-equiv") == "Content-Security-Policy" for _, attributes in tags)
+
+
+def test_ids_are_unique_and_references_resolve(page: str) -> None:
+    tags = Page(page).tags
+    ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    used = {name for _, attributes in tags for name in (attributes.get("aria-labelledby") or "").split()}
+    used |= {(attributes.get("href") or "").removeprefix("#") for _, attributes in tags} - {""}
+    used |= set(re.findall(r"url\(#([^)]+)\)", page))
+    assert used
+    assert used <= set(ids)
+
+
+def test_figures_are_named_and_tables_have_headers(page: str) -> None:
+    tags = Page(page).tags
+    drawings = [attributes for tag, attributes in tags if tag == "svg"]
+    assert len(drawings) == 6
+    assert all(attributes["role"] == "img" and attributes["aria-labelledby"] for attributes in drawings)
+    assert all("scope" in attributes for tag, attributes in tags if tag == "th")
+
+
+def test_figures_follow_the_theme(page: str) -> None:
+    """A colour that is no role would not change with the theme."""
+    styles = [attributes.get("style") or "" for _, attributes in Page(page).tags]
+    assert not [style for style in styles if re.search(r"(?<!, )#[0-9a-f]{6}", style)]
+    roles = {role for style in styles for role in re.findall(r"var\(--([\w-]+)", style)}
+    assert all(f"--{role}:" in page for role in roles)
+
+
+def test_the_same_recipe_gives_the_same_page(page: str) -> None:
+    assert render(make_recipe()) == page
+
+
+HOSTILE = "</title></svg><script>alert(1)</script>\"'&{{ 7*7 }} \x1b[31m\x00\ud800 $\\frac{1}{$ \x0c"
+
+
+def test_hostile_text_is_escaped() -> None:
+    rung = make_rung(
+        step=Step(name=HOSTILE, options={HOSTILE: HOSTILE}),
+        reason=HOSTILE,
+        speedup=make_interval(1.5),
+        memory_bytes=1000,
+        quality=make_quality(0.001, metric=HOSTILE, extras={HOSTILE: 1.0}),
+        coverage=(
+            Coverage(
+                technique=HOSTILE,
+                changed=1,
+                total=2,
+                unit=HOSTILE,
+                kernel=HOSTILE,
+                skipped={HOSTILE: HOSTILE},
+            ),
+        ),
+    )
+    recipe = make_recipe()
+    case = dataclasses.replace(recipe.baseline.cases[0], name=HOSTILE)
+    text = render(
+        make_recipe(
+            workload={"name": HOSTILE},
+            rungs=(rung,),
+            notes=(HOSTILE,),
+            command=HOSTILE,
+            baseline=dataclasses.replace(recipe.baseline, cases=(case,)),
+            final=dataclasses.replace(recipe.final, cases=(case,), quality=rung.quality),
+            roofline=tuple(
+                dataclasses.replace(point, case=HOSTILE, dtype=HOSTILE) for point in make_roofline()
+            ),
+            fingerprint=dataclasses.replace(
+                recipe.fingerprint,
+                libraries={HOSTILE: HOSTILE},
+                device=make_device(name=HOSTILE, isa=(HOSTILE,), tflops={HOSTILE: 1.0}),
+            ),
+        )
+    )
+    page = Page(text)
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert "alert(1)" in page.text
+    assert "{{ 7*7 }}" in page.text
+    assert not re.search(r"[\x00-\x08\x0b-\x1f]", text)
+    text.encode()
+
+
+def test_nothing_kept_and_everything_missing() -> None:
+    page = Page(render(make_unchanged_recipe()))
+    assert "The original is already the fastest within the budget" in page.text
+    assert "no metric was measured" in page.text
+    assert "best case 1.01x" in page.text
+    assert "ceilings" not in page.text
+    assert "None" not in page.text
+    Page(render(make_unchanged_recipe(rungs=())))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"rungs": (make_rung(), make_rung("dropped", quality=make_quality(-0.002)))},
+        {"rungs": (make_rung(speedup=make_interval(0.9), total_speedup=make_interval(0.9)),)},
+        {"budget": Budget(max_drop=0.0, objective="throughput")},
+        {"rungs": (make_rung("refused", step=Step(name="量子化", options={"模型": "x" * 300})),) * 40},
+        {"roofline": make_roofline()[:1]},
+    ],
+    ids=["kept without numbers", "slower but kept", "no loss allowed", "many and wide", "one point"],
+)
+def test_odd_recipes(overrides: dict[str, Any]) -> None:
+    Page(render(make_recipe(**overrides)))
+
+
+@pytest.mark.parametrize(
+    "device", [{"read_gb_per_s": None}, {"tflops": {}}, {"read_gb_per_s": None, "tflops": {}}]
+)
+def test_roofline_needs_a_ceiling(device: dict[str, Any]) -> None:
+    recipe = make_recipe()
+    recipe = dataclasses.replace(
+        recipe, fingerprint=dataclasses.replace(recipe.fingerprint, device=make_device(**device))
+    )
+    assert (figures.roofline(recipe) is None) == (len(device) == 2)
+    Page(render(recipe))
+
+
+def test_the_chain_of_kept_rungs_ends_where_the_last_one_was_measured() -> None:
+    from torchwright.report import view
+
+    stages = view.stages(make_recipe())
+    base = make_recipe().baseline.seconds
+    assert stages[0].start == base
+    assert stages[3].start == stages[1].end == pytest.approx(base / 1.58)
+    assert stages[2].end == pytest.approx(stages[2].start / 1.83), (
+        "a dropped rung is compared with the best so far"
+    )
+    assert stages[4].end is None
+    assert stages[7].start == stages[8].start == stages[6].end, (
+        "neither refused nor removed rungs move the chain"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (0.0, "0.00 s"),
+        (1.0, "1.00 s"),
+        (0.0123, "12.3 ms"),
+        (4.5e-5, "45.0 µs"),
+        (212.0, "212 s"),
+        (None, "–"),
+    ],
+)
+def test_seconds(given: float | None, text: str) -> None:
+    assert wording.seconds(given) == text
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [(0, "±0 B"), (-310e6, "-310 MB"), (1.02e9, "+1.02 GB"), (1500, "+1.50 kB"), (None, "–")],
+)
+def test_signed_size(given: float | None, text: str) -> None:
+    assert wording.size(given, signed=True) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "spent", "text"),
+    [(None, None, ""), (None, 2.0, "never"), (0.2, 2.0, "at once"), (1.0, 2.0, "1 call"), (3.1, 2.0, "4 calls"),
+     (12_345.0, 2.0, "12.3k calls"), (3.2e6, 2.0, "3.20M calls")],
+)  # fmt: skip
+def test_payback(count: float | None, spent: float | None, text: str) -> None:
+    assert wording.calls(count, spent) == text

@@ -1,0 +1,213 @@
+"""The waterfall and the live table: every number and reason appears, at 80 and 100 columns, and nothing is markup."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from factories import make_interval, make_quality, make_recipe, make_rung, make_unchanged_recipe
+from torchwright.facts import Budget, Event, Step
+from torchwright.report import wording
+from torchwright.report.terminal import LiveProgress, plain, waterfall
+
+
+class Terminal(io.StringIO):
+    """A file that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(recipe: Any, width: int = 100, **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+    console.print(waterfall(recipe, **options))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def event(kind: Any, text: str = "", elapsed: float = 12.0, **fields: Any) -> Event:
+    return Event(kind=kind, text=text, elapsed=elapsed, time_budget=300.0, **fields)
+
+
+def words(text: str) -> str:
+    """On one line: reasons wrap."""
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_every_rung_appears_and_no_line_is_too_long(width: int) -> None:
+    text = shown(make_recipe(), width, artifact="out")
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+    for rung in make_recipe().rungs:
+        assert f"{rung.status}: " in text
+        assert rung.step.name in text
+        if rung.speedup is not None:
+            assert wording.ratio(rung.speedup) in text
+            assert wording.bounds(rung.speedup) in text
+
+
+def test_reasons_are_whole_where_there_is_room() -> None:
+    text = words(shown(make_recipe(), 120))
+    for rung in make_recipe().rungs:
+        if rung.speedup is None:
+            assert rung.reason in text
+
+
+def test_totals() -> None:
+    text = words(shown(make_recipe()))
+    assert "total 3.35 s → 1.16 s 2.88x [2.79, 2.97]" in text
+    assert "prefill 412 ms → 171 ms 2.41x 1,243 → 2,994 tok/s" in text
+    assert "decode x127 23.1 ms → 7.80 ms 2.96x 43.3 → 128 tok/s" in text
+    assert "perplexity 12.31 → 12.36: loss 0.41%, at most 0.55% (budget 1.00%)" in text
+    assert "peak 1.24 GB → 598 MB, weights 538 MB → 191 MB" in text
+    assert "aot, found in 212 s of 300 s allowed" in text
+
+
+def test_no_rate_without_tokens() -> None:
+    assert "tok/s" not in shown(make_recipe(workload={"name": "m"}))
+
+
+def test_artifact_and_next_commands_are_quoted_for_a_shell() -> None:
+    text = shown(make_recipe(), artifact="my out")
+    for verb in ("bench", "verify", "report"):
+        assert f"torchwright {verb} 'my out'" in text
+    assert "torchwright bench" not in shown(make_recipe())
+
+
+def test_nothing_kept() -> None:
+    text = shown(make_unchanged_recipe(), 80)
+    assert "The original is already the fastest within the budget." in text
+    assert "no metric was measured" in text
+    assert "best case 1.01x" in text
+    assert "already the fastest" in shown(make_unchanged_recipe(rungs=()))
+
+
+def test_less_memory_is_said_for_that_objective() -> None:
+    text = shown(make_recipe(budget=Budget(objective="memory"), speedup=make_interval(0.97)))
+    assert "needs 52% less memory at 0.97x the speed" in text
+
+
+def test_a_loss_over_the_budget_is_red() -> None:
+    console = Console(
+        file=io.StringIO(), width=100, force_terminal=True, color_system="standard", no_color=False
+    )
+    console.print(waterfall(make_recipe(rungs=(make_rung("dropped", quality=make_quality(0.02)),), notes=())))
+    assert re.search("\x1b\\[[0-9;]*31m2.00%", console.file.getvalue())  # type: ignore[attr-defined]
+
+
+HOSTILE = "[red]not markup[/red] \x1b[2J\x07 $x_1$ <b>\nsecond\tline"
+
+
+def test_text_is_neither_markup_nor_escape() -> None:
+    step = Step(name="[bold]x[/bold]", options={"path": "a" * 150, "日本": "模型" * 30})
+    recipe = make_recipe(rungs=(make_rung(step=step, reason=HOSTILE),), notes=(HOSTILE,))
+    text = shown(recipe, 80, artifact="a\x1b]0;title\x07b")
+    assert "[red]not markup[/red]" in text
+    assert "[bold]x[/bold]" in text
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)
+
+
+def test_plain_is_110_columns_without_colour() -> None:
+    text = plain(make_recipe())
+    assert max(map(len, text.splitlines())) == 110
+    assert "\x1b" not in text
+    assert text == text.strip("\n")
+    assert "2.88x [2.79, 2.97]" in text
+
+
+def test_ascii_terminal_gets_ascii() -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Console(file=file, width=90, color_system=None).print(waterfall(make_recipe(), artifact="out"))
+    file.flush()
+    assert b"->" in file.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_narrow_terminal_does_not_fail() -> None:
+    assert "kept" in shown(make_recipe(), 30)
+
+
+def test_a_pipe_gets_one_line_per_event(capsys: pytest.CaptureFixture[str]) -> None:
+    rungs = make_recipe().rungs
+    with LiveProgress() as progress:
+        progress(event("baseline", "3.35 s"))
+        progress(event("trying", "dtype:to=bfloat16"))
+        progress(event("rung", rung=rungs[2]))
+        progress(event("notice", HOSTILE))
+        progress(event("done", "2.88x"))
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    assert len(lines) == 5
+    assert lines[0] == "[   12.0 s] baseline 3.35 s"
+    assert "dropped  quantize:weights=int4,group_size=64 1.83x" in lines[2]
+    assert rungs[2].reason in lines[2]
+    assert "\x1b" not in err
+
+
+def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with LiveProgress(quiet=True) as progress:
+        progress(event("baseline", "3.35 s"))
+    assert capsys.readouterr() == ("", "")
+
+
+def live(width: int = 100, height: int = 20) -> tuple[LiveProgress, Terminal]:
+    file = Terminal()
+    console = Console(
+        file=file, width=width, height=height, force_terminal=True, color_system=None, _environ={}
+    )
+    return LiveProgress(console=console), file
+
+
+def frame(progress: LiveProgress, width: int = 100, height: int = 20) -> str:
+    console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
+    console.print(progress.__rich__())
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_live_table_shows_rows_and_what_is_tried(width: int) -> None:
+    progress, file = live(width)
+    with progress:
+        progress(event("baseline", "3.35 s"))
+        for rung in make_recipe().rungs:
+            progress(event("rung", rung=rung, best=make_interval(1.58)))
+        progress(event("notice", "[b]little memory is free"))
+        progress(event("trying", "compile:mode=max-autotune"))
+        text = frame(progress, width)
+    lines = text.splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert len(lines) == 1 + len(make_recipe().rungs) + 2
+    assert "compile:mode=max-autotune" in lines[-2]
+    assert "of 300 s" in lines[-1]
+    assert "best 1.58x [1.53, 1.63]" in lines[-1]
+    assert [line.split()[0] for line in lines[1:-2]] == [rung.status for rung in make_recipe().rungs]
+    assert "[b]little memory is free" in file.getvalue()
+
+
+def test_live_table_keeps_to_the_screen() -> None:
+    progress, _ = live(100, 12)
+    with progress:
+        for rung in make_recipe().rungs * 10:
+            progress(event("rung", rung=rung))
+        text = frame(progress, 100, 12)
+    assert len(text.splitlines()) <= 12
+    assert "… 84 earlier" in text
+
+
+def test_live_table_stays_after_a_fault() -> None:
+    progress, file = live()
+    progress.__enter__()
+    progress(event("rung", rung=make_recipe().rungs[0]))
+    progress.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert "attention:kernel=sdpa" in file.getvalue().rsplit("\x1b[2K", 1)[-1]
+
+
+def test_force_color_in_a_pipe_moves_no_cursor() -> None:
+    file = io.StringIO()
+    with LiveProgress(console=Console(file=file, force_terminal=True, color_system=None)) as progress:
+        progress(event("trying", "dtype"))
+    assert file.getvalue() == "[   12.0 s] trying   dtype\n"
