@@ -14,15 +14,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchwright.api import load, optimize
+    from torchwright.api import optimize
     from torchwright.errors import TorchwrightError
     from torchwright.numpy_compile import compile_numpy
+    from torchwright.plan.load import load
 
 __all__ = ["TorchwrightError", "compile_numpy", "load", "optimize"]
 
+# `load` has its own home: what answers first must not wait for the search's imports.
 _HOMES = {
     "optimize": "torchwright.api",
-    "load": "torchwright.api",
+    "load": "torchwright.plan.load",
     "compile_numpy": "torchwright.numpy_compile",
     "TorchwrightError": "torchwright.errors",
 }

@@ -19,8 +19,6 @@ from torchwright.facts import Budget, CaseTime, Event, Objective, Recipe
 from torchwright.measure.clock import paired_speedup
 from torchwright.measure.roofline import roofline_point
 from torchwright.plan import artifact
-from torchwright.plan.load import Loaded
-from torchwright.plan.load import load as load_artifact
 from torchwright.plan.optimize import Request
 from torchwright.plan.optimize import optimize as run_optimize
 from torchwright.plan.result import Result
@@ -83,17 +81,6 @@ def optimize(
         recipe = run_optimize(request, out, show)
     _, manifest = artifact.open_artifact(out)
     return Result(out, recipe, original=None if manifest.self_contained else workload.build(), keep=keep)
-
-
-def load(path: str | Path, *, model: nn.Module | None = None, trust: bool = False) -> Loaded:
-    """Load an artifact: `.model` to call, `.recipe`, `.how` it runs and `.notices`.
-
-    `model` replays the recipe on your own module, for artifacts of modules that torch.export could not take. `trust`
-    loads compiled code that somebody else built.
-
-    Raises `ArtifactError` for one that is missing, damaged, newer, not self-contained, or that fails its self-test.
-    """
-    return load_artifact(path, model=model, trust=trust)
 
 
 def optimize_cli(
@@ -320,4 +307,4 @@ def _known(names: Sequence[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-__all__ = ["bench", "load", "optimize", "optimize_cli", "report_path", "verify"]
+__all__ = ["bench", "optimize", "optimize_cli", "report_path", "verify"]

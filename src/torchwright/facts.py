@@ -175,7 +175,7 @@ class Budget:
 
     max_drop: float = 0.01
     objective: Objective = "latency"
-    time_seconds: float = 150.0
+    time_seconds: float = 165.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,11 @@ from torchwright.errors import RefusedTechnique
 from torchwright.facts import DeviceFacts, Step
 from torchwright.plan.program import export
 from torchwright.techniques.base import Target, from_step, in_order, techniques
+from torchwright.techniques.matmul_attention import calls_attention
 from torchwright.workloads.base import Workload
 
+DISCOVERED = frozenset({"sdpa", "exportable"})
+"""Properties that only `describe_target` looks for; a step that needs one was chosen because it is there."""
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -36,7 +39,7 @@ def apply_steps(target: Target, steps: Sequence[Step]) -> None:
     promised = frozenset().union(*(technique.gives for technique in techniques_in_order))
     for technique in techniques_in_order:
         step = technique.step()
-        missing = technique.needs - target.properties - promised
+        missing = technique.needs - target.properties - promised - DISCOVERED
         if missing:
             raise RefusedTechnique(
                 f"{step} cannot be applied here", found=f"the model lacks: {', '.join(sorted(missing))}"
@@ -67,6 +70,8 @@ def describe_target(target: Target) -> dict[str, Any]:
         operations = {case.name: count_operations(adapted, case) for case in cases}
         if "linear" in target.properties:
             target.kernel_seconds = linear_kernel_seconds(adapted, cases, target.device)
+    if calls_attention(adapted, cases[0].args, cases[0].kwargs):
+        target.properties.add("sdpa")
     if _exports(adapted, cases):
         target.properties.add("exportable")
     variants: list[tuple[Step, str | None]] = []
@@ -77,6 +82,7 @@ def describe_target(target: Target) -> dict[str, Any]:
         else:
             variants += [(technique.step(), technique.refuse(target)) for technique in cls().variants(target)]
     return {
+        "device": target.device,
         "properties": frozenset(target.properties),
         "variants": variants,
         "operations": operations,

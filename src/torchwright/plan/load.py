@@ -18,6 +18,7 @@ from torchwright.plan.artifact import Manifest
 from torchwright.plan.fingerprint import fingerprint_here
 from torchwright.plan.package import AotRunner, signature
 from torchwright.workloads.base import Case, Run
+from torchwright.workloads.encoding import Batcher, Encoder, Layout
 from torchwright.workloads.generation import Generator, Geometry
 
 SAME_MACHINE_ERROR = 1e-2
@@ -69,6 +70,8 @@ def load(path: str | Path, *, model: nn.Module | None = None, trust: bool = Fals
     recipe, manifest = artifact.open_artifact(path)
     loader = _Loader(path, recipe, manifest, trust)
     run, how, tolerance = loader.best(model)
+    if "layout" in recipe.workload:
+        run = Batcher(run, Layout.from_dict(recipe.workload["layout"]))
     _self_test(path, run, tolerance)
     return Loaded(
         model=as_model(run, recipe.workload, manifest, path / artifact.MODEL),
@@ -80,11 +83,14 @@ def load(path: str | Path, *, model: nn.Module | None = None, trust: bool = Fals
 
 
 def as_model(run: Run, workload: dict[str, Any], manifest: Manifest, folder: Path) -> Any:
-    """What a user calls: a `Generator` for a language model, else an `OptimizedModule`."""
+    """What a user calls: a `Generator` for a language model, an `Encoder` for an encoder, else an `OptimizedModule`."""
     if "geometry" in workload:
         geometry = Geometry.from_dict(workload["geometry"])
         return Generator(run, geometry, getattr(torch, manifest.dtype), folder)
-    return OptimizedModule(run, manifest.threads)
+    module = OptimizedModule(run, manifest.threads)
+    if "layout" in workload:
+        return Encoder(lambda case: module(*case.args), Layout.from_dict(workload["layout"]), folder)
+    return module
 
 
 class _Loader:
@@ -264,7 +270,7 @@ def inductor_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _self_test(path: Path, run: Run, tolerance: float) -> None:
-    from torchwright.measure.accuracy import flatten, relative_error
+    from torchwright.workloads.accuracy import flatten, relative_error
     from torchwright.plan.tree import read_tree
 
     if not (path / "selftest.json").is_file():

@@ -8,8 +8,10 @@ compile_program(program, path, inductor)     → a .pt2 package of native code
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
+import inspect
 import json
 import re
 import warnings
@@ -28,8 +30,10 @@ from torchwright.errors import ArtifactError, RefusedTechnique
 from torchwright.workloads.base import Case
 
 GRAPHS, TENSORS = "programs.json", "programs.safetensors"
-SAFE_EXPRESSION = re.compile(r"[\w\s+\-*/(),<>=]*")
-"""torch's loader evaluates shape expressions with sympy; nothing that could name an attribute or a string passes."""
+SHAPE_FUNCTIONS = frozenset(
+    "Symbol Integer Rational Add Mul Pow Max Min Mod FloorDiv CeilDiv CleanDiv PythonMod ModularIndexing".split()
+)
+"""All that a shape expression may call: torch's loader evaluates these texts with sympy."""
 
 
 def export(model: nn.Module, cases: Sequence[Case]) -> dict[str, ExportedProgram]:
@@ -43,7 +47,7 @@ def export(model: nn.Module, cases: Sequence[Case]) -> dict[str, ExportedProgram
         with torch.no_grad(), ignore_library_warnings():
             try:
                 programs[case.name] = torch.export.export(
-                    model, args, case.kwargs, dynamic_shapes=case.dynamic, strict=False
+                    model, args, case.kwargs, dynamic_shapes=_dynamic_shapes(model, case), strict=False
                 )
             except Exception as error:
                 raise RefusedTechnique(
@@ -52,6 +56,14 @@ def export(model: nn.Module, cases: Sequence[Case]) -> dict[str, ExportedProgram
                     next="engine=jit compiles it with graph breaks",
                 ) from error
     return programs
+
+
+def _dynamic_shapes(model: nn.Module, case: Case) -> Any:
+    """The case's dynamic shapes; a wrapper that takes `*args` has them all in one argument."""
+    if case.dynamic is None:
+        return None
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    return (case.dynamic,) if inspect.Parameter.VAR_POSITIONAL in kinds else case.dynamic
 
 
 def compile_program(program: ExportedProgram, path: Path, inductor: dict[str, Any]) -> None:
@@ -109,6 +121,7 @@ def read_programs(folder: Path) -> dict[str, ExportedProgram]:
                     {key: _tensor(tensors, value) for key, value in entry["constants"].items()},
                     None,
                 )
+            programs[name]._example_inputs = _example_inputs(programs[name])
         return programs
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise ArtifactError(
@@ -128,6 +141,26 @@ def ignore_library_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def _example_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs of the right shapes: compilation asks for some, and the file keeps none. Free sizes take their largest."""
+    largest = {str(symbol): int(bounds.upper) for symbol, bounds in program.range_constraints.items()}
+
+    def size(value: Any) -> int:
+        return value if isinstance(value, int) else largest[str(value)]
+
+    leaves = []
+    names = set(program.graph_signature.user_inputs)
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in names:
+            value = node.meta["val"]
+            if isinstance(value, torch.Tensor):
+                shape = [size(n) for n in value.shape]
+                value = torch.zeros(shape, dtype=value.dtype, device=value.device)
+            leaves.append(value)
+    args, kwargs = torch.utils._pytree.tree_unflatten(leaves, program.call_spec.in_spec)
+    return args, kwargs
 
 
 def _tensor_entry(tensor: torch.Tensor, keep: Any) -> dict[str, Any]:
@@ -150,13 +183,35 @@ def _refuse_code(value: Any) -> None:
     """Refuse anything in a graph's JSON that torch's loader would evaluate or unpickle."""
     if isinstance(value, dict):
         for key, item in value.items():
-            if key == "expr_str" and not (
-                isinstance(item, str) and SAFE_EXPRESSION.fullmatch(item) and "__" not in item
-            ):
-                raise ValueError(f"a shape expression that is not one: {str(item)[:60]!r}")
+            if key == "expr_str" and not _is_shape(item):
+                raise ValueError(f"a shape expression that is not one: {str(item)[:80]!r}")
             if key in ("as_custom_obj", "as_operator") and item:
                 raise ValueError(f"a graph with {key}")
             _refuse_code(item)
     elif isinstance(value, list):
         for item in value:
             _refuse_code(item)
+
+
+def _is_shape(text: Any) -> bool:
+    """Whether a text is arithmetic over integers and symbols and nothing else."""
+    if not isinstance(text, str) or len(text) > 1000:
+        return False
+    try:
+        tree = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Load, ast.keyword)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if not (isinstance(node.func, ast.Name) and node.func.id in SHAPE_FUNCTIONS):
+                return False
+        elif isinstance(node, ast.Name):
+            if not re.fullmatch(r"[a-zA-Z]\w*", node.id):
+                return False
+        elif isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and not re.fullmatch(r"[a-z]\w*", node.value):
+                return False
+        elif not isinstance(node, allowed):
+            return False
+    return True

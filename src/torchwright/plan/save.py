@@ -10,6 +10,7 @@ from typing import Any
 from torchwright.facts import Budget, DeviceFacts, Fingerprint, Recipe, RooflinePoint
 from torchwright.measure.roofline import roofline_point
 from torchwright.plan import artifact
+from torchwright.plan.apply import reshaped
 from torchwright.plan.program import GRAPHS, TENSORS
 from torchwright.plan.search import Outcome
 from torchwright.plan.trial import TrialFailed
@@ -22,7 +23,7 @@ def make_recipe(
     """The whole result as plain data."""
     return Recipe(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        workload=workload.describe(),
+        workload=reshaped(workload, outcome.best.steps).describe(),
         steps=outcome.best.steps,
         budget=budget,
         baseline=outcome.baseline,

@@ -14,6 +14,7 @@ from typing import Any
 from torchwright.errors import RefusedTechnique, TorchwrightError
 from torchwright.facts import Budget, Event, Interval, Measurement, Rung, Step
 from torchwright.measure.clock import paired_speedup
+from torchwright.plan.apply import DISCOVERED
 from torchwright.plan.trial import Candidate, Context, TrialFailed, TrialProcess, start_candidate
 from torchwright.techniques.base import Phase, Technique, from_step, in_order, techniques
 
@@ -169,7 +170,7 @@ class Search:
         technique = from_step(step)
         if self._tried_already(step, technique):
             return queue
-        have = self._best.properties if self._best.steps else self._description["properties"]
+        have = self._have()
         if technique.gives and technique.gives <= have and step not in self.wanted:
             self._refuse(step, f"the model is {' and '.join(sorted(technique.gives))} already")
             return queue
@@ -191,7 +192,7 @@ class Search:
 
     def _with(self, technique: Technique, step: Step) -> tuple[tuple[Step, ...] | None, tuple[Step, ...]]:
         """The best recipe with `step`, in place of kept steps that took away what it needs."""
-        have = self._best.properties if self._best.steps else self._description["properties"]
+        have = self._have()
         missing = technique.needs - have
         if not missing:
             return in_order([*self._best.steps, step]), ()
@@ -206,11 +207,11 @@ class Search:
 
     def _postpone(self, step: Step, technique: Technique, queue: list[Step]) -> list[Step]:
         """Wait for a later step to give what this one needs, or refuse it when none will."""
-        have = self._best.properties if self._best.steps else self._description["properties"]
+        have = self._have()
         missing = technique.needs - have
         later = {name for other in queue for name in from_step(other).gives}
         if missing <= later:
-            position = max(i for i, other in enumerate(queue) if from_step(other).gives & missing)
+            position = min(i for i, other in enumerate(queue) if from_step(other).gives & missing)
             return [*queue[: position + 1], step, *queue[position + 1 :]]
         if step in self.wanted:
             raise RefusedTechnique(f"{step} was asked for and cannot run here", found=_lacks(missing))
@@ -493,6 +494,11 @@ class Search:
         self._best = candidate
         kernels = [from_step(step).kernel for step in candidate.steps]
         self._kernel = next((kernel for kernel in reversed(kernels) if kernel), "float32")
+
+    def _have(self) -> frozenset[str]:
+        """Properties of the best so far; those found by running the original hold for every recipe of it."""
+        described: frozenset[str] = self._description["properties"]
+        return (self._best.properties | described & DISCOVERED) if self._best.steps else described
 
     def _best_seconds(self) -> float:
         turns = self._best.turns or [self._best.turn()]

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
-import torch
 from torch import nn
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.blocked_attention import BlockedAttention, Site, find_sites
+from torchwright.techniques.blocked_attention import BlockedAttention, CannotCall, Site, find_sites
 from torchwright.techniques.wrapping import TOLERANCE, outputs, replace_module, worst_error
 
 
@@ -32,9 +31,8 @@ class Attention(Technique):
         models = switchable(target.model)
         if not models:
             yield replace(self, implementation="blocked")
-        for name in ("sdpa", "eager"):
-            if any(used_by(model) != name for model in models):
-                yield replace(self, implementation=name)
+        elif any(used_by(model) != "sdpa" for model in models):
+            yield replace(self, implementation="sdpa")
 
     def refuse(self, target: Target) -> str | None:
         if self.implementation == "blocked":
@@ -51,7 +49,9 @@ class Attention(Technique):
         cases = target.workload.cases(target.compute_dtype)
         before = outputs(target.model, cases)
         original = target.model
-        undo, coverage = self._block(target, cases) if self.implementation == "blocked" else self._switch(target)
+        undo, coverage = (
+            self._block(target, cases) if self.implementation == "blocked" else self._switch(target)
+        )
         error, limit = worst_error(before, outputs(target.model, cases)), TOLERANCE[target.compute_dtype]
         if error > limit:
             target.model = original
@@ -128,7 +128,7 @@ def _sites(target: Target) -> list[Site] | None:
     """Where the model calls attention, or None when that cannot be seen before the model is adapted."""
     try:
         return find_sites(target.model, target.workload.cases(target.compute_dtype))
-    except Exception:
+    except CannotCall:
         # The workload's calls are those of its adapted form, which the user's own model need not take.
         return None
 

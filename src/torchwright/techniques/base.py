@@ -38,6 +38,7 @@ techniques: Registry[type[Technique]] = Registry(
         "torchao": "torchwright.techniques.torchao:TorchAO",
         "sparse24": "torchwright.techniques.sparse24:Sparse24",
         "attention": "torchwright.techniques.attention:Attention",
+        "matmul_attention": "torchwright.techniques.matmul_attention:MatmulAttention",
         "compile": "torchwright.techniques.compile:Compile",
         "max_autotune": "torchwright.techniques.max_autotune:MaxAutotune",
         "regional": "torchwright.techniques.regional:Regional",

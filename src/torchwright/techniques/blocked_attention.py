@@ -6,8 +6,9 @@ go to SDPA block by block, each with the few blocks of keys that it sees, all in
 Measured here with a causal window of 128, 8 heads of 64 (two Zen 5 cores, milliseconds):
 
     tokens, type            SDPA with the mask   FlexAttention, compiled   in blocks
-    1024, float32 / bf16         14.9 / 13.8                5.8 / 6.5       5.8 / 4.5
-    4096, float32 / bf16           246 / 213              24.7 / 28.0     20.7 / 18.9
+    1024, float32 / bf16         14.1 / 13.3                5.7 / 6.2       5.0 / 4.6
+    2048, float32 / bf16         54.2 / 56.1              11.0 / 14.3       9.4 / 9.3
+    4096, float32 / bf16         246 / 233                24.5 / 29.1     25.1 / 18.8
 
 FlexAttention is therefore not offered: it is no faster on the CPU, runs under torch.compile only, and torch.export's
 file format cannot hold it.
@@ -15,7 +16,8 @@ file format cannot hold it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,9 +36,22 @@ DENSE = 0.75
 """With more than this share of all products left to compute there is nothing to gain."""
 HIDDEN = -1e9
 """An additive mask hides what it lowers by this much or more."""
-MAKES_NEW = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
+MAKES_NEW = {
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "empty_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "new_empty",
+}
 """Functions that take only the shape, type and device of their argument."""
 READS_VALUES = {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy"}
+
+
+class CannotCall(Exception):
+    """The model does not take this call."""
 
 
 @dataclass(kw_only=True)
@@ -82,7 +97,12 @@ class BlockedMask(nn.Module):
         self.share = mask_GQK.numel() / mask_QK.numel()
 
     def attention(
-        self, q_BHQD: torch.Tensor, k_BHKD: torch.Tensor, v_BHKD: torch.Tensor, scale: float | None, enable_gqa: bool
+        self,
+        q_BHQD: torch.Tensor,
+        k_BHKD: torch.Tensor,
+        v_BHKD: torch.Tensor,
+        scale: float | None,
+        enable_gqa: bool,
     ) -> torch.Tensor:
         """What scaled_dot_product_attention with this mask returns: (B, H, Q, D)."""
         if self.causal:
@@ -154,70 +174,33 @@ class _InBlocks(TorchFunctionMode):
 
 
 def find_sites(model: nn.Module, cases: Sequence[Case]) -> list[Site]:
-    """Every module that calls scaled_dot_product_attention itself in any of the cases."""
+    """Every module that calls scaled_dot_product_attention itself in any of the cases.
+
+    Raises `CannotCall` when the model fails on one of them.
+    """
     names = {module: plain_name(name) or "the model" for name, module in model.named_modules()}
     sites: dict[nn.Module, Site] = {}
     for case in cases:
-        for module, call in _record(model, case):
-            site = sites.setdefault(module, Site(name=names[module], module=module))
-            site.reason = site.reason or call.add_to(site)
+        _watch(model, case, lambda module: sites.setdefault(module, Site(name=names[module], module=module)))
+    known: list[tuple[torch.Tensor, BlockedMask]] = []
     for site in sites.values():
         if site.reason is None:
-            share = sum(SparseMask(mask).share for mask in site.masks.values()) / len(site.masks)
+            site.blocked = [_shared(known, mask) for mask in site.masks.values()]
+            share = sum(mask.share for mask in site.blocked) / len(site.blocked)
             if share > DENSE:
                 site.reason = (
-                    f"its mask leaves {share:.0%} of the blocks; up to {DENSE:.0%} there is something to skip"
+                    f"its mask leaves {share:.0%} to compute; up to {DENSE:.0%} there is something to gain"
                 )
     return list(sites.values())
 
 
-@dataclass(kw_only=True)
-class _Call:
-    """One call of attention as it was recorded."""
+class _Watch(TorchFunctionMode):
+    """Notes attention calls, and follows what is computed from the values of the inputs."""
 
-    query: torch.Tensor
-    key: torch.Tensor
-    mask: torch.Tensor | None
-    from_inputs: bool
-    dropout: float
-
-    def add_to(self, site: Site) -> str | None:
-        """Note this call's mask in `site`, or say why it cannot be."""
-        if self.mask is None:
-            return "it has no mask"
-        if self.from_inputs:
-            return "its mask depends on the inputs"
-        if self.dropout:
-            return f"it drops out {self.dropout:.0%} at random"
-        if self.query.dim() != 4:
-            return f"its queries have {self.query.dim()} axes, not (batch, heads, tokens, features)"
-        size = self.query.shape[-2], self.key.shape[-2]
-        mask = self.mask
-        if mask.dtype != torch.bool:
-            visible = mask > HIDDEN
-            if bool((mask[visible] != 0).any()):
-                return "its mask adds a bias"
-            mask = visible
-        mask = mask.expand(*mask.shape[:-2], *size).flatten(0, -3) if mask.dim() > 2 else mask.expand(1, *size)
-        if not bool((mask == mask[:1]).all()):
-            return "its mask differs over the batch or the heads"
-        mask = mask[0]
-        if not bool(mask.any(-1).all()):
-            return "its mask hides everything from some queries"
-        if size in site.masks and not torch.equal(site.masks[size], mask):
-            return "it uses several masks of one size"
-        site.masks[size] = mask.clone()
-        return None
-
-
-class _Recorder(TorchFunctionMode):
-    """Records attention calls, and follows what is computed from the values of the inputs."""
-
-    def __init__(self, inputs: Any, stack: list[nn.Module]) -> None:
+    def __init__(self, inputs: Any, current: Callable[[], Site]) -> None:
         super().__init__()
-        self.stack = stack
-        self.calls: list[tuple[nn.Module, _Call]] = []
-        self.derived: dict[int, torch.Tensor] = {}
+        self.current = current
+        self.derived: dict[int, weakref.ref[torch.Tensor]] = {}
         self.values_read = False
         self._derive(inputs)
 
@@ -225,9 +208,10 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        derived = any(id(tensor) in self.derived for tensor in tensors)
-        if func is F.scaled_dot_product_attention and self.stack:
-            self._note(*args, **kwargs)
+        derived = any(self._is_derived(tensor) for tensor in tensors)
+        if func is F.scaled_dot_product_attention:
+            site = self.current()
+            site.reason = site.reason or self._note(site, *args, **kwargs)
         result = func(*args, **kwargs)
         if derived and name not in MAKES_NEW:
             self.values_read = self.values_read or name in READS_VALUES
@@ -237,26 +221,55 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _note(
-        self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-    ):
-        call = _Call(
-            query=query,
-            key=key,
-            mask=attn_mask,
-            from_inputs=self.values_read or id(attn_mask) in self.derived,
-            dropout=dropout_p,
-        )
-        self.calls.append((self.stack[-1], call))
+        self,
+        site: Site,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> str | None:
+        """Keep this call's mask in `site`, or say why attention cannot be done in blocks."""
+        if attn_mask is None:
+            return "it has no mask"
+        if self.values_read or self._is_derived(attn_mask):
+            return "its mask depends on the inputs"
+        if dropout_p:
+            return f"it drops out {dropout_p:.0%} at random"
+        if query.dim() != 4:
+            return f"its queries have {query.dim()} axes, not (batch, heads, tokens, features)"
+        mask = attn_mask
+        if mask.dtype != torch.bool:
+            mask = mask > HIDDEN
+            if bool((attn_mask[mask] != 0).any()):
+                return "its mask adds a bias"
+        size = query.shape[-2], key.shape[-2]
+        mask = mask.expand(*mask.shape[:-2], *size).reshape(-1, *size)
+        if not bool((mask == mask[:1]).all()):
+            return "its mask differs over the batch or the heads"
+        mask_QK = mask[0]
+        if not bool(mask_QK.any(-1).all()):
+            return "its mask hides everything from some queries"
+        if size in site.masks and not torch.equal(site.masks[size], mask_QK):
+            return "it uses several masks of one size"
+        site.masks[size] = mask_QK.clone()
+        return None
+
+    def _is_derived(self, tensor: torch.Tensor) -> bool:
+        known = self.derived.get(id(tensor))
+        return known is not None and known() is tensor
 
     def _derive(self, value: Any) -> None:
-        # The tensors are kept, or another one could get the identity of one that is gone.
         for leaf in pytree.tree_leaves(value):
             if isinstance(leaf, torch.Tensor):
-                self.derived[id(leaf)] = leaf
+                self.derived[id(leaf)] = weakref.ref(leaf)
 
 
-def _record(model: nn.Module, case: Case) -> list[tuple[nn.Module, _Call]]:
-    """Attention calls of one case, each with the innermost module that made it."""
+def _watch(model: nn.Module, case: Case, site: Callable[[nn.Module], Site]) -> None:
+    """Run one case; every attention call is noted in the site of the innermost module that makes it."""
     stack: list[nn.Module] = []
     handles = []
 
@@ -269,14 +282,14 @@ def _record(model: nn.Module, case: Case) -> list[tuple[nn.Module, _Call]]:
     for module in model.modules():
         handles.append(module.register_forward_pre_hook(enter))
         handles.append(module.register_forward_hook(leave, always_call=True))
-    recorder = _Recorder((case.args, case.kwargs), stack)
     try:
-        with torch.no_grad(), recorder:
+        with torch.no_grad(), _Watch((case.args, case.kwargs), lambda: site(stack[-1])):
             model(*case.args, **case.kwargs)
+    except Exception as error:
+        raise CannotCall(type(model).__name__) from error
     finally:
         for handle in handles:
             handle.remove()
-    return recorder.calls
 
 
 def _shared(known: list[tuple[torch.Tensor, BlockedMask]], mask_QK: torch.Tensor) -> BlockedMask:
@@ -301,7 +314,7 @@ def _count(tiles: torch.Tensor) -> int:
 
 
 def _cost(mask_QK: torch.Tensor, block: int) -> float:
-    """Products to compute, dearer the smaller the pieces: fitted to windows of 32, 128 and 512 in 512 to 2048 tokens."""
+    """Products to compute, dearer the smaller the pieces: fitted to windows of 32 to 512 among 512 to 2048 tokens."""
     tiles = _tiles(mask_QK, block)
     count = _count(tiles)
     return len(tiles) * count * block**2 * (1 + 0.5 * max(0, count - 2))

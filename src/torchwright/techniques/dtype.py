@@ -20,6 +20,7 @@ class Dtype(Technique):
     name: ClassVar[str] = "dtype"
     phase: ClassVar[Phase] = Phase.DTYPE
     needs: ClassVar[frozenset[str]] = frozenset({"float32", "floating"})
+    gives: ClassVar[frozenset[str]] = frozenset({"half"})
     removes: ClassVar[frozenset[str]] = frozenset({"float32"})
 
     dtype: Literal["bfloat16", "float16"] = "bfloat16"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.wrapping import named, outputs, plain_name, replace_module, worst_error
+from torchwright.techniques.wrapping import named, outputs, replace_module, worst_error
 from torchwright.workloads.base import Case
 
 PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -86,7 +87,7 @@ class Trace:
     source: dict[nn.Module, nn.Module | None] = field(default_factory=dict)
     """Batch norm → the layer whose output it was given."""
     calls: Counter[nn.Module] = field(default_factory=Counter)
-    shared: set[nn.Module] = field(default_factory=set)
+    shared: set[nn.Module | None] = field(default_factory=set)
     """Layers whose output is read by more than their batch norm."""
     dims: dict[nn.Module, int] = field(default_factory=dict)
 
@@ -107,6 +108,8 @@ class Trace:
             return None, "it normalizes by the statistics of the batch"
         if parametrize.is_parametrized(layer) or _has_hooks(layer) or _has_hooks(norm):
             return None, "a parametrization or a hook is attached to it or to the layer before it"
+        if isinstance(layer, TRANSPOSED) and layer.groups > 1:
+            return None, "the layer before it is a transposed convolution in groups"
         if isinstance(layer, nn.Linear) and self.dims[layer] != 2:
             return None, "it normalizes over another axis than the linear layer's outputs"
         return layer, ""
@@ -115,30 +118,32 @@ class Trace:
 def trace_calls(model: nn.Module, case: Case) -> Trace:
     """Run one case and watch the layers and batch norms in it."""
     trace = Trace()
-    made: dict[int, tuple[nn.Module, torch.Tensor]] = {}
+    made: dict[int, tuple[nn.Module, weakref.ref[torch.Tensor]]] = {}
     inside: list[nn.Module] = []
+
+    def maker(value: Any) -> nn.Module | None:
+        layer, tensor = made.get(id(value), (None, None))
+        return layer if tensor is not None and tensor() is value else None
 
     class Readers(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             if not inside and getattr(func, "__name__", "") not in ("__get__", "dim", "size"):
-                for leaf in pytree.tree_leaves((args, kwargs or {})):
-                    if id(leaf) in made:
-                        trace.shared.add(made[id(leaf)][0])
+                trace.shared |= {maker(leaf) for leaf in pytree.tree_leaves((args, kwargs or {}))}
             return func(*args, **(kwargs or {}))
 
     def layer_done(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         trace.calls[module] += 1
         if isinstance(output, torch.Tensor):
-            made[id(output)] = module, output
+            made[id(output)] = module, weakref.ref(output)
             trace.dims[module] = output.dim()
 
     def norm_called(module: nn.Module, args: tuple[Any, ...]) -> None:
         trace.calls[module] += 1
         inside.append(module)
-        layer, tensor = made.get(id(args[0]), (None, None)) if args else (None, None)
-        trace.source[module] = layer
-        if layer is not None and list(trace.source.values()).count(layer) > 1:
+        layer = maker(args[0]) if args else None
+        if layer in trace.source.values():
             trace.shared.add(layer)
+        trace.source[module] = layer
 
     def norm_done(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         inside.pop()
@@ -156,9 +161,7 @@ def trace_calls(model: nn.Module, case: Case) -> Trace:
     finally:
         for handle in handles:
             handle.remove()
-    for leaf in pytree.tree_leaves(result):
-        if id(leaf) in made:
-            trace.shared.add(made[id(leaf)][0])
+    trace.shared |= {maker(leaf) for leaf in pytree.tree_leaves(result)}
     return trace
 
 
@@ -170,6 +173,3 @@ def _fuse(layer: Any, norm: Any) -> nn.Module:
 
 def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-__all__ = ["FoldBatchNorm", "Trace", "plain_name", "trace_calls"]

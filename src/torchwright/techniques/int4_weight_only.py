@@ -56,7 +56,7 @@ class Int4WeightOnly(Technique):
         return replace(self, skip=tuple(sorted({*self.skip, *map(plain_name, names)})))
 
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
-        if not isinstance(module, nn.Linear) or _shape_fault(module, self.group_size):
+        if type(module) is not nn.Linear or _shape_fault(module, self.group_size):
             return None
         w_NK = module.weight.detach().float()
         error_NK = dequantize(*quantize(w_NK, self.group_size), self.group_size) - w_NK
@@ -159,20 +159,15 @@ def dequantize(codes_NK: torch.Tensor, scales_GN2: torch.Tensor, group: int) -> 
 
 def skips(model: nn.Module, technique: Int4WeightOnly) -> dict[str, str]:
     """Linear layers that stay as they are, with the reason."""
-    owners: dict[int, int] = {}
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
     asked = {plain_name(name) for name in technique.skip}
     reasons: dict[str, str] = {}
     for name, layer in named(model, nn.Linear):
         if name in asked:
             reasons[name] = "left alone by option"
+        elif type(layer) is not nn.Linear:
+            reasons[name] = f"a {type(layer).__name__}, whose weight others may read"
         elif fault := _shape_fault(layer, technique.group_size):
             reasons[name] = fault
-        elif type(layer) is not nn.Linear:
-            reasons[name] = f"a {type(layer).__name__}, whose forward may not be a plain product"
     return reasons
 
 

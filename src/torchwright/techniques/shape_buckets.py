@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -25,14 +24,10 @@ class ShapeBuckets(Technique):
     needs: ClassVar[frozenset[str]] = frozenset({"ragged"})
     gives: ClassVar[frozenset[str]] = frozenset({"bucketed"})
 
-    count: int = 4
+    count: int = 3
     """Most calls that one batch is split into."""
     multiple: int = 16
     """Padded lengths are multiples of this many tokens."""
-
-    def variants(self, target: Target) -> Iterable[Self]:
-        yield self
-        yield replace(self, count=2)
 
     def refuse(self, target: Target) -> str | None:
         if self.count < 2 or self.multiple < 1:

@@ -16,7 +16,7 @@ from torch import nn
 
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
-from torchwright.measure import accuracy
+from torchwright.workloads import accuracy
 from torchwright.workloads.base import Case, Run, Workload
 from torchwright.workloads.encoding import Batcher, Layout, fixed_calls, padded, plain_tokenizer, split
 from torchwright.workloads.huggingface import load_model, model_files, parameter_count, read_config
@@ -92,21 +92,6 @@ class EncoderWorkload(Workload):
         return SentenceEncoder(
             load_model(pipeline.folder, "AutoModel"), pipeline.mode, pipeline.normalize
         ).eval()
-
-    def adapt(self, model: nn.Module) -> nn.Module:
-        assert isinstance(model, SentenceEncoder)
-        return model.with_broadcast_mask()
-
-    def check_adapted(self, original: nn.Module, adapted: nn.Module) -> None:
-        """Raises `ModelError` unless the ready-made mask gives transformers' own embeddings."""
-        for case in self.cases(torch.float32):
-            expected = original(*case.args)
-            difference = (expected - adapted(*case.args)).abs().max().item()
-            if not difference < 1e-3 * max(1.0, expected.abs().max().item()):
-                raise ModelError(
-                    f"{self.label} does not take a ready-made attention mask",
-                    found=f"its embeddings differ by {difference:.3g} from transformers' own",
-                )
 
     @property
     def layout(self) -> Layout:
@@ -218,30 +203,16 @@ class EncoderWorkload(Workload):
 
 
 class SentenceEncoder(nn.Module):
-    """A transformers encoder with its pooling: forward(ids_BT, mask_BT) → embeddings (B, E) in float32.
+    """A transformers encoder with its pooling: forward(ids_BT, mask_BT) → embeddings (B, E) in float32."""
 
-    With `broadcast_mask`, attention is given one (B, 1, 1, T) mask for all its layers in place of the (B, 1, T, T)
-    one that transformers makes, which holds the same row T times.
-    """
-
-    def __init__(
-        self, model: nn.Module, mode: Mode, normalize: bool, *, broadcast_mask: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, mode: Mode, normalize: bool) -> None:
         super().__init__()
-        self.model, self.normalize, self.broadcast_mask = model, normalize, broadcast_mask
+        self.model, self.normalize = model, normalize
         self.mode: Mode = mode
 
-    def with_broadcast_mask(self) -> SentenceEncoder:
-        """The same weights with the smaller mask, where the model's attention takes one."""
-        config: Any = self.model.config
-        # Layers of several kinds need several masks, and attention that is not SDPA adds its mask to the scores.
-        plain = config._attn_implementation == "sdpa" and not getattr(config, "layer_types", None)
-        other = SentenceEncoder(self.model, self.mode, self.normalize, broadcast_mask=plain)
-        return other.train(self.training)
-
     def forward(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        mask = mask_BT[:, None, None].bool() if self.broadcast_mask else mask_BT
-        hidden_BTE = self.model(input_ids=ids_BT, attention_mask=mask).last_hidden_state.float()
+        # transformers leaves a mask of ones out when it runs eagerly, but never while it is traced or exported.
+        hidden_BTE = self.model(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state.float()
         if self.mode == "cls":
             pooled_BE = hidden_BTE[:, 0]
         elif self.mode == "max":

@@ -6,6 +6,7 @@ loaded. Prompts are left-padded to whole chunks, which lets rows of different le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ import torch
 
 from torchwright.errors import WorkloadError
 from torchwright.workloads.base import Case, Run
+
+FORMS = "a text, a list of token ids, or a list of either"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +106,13 @@ class Generator:
     def __call__(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V) in float32 of token ids (B, T), at most one cache long."""
         geometry = self.geometry
+        if ids_BT.ndim != 2 or not ids_BT.numel():
+            raise WorkloadError(
+                f"the input has shape {list(ids_BT.shape)}", allowed="token ids (B, T), neither of them 0"
+            )
         B, T = ids_BT.shape
-        self._check(ids_BT.flatten().tolist(), T, 0)
+        self._check_ids(ids_BT.flatten().tolist())
+        self._check_room(T + -T % geometry.chunk, 0)
         padded = -T % geometry.chunk
         ids = torch.zeros(geometry.batch, T + padded, dtype=torch.long, device=self._device)
         rows: list[torch.Tensor] = []
@@ -141,24 +149,26 @@ class Generator:
     ) -> Any:
         """Continue each prompt until an end-of-text token or `max_new_tokens`.
 
-        `temperature` 0 is greedy; above it, tokens are drawn with one generator seeded by `seed`. `on_token(row,
-        token)` is called as tokens appear.
+        `temperature` 0 is greedy; above it, each row's tokens are drawn with a generator of its own, seeded by `seed`
+        and the row's number. `on_token(row, token)` is called as tokens appear.
 
         Raises `WorkloadError` for an empty prompt, ids out of range, or a prompt that does not fit the cache.
         """
-        if temperature < 0:
+        if not 0 <= temperature < math.inf:
             raise WorkloadError(f"temperature {temperature}", allowed="0 or more")
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        items: list[Any] = [prompts] if single else list(prompts)
-        if not items:
-            raise WorkloadError("there is no prompt")
+        if max_new_tokens < 0:
+            raise WorkloadError(f"max_new_tokens {max_new_tokens}", allowed="0 or more")
+        items, single = _as_list(prompts)
         texts = isinstance(items[0], str)
-        rows = [self.encode(item) if texts else list(item) for item in items]
-        random = torch.Generator().manual_seed(seed)
+        rows = [self.encode(item) if texts else item for item in items]
+        for ids in rows:
+            self._check_ids(ids)
+        # A generator for each row: what a prompt is answered must not depend on the others' lengths or number.
+        randoms = [torch.Generator().manual_seed(1_000_003 * seed + row) for row in range(len(rows))]
         outputs: list[list[int]] = []
         for first in range(0, len(rows), self.geometry.batch):
-            part = rows[first : first + self.geometry.batch]
-            outputs += self._batch(part, max_new_tokens, temperature, random, first, on_token)
+            part = slice(first, first + self.geometry.batch)
+            outputs += self._batch(rows[part], max_new_tokens, temperature, randoms[part], first, on_token)
         results = [self.decode(ids) for ids in outputs] if texts else outputs
         return results[0] if single else results
 
@@ -172,12 +182,11 @@ class Generator:
         """The text of token ids, without special tokens."""
         return self._need_tokenizer().decode(list(ids), skip_special_tokens=True)
 
-    def _batch(self, rows, max_new_tokens, temperature, random, first_row, on_token) -> list[list[int]]:
+    def _batch(self, rows, max_new_tokens, temperature, randoms, first_row, on_token) -> list[list[int]]:
         geometry, device = self.geometry, self._device
         longest = max(map(len, rows))
         length = longest + (-longest % geometry.chunk)
-        for ids in rows:
-            self._check(ids, length, max_new_tokens)
+        self._check_room(length, max_new_tokens)
         ids_BT = torch.zeros(geometry.batch, length, dtype=torch.long, device=device)
         padding_B = torch.zeros(geometry.batch, dtype=torch.long, device=device)
         for row, ids in enumerate(rows):
@@ -192,7 +201,7 @@ class Generator:
         alive = set(range(len(rows)))
         for step in range(max_new_tokens):
             assert logits is not None
-            token_B = sample(logits[:, -1], temperature, random)
+            token_B = sample(logits[:, -1], temperature, randoms)
             for row in sorted(alive):
                 token = int(token_B[row])
                 if token in geometry.eos:
@@ -210,15 +219,16 @@ class Generator:
             )
         return outputs
 
-    def _check(self, ids: Sequence[int], length: int, new: int) -> None:
-        geometry = self.geometry
+    def _check_ids(self, ids: Sequence[int]) -> None:
         if not ids:
             raise WorkloadError("the prompt is empty", allowed="at least one token")
-        wrong = next((token for token in ids if not 0 <= token < geometry.vocabulary), None)
+        vocabulary = self.geometry.vocabulary
+        wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
         if wrong is not None:
-            raise WorkloadError(
-                f"token id {wrong} is out of range", allowed=f"0 to {geometry.vocabulary - 1}"
-            )
+            raise WorkloadError(f"token id {wrong} is out of range", allowed=f"0 to {vocabulary - 1}")
+
+    def _check_room(self, length: int, new: int) -> None:
+        geometry = self.geometry
         limit = min(geometry.slots, geometry.context)
         if length + new > limit:
             raise WorkloadError(
@@ -236,12 +246,41 @@ class Generator:
         return self._tokenizer
 
 
-def sample(logits_BV: torch.Tensor, temperature: float, random: torch.Generator) -> torch.Tensor:
-    """The next token of each row (B,): the most likely one at temperature 0, else drawn from the softmax."""
+def sample(logits_BV: torch.Tensor, temperature: float, randoms: Sequence[torch.Generator]) -> torch.Tensor:
+    """The next token of each row (B,): the most likely one at temperature 0, else drawn from the softmax.
+
+    `randoms` are those of the first rows; where the batch has more rows, their tokens are the most likely ones.
+    """
+    token_B = logits_BV.argmax(-1)
     if temperature == 0:
-        return logits_BV.argmax(-1)
-    probabilities = torch.softmax(logits_BV.float().cpu() / temperature, -1)
-    return torch.multinomial(probabilities, 1, generator=random)[:, 0]
+        return token_B
+    for row, random in enumerate(randoms):
+        # float64: over a tiny temperature a float32 logit is infinite.
+        probabilities_V = torch.softmax(logits_BV[row].double().cpu() / temperature, -1)
+        token_B[row] = torch.multinomial(probabilities_V, 1, generator=random)[0]
+    return token_B
+
+
+def _as_list(prompts: Any) -> tuple[list[Any], bool]:
+    """Prompts as a list of texts or of lists of ids, and whether there was but one.
+
+    Raises `WorkloadError` for anything else.
+    """
+    if isinstance(prompts, torch.Tensor):
+        prompts = prompts.tolist()
+    single = isinstance(prompts, str) or (_all_ids(prompts) and len(prompts) > 0)
+    items = [prompts] if single or not isinstance(prompts, list | tuple) else prompts
+    rows = [item.tolist() if isinstance(item, torch.Tensor) else item for item in items]
+    if not rows:
+        raise WorkloadError("there is no prompt", allowed=FORMS)
+    if not all(isinstance(row, str) for row in rows) and not all(_all_ids(row) for row in rows):
+        kinds = ", ".join(dict.fromkeys(type(row).__name__ for row in rows))
+        raise WorkloadError("the prompts are neither texts nor token ids", found=kinds, allowed=FORMS)
+    return [row if isinstance(row, str) else list(row) for row in rows], single
+
+
+def _all_ids(row: Any) -> bool:
+    return isinstance(row, list | tuple) and all(type(token) is int for token in row)
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -11,7 +11,7 @@ from torch import nn
 
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
-from torchwright.measure import accuracy
+from torchwright.workloads import accuracy
 from torchwright.workloads.base import Case, Run, Workload
 from torchwright.workloads.huggingface import load_model, model_files, parameter_count, read_config
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
-from torchwright.measure import accuracy
+from torchwright.workloads import accuracy
 from torchwright.workloads.base import Case, Run, Workload, to_dtype
 from torchwright.workloads.generation import Geometry, call, load_tokenizer, new_cache
 
@@ -101,6 +101,7 @@ class LanguageWorkload(Workload):
 
         prompt = self.cases(torch.float32)[0].args[0]
         filled = DynamicCache(config=config)
+        filled.activate_past_recording()  # without it a sliding window that is full cannot be wound back
         with torch.no_grad():
             step(prompt, filled)
 
@@ -123,7 +124,8 @@ class LanguageWorkload(Workload):
         B, T = self.batch, self.prompt_tokens
         span = T + DECODE_STEPS + 1
         budget = min(MAX_TOKENS, REFERENCE_BYTES // (2 * self.geometry.vocabulary))
-        rounds = max(2, budget // (B * (T + DECODE_STEPS)))
+        wanted = budget // (B * (T + DECODE_STEPS))
+        rounds = max(2, min(wanted, len(self._text_ids()) // (B * span)))
         ids = self._tokens(rounds * B * span).view(rounds, B, span)
         keep_K = torch.arange(T)
         log_probabilities, nll = [], []
@@ -227,20 +229,24 @@ class LanguageWorkload(Workload):
 
     def _tokens(self, count: int, *, end: bool = False) -> torch.Tensor:
         """`count` token ids of the evaluation text from its start, or the calibration tokens from its end."""
+        ids = self._text_ids()
+        if len(ids) < count:
+            raise WorkloadError(
+                f"the evaluation text {self.eval_text} is too short",
+                found=f"{len(ids)} tokens",
+                allowed=f"at least {count} for this batch and prompt length",
+                next="pass a longer --eval-text FILE",
+            )
+        return torch.tensor(ids[-count:] if end else ids[:count])
+
+    def _text_ids(self) -> list[int]:
         if not hasattr(self, "_ids"):
             tokenizer = load_tokenizer(self.folder)
             if tokenizer is None:
                 raise ModelError(f"{self.folder} has no tokenizer.json", allowed="a fast tokenizer's file")
             text = self.eval_text.read_text(encoding="utf-8", errors="replace")
-            self._ids = tokenizer.encode(text, add_special_tokens=False).ids
-        if len(self._ids) < count:
-            raise WorkloadError(
-                f"the evaluation text {self.eval_text} is too short",
-                found=f"{len(self._ids)} tokens",
-                allowed=f"at least {count} for this batch and prompt length",
-                next="pass a longer --eval-text FILE",
-            )
-        return torch.tensor(self._ids[-count:] if end else self._ids[:count])
+            self._ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return self._ids
 
 
 class StaticCacheModel(nn.Module):

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from torchwright.errors import ModelError, TorchwrightError, WorkloadError
 from torchwright.facts import Quality
-from torchwright.measure import accuracy
+from torchwright.workloads import accuracy
 from torchwright.workloads.base import Case, Run, Workload, fresh
 
 Inputs = Any

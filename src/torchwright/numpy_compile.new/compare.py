@@ -1,0 +1,142 @@
+"""Comparing what compiled code returned with what NumPy returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from torchwright.numpy_compile.call import Call
+from torchwright.numpy_compile.report import Refused
+from torchwright.numpy_compile.tree import Path, leaves, place, structure
+
+RTOL = {"float16": 4e-3, "float32": 1e-5, "complex64": 1e-5, "float64": 1e-10, "complex128": 1e-10}
+"""Relative tolerance by dtype of the result. Integers and booleans must be equal."""
+ATOL_EPS = 16
+"""Absolute tolerance, in units of the dtype's epsilon times the largest magnitude in the NumPy result."""
+WIDER_FACTOR = 4
+"""A result outside the tolerance still agrees if it is at most this many times as far from the same function
+in the next wider precision as NumPy itself is (sums that cancel; long sums in float32)."""
+WIDER = {"f2": "f4", "f4": "f8", "f8": "g", "c8": "c16", "c16": "G"}
+"""The next wider precision by type code."""
+
+
+@dataclass
+class Comparison:
+    """Where one result leaves another, in words."""
+
+    rtol: float | None = None
+    atol: float | None = None
+    problems: list[str] = field(default_factory=list)
+    dtype_differences: list[str] = field(default_factory=list)
+    outside: list[Path] = field(default_factory=list)
+    """Floating-point results outside the tolerance, before the wider precision was asked."""
+    error: float = 0.0
+
+    def add(self, path: Path, ref: np.ndarray, out: np.ndarray) -> None:
+        """Compare one array."""
+        where = place(path)
+        if ref.dtype != out.dtype:
+            self.dtype_differences.append(f"{where}: NumPy {ref.dtype}, compiled {out.dtype}")
+        elif ref.shape != out.shape:
+            self.problems.append(f"{where}: NumPy has shape {ref.shape}, compiled {out.shape}")
+        elif ref.dtype.kind == "c":  # the parts, so that NaN and infinity are compared in each
+            self._add_floats((*path, "real"), ref.real, out.real)
+            self._add_floats((*path, "imag"), ref.imag, out.imag)
+        elif ref.dtype.kind == "f":
+            self._add_floats(path, ref, out)
+        elif differing := int(np.count_nonzero(ref != out)):
+            self.problems.append(f"{where}: {differing:,} of {ref.size:,} {ref.dtype} values differ")
+
+    def _add_floats(self, path: Path, ref: np.ndarray, out: np.ndarray) -> None:
+        special = ~np.isfinite(ref)
+        same = np.array_equal(ref[special], out[special], equal_nan=True)
+        if not same or not np.isfinite(out[~special]).all():
+            self.problems.append(f"{place(path)}: NaN or infinity in other places than NumPy's")
+            return
+        ref, out = ref[~special], out[~special]
+        if not ref.size:
+            return
+        wide = np.promote_types(ref.dtype, np.float64)
+        difference = np.abs(out.astype(wide) - ref.astype(wide))
+        largest = float(np.abs(ref).max())
+        worst = float(difference.max())
+        self.error = max(self.error, worst / largest if largest else worst)
+        relative = RTOL[ref.dtype.name] if self.rtol is None else self.rtol
+        absolute = ATOL_EPS * float(np.finfo(ref.dtype).eps) * largest if self.atol is None else self.atol
+        if (difference > absolute + relative * np.abs(ref)).any():
+            self.outside.append(path)
+            self.problems.append(f"{place(path)}: off by up to {worst:.3g} (largest value {largest:.3g})")
+
+
+def compare(reference: Any, result: Any, rtol: float | None = None, atol: float | None = None) -> Comparison:
+    """``result`` beside NumPy's ``reference``: types, structure, dtypes, shapes and values."""
+    found = Comparison(rtol, atol)
+    if structure(reference) != structure(result):
+        found.problems.append(
+            f"NumPy returned {_type_text(reference)}, the compiled function {_type_text(result)}"
+        )
+    for (path, ref), (_, out) in zip(leaves(reference), leaves(result), strict=False):
+        if all(isinstance(leaf, np.ndarray | np.generic | float) for leaf in (ref, out)):
+            found.add(path, np.asarray(ref), np.asarray(out))
+        elif type(ref) is not type(out) or not (ref is out or ref == out):
+            found.problems.append(f"{place(path)}: NumPy {ref!r}, compiled {out!r}")
+    return found
+
+
+def no_less_accurate(call: Call, fn: Callable, reference: Any, result: Any, paths: list[Path]) -> bool:
+    """Whether ``result`` is about as near as NumPy's to the function in the next wider precision."""
+
+    def widen(array: np.ndarray) -> np.ndarray:
+        code = WIDER.get(array.dtype.str[1:])
+        return array if code is None else array.astype(code)
+
+    if not any(array.dtype.str[1:] in WIDER for array in call.arrays):
+        return False  # nothing to widen
+    try:
+        with np.errstate(all="ignore"):
+            args, kwargs = call.with_arrays(widen)
+            exact = dict(leaves(fn(*args, **kwargs)))
+    except Exception:  # a function that does not run in the wider precision settles nothing
+        return False
+    refs, outs = dict(leaves(reference)), dict(leaves(result))
+    for path in paths:
+        where, part = (path[:-1], path[-1]) if path and path[-1] in ("real", "imag") else (path, None)
+        if any(where not in found for found in (exact, refs, outs)):
+            return False
+        best, ref, out = (np.asarray(found[where]) for found in (exact, refs, outs))
+        if part is not None:
+            best, ref, out = (getattr(array, part) for array in (best, ref, out))
+        if best.shape != ref.shape or best.dtype.kind not in "fc" or best.dtype.itemsize < ref.dtype.itemsize:
+            return False
+        finite = np.isfinite(ref) & np.isfinite(best)
+        ref_error = np.abs(ref[finite] - best[finite]).max(initial=0)
+        if np.abs(out[finite] - best[finite]).max(initial=0) > WIDER_FACTOR * ref_error:
+            return False
+    return True
+
+
+def require_own_memory(call: Call, reference: Any, first: Any, second: Any) -> None:
+    """Raises Refused where NumPy returned new memory and compiled code did not: a later write would reach more."""
+
+    def arrays(value: Any) -> list[np.ndarray]:
+        return [leaf for _, leaf in leaves(value) if isinstance(leaf, np.ndarray)]
+
+    refs, outs, others = arrays(reference), arrays(first), arrays(second)
+    for index, (ref, out) in enumerate(zip(refs, outs, strict=True)):
+        shared = [given for given in call.arrays if np.may_share_memory(out, given)]
+        if any(not given.flags.writeable or not np.may_share_memory(ref, given) for given in shared):
+            raise Refused("the compiled function returns a view of an argument where NumPy does not")
+        if not shared and any(np.may_share_memory(out, other) for other in others):
+            raise Refused("the compiled function returns the same memory on every call")
+        for ref_later, out_later in zip(refs[index + 1 :], outs[index + 1 :], strict=True):
+            if np.may_share_memory(out, out_later) and not np.may_share_memory(ref, ref_later):
+                raise Refused("the compiled function returns two results in the same memory")
+
+
+def _type_text(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of ({', '.join(_type_text(item) for item in value)})"
+    return type(value).__name__

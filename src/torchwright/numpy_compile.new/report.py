@@ -1,0 +1,73 @@
+"""What the check of a NumPy function found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+class Refused(Exception):
+    """Why compiled code may not serve; its text goes to the report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumpyReport:
+    """What the check of one kind of call found. ``str(report)`` is a paragraph for people."""
+
+    function: str
+    status: Literal["unmeasured", "compiled", "original"]
+    """Which function serves calls of this kind."""
+    reason: str
+    signature: str = ""
+    speedup: float | None = None
+    """Median over rounds of time of the original / time of the best candidate, also when it lost."""
+    speedup_interval: tuple[float, float] | None = None
+    """95% interval of ``speedup``; None with fewer than three rounds."""
+    numpy_ms: float | None = None
+    compiled_ms: float | None = None
+    rounds: int = 0
+    threads: int | None = None
+    """Threads of the best compiled candidate."""
+    float64_default: bool = False
+    """True if it had to be traced with float64 as torch's default dtype to agree (int / int, say)."""
+    compile_seconds: float = 0.0
+    graphs: int = 0
+    graph_breaks: int = 0
+    break_reasons: tuple[str, ...] = ()
+    dtype_differences: tuple[str, ...] = ()
+    """Where a candidate returned another dtype than NumPy: such a candidate never serves."""
+    max_relative_error: float | None = None
+    """Largest |compiled - NumPy| over the largest |NumPy| of the same result."""
+    edge_differences: tuple[str, ...] = ()
+    """Where the function leaves NumPy on values that the first call did not hold (NaN, infinity, zero, negative);
+    a notice, except under ``strict``."""
+    candidates: tuple[str, ...] = ()
+    rechecks: int = 0
+    """Guard misses after the first call, each compared with NumPy before it was allowed to serve."""
+
+    def __str__(self) -> str:
+        lines = [f"{self.function}{self.signature}: {self.status} serves: {self.reason}"]
+        if self.speedup is not None:
+            span = "" if self.speedup_interval is None else " [{:.2f}, {:.2f}]".format(*self.speedup_interval)
+            lines.append(
+                f"  speed-up {self.speedup:.2f}x{span}: NumPy {self.numpy_ms:.3f} ms, compiled"
+                f" {self.compiled_ms:.3f} ms on {self.threads} thread(s), {self.rounds} paired round(s)"
+            )
+        if self.compile_seconds:
+            lines.append(
+                f"  compiled in {self.compile_seconds:.1f} s; {self.graphs} graph(s),"
+                f" {self.graph_breaks} graph break(s), {self.rechecks} recheck(s)"
+            )
+        lines += [f"  break: {text}" for text in self.break_reasons]
+        lines += [f"  dtype: {text}" for text in self.dtype_differences]
+        if self.max_relative_error is not None:
+            lines.append(f"  largest relative error {self.max_relative_error:.1e}")
+        lines += [f"  edge values: {text}" for text in self.edge_differences]
+        lines += [f"  candidate: {text}" for text in self.candidates]
+        return "\n".join(lines)
+
+
+def first_line(error: object) -> str:
+    """The first line of an error's text, or the error's name where it has none."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,46 @@
+"""Compiles one kept graph in a process of its own: `python -m torchwright.plan.compile_package FOLDER NAME INDEX`.
+
+The Inductor settings come as JSON on standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def start(folder: Path, name: str, index: int, inductor: dict[str, Any]) -> subprocess.Popen[str]:
+    """Compile graph `name` of `folder` into its package number `index`, beside whatever this process does."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torchwright.plan.compile_package", str(folder), name, str(index)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(inductor))
+    process.stdin.close()
+    return process
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    """Wait for a compilation; raises `RuntimeError` with its last line when it failed."""
+    assert process.stderr is not None
+    errors = process.stderr.read()
+    if process.wait():
+        lines = [line for line in errors.splitlines() if line.strip()]
+        raise RuntimeError(lines[-1] if lines else f"compilation ended with exit code {process.returncode}")
+
+
+if __name__ == "__main__":
+    from torchwright.plan.program import compile_program, read_programs
+    from torchwright.techniques.base import techniques
+
+    folder, name, index = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    settings = json.loads(sys.stdin.read())
+    techniques.get("int8_dynamic")  # registers the operators that quantized graphs are written in
+    compile_program(read_programs(folder)[name], folder / f"package-{index}.pt2", settings)

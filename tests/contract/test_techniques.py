@@ -1,0 +1,279 @@
+"""What every registered technique must keep, whoever wrote it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import typing
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torchwright.devices import get_device
+from torchwright.errors import RefusedTechnique
+from torchwright.plan.apply import apply_steps, make_target
+from torchwright.techniques.base import (
+    Phase,
+    Target,
+    Technique,
+    describe,
+    from_step,
+    in_order,
+    parse_step,
+    techniques,
+)
+from torchwright.workloads.module import ModuleWorkload
+
+NAMES = techniques.names()
+TOLERANCE = {
+    "dtype": 3e-2,
+    "int8_static": 0.1,
+    "int8_dynamic": 0.1,
+    "int4_weight_only": 0.25,
+    "torchao": 0.25,
+    "sparse24": 0.8,
+}
+"""Relative error of the outputs on small random weights; any technique not named here reorders sums at most."""
+EXACT = 1e-4
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)
+        )
+
+    def forward(self, x_BE: torch.Tensor) -> torch.Tensor:
+        return self.layers(x_BE)
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.block = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        self.head = nn.Linear(16, 5)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y = self.stem(x_BCHW)
+        return self.head((y + self.block(y)).mean((2, 3)))
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, window: int | None = None) -> None:
+        super().__init__()
+        self.qkv, self.out, self.window = nn.Linear(64, 192), nn.Linear(64, 64), window
+
+    def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
+        B, T, E = x_BTE.shape
+        q, k, v = self.qkv(x_BTE).view(B, T, 3, 4, E // 4).permute(2, 0, 3, 1, 4)
+        mask = None
+        if self.window:
+            distance = torch.arange(T)[:, None] - torch.arange(T)
+            mask = (distance >= 0) & (distance < self.window)
+        return self.out(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(B, T, E)
+        )
+
+
+class Block(nn.Module):
+    def __init__(self, window: int | None = None) -> None:
+        super().__init__()
+        self.attention, self.norm = SelfAttention(window), nn.LayerNorm(64)
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
+        x_BTE = x_BTE + self.attention(self.norm(x_BTE))
+        return x_BTE + self.down(F.gelu(self.up(x_BTE)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(32, 32, batch_first=True), nn.Linear(32, 16)
+
+    def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x_BTE)[0])
+
+
+class Recommender(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.net = nn.EmbeddingBag(50, 64), Perceptron()
+
+    def forward(self, ids_BN: torch.Tensor, x_BE: torch.Tensor) -> torch.Tensor:
+        return self.net(self.bag(ids_BN) + x_BE)
+
+
+MODELS: dict[str, tuple[Any, Any]] = {
+    "mlp": (Perceptron, lambda: (torch.randn(8, 64),)),
+    "conv+bn": (ConvNet, lambda: (torch.randn(2, 3, 16, 16),)),
+    "transformer": (lambda: nn.Sequential(*[Block() for _ in range(3)]), lambda: (torch.randn(2, 16, 64),)),
+    "windowed": (
+        lambda: nn.Sequential(*[Block(window=32) for _ in range(3)]),
+        lambda: (torch.randn(1, 192, 64),),
+    ),
+    "lstm": (Recurrent, lambda: (torch.randn(2, 6, 32),)),
+    "embedding bag": (Recommender, lambda: (torch.randint(0, 50, (8, 4)), torch.randn(8, 64))),
+    "torch encoder": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2),
+        lambda: (torch.randn(2, 16, 64),),
+    ),
+}
+
+
+def make(model: str) -> tuple[Target, Any]:
+    """A target for one of the models, and a function that makes fresh inputs."""
+    torch.manual_seed(0)
+    build, inputs = MODELS[model]
+    device = get_device("cpu").identify()
+    return make_target(ModuleWorkload(build(), inputs()), device), inputs
+
+
+def relative_error(expected: torch.Tensor, found: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@functools.cache
+def options(name: str) -> list[Technique]:
+    """Every form of a technique that is worth a test: the default, and each variant on each model."""
+    found = {name: techniques.get(name)()}
+    for model in MODELS:
+        target, _ = make(model)
+        found |= {str(v.step()): v for v in techniques.get(name)().variants(target)}
+    return list(found.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestDeclaration:
+    def test_is_frozen_dataclass(self, name: str) -> None:
+        cls = techniques.get(name)
+        assert dataclasses.is_dataclass(cls)
+        assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+        assert cls.name == name
+        assert isinstance(cls.phase, Phase)
+
+    def test_docstring_is_one_sentence(self, name: str) -> None:
+        doc = (techniques.get(name).__doc__ or "").strip()
+        assert doc.endswith(".")
+        assert "\n" not in doc
+        assert len(doc) <= 120
+
+    def test_options_are_documented_with_fitting_defaults(self, name: str) -> None:
+        cls = techniques.get(name)
+        hints = typing.get_type_hints(cls)
+        for row in describe(cls):
+            assert row.doc, f"{row.name} has no docstring"
+            hint = hints[row.name]
+            allowed = typing.get_args(hint)
+            if typing.get_origin(hint) is typing.Literal:
+                assert row.default in allowed
+            else:
+                kinds = tuple(typing.get_origin(a) or a for a in allowed if a is not Ellipsis)
+                plain = typing.get_origin(hint) in (tuple, list, None)
+                assert (
+                    isinstance(row.default, typing.get_origin(hint) or hint)
+                    if plain
+                    else isinstance(row.default, kinds)
+                )
+
+    def test_properties_are_words(self, name: str) -> None:
+        cls = techniques.get(name)
+        for properties in (cls.needs, cls.gives, cls.removes):
+            assert isinstance(properties, frozenset)
+            assert all(isinstance(word, str) and word.isidentifier() for word in properties)
+            assert not properties & set(NAMES) - {name}, "no technique names another"
+
+    def test_steps_round_trip(self, name: str) -> None:
+        for technique in options(name):
+            step = technique.step()
+            assert from_step(step) == technique
+            assert parse_step(str(step)) == step
+            assert in_order([step]) == (step,)
+
+    def test_unknown_option_is_refused(self, name: str) -> None:
+        with pytest.raises(Exception, match="nonsense"):
+            parse_step(f"{name}:nonsense=1")
+
+    def test_environment_is_text(self, name: str) -> None:
+        for technique in options(name):
+            assert all(isinstance(item, str) for pair in technique.environment().items() for item in pair)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", NAMES)
+class TestOnModels:
+    def test_refusals_are_words(self, name: str, model: str) -> None:
+        target, _ = make(model)
+        cls = techniques.get(name)
+        before = set(target.properties)
+        for reason in (cls.available(target.device), *(v.refuse(target) for v in cls().variants(target))):
+            assert reason is None or (isinstance(reason, str) and len(reason.split()) > 2)
+        assert target.properties == before
+        assert target.coverage == []
+
+    def test_apply_keeps_what_the_model_computes(self, name: str, model: str) -> None:
+        """Outputs on fresh inputs against the float64 original; the coverage adds up; the original is untouched."""
+        cls = techniques.get(name)
+        for technique in (cls(), *cls().variants(make(model)[0])):
+            target, inputs = make(model)
+            original = copy.deepcopy(target.model)
+            target.model = copy.deepcopy(target.model)
+            kept = target.model
+            target.properties |= {"compiled", "exportable"} & technique.needs
+            reason = try_to_apply(target, technique)
+            if reason is not None:
+                assert reason, "a refusal must say why"
+                assert all_equal(original, kept), "a refused technique left its traces"
+                continue
+            assert technique.removes.isdisjoint(target.properties)
+            assert technique.gives <= target.properties
+            check_coverage(target, name)
+            torch.manual_seed(7)
+            fresh = inputs()
+            with torch.no_grad():
+                expected = copy.deepcopy(original).double()(*(_double(x) for x in fresh))
+                output = target.model(*fresh)
+            assert output.shape == expected.shape
+            assert output.dtype == torch.float32
+            assert relative_error(expected, output) <= TOLERANCE.get(name, EXACT)
+
+
+def try_to_apply(target: Target, technique: Technique) -> str | None:
+    """The reason of a refusal, or None when the technique was applied."""
+    try:
+        apply_steps(target, [technique.step()])
+    except RefusedTechnique as refusal:
+        return refusal.found or ""
+    return None
+
+
+def check_coverage(target: Target, name: str) -> None:
+    assert target.coverage
+    for row in target.coverage:
+        assert row.technique == name
+        assert 0 < row.changed <= row.total
+        assert all(isinstance(reason, str) and reason for reason in row.skipped.values())
+        if row.skipped:
+            assert row.changed + len(row.skipped) == row.total
+
+
+def all_equal(a: nn.Module, b: nn.Module) -> bool:
+    """Whether two models have the same modules and the same tensors."""
+    if [(n, type(m)) for n, m in a.named_modules()] != [(n, type(m)) for n, m in b.named_modules()]:
+        return False
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.equal(x, y) and x.stride() == y.stride() for x, y in pairs)
+
+
+def _double(x: torch.Tensor) -> torch.Tensor:
+    return x.double() if x.is_floating_point() else x
