@@ -1,7 +1,9 @@
 """Write the documentation that the code already knows: the technique tables and the command-line help.
 
     python scripts/docs.py            writes docs/techniques.md, docs/cli.md and the marked blocks of README.md
-    python scripts/docs.py --check    exit code 1 and a diff when one of them is out of step, or a link leads nowhere
+    python scripts/docs.py --check    exit code 1 and a diff when one of them is out of step
+
+Either way exit code 1 when a link of a page leads nowhere, or a script that it names is not there.
 
 A marked block of README.md stands between `<!-- generated: NAME -->` and `<!-- end generated -->`; NAME is one of
 `help` (the verbs) and `techniques` (one line each).
@@ -26,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 WIDTH = 100
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+SCRIPT = re.compile(r"\b(?:benchmarks|scripts)/[\w/]+\.py\b")
 HEADER = "<!-- Written by scripts/docs.py from the code; edit the docstrings instead. -->\n\n"
 
 
@@ -42,11 +45,11 @@ def main() -> int:
         ROOT / "README.md": readme(rows),
     }
     faults = [fault for path, text in pages.items() for fault in _settle(path, text, check)]
-    faults += [fault for path in _markdown() for fault in dead_links(path)]
+    faults += [fault for path in _markdown() for fault in [*dead_links(path), *missing_scripts(path)]]
     print(
         "\n".join(faults)
         if faults
-        else f"{len(pages)} generated pages and all links are in step with the code"
+        else f"{len(pages)} generated pages, all links and named scripts are in step with the code"
     )
     return 1 if faults else 0
 
@@ -102,6 +105,15 @@ def dead_links(page: Path) -> list[str]:
         f"{page.relative_to(ROOT)}: the link {target} leads nowhere"
         for target in targets
         if not (page.parent / target).exists()
+    ]
+
+
+def missing_scripts(page: Path) -> list[str]:
+    """Scripts of this repository that a page names and that do not exist."""
+    return [
+        f"{page.relative_to(ROOT)}: there is no {name}"
+        for name in sorted(set(SCRIPT.findall(page.read_text())))
+        if not (ROOT / name).exists()
     ]
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchwright.errors import TorchwrightError
-from torchwright.numpy_compile import CompiledNumpy, NumpyReport, _interval, compile_numpy
+from torchwright.numpy_compile import CompiledNumpy, NumpyReport, compile_numpy
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64", "complex128"]
 Pair = namedtuple("Pair", "low high")
@@ -71,19 +71,16 @@ def test_kmeans_step_agrees_and_is_compiled_without_breaks():
     assert compiled.report.graphs >= 1
 
 
-def test_nested_results_scalars_and_kwargs():
+def test_nested_results_keep_named_tuples_scalars_and_zero_dimensional_arrays_apart():
     def summary(x, *, scale=1.0, names=("low", "high")):
         y = x * scale
-        return {names[0]: y.min(), names[1]: [y.max(), y.shape], "rows": (y.mean(axis=0), None, "text", 3)}
+        pair = Pair(y.min(), np.asarray(y.max()).reshape(()))
+        return {names[0]: pair, names[1]: [y.max(), y.shape], "rows": (y.mean(axis=0), None, "text", 3)}
 
     checked(summary, rng().normal(size=(3, 4)), scale=2.5, names=("a", "b"))
 
 
-def test_named_tuples_and_zero_dimensional_arrays_keep_their_types():
-    checked(lambda x: Pair(x.min(), np.asarray(x.max()).reshape(())), rng().normal(size=5))
-
-
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=2, deadline=None, derandomize=True)
 @given(
     dtype=st.sampled_from(DTYPES),
     other=st.sampled_from(DTYPES),
@@ -102,12 +99,12 @@ def test_any_dtypes_and_shapes_come_back_as_numpy_gives_them(dtype, other, shape
         assert_same(compiled(a, b), fn(a, b))
 
 
-@pytest.mark.parametrize("dtype", ["bool", "float16"])
-def test_reductions_keep_numpys_result_dtype(dtype):
-    x = rng().integers(0, 2, (4, 5)).astype(dtype)
-    compiled = compile_numpy(lambda x: (x.sum(axis=0), x.mean(), x.max(), x.argmax(axis=1)), measure=False)
-    for _ in range(2):
-        assert_same(compiled(x), (x.sum(axis=0), x.mean(), x.max(), x.argmax(axis=1)))
+def test_reductions_keep_numpys_result_dtype():
+    def reductions(*arrays):
+        return [(x.sum(axis=0), x.mean(), x.max(), x.argmax(axis=1)) for x in arrays]
+
+    bits = rng().integers(0, 2, (4, 5))
+    checked(reductions, bits.astype("bool"), bits.astype("float16"))
 
 
 def test_integer_division_is_float64_as_in_numpy_and_torchs_default_is_restored():
@@ -125,9 +122,9 @@ def test_empty_arrays(shape):
         assert_same(compiled(x), (x * 2, x.sum(axis=0)))
 
 
-@pytest.mark.parametrize("view", [lambda x: x[::-1], lambda x: x.T[:, ::2]])
-def test_non_contiguous_arguments(view):
-    checked(lambda x: x * 2 + x.sum(axis=0), view(rng().normal(size=(4, 4)))[:2])
+def test_non_contiguous_arguments():
+    x = rng().normal(size=(4, 4))
+    checked(lambda reverse, transposed: reverse * 2 + transposed.sum(axis=0), x[::-1, :2], x.T[:, ::2])
 
 
 def test_read_only_and_broadcast_arguments_are_read_without_a_warning_and_never_exposed():
@@ -140,21 +137,14 @@ def test_read_only_and_broadcast_arguments_are_read_without_a_warning_and_never_
     assert "view of an argument" in compiled.report.reason
 
 
-def test_a_copy_in_numpy_is_a_copy_here():
-    compiled = compile_numpy(lambda x: (x.astype(np.float64), x + 1), measure=False)
-    x = np.zeros(4)
-    for _ in range(2):
-        compiled(x)[0][:] = 7
-    assert (x == 0).all()
-
-
-def test_constants_are_not_shared_between_calls():
-    compiled = compile_numpy(lambda x: (np.ones(3), x + 1), measure=False)
+def test_copies_and_constants_are_not_shared_with_arguments_or_between_calls():
+    compiled = compile_numpy(lambda x: (x.astype(np.float64), np.ones(3), x + 1), measure=False)
     x = np.zeros(4)
     for _ in range(3):
-        ones = compiled(x)[0]
+        copy, ones, _sum = compiled(x)
         assert (ones == 1).all()
-        ones[:] = 5
+        copy[:] = ones[:] = 7
+    assert (x == 0).all()
 
 
 def test_edge_values_that_the_first_call_lacked_are_tried_and_reported():
@@ -164,22 +154,17 @@ def test_edge_values_that_the_first_call_lacked_are_tried_and_reported():
     assert "edge values" in str(compiled.report)
     with pytest.raises(TorchwrightError, match="NaN"):
         compile_numpy(compiled.__wrapped__, measure=False, strict=True)(np.ones(8), np.arange(8))
-    assert checked(lambda x: x * 2 - x.max(), np.linspace(0.5, 2, 8)).report.edge_differences == ()
 
 
 def test_nan_and_infinity_positions():
     checked(lambda x: (np.sort(x), x.max(), x - x[0], np.isnan(x)), np.array([1.0, np.nan, np.inf, -np.inf]))
 
 
-def test_long_float32_sums_agree_when_no_less_accurate_than_numpy():
-    x = rng().normal(10, 1, size=(300_000, 2)).astype(np.float32)
-    compiled = compile_numpy(lambda x, n: x.sum(axis=0) / n.sum(), measure=False)
-    compiled(x, np.ones(3, bool))
+def test_long_and_cancelling_sums_agree_when_no_less_accurate_than_numpy():
+    long = rng().normal(10, 1, size=(300_000, 2)).astype(np.float32)
+    compiled = compile_numpy(lambda x, n, y: (x.sum(axis=0) / n.sum(), y.sum()), measure=False)
+    compiled(long, np.ones(3, bool), np.linspace(-1, 1, 12))
     assert compiled.report.status == "compiled", str(compiled.report)
-
-
-def test_cancelling_sums_agree_when_no_less_accurate_than_numpy():
-    checked(lambda x: x.sum(), np.linspace(-1, 1, 12))
 
 
 # ---------------------------------------------------------------------------------- errors and side effects
@@ -201,27 +186,12 @@ def test_errors_raised_by_the_function_are_numpys_on_the_first_and_on_served_cal
         fresh(np.arange(4.0))
 
 
-def test_integer_division_by_zero_is_numpys():
-    compiled = checked(lambda x, y: x // y, np.arange(40), np.ones(40, int))
+def test_division_by_zero_is_numpys_also_where_its_errors_are_trapped():
+    compiled = checked(lambda n, m, x: (n // m, 1 / x), np.arange(40), np.ones(40, int), np.ones(3))
     with np.errstate(divide="ignore"):
-        assert (compiled(np.arange(40), np.zeros(40, int)) == 0).all()
-
-
-def test_a_raise_inside_the_function():
-    def guarded(x):
-        if x.ndim != 1:
-            raise ValueError("one axis only")
-        return x + 1
-
-    compiled = checked(guarded, np.ones(3))
-    with pytest.raises(ValueError, match="one axis only"):
-        compiled(np.ones((2, 2)))
-
-
-def test_trapped_floating_point_errors_are_left_to_numpy():
-    compiled = checked(lambda x: 1 / x, np.ones(3))
+        assert (compiled(np.arange(40), np.zeros(40, int), np.ones(3))[0] == 0).all()
     with np.errstate(divide="raise"), pytest.raises(FloatingPointError):
-        compiled(np.zeros(3))
+        compiled(np.arange(40), np.ones(40, int), np.zeros(3))
 
 
 @pytest.mark.parametrize("form", ["item", "inplace", "out", "view"])
@@ -249,16 +219,6 @@ def test_in_place_writes_happen_once_and_stay_with_numpy(form):
 
 
 def test_a_write_that_the_first_call_did_not_make_is_still_numpys():
-    def fn(x, write):
-        if write:
-            x += 1
-        return x * 2
-
-    compiled = checked(fn, np.ones(4), False)
-    x = np.ones(4)
-    assert (compiled(x, True) == 4).all()
-    assert (x == 2).all()
-
     def by_count(x, count):
         if count > 5:
             x += 1
@@ -274,8 +234,9 @@ def test_a_write_that_the_first_call_did_not_make_is_still_numpys():
 def test_arguments_are_never_changed():
     x = rng().normal(size=(5, 5))
     before = x.copy()
-    checked(lambda x: np.where(x > 0, x, 0) - x.mean(), x)
+    compiled = checked(lambda x: x * 2 - x.max(), x)
     np.testing.assert_array_equal(x, before)
+    assert compiled.report.edge_differences == ()
 
 
 def test_numpys_global_random_stream_is_followed():
@@ -344,7 +305,6 @@ def test_errstate_block_is_not_traced_but_works():
 def test_graph_breaks_are_counted_and_results_right():
     def with_break(x):
         y = x * 2 + 1
-        np.linalg.cond(np.eye(2))
         keys = np.array_str(y[:1])
         return y.sum() + len(keys)
 
@@ -357,15 +317,9 @@ def test_graph_breaks_are_counted_and_results_right():
 
 
 def test_a_disagreement_is_reported_and_numpy_serves():
-    compiled = compile_numpy(lambda x: x.sum() / 3, measure=False, rtol=0, atol=0)
-    x = rng().normal(size=10_001).astype(np.float32)
-    for _ in range(2):
-        assert compiled(x) == x.sum() / 3
     wrong = compile_numpy(lambda x: x * 2.0 if not torch.compiler.is_compiling() else x * 3.0, measure=False)
     np.testing.assert_array_equal(wrong(np.ones(3)), np.full(3, 2.0))
     assert "disagrees" in wrong.report.reason
-    with pytest.raises(TorchwrightError, match="disagrees"):
-        compile_numpy(wrong.__wrapped__, measure=False, strict=True)(np.ones(3))
 
 
 def test_new_shapes_and_python_values_are_checked_before_they_serve():
@@ -414,12 +368,11 @@ def test_settings_are_restored_and_subnormals_survive(threads):
         )
 
     before = settings_now()
-    compiled = compile_numpy(lambda x: (x[x > 0].sum(), x * factor), measure=False, threads=threads)
+    compiled = compile_numpy(lambda x: (x.sum(), x * factor), measure=False, threads=threads)
     x = rng().normal(size=50)
     for _ in range(2):
         compiled(x)
         assert settings_now() == before
-    compile_numpy(lambda x: x[7], measure=False)
     with pytest.raises(IndexError):
         compile_numpy(lambda x: (x * 2)[70], measure=False, threads=threads)(x)
     assert settings_now() == before
@@ -428,7 +381,7 @@ def test_settings_are_restored_and_subnormals_survive(threads):
 def test_two_python_threads_get_right_answers_and_the_setting_back():
     before = torch.get_num_threads()
     compiled = compile_numpy(lambda x: np.exp(x).sum(axis=0), measure=False, threads=1)
-    inputs = [rng().normal(size=(n, 3)) for n in (20, 21, 22, 23)]
+    inputs = [rng().normal(size=(n, 3)) for n in (20, 21, 22)]
     compiled(inputs[0])
     results: dict[int, np.ndarray] = {}
 
@@ -490,13 +443,6 @@ def test_measured_report_has_figures():
     assert report.rounds >= 1
     assert "speed-up" in str(report)
     assert compiled.reports == (report,)
-
-
-def test_interval_contains_the_median():
-    ratios = np.array([1.0, 1.1, 1.2, 5.0, 1.15])
-    low, high = _interval(ratios) or (0, 0)
-    assert low <= np.median(ratios) <= high
-    assert _interval(ratios[:2]) is None
 
 
 @pytest.mark.parametrize(

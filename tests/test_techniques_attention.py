@@ -202,7 +202,7 @@ class TestTransformers:
     def test_only_the_other_one_is_worth_trying(self, target: Target) -> None:
         assert list(Attention().variants(target)) == []
         assert Attention().refuse(target) == "the model uses sdpa already"
-        target.model.set_attn_implementation("eager")
+        switchable(target.model)[0].set_attn_implementation("eager")
         assert [v.implementation for v in Attention().variants(target)] == ["sdpa"]
 
     def test_switch(self, target: Target) -> None:

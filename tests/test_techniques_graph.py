@@ -24,6 +24,7 @@ def make(model: nn.Module, *inputs: torch.Tensor) -> Target:
     """A target of a model whose batch norms have seen data."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            assert module.running_var is not None
             module.running_mean.normal_()
             module.running_var.uniform_(0.5, 2)
             module.weight.data.uniform_(0.5, 2)
@@ -131,11 +132,11 @@ def test_fold_refuses_a_layer_that_is_used_twice() -> None:
 
 def test_fold_restores_the_model_when_outputs_change(monkeypatch: pytest.MonkeyPatch) -> None:
     target = make(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)), torch.randn(2, 3, 4, 4))
-    layers = list(target.model)
+    layers = list(target.model.children())
     monkeypatch.setattr("torchwright.techniques.fold_batchnorm._fuse", lambda layer, norm: nn.Conv2d(3, 3, 1))
     with pytest.raises(RefusedTechnique, match="outputs change by"):
         FoldBatchNorm().apply(target)
-    assert list(target.model) == layers
+    assert list(target.model.children()) == layers
 
 
 def test_linear_over_another_axis_is_not_folded() -> None:

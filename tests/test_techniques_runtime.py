@@ -43,9 +43,16 @@ class TestRegional:
         assert Regional().refuse(target) is None
         Regional().apply(target)
         assert (target.settings.engine, target.settings.regional) == ("jit", True)
+        assert target.settings.inductor == {"freezing": False}
         coverage = target.coverage[0]
         assert (coverage.changed, coverage.total) == (4, 6)
         assert coverage.kernel == "torch.compile of 4 Linear"
+
+    def test_is_not_tried_on_what_compiles_ahead_of_time(self) -> None:
+        target = make(blocks(4), torch.randn(1, 4))
+        assert list(Regional().variants(target)) == [Regional()]
+        target.properties.add("exportable")
+        assert list(Regional().variants(target)) == []
 
     def test_refuses_where_little_repeats(self) -> None:
         assert "has 2;" in (Regional().refuse(make(blocks(2), torch.randn(1, 4))) or "")
@@ -139,7 +146,7 @@ def test_sparse_torch_has_no_cpu_kernel() -> None:
     from torch.sparse import to_sparse_semi_structured
 
     with pytest.raises((RuntimeError, NotImplementedError)):
-        to_sparse_semi_structured(prune24(torch.randn(64, 64)).half()) @ torch.randn(64, 64).half()
+        _ = to_sparse_semi_structured(prune24(torch.randn(64, 64)).half()) @ torch.randn(64, 64).half()
 
 
 def need_cuda() -> DeviceFacts:
@@ -159,8 +166,8 @@ def test_sparse24_on_cuda() -> None:
     target.compute_dtype = torch.float16
     assert Sparse24().refuse(target) is None
     pruned = target.workload.build()
-    for index in (0, 2):
-        pruned[index].weight.data = prune24(pruned[index].weight.data)
+    for name in ("0.weight", "2.weight"):
+        pruned.get_parameter(name).data = prune24(pruned.get_parameter(name).data)
     Sparse24().apply(target)
     assert target.coverage[0].skipped == {"3": "narrower than 512 features"}
     torch.testing.assert_close(target.model(x), pruned(x), rtol=1e-2, atol=1e-2)

@@ -99,9 +99,9 @@ def test_pooling_and_normalisation_of_the_folder(pooling, mode, normalize, tmp_p
     workload = EncoderWorkload(folder, batch=8, tokens=50, eval_text=text)
     (case,) = workload.cases(torch.float32)
     model = workload.build()
-    expected = pooled(
-        transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval(), *case.args, mode
-    )
+    ids_BT, mask_BT = case.args
+    plain = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    expected = pooled(plain, ids_BT, mask_BT, mode)
     if normalize:
         expected = expected / expected.norm(dim=1, keepdim=True)
     torch.testing.assert_close(model(*case.args).double(), expected, rtol=0, atol=2e-5)
@@ -406,7 +406,7 @@ class TestBadInput:
     @pytest.mark.parametrize("option", ["batch", "tokens"])
     def test_options_below_one(self, folder, option):
         with pytest.raises(WorkloadError, match=f"{option}=0.*1 or more"):
-            EncoderWorkload(folder, **{option: 0})
+            EncoderWorkload(folder, **{option: 0})  # pyright: ignore[reportArgumentType]
 
     def test_no_evaluation_text(self, folder, tmp_path):
         with pytest.raises(WorkloadError, match=r"is not there.*--eval-text"):

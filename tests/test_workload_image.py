@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cloudpickle
 import pytest
 import torch
@@ -139,7 +141,8 @@ class TestSample:
     @torch.inference_mode()
     def test_agreement_with_itself_and_with_a_changed_model(self, vit):
         workload = ImageWorkload(vit, batch=16)
-        model, other = workload.build(), workload.build()
+        model: Any = workload.build()
+        other: Any = workload.build()
         other.model.classifier.weight.data.mul_(-1)
         reference = workload.observe(run_of(model), torch.float32)
         assert workload.compare(reference, reference).drop_high == 0

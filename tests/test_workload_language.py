@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -266,5 +267,5 @@ class TestBadInput:
 
     def test_tied_weights_are_not_missing(self, tmp_path, text):
         folder = save(causal("Llama", tie_word_embeddings=True), tmp_path)
-        model = LanguageWorkload(folder, eval_text=text).build()
+        model: Any = LanguageWorkload(folder, eval_text=text).build()
         assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()

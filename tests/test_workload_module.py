@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -92,23 +93,24 @@ class TestModel:
     def test_the_callers_model_is_left_alone(self, model):
         before = {name: value.clone() for name, value in model.state_dict().items()}
         workload = ModuleWorkload(model, torch.ones(2, 4))
-        built = workload.build()
+        built: Any = workload.build()
         built.linear.weight.data.zero_()
         built.half()
         assert model.training
         assert all(parameter.requires_grad for parameter in model.parameters())
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-        assert workload.build().linear.weight.abs().sum() > 0
+        again: Any = workload.build()
+        assert again.linear.weight.abs().sum() > 0
 
     def test_built_models_are_in_eval_mode_without_gradients(self, model):
-        built = ModuleWorkload(model, torch.ones(2, 4)).build()
+        built: Any = ModuleWorkload(model, torch.ones(2, 4)).build()
         assert not any(module.training for module in built.modules())
         assert not any(parameter.requires_grad for parameter in built.parameters())
 
     def test_shared_weights_stay_shared(self):
-        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
         model[1].weight = model[0].weight
-        built = ModuleWorkload(model, torch.ones(1, 3)).build()
+        built: Any = ModuleWorkload(model, torch.ones(1, 3)).build()
         assert built[0].weight is built[1].weight
 
     @pytest.mark.parametrize("thing", [torch.relu, nn.Linear, "path", None, 5])
@@ -132,11 +134,12 @@ class TestModel:
 
     def test_bfloat16_inside_float32_outside(self, model):
         workload = ModuleWorkload(model, (torch.ones(2, 4), 1.0, {"bias": torch.ones(3)}))
-        cast = workload.cast(workload.build(), torch.bfloat16, lambda name, module: False)
+        cast: Any = workload.cast(workload.build(), torch.bfloat16, lambda name, module: False)
         (case,) = workload.cases(torch.float32)
         output = cast(*case.args)
-        assert isinstance(cast, CastBoundary)
-        assert cast.inner.linear.weight.dtype == torch.bfloat16
+        assert type(cast) is CastBoundary
+        inner: Any = cast.inner
+        assert inner.linear.weight.dtype == torch.bfloat16
         assert output["y"].dtype == torch.float32
         assert output["count"] == 2
         torch.testing.assert_close(output["y"], workload.build()(*case.args)["y"], rtol=0.02, atol=0.02)
@@ -154,7 +157,7 @@ class TestModel:
 class TestMetrics:
     def test_relative_error_is_the_default_over_all_shapes_and_outputs(self, model):
         workload = ModuleWorkload(model, [torch.ones(2, 4), torch.ones(3, 4)])
-        other = workload.build()
+        other: Any = workload.build()
         assert quality(workload, other).drop == 0
         other.linear.weight.data.mul_(1.01)
         changed = quality(workload, other)
@@ -194,7 +197,7 @@ class TestMetrics:
             return candidate(torch.ones(7, 4), scale=2.0)["y"].mean()
 
         workload = ModuleWorkload(model, torch.ones(2, 4), metric=mean_answer)
-        other = workload.build()
+        other: Any = workload.build()
         other.linear.weight.data.mul_(2)
         result = quality(workload, other)
         assert result.metric == "mean_answer"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import torch
 from torch import nn
 
 from torchwright.devices import default_name
-from torchwright.errors import ArtifactError, RegressionFound, WorkloadError
+from torchwright.errors import ArtifactError, RegressionFound, TorchwrightError, WorkloadError
 from torchwright.facts import Budget, CaseTime, Event, Objective, Recipe
 from torchwright.measure.clock import paired_speedup
 from torchwright.measure.roofline import roofline_point
@@ -22,7 +25,7 @@ from torchwright.plan import artifact
 from torchwright.plan.optimize import Request
 from torchwright.plan.optimize import optimize as run_optimize
 from torchwright.plan.result import Result
-from torchwright.plan.trial import Context, TrialProcess
+from torchwright.plan.trial import Context, TrialFailed, TrialProcess
 from torchwright.report.terminal import LiveProgress
 from torchwright.techniques.base import parse_step, techniques
 from torchwright.workloads.base import Workload
@@ -65,8 +68,6 @@ def optimize(
     model that fails on its own inputs.
     """
     workload = ModuleWorkload(model, inputs, metric=metric, higher_is_better=higher_is_better, task=task)
-    keep = tempfile.TemporaryDirectory(prefix="torchwright-")
-    out = Path(keep.name) / "artifact"
     request = Request(
         workload=workload,
         budget=Budget(max_drop=max_drop, objective=objective, time_seconds=time_budget),
@@ -77,10 +78,18 @@ def optimize(
         seed=seed,
         command="torchwright.optimize(…)",
     )
-    with LiveProgress(quiet=not progress) as show:
-        recipe = run_optimize(request, out, show)
-    _, manifest = artifact.open_artifact(out)
-    return Result(out, recipe, original=None if manifest.self_contained else workload.build(), keep=keep)
+    keep = Path(tempfile.mkdtemp(prefix="torchwright-"))  # lives as long as the result does
+    out = keep / "artifact"
+    try:
+        with LiveProgress(quiet=not progress) as show:
+            recipe = run_optimize(request, out, show)
+        _, manifest = artifact.open_artifact(out)
+        result = Result(out, recipe, original=None if manifest.self_contained else workload.build())
+    except BaseException:
+        shutil.rmtree(keep, ignore_errors=True)
+        raise
+    weakref.finalize(result, shutil.rmtree, keep, ignore_errors=True)
+    return result
 
 
 def optimize_cli(
@@ -141,7 +150,7 @@ def verify(path: str | Path, *, trust: bool = False) -> dict[str, Any]:
     path = Path(path)
     recipe, _ = artifact.open_artifact(path)
     workload = _workload_of(path, recipe, trust=trust)
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, _failure_in_words(path):
         context = _context(workload, Path(scratch), recipe)
         with TrialProcess(context) as original, TrialProcess(context) as candidate:
             original.ask("prepare", steps=())
@@ -203,7 +212,7 @@ def bench(
         workload = _workload_of(Path(target), recipe, trust=trust, cases_only=True)
     else:
         workload = from_target(target, **options)
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, _failure_in_words(target):
         context = _context(workload, Path(scratch), recipe)
         with TrialProcess(context) as process:
             if recipe:
@@ -260,7 +269,7 @@ def _bounds(recipe: Recipe | None, medians: dict[str, float]) -> list[Any]:
 
 
 def _workload_of(path: Path, recipe: Recipe, *, trust: bool, cases_only: bool = False) -> Workload:
-    """The workload that a recipe describes. A factory is code: it runs only for the user's own artifacts, or with trust.
+    """The workload that a recipe describes. Its factory, being code, runs only if it is the user's own or trusted.
 
     `cases_only` makes do with the self-test's inputs where only calls are needed.
     """
@@ -282,6 +291,15 @@ def _workload_of(path: Path, recipe: Recipe, *, trust: bool, cases_only: bool = 
         recipe.workload,
         folder if has_weights else None if Path(label).exists() or label == "bundled" else folder,
     )
+
+
+@contextlib.contextmanager
+def _failure_in_words(what: str | Path) -> Iterator[None]:
+    """A process that dies while it is measured is no fault of ours."""
+    try:
+        yield
+    except TrialFailed as failure:
+        raise TorchwrightError(f"{what} could not be measured", found=failure.reason) from failure
 
 
 def _context(workload: Workload, scratch: Path, recipe: Recipe | None) -> Context:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class TorchwrightError(Exception):
@@ -37,7 +38,7 @@ class TorchwrightError(Exception):
             parts.append(_sentence(f"Next: {next}"))
         super().__init__(" ".join(parts))
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross between our own processes; keyword arguments need their own way through pickle.
         return _rebuild, (type(self), self.summary, self.found, self.allowed, self.next)
 
@@ -81,5 +82,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?", ":")) else text + "."
 
 
-def _rebuild(cls: type[TorchwrightError], summary: str, found, allowed, next) -> TorchwrightError:
+def _rebuild(
+    cls: type[TorchwrightError], summary: str, found: str | None, allowed: str | None, next: str | None
+) -> TorchwrightError:
     return cls(summary, found=found, allowed=allowed, next=next)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 RECIPE_FORMAT = 1
 """Format of recipe.json; a larger one in a file was written by a newer Torchwright."""
@@ -23,7 +23,7 @@ class DeviceFacts:
     cores: int = 1
     memory_bytes: int = 0
     read_gb_per_s: float | None = None
-    tflops: dict[str, float] = field(default_factory=dict)
+    tflops: dict[str, float] = field(default_factory=dict[str, float])
     """Measured matrix-multiply rate per dtype name: float32, bfloat16, float16, int8."""
 
 
@@ -64,7 +64,7 @@ class Quality:
     drop_high: float
     higher_is_better: bool
     samples: int = 0
-    extras: dict[str, float] = field(default_factory=dict)
+    extras: dict[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Coverage:
     total: int
     unit: str = "modules"
     kernel: str = ""
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict[str, str])
     """Module name → why it was left alone."""
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ class Step:
     """One technique with its options, as plain data."""
 
     name: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __str__(self) -> str:
         """As the command line writes it, but for long lists, which are cut short."""
@@ -235,7 +235,8 @@ def to_json(value: Any) -> str:
 def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
+        value = cast("list[Any]", value)
         shown = "+".join(map(str, value[:2]))
         return f"{shown}+…({len(value)})" if len(value) > 2 else shown
     return str(value)

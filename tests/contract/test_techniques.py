@@ -60,6 +60,8 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(16, 5)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
+                assert module.running_mean is not None
+                assert module.running_var is not None
                 module.running_mean.normal_()
                 module.running_var.uniform_(0.5, 2)
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from torchwright.facts import CaseTime, DeviceFacts, RooflinePoint
@@ -26,7 +27,7 @@ def count_operations(model: nn.Module, case: Case) -> dict[str, int]:
         output = model(*case.args, **case.kwargs)
     moved = sum(
         leaf.nbytes
-        for leaf in torch.utils._pytree.tree_leaves((case.args, case.kwargs, output))
+        for leaf in pytree.tree_leaves((case.args, case.kwargs, output))
         if isinstance(leaf, torch.Tensor)
     )
     return {"operations": counter.get_total_flops(), "bytes": moved}

@@ -42,20 +42,29 @@ class Loaded:
 class OptimizedModule(nn.Module):
     """Called like the original; runs what the recipe made of it, without gradients."""
 
-    def __init__(self, run: Run, threads: int | None) -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__()
-        self._run, self._threads = run, threads
+        self._run = run
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
-            if self._threads is None or self._threads == torch.get_num_threads():
-                return self._run(Case(name="forward", args=args, kwargs=kwargs))
-            before = torch.get_num_threads()
-            torch.set_num_threads(self._threads)
-            try:
-                return self._run(Case(name="forward", args=args, kwargs=kwargs))
-            finally:
-                torch.set_num_threads(before)
+            return self._run(Case(name="forward", args=args, kwargs=kwargs))
+
+
+def on_threads(run: Run, threads: int | None) -> Run:
+    """`run` with its own number of intra-op threads; the caller's own is restored after every call."""
+    if threads is None:
+        return run
+
+    def call(case: Case) -> Any:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return run(case)
+        finally:
+            torch.set_num_threads(before)
+
+    return call
 
 
 def load(path: str | Path, *, model: nn.Module | None = None, trust: bool = False) -> Loaded:
@@ -70,6 +79,7 @@ def load(path: str | Path, *, model: nn.Module | None = None, trust: bool = Fals
     recipe, manifest = artifact.open_artifact(path)
     loader = _Loader(path, recipe, manifest, trust)
     run, how, tolerance = loader.best(model)
+    run = on_threads(run, manifest.threads)
     if "layout" in recipe.workload:
         run = Batcher(run, Layout.from_dict(recipe.workload["layout"]))
     _self_test(path, run, tolerance)
@@ -87,7 +97,7 @@ def as_model(run: Run, workload: dict[str, Any], manifest: Manifest, folder: Pat
     if "geometry" in workload:
         geometry = Geometry.from_dict(workload["geometry"])
         return Generator(run, geometry, getattr(torch, manifest.dtype), folder)
-    module = OptimizedModule(run, manifest.threads)
+    module = OptimizedModule(run)
     if "layout" in workload:
         return Encoder(lambda case: module(*case.args), Layout.from_dict(workload["layout"]), folder)
     return module
@@ -264,14 +274,14 @@ def inductor_settings(recipe: Recipe) -> dict[str, Any]:
     target = Target(model=empty, workload=workload, device=recipe.fingerprint.device, properties=set())
     for step in in_order(recipe.steps):
         technique = from_step(step)
-        if technique.gives & {"compiled"} or technique.needs & {"compiled"} and not technique.removes:
+        if technique.gives & {"compiled"} or (technique.needs & {"compiled"} and not technique.removes):
             technique.apply(target)
     return target.settings.inductor
 
 
 def _self_test(path: Path, run: Run, tolerance: float) -> None:
-    from torchwright.workloads.accuracy import flatten, relative_error
     from torchwright.plan.tree import read_tree
+    from torchwright.workloads.accuracy import flatten, relative_error
 
     if not (path / "selftest.json").is_file():
         return

@@ -24,6 +24,10 @@ from torchwright.report import html
 from torchwright.workloads.base import Workload
 
 
+WRITE_SECONDS = 120.0
+"""Writing the artifact is not the search's time; a process that hangs in it is stopped after this."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What to optimize, and within which bounds."""
@@ -67,6 +71,7 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
             without=request.without,
         )
         outcome = search.run()
+        context.deadline = time.monotonic() + WRITE_SECONDS
         try:
             contents = write_contents(folder, outcome, request.workload)
         finally:

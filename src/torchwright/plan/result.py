@@ -19,10 +19,9 @@ class Result:
     `result.steps` (one `Rung` for everything that was tried), `print(result)`, `result.save(folder)`.
     """
 
-    def __init__(self, path: Path, recipe: Recipe, *, original: Any = None, keep: Any = None) -> None:
+    def __init__(self, path: Path, recipe: Recipe, *, original: Any = None) -> None:
         self.path, self.recipe = path, recipe
         self._original = original
-        self._keep = keep  # the temporary folder that the artifact lies in, for as long as this result lives
 
     @cached_property
     def model(self) -> Any:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torchwright.errors import TorchwrightError
 from torchwright.plan import compile_package
 from torchwright.plan.program import compile_program, export, ignore_library_warnings, write_programs
 from torchwright.techniques.base import Settings, Target
+from torchwright.techniques.blocks import repeated_blocks
 from torchwright.workloads.base import Case
 
 RECOMPILE_LIMIT = 8
@@ -73,6 +73,9 @@ def build_packages(target: Target, folder: Path, cases: Sequence[Case]) -> dict[
     """
     start = time.perf_counter()
     programs = export(target.model, cases)
+    for rewrite in target.settings.rewrites:
+        for program in programs.values():
+            rewrite(program)
     exported = time.perf_counter()
     write_programs(folder, programs)
     written = time.perf_counter()
@@ -99,28 +102,3 @@ def compile_regions(model: nn.Module, settings: Settings) -> nn.Module:
     for block in repeated_blocks(model):
         block.compile(dynamic=settings.dynamic, mode=settings.mode)
     return model
-
-
-def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The longest list of equal-typed children in any `ModuleList` or `Sequential`: a model's layers."""
-    best: list[nn.Module] = []
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList | nn.Sequential):
-            children = list(module.children())
-            if len(children) > max(1, len(best)) and len({type(child) for child in children}) == 1:
-                best = children if any(True for _ in children[0].parameters()) else best
-    return best
-
-
-@contextlib.contextmanager
-def thread_count(threads: int | None) -> Iterator[None]:
-    """Run with `threads` intra-op threads and restore the count afterwards."""
-    before = torch.get_num_threads()
-    if threads is None or threads == before:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

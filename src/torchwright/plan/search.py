@@ -20,6 +20,8 @@ from torchwright.techniques.base import Phase, Technique, from_step, in_order, t
 
 MIN_GAIN = 1.01
 """A step must gain one per cent, and its whole interval must lie above 1."""
+TURN_SECONDS = 0.02
+"""A turn of timing repeats a short call until it has taken this long."""
 ROUNDS = (7, 25)
 """Fewest and most paired turns of one comparison."""
 COMPARE_SECONDS = 5.0
@@ -35,6 +37,10 @@ HOPELESS = 20
 """A drop of so many budgets is not mended by leaving some layers alone."""
 
 Watch = Callable[[Event], None]
+
+
+class NoTime(TrialFailed):
+    """A comparison that was not begun, or broken off; every process in it lives on."""
 
 
 @dataclass(kw_only=True)
@@ -71,8 +77,8 @@ class Search:
     only: bool = False
     """Try nothing but `wanted`."""
     without: frozenset[str] = frozenset()
-    rungs: list[Rung] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    rungs: list[Rung] = field(default_factory=list[Rung])
+    notes: list[str] = field(default_factory=list[str])
 
     def run(self) -> Outcome:
         """The whole search.
@@ -82,6 +88,7 @@ class Search:
         """
         self._start = self.context.clock()
         self.context.deadline = self._start + self.budget.time_seconds * (1 - FINISH_SHARE)
+        self._last_moment = self._start + self.budget.time_seconds * (1 + FINISH_SHARE) + 2
         self._tell("baseline", "measuring the original")
         self._measure_baseline()
         try:
@@ -90,6 +97,11 @@ class Search:
                 queue = self._try(queue.pop(0), queue)
             self._drop_one()
             return self._finish()
+        except TrialFailed as failure:
+            self._close_all()
+            raise TorchwrightError(
+                "the original stopped working in the middle of the search", found=failure.reason
+            ) from failure
         except BaseException:
             self._close_all()
             raise
@@ -147,8 +159,9 @@ class Search:
                     next="`torchwright doctor` says more",
                 )
             queue.append(step)
-        refused: set[str] = set()
-        for step, reason in [] if self.only else self._description["variants"]:
+        refused: set[tuple[str, str]] = set()
+        variants: list[tuple[Step, str | None]] = self._description["variants"]
+        for step, reason in [] if self.only else variants:
             if step.name in asked or step.name in self.without:
                 continue
             if reason is None:
@@ -197,9 +210,7 @@ class Search:
         if not missing:
             return in_order([*self._best.steps, step]), ()
         swapped = tuple(kept for kept in self._best.steps if from_step(kept).removes & missing)
-        restored = (
-            frozenset().union(*(from_step(kept).removes for kept in swapped)) if swapped else frozenset()
-        )
+        restored = frozenset[str]().union(*(from_step(kept).removes for kept in swapped))
         if missing - restored or "compiled" in missing or any(kept in self.wanted for kept in swapped):
             return None, ()
         rest = [kept for kept in self._best.steps if kept not in swapped]
@@ -306,7 +317,9 @@ class Search:
             candidate.close()
             return retreats and self._retreat(step, candidate, swapped)
         if candidate.quality.drop < -max(IMPLAUSIBLE, 2 * self.budget.max_drop):
-            reason = f"{candidate.quality.metric} improves by {-candidate.quality.drop:.2%}: not the same function"
+            reason = (
+                f"{candidate.quality.metric} improves by {-candidate.quality.drop:.2%}: not the same function"
+            )
             self._record(step, candidate, None, "dropped", reason)
             candidate.close()
             return False
@@ -328,7 +341,7 @@ class Search:
                 for rung in self.rungs
             ]
         self._record(step, candidate, comparison, "kept", reason)
-        self._promote(candidate)
+        self._promote(candidate, comparison)
         return True
 
     def _retreat(self, step: Step, failed: Candidate, swapped: tuple[Step, ...]) -> bool:
@@ -384,15 +397,27 @@ class Search:
         rows: list[list[float]] = []
         begun = self.context.clock()
         seconds = min(COMPARE_SECONDS, FINISH_SHARE * self.budget.time_seconds / 2) * (1.6 if final else 1)
+        one_round = sum(_turn_seconds(contestant) for contestant in contestants)
+        # A request that overruns the deadline ends its process, and here that may be the original's or the best
+        # recipe's: rounds are begun while the time lasts, and have the time that is kept back to end in.
+        deadline, self.context.deadline = self.context.deadline, self._last_moment
+        try:
+            while len(rows) < ROUNDS[1]:
+                if self.context.clock() + one_round > deadline:
+                    if len(rows) < 3:
+                        raise NoTime("the time budget ended before it was timed", timed_out=True)
+                    break
+                rows.append([self._objective(contestant.turn()) for contestant in contestants])
+                spent = self.context.clock() - begun
+                one_round = spent / len(rows)
+                if len(rows) >= ROUNDS[0] and spent > seconds:
+                    break
+                if len(rows) >= 3 and spent > 4 * seconds:
+                    break
+        finally:
+            self.context.deadline = deadline
         for contestant in contestants:
-            contestant.turns.clear()
-        while len(rows) < ROUNDS[1]:
-            rows.append([self._objective(contestant.turn()) for contestant in contestants])
-            spent = self.context.clock() - begun
-            if len(rows) >= ROUNDS[0] and spent > seconds:
-                break
-            if len(rows) >= 3 and spent > 4 * seconds:
-                break
+            del contestant.turns[: -len(rows)]
         columns = list(zip(*rows, strict=True))
         best = columns[1] if len(contestants) == 3 else columns[0]
         return Comparison(
@@ -410,7 +435,7 @@ class Search:
             if len(self._best.steps) < 2 or (rung.speedup and rung.speedup.value >= CONTRIBUTES):
                 continue
             rest = tuple(step for step in self._best.steps if step != rung.step)
-            needed = from_step(rung.step).gives & frozenset().union(*(from_step(s).needs for s in rest))
+            needed = from_step(rung.step).gives & frozenset[str]().union(*(from_step(s).needs for s in rest))
             if needed or rung.step in self.wanted or rung.step not in self._best.steps:
                 continue
             if self._no_time(from_step(rung.step)):
@@ -425,9 +450,13 @@ class Search:
             try:
                 candidate.settle(self._reference)
                 comparison = self._compare(candidate)
-            except TrialFailed:
+            except (TrialFailed, TorchwrightError) as failure:
                 candidate.close()
+                self.notes.append(f"drop-one pass: the recipe without {rung.step} failed ({failure})")
                 continue
+            except BaseException:
+                candidate.close()
+                raise
             if self._still_contributes(candidate, comparison):
                 candidate.close()
                 continue
@@ -436,7 +465,7 @@ class Search:
                 replace(r, kept=False, status="removed", reason=reason) if r is rung else r
                 for r in self.rungs
             ]
-            self._promote(candidate)
+            self._promote(candidate, comparison)
 
     def _still_contributes(self, candidate: Candidate, comparison: Comparison) -> bool:
         assert candidate.quality is not None
@@ -448,50 +477,65 @@ class Search:
 
     def _finish(self) -> Outcome:
         self._tell("stage", "best against the original once more")
-        self.context.deadline = self._start + self.budget.time_seconds * (1 + FINISH_SHARE) + 2
-        comparison = self._compare(self._best, final=True) if self._best is not self._baseline else None
-        slower = comparison is not None and (
-            comparison.total.high < 1.0
-            if self.budget.objective == "memory"
-            else comparison.total.value <= 1.0
-        )
-        if slower:
-            assert comparison is not None
-            self.notes.append(
-                f"the recipe was {comparison.total} in the last comparison: the original is returned"
-            )
-            self.rungs = [
-                replace(r, kept=False, status="removed", reason="slower than the original at the end")
-                if r.kept
-                else r
-                for r in self.rungs
-            ]
-            self._best.close()
-            self._best = self._baseline
-        if comparison is None or slower:
-            while len(self._baseline.turns) < ROUNDS[0]:
+        self.context.deadline = self._last_moment
+        comparison = None if self._best is self._baseline else self._last_comparison()
+        if comparison is None:
+            while len(self._baseline.turns) < ROUNDS[0] and self._time_for_a_turn(self._baseline):
                 self._baseline.turn()
         if self._best is self._baseline:
             self.notes.append("nothing was both faster and within the accuracy budget: this is the original")
+        else:
+            self._baseline.close()
         one = Interval(value=1.0, low=1.0, high=1.0)
         baseline = self._baseline.measurement(self._repeats)
         return Outcome(
             best=self._best,
             baseline=baseline,
             final=baseline if self._best is self._baseline else self._best.measurement(self._repeats),
-            speedup=one if comparison is None or slower else comparison.total,
+            speedup=one if comparison is None else comparison.total,
             rungs=tuple(self.rungs),
             description=self._description,
             seconds=self.context.clock() - self._start,
             notes=tuple(self.notes),
         )
 
+    def _last_comparison(self) -> Comparison | None:
+        """The best against the original once more; None, and the original is the best, where it did not hold."""
+        try:
+            comparison = self._compare(self._best, final=True)
+        except NoTime:
+            comparison = self._proven
+            self.notes.append("no time was left for a last comparison: the speed-up is that of the trial itself")
+        except TrialFailed as failure:
+            self._give_up(f"the recipe failed in the last comparison ({failure.reason})", failure.reason)
+            return None
+        total = comparison.total
+        if total.high < 1.0 if self.budget.objective == "memory" else total.value <= 1.0:
+            self._give_up(
+                f"the recipe was {total} in the last comparison", "slower than the original at the end"
+            )
+            return None
+        return comparison
+
+    def _give_up(self, note: str, reason: str) -> None:
+        """Return to the original."""
+        self.notes.append(f"{note}: the original is returned")
+        self.rungs = [
+            replace(rung, kept=False, status="removed", reason=reason) if rung.kept else rung
+            for rung in self.rungs
+        ]
+        self._best.close()
+        self._best = self._baseline
+
+    def _time_for_a_turn(self, candidate: Candidate) -> bool:
+        return self.context.remaining() > 1.5 * _turn_seconds(candidate)
+
     # -- small things --------------------------------------------------------------------------------------------
 
-    def _promote(self, candidate: Candidate) -> None:
+    def _promote(self, candidate: Candidate, comparison: Comparison) -> None:
         if self._best is not self._baseline:
             self._best.close()
-        self._best = candidate
+        self._best, self._proven = candidate, comparison
         kernels = [from_step(step).kernel for step in candidate.steps]
         self._kernel = next((kernel for kernel in reversed(kernels) if kernel), "float32")
 
@@ -567,8 +611,22 @@ class Search:
 
 def in_search_order(steps: Sequence[Step]) -> list[Step]:
     """Weights come after compilation: what a quantized layer is worth depends on the code around it."""
-    order = [Phase.GRAPH, Phase.DTYPE, Phase.ATTENTION, Phase.CACHE, Phase.COMPILE, Phase.WEIGHTS, Phase.RUNTIME]
+    order = [
+        Phase.GRAPH,
+        Phase.DTYPE,
+        Phase.ATTENTION,
+        Phase.CACHE,
+        Phase.COMPILE,
+        Phase.WEIGHTS,
+        Phase.RUNTIME,
+    ]
     return sorted(steps, key=lambda step: order.index(techniques.get(step.name).phase))
+
+
+def _turn_seconds(candidate: Candidate) -> float:
+    """What a turn will take, from the last one: a call that is not counted, then `TURN_SECONDS` or one call."""
+    last = candidate.turns[-1] if candidate.turns else {}
+    return sum(seconds + max(seconds, TURN_SECONDS) for seconds in last.values())
 
 
 def _lacks(missing: frozenset[str]) -> str:

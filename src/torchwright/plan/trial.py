@@ -54,6 +54,7 @@ class TrialProcess:
 
     def __init__(self, context: Context, environment: dict[str, str] | None = None) -> None:
         self._context = context
+        self._ended = ""
         ours, theirs = socket.socketpair()
         self._log = tempfile.TemporaryFile(dir=context.scratch)  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -67,14 +68,18 @@ class TrialProcess:
         )
         theirs.close()
         self._connection = Connection(ours.detach())
-        self.ask(
-            "init",
-            workload=context.workload,
-            device=context.device,
-            threads=context.threads,
-            path=sys.path,
-            seed=context.seed,
-        )
+        try:
+            self.ask(
+                "init",
+                workload=context.workload,
+                device=context.device,
+                threads=context.threads,
+                path=sys.path,
+                seed=context.seed,
+            )
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, method: str, **arguments: Any) -> Any:
         """The worker's answer.
@@ -82,15 +87,19 @@ class TrialProcess:
         Raises `TrialFailed` when it crashes, raises or is not done by the context's deadline, and the worker's own
         `TorchwrightError` when that is what it raised.
         """
+        if self._ended:
+            raise TrialFailed(self._ended)
         allowed = self._context.remaining()
         try:
             self._connection.send_bytes(pickle.dumps((method, arguments)))
             if not self._connection.poll(allowed):
-                self.close()
+                self.close("stopped: it was not done in time")
                 raise TrialFailed(f"not done after {allowed:.0f} s, the time that was left", timed_out=True)
             kind, value = pickle.loads(self._connection.recv_bytes())
         except (EOFError, ConnectionError) as error:
-            raise TrialFailed(self._death(), details=self._tail()) from error
+            reason, tail = self._death(), self._tail()
+            self.close(reason)
+            raise TrialFailed(reason, details=tail) from error
         if kind == "refused":
             raise value
         if kind == "failed":
@@ -98,8 +107,11 @@ class TrialProcess:
             raise TrialFailed(f"{name}: {line}" if line else name, details=trace)
         return value
 
-    def close(self) -> None:
-        """End the process and everything it started."""
+    def close(self, reason: str = "closed already") -> None:
+        """End the process and everything it started; what is asked of it from now on fails for `reason`."""
+        if self._ended:
+            return
+        self._ended = reason
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -146,7 +158,7 @@ class Candidate:
     quality: Quality | None = None
     memory: int = 0
     recompiles: int = 0
-    turns: list[dict[str, float]] = field(default_factory=list)
+    turns: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
 
     def turn(self) -> dict[str, float]:
         """Time every case once more."""

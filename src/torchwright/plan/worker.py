@@ -99,13 +99,19 @@ class Session:
         }
 
     def load(
-        self, *, steps: tuple[Any, ...], packages: dict[str, str], dtype: str, threads: int | None, allocator: str | None
+        self,
+        *,
+        steps: tuple[Any, ...],
+        packages: dict[str, str],
+        dtype: str,
+        threads: int | None,
+        allocator: str | None,
     ) -> dict[str, Any]:
         """Load what another process compiled; this one then has only what an artifact's user has."""
         import torch
 
-        from torchwright.plan.apply import reshaped
         from torchwright.devices.allocator import apply_allocator
+        from torchwright.plan.apply import reshaped
         from torchwright.plan.package import AotRunner, signature
 
         start = time.perf_counter()
@@ -144,7 +150,7 @@ class Session:
         if self.target is not None and not self.target.settings.engine == "aot" and self._is_original:
             adapted = self.workload.adapt(self.target.model)
             self.workload.check_adapted(self.target.model, adapted)
-            run = lambda case: adapted(*case.args, **case.kwargs)  # noqa: E731
+            run = lambda case: adapted(*case.args, **case.kwargs)
         with torch.inference_mode():
             return self.workload.observe(run, self._dtype())
 

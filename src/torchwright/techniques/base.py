@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
+import functools
 import inspect
 import textwrap
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -74,6 +75,8 @@ class Settings:
     regional: bool = False
     mode: str | None = None
     threads: int | None = None
+    rewrites: list[Callable[[torch.export.ExportedProgram], None]] = field(default_factory=list)
+    """Changes to the exported graph before it is compiled ahead of time."""
     allocator: str | None = None
     """For `devices.allocator.apply_allocator`, before the model runs."""
 
@@ -250,6 +253,7 @@ def _type_name(hint: Any) -> str:
     return getattr(hint, "__name__", str(hint))
 
 
+@functools.cache
 def _field_docs(cls: type) -> dict[str, str]:
     """Docstrings written under dataclass fields, read from the source."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]

@@ -131,6 +131,8 @@ class BlockedMask(nn.Module):
 class BlockedAttention(nn.Module):
     """Runs the inner module with its masked attention done in blocks. Other attributes are the inner module's."""
 
+    masks: Any
+
     def __init__(self, inner: nn.Module, masks: Sequence[BlockedMask]) -> None:
         super().__init__()
         self.inner = inner
@@ -152,7 +154,7 @@ class BlockedAttention(nn.Module):
 class _InBlocks(TorchFunctionMode):
     """Computes attention in blocks wherever its mask has the size of one that is known."""
 
-    def __init__(self, masks: nn.ModuleList) -> None:
+    def __init__(self, masks: Sequence[BlockedMask]) -> None:
         super().__init__()
         self.masks = masks
 

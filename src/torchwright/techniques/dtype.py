@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
@@ -82,7 +83,7 @@ class Autocast(nn.Module):
     def forward(self, *args, **kwargs):
         with torch.autocast(self.device, dtype=self.dtype):
             output = self.inner(*args, **kwargs)
-        return torch.utils._pytree.tree_map(
+        return pytree.tree_map(
             lambda leaf: (
                 leaf.float() if isinstance(leaf, torch.Tensor) and leaf.dtype == self.dtype else leaf
             ),

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the quantized_decomposed operators
 from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import Node
 
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Target
@@ -35,25 +37,28 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.round(weight.detach().float() / scale.view(shape)).clamp(-127, 127).to(torch.int8), scale
 
 
-def activation_range(samples: torch.Tensor, low: float, high: float) -> tuple[float, int]:
-    """(scale, zero point) of uint8 for values in [low, high]: the clipping with the least squared error on `samples`."""
+def activation_range(low: float, high: float) -> tuple[float, int]:
+    """(scale, zero point) of uint8 for values in [low, high].
+
+    The whole range is kept: clipping for the least squared error moves the mean of an activation, and over the layers
+    of a random ResNet-50 that costs 14% of the output where the full range costs 2% (MiniLM's shape: 2.0% and 0.8%).
+    """
     low, high = min(low, 0.0), max(high, 0.0)
-    best: tuple[float, float, int] = (float("inf"), 1.0, 0)
-    for share in (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5):
-        scale = max((high - low) * share / 255, 1e-9)
-        zero = max(0, min(255, round(-low * share / scale)))
-        rounded = (torch.round(samples / scale) + zero).clamp(0, 255)
-        error = ((rounded - zero) * scale - samples).square().mean().item()
-        if error < best[0]:
-            best = error, scale, zero
-    return best[1], best[2]
+    scale = max((high - low) / 255, 1e-9)
+    return scale, max(0, min(255, round(-low / scale)))
 
 
 class Int8Layer(nn.Module):
-    """A linear layer or 2-D convolution on 8-bit weights and activations; `scale` None quantizes per call."""
+    """A linear layer or 2-D convolution on 8-bit weights and activations.
 
-    def __init__(self, layer: nn.Module, activation: tuple[float, int] | None) -> None:
+    `activation` is (scale, zero point) of its input, or None to choose them at every call. A linear layer called with
+    fewer than `min_rows` rows runs as it was; the shape decides, so a compiled graph holds one of the two.
+    """
+
+    def __init__(self, layer: nn.Module, activation: tuple[float, int] | None, min_rows: int = 0) -> None:
         super().__init__()
+        self.min_rows = min_rows if isinstance(layer, nn.Linear) else 0
+        self.floating = layer if self.min_rows else None
         assert isinstance(layer, LAYERS)
         weight, scale = quantize_weight(layer.weight)
         self.register_buffer("weight", weight)
@@ -61,13 +66,15 @@ class Int8Layer(nn.Module):
         self.register_buffer("weight_zero", torch.zeros(len(scale), dtype=torch.int64))
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().float())
         self.activation = activation
-        self.convolution: dict[str, Any] | None = None
+        self.convolution: Any = None
         if isinstance(layer, nn.Conv2d):
             self.convolution = {
                 key: getattr(layer, key) for key in ("stride", "padding", "dilation", "groups")
             }
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.floating is not None and x.numel() // x.shape[-1] < self.min_rows:
+            return self.floating(x)
         wide = x.float()
         if self.activation is None:
             scale, zero = ops.choose_qparams.tensor(wide, 0, 255, EPSILON, torch.uint8)
@@ -80,9 +87,10 @@ class Int8Layer(nn.Module):
         weight = ops.dequantize_per_channel.default(
             self.weight, self.weight_scale, self.weight_zero, 0, -127, 127, torch.int8
         )
+        bias: Any = self.bias
         if self.convolution is None:
-            return nn.functional.linear(wide, weight, self.bias).to(x.dtype)
-        return nn.functional.conv2d(wide, weight, self.bias, **self.convolution).to(x.dtype)
+            return nn.functional.linear(wide, weight, bias).to(x.dtype)
+        return nn.functional.conv2d(wide, weight, bias, **self.convolution).to(x.dtype)
 
 
 def quantizable(
@@ -99,6 +107,8 @@ def quantizable(
                 module.padding_mode != "zeros" or isinstance(module.padding, str)
             ):
                 reason = "the padding is not a number of zeros"
+            elif isinstance(module, nn.Linear) and type(module) is not nn.Linear:
+                reason = f"a {type(module).__name__} is read by its owner, not called"
             elif not module.weight.is_floating_point():
                 reason = f"its weight is {module.weight.dtype}"
             yield plain, module, reason
@@ -109,7 +119,8 @@ def swap_layers(
     technique: str,
     skip: Sequence[str],
     kinds: tuple[type[nn.Module], ...],
-    activation: Callable[[nn.Module], tuple[float, int] | None | str],
+    activation: Callable[[nn.Module], tuple[float, int] | str | None],
+    min_rows: int = 0,
 ) -> None:
     """Replace layers by `Int8Layer` and record the coverage; `activation` gives scale and zero point, or why not."""
     skipped: dict[str, str] = {}
@@ -120,7 +131,7 @@ def swap_layers(
         if isinstance(chosen, str):
             skipped[name] = chosen
         else:
-            replace_module(target.model, layer, Int8Layer(layer, chosen))
+            replace_module(target.model, layer, Int8Layer(layer, chosen, min_rows))
     target.coverage.append(
         Coverage(
             technique=technique,
@@ -135,9 +146,10 @@ def swap_layers(
 
 def layer_error(module: nn.Module, x: torch.Tensor, kinds: tuple[type[nn.Module], ...]) -> float | None:
     """Relative error of one layer's output with 8-bit weights and activations on input `x`."""
-    if not isinstance(module, kinds):
+    if not isinstance(module, kinds) or (isinstance(module, nn.Linear) and type(module) is not nn.Linear):
         return None
-    expected = module(x).float()
+    layer: Any = module
+    expected = layer(x).float()
     got = Int8Layer(module, None)(x).float()
     norm = expected.norm()
     return ((got - expected).norm() / norm).item() if norm > 0 else 0.0
@@ -145,16 +157,12 @@ def layer_error(module: nn.Module, x: torch.Tensor, kinds: tuple[type[nn.Module]
 
 def observe_inputs(target: Target, kinds: tuple[type[nn.Module], ...]) -> dict[nn.Module, tuple[float, int]]:
     """Scale and zero point of every layer's input over the workload's calibration calls."""
-    seen: dict[nn.Module, tuple[torch.Tensor, float, float]] = {}
+    seen: dict[nn.Module, tuple[float, float]] = {}
 
     def watch(module: nn.Module, args: tuple[Any, ...]) -> None:
-        x = args[0].detach().float().flatten()
-        low, high = x.min().item(), x.max().item()
-        samples = x[:: max(1, x.numel() // 8192)]
-        if module in seen:
-            before, old_low, old_high = seen[module]
-            samples, low, high = torch.cat([before, samples]), min(low, old_low), max(high, old_high)
-        seen[module] = samples, low, high
+        low, high = (end.item() for end in args[0].detach().float().aminmax())
+        before = seen.get(module, (low, high))
+        seen[module] = min(low, before[0]), max(high, before[1])
 
     handles = [m.register_forward_pre_hook(watch) for m in target.model.modules() if isinstance(m, kinds)]
     try:
@@ -164,4 +172,41 @@ def observe_inputs(target: Target, kinds: tuple[type[nn.Module], ...]) -> dict[n
     finally:
         for handle in handles:
             handle.remove()
-    return {module: activation_range(*values) for module, values in seen.items()}
+    return {module: activation_range(*ends) for module, ends in seen.items()}
+
+
+def share_quantized(program: ExportedProgram) -> None:
+    """Let residual additions read the integers that a convolution reads, and pool integers: that is what oneDNN fuses.
+
+    x → quantize → convolution, and x → add    becomes   x → quantize → convolution, and → dequantize → add
+    x → max-pool → quantize                    becomes   x → quantize → dequantize → max-pool → quantize (exact)
+    """
+    graph = program.graph
+    quantize, dequantize = ops.quantize_per_tensor.default, ops.dequantize_per_tensor.default
+    aten = torch.ops.aten
+
+    def quantized(value: Node, like: Node) -> Node:
+        with graph.inserting_after(value):
+            q = graph.call_function(quantize, (value, *like.args[1:]))
+        q.meta = dict(like.meta)
+        q.meta["val"] = value.meta["val"].to(torch.uint8)
+        with graph.inserting_after(q):
+            wide = graph.call_function(dequantize, (q, *like.args[1:]))
+        wide.meta = dict(value.meta)
+        return wide
+
+    for q in list(graph.nodes):
+        if q.target is not quantize or not isinstance(q.args[0], Node):
+            continue
+        value = q.args[0]
+        if value.target is aten.max_pool2d.default:
+            before = value.args[0]
+            if len(before.users) == 1:
+                value.replace_input_with(before, quantized(before, q))
+        readers = [user for user in value.users if user.target in (aten.add.Tensor, aten.add_.Tensor)]
+        readers = [user for user in readers if user.target is aten.add.Tensor or user.args[0] is not value]
+        if readers and not any(user.target is aten.add_.Tensor and user.args[0] is value for user in value.users):
+            wide = quantized(value, q)
+            for user in readers:
+                user.replace_input_with(value, wide)
+    program.graph_module.recompile()

@@ -86,7 +86,7 @@ def attend(
 ) -> torch.Tensor:
     """What scaled_dot_product_attention computes, (B, H, T, D) in and out, without its fused kernel."""
     T, S = query.shape[-2], key.shape[-2]
-    if query.dtype not in (torch.bfloat16, torch.float16) or dropout_p or T > longest or query.dim() != 4:
+    if query.dtype not in (torch.bfloat16, torch.float16) or dropout_p or longest < T or query.dim() != 4:
         return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
@@ -95,7 +95,9 @@ def attend(
     if T == 1:
         mask = attn_mask if attn_mask is None or attn_mask.dtype == torch.bool else attn_mask.float()
 
-        return fused(query.float(), key.float(), value.float(), mask, 0.0, is_causal, scale=scale).to(query.dtype)
+        return fused(query.float(), key.float(), value.float(), mask, 0.0, is_causal, scale=scale).to(
+            query.dtype
+        )
     scores = (query @ key.transpose(-1, -2)).float() * scale
     if is_causal:
         attn_mask = torch.ones(T, S, dtype=torch.bool, device=query.device).tril()

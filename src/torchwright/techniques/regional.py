@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.measure.toolchain import compiler_fault
@@ -28,6 +29,11 @@ class Regional(Technique):
     def available(cls, device: DeviceFacts) -> str | None:
         return compiler_fault(device)
 
+    def variants(self, target: Target) -> Iterable[Self]:
+        # A model that exports as one graph is compiled ahead of time, whole: this could only save compile time.
+        if "exportable" not in target.properties:
+            yield self
+
     def refuse(self, target: Target) -> str | None:
         count = len(repeated_blocks(target.model))
         if count < FEWEST:
@@ -39,6 +45,8 @@ class Regional(Technique):
     def apply(self, target: Target) -> None:
         target.settings.engine = "jit"
         target.settings.regional = True
+        # Frozen weights are constants of the code, which no other block could use.
+        target.settings.inductor["freezing"] = False
         blocks = repeated_blocks(target.model)
         inside = {id(module) for block in blocks for module in block.modules()}
         total = sum(1 for module in target.model.modules() if not any(True for _ in module.children()))

@@ -262,7 +262,8 @@ class StaticCacheModel(nn.Module):
         self.model, self.kinds = model, kinds
 
     def forward(self, ids_BT, positions_BT, slots_T, keep_K, masks, cache):
-        if self.model.config._attn_implementation == "eager":  # adds its mask where the others select by it
+        config: Any = self.model.config
+        if config._attn_implementation == "eager":  # adds its mask where the others select by it
             masks = [torch.where(mask, 0.0, -torch.inf).to(cache[0].dtype) for mask in masks]
         mask = {"full_attention": masks[0], "sliding_attention": masks[1]} if self.kinds == 2 else masks[0]
         return self.model(

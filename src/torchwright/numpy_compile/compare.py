@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from torchwright.numpy_compile.call import Call
 from torchwright.numpy_compile.report import Refused
 from torchwright.numpy_compile.tree import Path, leaves, place, structure
 
-RTOL = {"float16": 4e-3, "float32": 1e-5, "complex64": 1e-5, "float64": 1e-10, "complex128": 1e-10}
-"""Relative tolerance by dtype of the result. Integers and booleans must be equal."""
+RTOL = {"float16": 4e-3, "float32": 1e-5, "float64": 1e-10}
+"""Relative tolerance by dtype of the result, or of its parts. Integers and booleans must be equal."""
 ATOL_EPS = 16
 """Absolute tolerance, in units of the dtype's epsilon times the largest magnitude in the NumPy result."""
 WIDER_FACTOR = 4
@@ -21,6 +21,9 @@ WIDER_FACTOR = 4
 in the next wider precision as NumPy itself is (sums that cancel; long sums in float32)."""
 WIDER = {"f2": "f4", "f4": "f8", "f8": "g", "c8": "c16", "c16": "G"}
 """The next wider precision by type code."""
+
+Place = tuple[Path, Literal["real", "imag"]]
+"""A floating-point result; one that is not complex is its own real part."""
 
 
 @dataclass
@@ -31,7 +34,7 @@ class Comparison:
     atol: float | None = None
     problems: list[str] = field(default_factory=list)
     dtype_differences: list[str] = field(default_factory=list)
-    outside: list[Path] = field(default_factory=list)
+    outside: list[Place] = field(default_factory=list)
     """Floating-point results outside the tolerance, before the wider precision was asked."""
     error: float = 0.0
 
@@ -42,19 +45,20 @@ class Comparison:
             self.dtype_differences.append(f"{where}: NumPy {ref.dtype}, compiled {out.dtype}")
         elif ref.shape != out.shape:
             self.problems.append(f"{where}: NumPy has shape {ref.shape}, compiled {out.shape}")
-        elif ref.dtype.kind == "c":  # the parts, so that NaN and infinity are compared in each
-            self._add_floats((*path, "real"), ref.real, out.real)
-            self._add_floats((*path, "imag"), ref.imag, out.imag)
         elif ref.dtype.kind == "f":
-            self._add_floats(path, ref, out)
+            self._add_floats(where, (path, "real"), ref, out)
+        elif ref.dtype.kind == "c":  # the parts, so that NaN and infinity are compared in each
+            parts: tuple[Literal["real", "imag"], ...] = ("real", "imag")
+            for part in parts:
+                self._add_floats(f"{where}.{part}", (path, part), getattr(ref, part), getattr(out, part))
         elif differing := int(np.count_nonzero(ref != out)):
             self.problems.append(f"{where}: {differing:,} of {ref.size:,} {ref.dtype} values differ")
 
-    def _add_floats(self, path: Path, ref: np.ndarray, out: np.ndarray) -> None:
+    def _add_floats(self, where: str, at: Place, ref: np.ndarray, out: np.ndarray) -> None:
         special = ~np.isfinite(ref)
         same = np.array_equal(ref[special], out[special], equal_nan=True)
         if not same or not np.isfinite(out[~special]).all():
-            self.problems.append(f"{place(path)}: NaN or infinity in other places than NumPy's")
+            self.problems.append(f"{where}: NaN or infinity in other places than NumPy's")
             return
         ref, out = ref[~special], out[~special]
         if not ref.size:
@@ -67,8 +71,8 @@ class Comparison:
         relative = RTOL[ref.dtype.name] if self.rtol is None else self.rtol
         absolute = ATOL_EPS * float(np.finfo(ref.dtype).eps) * largest if self.atol is None else self.atol
         if (difference > absolute + relative * np.abs(ref)).any():
-            self.outside.append(path)
-            self.problems.append(f"{place(path)}: off by up to {worst:.3g} (largest value {largest:.3g})")
+            self.outside.append(at)
+            self.problems.append(f"{where}: off by up to {worst:.3g} (largest value {largest:.3g})")
 
 
 def compare(reference: Any, result: Any, rtol: float | None = None, atol: float | None = None) -> Comparison:
@@ -86,7 +90,7 @@ def compare(reference: Any, result: Any, rtol: float | None = None, atol: float 
     return found
 
 
-def no_less_accurate(call: Call, fn: Callable, reference: Any, result: Any, paths: list[Path]) -> bool:
+def no_less_accurate(call: Call, fn: Callable, reference: Any, result: Any, places: list[Place]) -> bool:
     """Whether ``result`` is about as near as NumPy's to the function in the next wider precision."""
 
     def widen(array: np.ndarray) -> np.ndarray:
@@ -102,13 +106,10 @@ def no_less_accurate(call: Call, fn: Callable, reference: Any, result: Any, path
     except Exception:  # a function that does not run in the wider precision settles nothing
         return False
     refs, outs = dict(leaves(reference)), dict(leaves(result))
-    for path in paths:
-        where, part = (path[:-1], path[-1]) if path and path[-1] in ("real", "imag") else (path, None)
-        if any(where not in found for found in (exact, refs, outs)):
+    for path, part in places:
+        if any(path not in found for found in (exact, refs, outs)):
             return False
-        best, ref, out = (np.asarray(found[where]) for found in (exact, refs, outs))
-        if part is not None:
-            best, ref, out = (getattr(array, part) for array in (best, ref, out))
+        best, ref, out = (getattr(np.asarray(found[path]), part) for found in (exact, refs, outs))
         if best.shape != ref.shape or best.dtype.kind not in "fc" or best.dtype.itemsize < ref.dtype.itemsize:
             return False
         finite = np.isfinite(ref) & np.isfinite(best)

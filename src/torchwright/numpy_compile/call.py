@@ -43,7 +43,9 @@ class Call:
         """The key without the size class: compiled programs are shared by all sizes."""
         return self.key[:-1]
 
-    def with_arrays(self, change: Callable[[np.ndarray], np.ndarray]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def with_arrays(
+        self, change: Callable[[np.ndarray], np.ndarray]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with every array changed."""
 
         def changed(_: Any, leaf: Any) -> Any:
@@ -53,7 +55,9 @@ class Call:
 
     def pretty(self) -> str:
         """The arguments for people: arrays by dtype and shape."""
-        shown = [_pretty(value) for value in self.args] + [f"{k}={_pretty(v)}" for k, v in self.kwargs.items()]
+        shown = [_pretty(value) for value in self.args] + [
+            f"{k}={_pretty(v)}" for k, v in self.kwargs.items()
+        ]
         return f"({', '.join(shown)})"
 
 

@@ -1,0 +1,71 @@
+"""Running the original: its result, its time, and whether it is pure enough to be compiled."""
+
+from __future__ import annotations
+
+import dis
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from torchwright.numpy_compile.call import Call
+
+
+@dataclass(frozen=True)
+class Original:
+    """What the original did on the caller's own arguments."""
+
+    result: Any
+    seconds: float
+    refusal: str | None
+    """Why the function must not be compiled, or None."""
+
+
+def run_original(fn: Callable, call: Call) -> Original:
+    """Run ``fn`` once on the real arguments, watching for side effects."""
+    pristine = [array.copy() for array in call.arrays]
+    drawn = np.random.get_state(legacy=False)
+    started = time.perf_counter()
+    result = fn(*call.args, **call.kwargs)
+    seconds = time.perf_counter() - started
+    now = np.random.get_state(legacy=False)
+    refusal = _outside_store(fn)
+    if not all(map(_same_bytes, call.arrays, pristine)):
+        refusal = "it writes into an argument"
+    elif str(drawn) != str(now) or not np.array_equal(drawn["state"].get("key"), now["state"].get("key")):
+        refusal = refusal or "it draws from np.random, whose stream compiled code does not follow"
+    return Original(result, seconds, refusal)
+
+
+def time_original(fn: Callable, call: Call) -> float:
+    """Seconds of one more run, without its warnings."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        started = time.perf_counter()
+        fn(*call.args, **call.kwargs)
+        return time.perf_counter() - started
+
+
+def numpy_errors_are_trapped() -> bool:
+    """Whether NumPy would raise, or call back, where compiled code does nothing."""
+    return not set(np.geterr().values()) <= {"warn", "ignore"}
+
+
+def _outside_store(fn: Callable) -> str | None:
+    """A write to a global or enclosing name in ``fn``'s own code: running it several times would show."""
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            return f"it assigns the global {instruction.argval!r}"
+        if instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and instruction.argval in code.co_freevars:
+            return f"it assigns {instruction.argval!r} of an enclosing function"
+    return None
+
+
+def _same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()

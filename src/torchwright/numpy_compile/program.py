@@ -1,0 +1,172 @@
+"""One compiled form of a NumPy function."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchwright.numpy_compile.call import Call
+from torchwright.numpy_compile.report import Refused, first_line
+from torchwright.numpy_compile.tree import Path, leaves, map_leaves
+
+_SERIAL = itertools.count()
+_SETTINGS_LOCK = threading.RLock()
+"""Held while a process-wide setting is changed, so that no second Python thread saves, and restores, our value."""
+_SAFE_INDUCTOR = {
+    # With g++ < 13, loading a kernel linked with unsafe maths sets flush-to-zero in the calling thread: NumPy
+    # itself would lose its subnormals. Contraction to FMA changes argmin and comparisons near ties.
+    "cpp.enable_unsafe_math_opt_flag": False,
+    "cpp.enable_floating_point_contract_flag": "off",
+}
+
+
+class Unchecked(Exception):
+    """A served call met a graph that has not been compared with NumPy yet."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a program is compiled and run."""
+
+    threads: int
+    float64_default: bool = False
+    dynamic_outputs: bool = False
+    """Trace operators whose output shape depends on data (boolean indexing) instead of breaking the graph."""
+
+    def __str__(self) -> str:
+        extra = [", float64 default"] * self.float64_default + [", dynamic outputs"] * self.dynamic_outputs
+        return f"{self.threads} thread(s)" + "".join(extra)
+
+
+class Program:
+    """One variant of ``fn``, compiled on its own copy of the code so that Dynamo's caches are not shared."""
+
+    def __init__(self, fn: Callable, variant: Variant, device: str, dynamic: bool | None) -> None:
+        self.variant = variant
+        self.device = device
+        self.graphs = 0
+        self.breaks: dict[str, int] = {}
+        self.compile_seconds = 0.0
+        self._arrays_0d: frozenset[Path] = frozenset()
+        self._scalars: frozenset[Path] = frozenset()
+        self._refusal: str | None = None
+        self._checking: int | None = None
+        """The Python thread that may compile."""
+        self._compiled = torch.compile(_private_copy(fn), backend=self._backend, dynamic=dynamic)
+
+    def check(self, call: Call) -> Any:
+        """Run with compilation allowed; raises Refused with the reason if torch cannot run it."""
+        import torch._dynamo.config as dynamo_config
+        import torch._functorch.config as functorch_config
+        import torch._inductor.config as inductor_config
+        from torch._dynamo.utils import counters
+
+        before = counters["graph_break"].copy()
+        graphs = self.graphs
+        started = time.perf_counter()
+        self._checking = threading.get_ident()
+        try:
+            with (
+                warnings.catch_warnings(),
+                inductor_config.patch({**_SAFE_INDUCTOR, "cpp.threads": self.variant.threads}),
+                # A hit in this cache would skip the look at the graph for writes into arguments.
+                functorch_config.patch(enable_autograd_cache=False),
+                dynamo_config.patch(
+                    suppress_errors=False, capture_dynamic_output_shape_ops=self.variant.dynamic_outputs
+                ),
+            ):
+                warnings.simplefilter("ignore")
+                result = self.serve(call)
+        except Exception as error:
+            reason = self._refusal or f"torch could not trace or run it: {first_line(error)}"
+            raise Refused(reason) from error
+        finally:
+            self._checking = None
+            if self.graphs > graphs:
+                self.compile_seconds += time.perf_counter() - started
+        for text, count in (counters["graph_break"] - before).items():
+            self.breaks[text] = self.breaks.get(text, 0) + count
+        if not self.graphs:
+            why = f": {first_line(next(iter(self.breaks)))}" if self.breaks else ""
+            raise Refused(f"torch found no array operation to compile{why}")
+        return result
+
+    def learn_scalars(self, reference: Any) -> None:
+        """Note where NumPy returned 0-d arrays rather than scalars: the two cannot be kept apart later."""
+        found = list(leaves(reference))
+        self._arrays_0d |= {path for path, leaf in found if isinstance(leaf, np.ndarray) and leaf.ndim == 0}
+        self._scalars |= {path for path, leaf in found if isinstance(leaf, np.generic)}
+        if self._arrays_0d & self._scalars:
+            raise Refused("it returns a 0-d array or a scalar at the same place, depending on the call")
+
+    def serve(self, call: Call) -> Any:
+        """Run checked graphs only: anything that needs a new one raises, before it has had an effect."""
+        with contextlib.ExitStack() as stack:
+            if torch.get_num_threads() != self.variant.threads:
+                stack.enter_context(
+                    _setting(torch.get_num_threads, torch.set_num_threads, self.variant.threads)
+                )
+            if self.variant.float64_default and torch.get_default_dtype() != torch.float64:
+                stack.enter_context(_setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64))
+            if self.device != "cpu":
+                stack.enter_context(torch.device(self.device))
+            stack.enter_context(torch.no_grad())
+            result = self._compiled(*call.prepared_args, **call.prepared_kwargs)
+        return map_leaves(result, self._numpy_leaf)
+
+    def _numpy_leaf(self, path: Path, leaf: Any) -> Any:
+        """torch returns 0-d arrays where NumPy returns scalars."""
+        scalar = isinstance(leaf, np.ndarray) and leaf.ndim == 0 and path not in self._arrays_0d
+        return leaf[()] if scalar else leaf
+
+    def _backend(self, graph: Any, example_inputs: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        if self._checking != threading.get_ident():
+            raise Unchecked
+        self.graphs += 1
+        return compile_fx(graph, example_inputs, inner_compile=self._inner_compile)
+
+    def _inner_compile(self, graph: Any, example_inputs: Any, **options: Any) -> Any:
+        from torch._inductor.compile_fx import compile_fx_inner
+
+        for node in graph.graph.nodes:
+            writes = node.op == "call_function" and node.target is torch.ops.aten.copy_.default
+            if writes and node.args[0].op == "placeholder":
+                self._refusal = "it writes into an argument"
+                raise Refused(self._refusal)
+        return compile_fx_inner(graph, example_inputs, **options)
+
+
+def _private_copy(fn: Callable) -> Callable:
+    if not isinstance(fn, types.FunctionType):
+
+        def fn_of_callable(*args: Any, **kwargs: Any) -> Any:
+            return fn(*args, **kwargs)
+
+        return _private_copy(fn_of_callable)
+    code = fn.__code__.replace(co_name=f"{fn.__code__.co_name}__tw{next(_SERIAL)}")
+    copy = types.FunctionType(code, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    copy.__kwdefaults__ = fn.__kwdefaults__
+    return copy
+
+
+@contextlib.contextmanager
+def _setting(get: Callable[[], Any], put: Callable[[Any], object], value: Any) -> Iterator[None]:
+    with _SETTINGS_LOCK:
+        before = get()
+        put(value)
+        try:
+            yield
+        finally:
+            put(before)

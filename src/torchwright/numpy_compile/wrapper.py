@@ -1,0 +1,181 @@
+"""What the user calls instead of the NumPy function."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Unpack, overload
+
+import torch
+
+from torchwright.errors import TorchwrightError
+from torchwright.numpy_compile.call import Call
+from torchwright.numpy_compile.check import Check
+from torchwright.numpy_compile.options import OptionFields, Options
+from torchwright.numpy_compile.original import numpy_errors_are_trapped, run_original
+from torchwright.numpy_compile.program import Program, Unchecked
+from torchwright.numpy_compile.report import NumpyReport, Refused, first_line
+
+MAX_RECHECKS = 6
+"""Guard misses per key before it is called a recompile storm; below Dynamo's own limit of 8, where it goes
+silently to eager."""
+
+
+@dataclass(slots=True)
+class _Decision:
+    """What serves calls of one kind; without a program, the original."""
+
+    report: NumpyReport
+    program: Program | None = None
+    rechecks: int = 0
+
+
+class CompiledNumpy:
+    """A NumPy function that is served by compiled code where that agrees with NumPy and is faster.
+
+    Call it as the function it wraps. ``report`` tells what the last check found, ``reports`` tell all.
+    """
+
+    def __init__(self, fn: Callable[..., Any], options: Options) -> None:
+        self.__name__ = type(fn).__name__
+        functools.update_wrapper(self, fn)
+        self.__wrapped__ = fn
+        self.options = options
+        self._check = Check(fn, self.__name__, options)
+        self._lock = threading.RLock()
+        self._decisions: dict[tuple[Any, ...], _Decision] = {}
+        self._report = NumpyReport(function=self.__name__, status="unmeasured", reason="not called yet")
+
+    @property
+    def report(self) -> NumpyReport:
+        """What the latest check found: the first call of each kind, a guard miss, or a refusal."""
+        return self._report
+
+    @property
+    def reports(self) -> tuple[NumpyReport, ...]:
+        """One report for each kind of call seen (structure, dtypes, ranks, size class)."""
+        return tuple(decision.report for decision in self._decisions.values())
+
+    def __repr__(self) -> str:
+        return f"<CompiledNumpy {self.__name__}: {self._report.status}>"
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # called from a function that is itself being traced
+            return self.__wrapped__(*args, **kwargs)
+        try:
+            call = Call.describe(args, kwargs)
+        except Refused as refusal:
+            reason = str(refusal)
+        else:
+            return self._dispatch(call)
+        result = self.__wrapped__(*args, **kwargs)  # outside the handler: its errors must not mention ours
+        self._check.raise_if_strict(reason)
+        self._report = NumpyReport(function=self.__name__, status="original", reason=reason)
+        return result
+
+    def _dispatch(self, call: Call) -> Any:
+        decision = self._decisions.get(call.key)
+        if decision is None:
+            with self._lock:
+                decision = self._decisions.get(call.key)
+                if decision is None:
+                    return self._first_call(call)
+        if decision.program is None or numpy_errors_are_trapped():
+            return self.__wrapped__(*call.args, **call.kwargs)
+        try:
+            return decision.program.serve(call)
+        except Exception as error:
+            failure = error
+        return self._after_failure(decision, call, failure)
+
+    def _first_call(self, call: Call) -> Any:
+        original = run_original(self.__wrapped__, call)
+        if not numpy_errors_are_trapped():  # compiled code raises none: judge on a call without traps
+            self._report, program = self._check.judge(call, original)
+            self._decisions[call.key] = _Decision(self._report, program)
+        return original.result
+
+    def _after_failure(self, decision: _Decision, call: Call, error: Exception) -> Any:
+        """A served call raised. Nothing was written, so NumPy can be asked; users see its errors."""
+        if decision.program is not None and _caused_by(error, Unchecked):
+            with self._lock:
+                return self._recheck(decision, decision.program, call)
+        result = self.__wrapped__(*call.args, **call.kwargs)
+        self._demote(decision, f"compiled code raised where NumPy did not: {first_line(error)}")
+        return result
+
+    def _recheck(self, decision: _Decision, program: Program, call: Call) -> Any:
+        """A guard miss: the new graph goes through the comparison before it may serve."""
+        original = run_original(self.__wrapped__, call)
+        decision.rechecks += 1
+        refusal = original.refusal
+        if decision.rechecks > MAX_RECHECKS:
+            refusal = (
+                f"recompile storm: {decision.rechecks} guard misses; keep Python values and shapes steadier,"
+                " pass scalars as 0-d arrays, or try dynamic=True"
+            )
+        refusal = refusal or self._check.verify(call, original.result, program).refusal
+        if refusal is not None:
+            self._demote(decision, refusal)
+            return original.result
+        self._report = decision.report = replace(
+            decision.report,
+            rechecks=decision.rechecks,
+            graphs=program.graphs,
+            graph_breaks=sum(program.breaks.values()),
+            compile_seconds=program.compile_seconds,
+        )
+        return original.result
+
+    def _demote(self, decision: _Decision, reason: str) -> None:
+        decision.program = None
+        self._report = decision.report = replace(
+            decision.report, status="original", reason=reason, rechecks=decision.rechecks
+        )
+        self._check.raise_if_strict(reason)
+
+
+@overload
+def compile_numpy(fn: Callable[..., Any], **options: Unpack[OptionFields]) -> CompiledNumpy: ...
+@overload
+def compile_numpy(
+    fn: None = None, **options: Unpack[OptionFields]
+) -> Callable[[Callable[..., Any]], CompiledNumpy]: ...
+def compile_numpy(fn: Callable[..., Any] | None = None, **options: Unpack[OptionFields]) -> Any:
+    """Compile a pure NumPy function, check it against NumPy, and serve whichever is faster.
+
+    ``fn`` takes arrays, scalars and plain Python data (nested in tuples, lists, dicts) and returns the same.
+    On the first call of each kind it runs several times, so it must be pure; one that writes into its
+    arguments, assigns outer names or draws from ``np.random`` is recognised and stays with NumPy.
+    ``options`` are the fields of ``Options``: threads, device, rtol, atol, dynamic, strict, measure,
+    measure_seconds. Without ``fn`` it returns a decorator.
+
+    Raises TorchwrightError for options that are out of range or a device that is not there. Whatever ``fn``
+    raises is raised unchanged. Source: NumPy support in Dynamo (https://pytorch.org/blog/compiling-numpy-code/).
+    """
+    if fn is None:
+        return functools.partial(compile_numpy, **options)
+    if not callable(fn):
+        raise TorchwrightError(
+            "compile_numpy needs a function",
+            found=repr(fn),
+            allowed="a callable",
+            next="@compile_numpy above a def",
+        )
+    return CompiledNumpy(fn, Options(**options))
+
+
+def _caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, kind) or isinstance(getattr(error, "inner_exception", None), kind):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False

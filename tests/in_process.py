@@ -1,0 +1,64 @@
+"""Trials without processes: the worker's own session, called directly. For tests of what surrounds a trial."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Self
+
+import pytest
+
+from torchwright.errors import TorchwrightError
+from torchwright.facts import Interval
+from torchwright.plan.trial import Context, TrialFailed
+from torchwright.plan.worker import Session
+
+
+class InProcessTrial:
+    """Stands where `TrialProcess` does. It takes no thread count or seed from the context: those are the caller's."""
+
+    def __init__(self, context: Context, environment: dict[str, str] | None = None) -> None:
+        import cloudpickle
+
+        from torchwright.devices import get_device
+
+        assert not environment
+        self.session = Session()
+        self.session.seed = context.seed
+        self.session.device = get_device(context.device)
+        self.session.workload = cloudpickle.loads(context.workload)
+        self.session.threads = context.threads
+
+    def ask(self, method: str, **arguments: Any) -> Any:
+        import torch
+
+        threads = torch.get_num_threads()
+        try:
+            with warnings.catch_warnings():  # in a process of its own they are shown to nobody
+                warnings.simplefilter("ignore")
+                return getattr(self.session, method)(**arguments)
+        except TorchwrightError:
+            raise
+        except Exception as error:
+            raise TrialFailed(f"{type(error).__name__}: {error}") from error
+        finally:
+            torch.set_num_threads(threads)
+
+    def close(self) -> None:
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = None) -> None:
+    """Run trials here and now; with `speedup`, every comparison finds just that, whatever the clock says."""
+    for room in ("torchwright.plan.trial", "torchwright.plan.search", "torchwright.api"):
+        monkeypatch.setattr(f"{room}.TrialProcess", InProcessTrial)
+    monkeypatch.setattr("torchwright.plan.search.COMPARE_SECONDS", 0.0)
+    if speedup is not None:
+        decree = Interval(value=speedup, low=speedup * 0.99, high=speedup * 1.01)
+        monkeypatch.setattr("torchwright.plan.search.paired_speedup", lambda before, after: decree)
+        monkeypatch.setattr("torchwright.api.paired_speedup", lambda before, after: decree)

@@ -1,0 +1,349 @@
+"""`tw.optimize` and its fellows, as a user calls them. Trials run in this process unless a test says otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchwright as tw
+from in_process import trials_in_process
+from torchwright import api
+from torchwright.errors import (
+    ArtifactError,
+    ModelError,
+    RefusedTechnique,
+    RegressionFound,
+    UnknownName,
+    WorkloadError,
+)
+from torchwright.facts import Interval
+from torchwright.workloads import accuracy
+
+X = torch.linspace(-1, 1, 4 * 16).reshape(4, 16)
+
+
+class Mlp(nn.Module):
+    """Two linear layers, called by position or by name, with something to add or without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 8))
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        y = self.layers(x)
+        return y if bias is None else y + bias
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchwright.plan.artifact.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache")
+
+
+@pytest.fixture
+def doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every comparison finds a speed-up of two."""
+    trials_in_process(monkeypatch, 2.0)
+
+
+@pytest.fixture
+def halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials_in_process(monkeypatch, 0.5)
+
+
+def optimize(inputs: Any = X, model: nn.Module | None = None, **options: Any) -> Any:
+    options = {"techniques": ["dtype"], "max_drop": 0.05, "time_budget": 60.0} | options
+    return tw.optimize(model or Mlp(), inputs, **options)
+
+
+# --------------------------------------------------------------------------------------------------------- the surface
+
+
+def test_the_public_names_are_these_and_no_others():
+    public = ["TorchwrightError", "compile_numpy", "load", "optimize"]
+    assert dir(tw) == public
+    assert sorted(tw.__all__) == public
+    assert all(getattr(tw, name) is not None for name in public)
+    with pytest.raises(AttributeError, match="optimise"):
+        tw.optimise  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# --------------------------------------------------------------------------------------------------------------- inputs
+
+
+@pytest.mark.parametrize(
+    ("inputs", "call"),
+    [
+        (X, lambda model: model(X)),
+        ((X, X[:1, :8]), lambda model: model(X, X[:1, :8])),
+        ({"x": X, "bias": X[:1, :8]}, lambda model: model(x=X, bias=X[:1, :8])),
+        ([(X,), {"x": X[:2]}], lambda model: model(x=X[:2])),
+    ],
+    ids=["tensor", "tuple", "dict", "list"],
+)
+def test_every_form_of_inputs_gives_a_model_called_like_the_original(doubled: None, inputs: Any, call: Any):
+    model = Mlp().eval()
+    result = optimize(inputs, model)
+    torch.testing.assert_close(call(result.model), call(model), rtol=0.05, atol=0.02)
+    assert len(result.recipe.baseline.cases) == (2 if isinstance(inputs, list) else 1)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"), [([], "there are no inputs"), ("text", "of type str"), (3, "of type int")]
+)
+def test_what_is_no_input_is_said_in_words(inputs: Any, words: str):
+    with pytest.raises(WorkloadError, match=words):
+        optimize(inputs)
+
+
+def test_inputs_that_the_model_rejects_are_said_in_words(doubled: None):
+    with pytest.raises(ModelError, match=r"fails on its own inputs \(call 'forward'\).*mat1 and mat2"):
+        optimize(torch.ones(4, 3))
+
+
+def test_what_is_no_module_is_said_in_words():
+    with pytest.raises(ModelError, match="the model is a function"):
+        tw.optimize(lambda x: x, X)  # pyright: ignore[reportArgumentType]
+
+
+# --------------------------------------------------------------------------------------------------------------- result
+
+
+def test_the_callers_model_is_the_same_to_the_last_bit(doubled: None):
+    model = Mlp().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    random, threads = torch.get_rng_state(), torch.get_num_threads()
+    optimize(X, model)
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(type(module).__module__.startswith(("torch.nn", __name__)) for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.get_num_threads() == threads
+
+
+def test_a_result_says_everything(doubled: None, tmp_path: Path):
+    result = optimize()
+    (rung,) = result.steps
+    assert (str(rung.step), rung.kept, rung.status, rung.reason) == ("dtype", True, "kept", "2.00x faster")
+    assert rung.speedup == rung.total_speedup == result.speedup == Interval(value=2.0, low=1.98, high=2.02)
+    assert rung.memory_bytes > 0
+    assert rung.quality.drop_high <= 0.05
+    assert rung.coverage[0].changed == rung.coverage[0].total == 2
+    assert rung.compile_seconds is None
+    text = str(result)
+    assert "dtype" in text
+    assert "2.00x" in text
+    assert repr(result) == "Result(speedup=2.00x [1.98, 2.02], steps=dtype)"
+    assert result.recipe.search_seconds <= 1.1 * 60
+
+    saved = result.save(tmp_path / "deep" / "out")
+    loaded = tw.load(saved)
+    assert loaded.recipe == result.recipe
+    torch.testing.assert_close(loaded.model(X), result.model(X))
+    assert api.report_path(saved).read_text().startswith("<!")
+
+
+def test_a_result_cleans_up_after_itself(doubled: None):
+    result = optimize(techniques=[])
+    path = result.path
+    assert path.is_dir()
+    del result
+    gc.collect()
+    assert not path.parent.exists()
+
+
+def test_nothing_in_budget_gives_the_original_and_says_so(doubled: None):
+    model = Mlp().eval()
+    result = optimize(X, model, max_drop=0.0)
+    assert result.recipe.steps == ()
+    assert result.speedup.value == 1.0
+    assert "nothing was both faster and within the accuracy budget" in result.recipe.notes[0]
+    assert result.steps[0].status == "dropped"
+    assert "the budget is 0.00%" in result.steps[0].reason
+    torch.testing.assert_close(result.model(X), model(X))
+
+
+def test_nothing_faster_gives_the_original(halved: None):
+    result = optimize()
+    assert result.recipe.steps == ()
+    assert result.steps[0].reason == "0.50x [0.49, 0.51]: slower"
+
+
+# --------------------------------------------------------------------------------------------------------------- metric
+
+
+def test_a_metric_of_the_users_own_is_what_the_budget_is_held_against(doubled: None):
+    def score(model: Any) -> float:
+        return float(model(X).abs().mean())
+
+    result = optimize(metric=score)
+    assert result.steps[0].quality.metric == "score"
+    assert result.steps[0].quality.reference == pytest.approx(score(Mlp().eval()), rel=1e-3)
+
+
+def no_number(model: Any) -> float:
+    return math.nan
+
+
+def raises(model: Any) -> float:
+    raise RuntimeError("labels are missing")
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [(no_number, r"nan"), (raises, r"'raises' failed.*labels are missing"), (lambda model: "good", r"'<lambda>' failed")],
+)
+def test_a_metric_that_is_none_is_said_in_words(doubled: None, metric: Any, words: str):
+    with pytest.raises(WorkloadError, match=words):
+        optimize(metric=metric)
+
+
+# ---------------------------------------------------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"techniques": ["dtyp"]}, UnknownName, "did you mean 'dtype'"),
+        ({"techniques": ["dtype:typ=x"]}, UnknownName, "unknown option of dtype 'typ'.*did you mean 'dtype'"),
+        ({"techniques": ["dtype:dtype=int3"]}, RefusedTechnique, "bfloat16 | float16"),
+        ({"without": ["compil"]}, UnknownName, "did you mean 'compile'"),
+        ({"device": "gpu"}, tw.TorchwrightError, "gpu"),
+        ({"task": "guess"}, WorkloadError, "regression, classification"),
+        ({"max_drop": -1.0}, WorkloadError, "max_drop of 0 or more"),
+        ({"time_budget": 0.0}, WorkloadError, "time above 0 seconds"),
+    ],
+)
+def test_a_name_or_number_that_cannot_be_is_said_before_anything_runs(options: Any, error: Any, words: str):
+    with pytest.raises(error, match=words):
+        optimize(**options)
+
+
+def test_a_technique_asked_for_that_cannot_run_is_an_error(doubled: None):
+    with pytest.raises(RefusedTechnique, match=r"cannot run here.*compiled"):
+        optimize(techniques=["int8_dynamic"])
+
+
+# ----------------------------------------------------------------------------------------------------- verify and bench
+
+
+@pytest.fixture
+def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model in a file of the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    (tmp_path / "shop.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    torch.manual_seed(0)\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(16, 8)), (torch.ones(2, 16),)\n"
+    )
+    return "shop:make"
+
+
+def optimized(target: str, **options: Any) -> Any:
+    options = {
+        "max_drop": 0.05,
+        "objective": "latency",
+        "time_budget": 60.0,
+        "batch": None,
+        "prompt_tokens": None,
+        "new_tokens": None,
+        "eval_text": None,
+        "with_steps": ["dtype"],
+        "without": [name for name in api.techniques.names() if name != "dtype"],
+        "device": "cpu",
+        "out": None,
+        "seed": 0,
+        "on_event": lambda event: None,
+        "command": "torchwright optimize",
+    } | options
+    return api.optimize_cli(target, **options)
+
+
+def test_verify_measures_again_and_holds_it_against_the_recipe(
+    doubled: None, factory: str, monkeypatch: pytest.MonkeyPatch
+):
+    result = optimized(factory)
+    assert result.path == Path("torchwright-shop-make")
+    found = api.verify(result.path)
+    assert found["verdict"] == "as promised"
+    assert found["runs_as"] == "graphs, uncompiled"
+    assert found["drop_high"] <= 0.05
+    json.dumps(found)
+
+    slow = Interval(value=1.7, low=1.6, high=1.75)
+    with monkeypatch.context() as patch:
+        patch.setattr("torchwright.api.paired_speedup", lambda before, after: slow)
+        with pytest.raises(RegressionFound, match=r"slower than it was.*1.70x") as regression:
+            api.verify(result.path)
+    assert regression.value.exit_code == 1
+
+    real = accuracy.relative_error
+    monkeypatch.setattr(accuracy, "relative_error", lambda a, b: dataclasses.replace(real(a, b), drop_high=0.5))
+    with pytest.raises(RegressionFound, match=r"over its accuracy budget.*up to 50.00%.*5.00%"):
+        api.verify(result.path)
+
+
+def test_an_artifact_can_be_optimized_again(doubled: None, factory: str, tmp_path: Path):
+    first = optimized(factory)
+    again = optimized(str(first.path), out=str(tmp_path / "again"))
+    assert again.recipe.workload == first.recipe.workload
+
+
+def test_the_factory_of_a_strangers_artifact_does_not_run(
+    doubled: None, factory: str, monkeypatch: pytest.MonkeyPatch
+):
+    result = optimized(factory)
+    monkeypatch.setattr("torchwright.plan.artifact._key", lambda: b"another user's")
+    with pytest.raises(ArtifactError, match=r"names a factory to run \(shop:make\), and somebody else made it"):
+        api.verify(result.path)
+
+
+def test_verify_of_a_model_that_no_file_keeps_says_what_to_do(doubled: None):
+    with pytest.raises(ArtifactError, match="a file cannot keep its code"):
+        api.verify(optimize().path)
+
+
+def test_bench_times_an_artifact_by_its_self_test_and_a_model_as_it_is(doubled: None, factory: str):
+    measured = api.bench(str(optimize().path))
+    assert measured["runs_as"] == "graphs, uncompiled"
+    assert measured["forward_s"] > 0
+    assert measured["peak_memory_bytes"] > 0
+    assert measured["forward_percent_of_bound"] > 0
+    json.dumps(measured)
+    assert api.bench(factory)["runs_as"] == "the original, eager"
+
+
+def test_bench_of_a_process_that_dies_is_an_error_in_words(
+    doubled: None, factory: str, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(self: Any) -> None:
+        raise RuntimeError("bad luck")
+
+    monkeypatch.setattr("torchwright.plan.worker.Session.time", broken)
+    with pytest.raises(tw.TorchwrightError, match=r"could not be measured.*RuntimeError: bad luck"):
+        api.bench(factory)
+
+
+# ---------------------------------------------------------------------------------------------------- in real processes
+
+
+def test_in_processes_of_its_own_it_gives_the_same(tmp_path: Path):
+    """Once without the stand-in: whatever the clock says, there is a verdict and a model that answers right."""
+    model = Mlp().eval()
+    result = optimize(X, model, techniques=["dtype"])
+    assert [rung.status for rung in result.steps][0] in ("kept", "dropped", "removed")
+    assert result.speedup.value >= 1.0
+    torch.testing.assert_close(result.model(X), model(X), rtol=0.05, atol=0.02)

@@ -1,0 +1,243 @@
+"""Trial processes, real ones, on models that do what models do at their worst."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchwright.errors import ModelError, WorkloadError
+from torchwright.facts import Step
+from torchwright.plan.optimize import pickled
+from torchwright.plan.trial import Context, TrialFailed, TrialProcess, start_candidate
+from torchwright.workloads.module import ModuleWorkload
+
+
+class Trap(nn.Module):
+    """A linear layer, and a `deed` that is done at the n-th call and after it."""
+
+    def __init__(self, deed: Any = None, after: int = 0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.deed, self.after, self.calls = deed, after, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.deed and self.calls > self.after:
+            self.deed()
+        return self.linear(x)
+
+
+def leave() -> None:
+    os._exit(7)
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fault() -> None:
+    ctypes.string_at(0)
+
+
+def hang() -> None:
+    time.sleep(1000)
+
+
+def fail() -> None:
+    raise ValueError("no such luck\nand more")
+
+
+def chatter() -> None:
+    """What a chatty model and its C++ libraries print, straight to the file descriptors."""
+    print("loading 100%|███")
+    sys.stdout.write("\x00\xff" * 1000)
+    os.write(1, b"\x80\x04\x95 not a pickle")
+    os.write(2, b"warning: \xff")
+
+
+def context(model: nn.Module, scratch: Path, seconds: float = 120.0, **options: Any) -> Context:
+    return Context(
+        workload=pickled(ModuleWorkload(model, (torch.ones(2, 4),), **options)),
+        device="cpu",
+        threads=1,
+        seed=0,
+        scratch=scratch,
+        deadline=time.monotonic() + seconds,
+    )
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_until_gone(pid: int) -> bool:
+    for _ in range(100):
+        if not is_running(pid):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# --------------------------------------------------------------------------------------------------- how trials end
+
+
+@pytest.mark.parametrize(
+    ("deed", "reason"),
+    [
+        (leave, "ended with exit code 7"),
+        (kill, "killed (signal 9): most likely out of memory"),
+        (fault, "crashed (SIGSEGV)"),
+    ],
+)
+def test_a_process_that_ends_is_a_reason_in_words(tmp_path: Path, deed: Any, reason: str):
+    with TrialProcess(context(Trap(deed), tmp_path)) as process:
+        with pytest.raises(TrialFailed) as found:
+            process.ask("prepare", steps=())
+        assert found.value.reason == reason
+        assert not found.value.timed_out
+        with pytest.raises(TrialFailed) as again:  # and it stays the reason
+            process.ask("time")
+        assert again.value.reason == reason
+
+
+def test_a_hanging_process_is_ended_at_the_deadline_with_all_that_it_started(tmp_path: Path):
+    pid_file = tmp_path / "pid"
+
+    def start_child_and_hang() -> None:
+        pid_file.write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+        time.sleep(1000)
+
+    shared = context(Trap(start_child_and_hang), tmp_path)
+    process = TrialProcess(shared)
+    shared.deadline = time.monotonic() + 3.0
+    with pytest.raises(TrialFailed, match="the time that was left") as found:
+        process.ask("prepare", steps=())
+    assert found.value.timed_out
+    assert wait_until_gone(process._process.pid)
+    assert wait_until_gone(int(pid_file.read_text()))
+    with pytest.raises(TrialFailed, match="not done in time"):
+        process.ask("time")
+    process.close()
+
+
+def test_no_time_left_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    started: list[int] = []
+    real = subprocess.Popen
+
+    def remember(*args: Any, **kwargs: Any) -> Any:
+        process = real(*args, **kwargs)
+        started.append(process.pid)
+        return process
+
+    monkeypatch.setattr("torchwright.plan.trial.subprocess.Popen", remember)
+    with pytest.raises(TrialFailed) as found:
+        TrialProcess(context(Trap(), tmp_path, seconds=0.0))
+    assert found.value.timed_out
+    assert len(started) == 1
+    assert wait_until_gone(started[0])
+
+
+# -------------------------------------------------------------------------------------------- errors that it survives
+
+
+def test_a_model_that_raises_on_its_own_inputs_is_the_users_error(tmp_path: Path):
+    with TrialProcess(context(Trap(fail), tmp_path)) as process:
+        with pytest.raises(ModelError, match=r"fails on its own inputs.*ValueError: no such luck"):
+            process.ask("prepare", steps=())
+        with pytest.raises(TrialFailed) as found:
+            process.ask("no_such_request")
+        assert found.value.reason.startswith("AttributeError: ")
+        assert "Traceback" in found.value.details
+
+
+def test_a_model_that_raises_later_fails_the_trial_with_its_first_line(tmp_path: Path):
+    with TrialProcess(context(Trap(fail, after=20), tmp_path)) as process:
+        process.ask("prepare", steps=())
+        with pytest.raises(TrialFailed) as found:
+            for _ in range(40):
+                process.ask("time")
+        assert found.value.reason == "ValueError: no such luck"
+        assert "and more" in found.value.details
+
+
+def bad_metric(model: Any) -> float:
+    raise KeyError("label")
+
+
+def test_neither_what_a_model_prints_nor_a_metric_that_raises_disturbs_the_answers(tmp_path: Path):
+    with TrialProcess(context(Trap(chatter), tmp_path, metric=bad_metric)) as process:
+        assert process.ask("prepare", steps=())["engine"] == "eager"
+        with pytest.raises(WorkloadError, match=r"'bad_metric' failed.*KeyError"):
+            process.ask("observe")
+        assert process.ask("time")["forward"] > 0
+        assert process.ask("memory")["peak"] > 0
+
+
+# ----------------------------------------------------------------------------------------------- models of any origin
+
+
+def test_a_model_and_metric_from_a_notebook_travel(tmp_path: Path):
+    """Classes of `__main__` exist in no file that the worker could import."""
+    cell = """
+import torch
+scale = 3.0
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        return helper(self.linear(x))
+def helper(x):
+    return x * scale
+def metric(model):
+    return float(model(torch.ones(2, 4)).sum().detach())
+"""
+    notebook: dict[str, Any] = {"__name__": "__main__"}
+    exec(cell, notebook)
+    model = notebook["Scaled"]()
+    expected = notebook["metric"](model)
+    with TrialProcess(context(model, tmp_path, metric=notebook["metric"])) as process:
+        process.ask("prepare", steps=())
+        observed = process.ask("observe")
+    assert observed == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_candidate_carries_what_the_worker_found_and_cleans_up(tmp_path: Path):
+    step = Step(name="threads", options={"count": 1})
+    shared = context(Trap(), tmp_path)
+    shared.threads = 2
+    candidate = start_candidate(shared, (step,), ["forward"])
+    try:
+        assert (candidate.engine, candidate.threads, candidate.folder) == ("eager", 1, None)
+        assert [item.technique for item in candidate.coverage] == ["threads"]
+        assert candidate.weight_bytes == 4 * (4 * 4 + 4)
+        candidate.turn()
+        measured = candidate.measurement({"forward": 3})
+        assert measured.seconds == pytest.approx(3 * measured.cases[0].seconds)
+    finally:
+        candidate.close()
+    assert wait_until_gone(candidate.process._process.pid)  # pyright: ignore[reportPrivateUsage]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_travel_is_said_in_words():
+    model = Trap()
+    workload = ModuleWorkload(model, (torch.ones(2, 4),))
+    workload.model.lock = threading.Lock()  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    with pytest.raises(WorkloadError, match=r"cannot be sent to a trial process.*locks and sockets"):
+        pickled(workload)
