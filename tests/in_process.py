@@ -11,6 +11,10 @@ from torchwright.errors import TorchwrightError
 from torchwright.facts import Interval
 from torchwright.plan.trial import Context, TrialFailed
 from torchwright.plan.worker import Session
+from torchwright.techniques.base import techniques
+
+TRIED = ("dtype", "compile", "int8_dynamic", "threads")
+"""Techniques that are cheap to ask whether they can run."""
 
 
 class InProcessTrial:
@@ -33,7 +37,10 @@ class InProcessTrial:
 
         threads = torch.get_num_threads()
         try:
-            with warnings.catch_warnings():  # in a process of its own they are shown to nobody
+            with (
+                torch.random.fork_rng(),
+                warnings.catch_warnings(),
+            ):  # in a process of its own they are shown to nobody
                 warnings.simplefilter("ignore")
                 return getattr(self.session, method)(**arguments)
         except TorchwrightError:
@@ -58,6 +65,12 @@ def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = N
     for room in ("torchwright.plan.trial", "torchwright.plan.search", "torchwright.api"):
         monkeypatch.setattr(f"{room}.TrialProcess", InProcessTrial)
     monkeypatch.setattr("torchwright.plan.search.COMPARE_SECONDS", 0.0)
+    monkeypatch.setattr("torchwright.plan.worker.TURN_SECONDS", 0.0)
+    monkeypatch.setattr("torchwright.measure.microbench.linear_kernel_seconds", lambda *args: {})
+    monkeypatch.setattr("torchwright.report.html.render", lambda recipe: "<!doctype html>")
+    techniques.names()
+    known = {name: target for name, target in techniques._targets.items() if name in TRIED}
+    monkeypatch.setattr(techniques, "_targets", known)
     if speedup is not None:
         decree = Interval(value=speedup, low=speedup * 0.99, high=speedup * 1.01)
         monkeypatch.setattr("torchwright.plan.search.paired_speedup", lambda before, after: decree)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def edit(file: Path, change: Callable[[Any], Any]) -> None:
         seal(file.parent)
 
 
-# ---------------------------------------------------------------------------------------------------------- round trips
+# -------------------------------------------------------------------------------------------- round trips
 
 
 def test_graphs_without_compiled_code_run_as_the_recipe_says(eager: Path):
@@ -117,7 +117,9 @@ def test_a_compiled_artifact_runs_its_own_code(compiled: Path):
     assert loaded.how == "ahead-of-time package"
     assert loaded.notices == []
     torch.testing.assert_close(loaded.model(INPUT), mlp()(INPUT), rtol=1e-3, atol=1e-4)
-    with pytest.raises(tw.TorchwrightError, match=r"compiled ahead of time for other inputs.*float32\[4, 16\]"):
+    with pytest.raises(
+        tw.TorchwrightError, match=r"compiled ahead of time for other inputs.*float32\[4, 16\]"
+    ):
         loaded.model(INPUT[:2])
 
 
@@ -138,7 +140,7 @@ def test_another_model_than_the_recipes_own_fails_the_self_test(unexportable: Pa
         tw.load(unexportable, model=Branching())
 
 
-# --------------------------------------------------------------------------------------------------- damaged and foreign
+# ------------------------------------------------------------------------------------- damaged and foreign
 
 
 def files_of(kind: str) -> list[str]:
@@ -237,7 +239,9 @@ def test_strangers_code_is_left_aside_and_the_graphs_compiled_afresh(
     torch.testing.assert_close(loaded.model(INPUT), mlp()(INPUT), rtol=1e-3, atol=1e-4)
 
     # On another machine the same happens, whoever made it; the code compiled above is in the cache now.
-    monkeypatch.setattr("torchwright.plan.artifact.same_machine", lambda then, here: "torch: 1.0 then, 9.0 now")
+    monkeypatch.setattr(
+        "torchwright.plan.artifact.same_machine", lambda then, here: "torch: 1.0 then, 9.0 now"
+    )
     loaded = tw.load(compiled, trust=True)
     assert loaded.how == "recompiled graphs"
     assert loaded.notices == ["compiled code left aside: torch: 1.0 then, 9.0 now; compiling afresh"]
@@ -247,7 +251,9 @@ def test_without_a_compiler_foreign_code_runs_uncompiled_with_a_notice(
     compiled: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("torchwright.plan.artifact._key", lambda: b"another user's")
-    monkeypatch.setattr("torchwright.measure.toolchain.compiler_fault", lambda device: "there is no C++ compiler")
+    monkeypatch.setattr(
+        "torchwright.measure.toolchain.compiler_fault", lambda device: "there is no C++ compiler"
+    )
     loaded = tw.load(compiled)
     assert loaded.how == "graphs, uncompiled"
     assert loaded.notices[1] == "running uncompiled: there is no C++ compiler"
@@ -277,7 +283,7 @@ def test_an_answer_that_is_off_is_an_error(eager: Path, tmp_path: Path):
         tw.load(path)
 
 
-# -------------------------------------------------------------------------------------------------------------- hostile
+# ------------------------------------------------------------------------------------------------ hostile
 
 
 @pytest.mark.parametrize(
@@ -307,7 +313,9 @@ def test_a_shape_that_is_code_is_refused(eager: Path, tmp_path: Path, text: str)
     assert not Path("owned").exists()
 
 
-@pytest.mark.parametrize("target", ["torch.hub.load", "torch.load", "os.system", "_operator.call", "builtins.eval"])
+@pytest.mark.parametrize(
+    "target", ["torch.hub.load", "torch.load", "os.system", "_operator.call", "builtins.eval"]
+)
 def test_a_graph_that_calls_anything_but_operators_is_refused(eager: Path, tmp_path: Path, target: str):
     path = copied(eager, tmp_path)
 
@@ -360,7 +368,7 @@ def test_nothing_in_an_artifact_is_a_pickle(eager: Path, compiled: Path, unexpor
                 data.decode()
 
 
-# ---------------------------------------------------------------------------------------------------- whole or not there
+# -------------------------------------------------------------------------------------- whole or not there
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -370,10 +378,16 @@ def leftovers(folder: Path) -> list[str]:
 def test_a_folder_that_is_no_artifact_is_left_alone(tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ArtifactError, match=r"exists and is not an artifact.*-o"), artifact.writing(tmp_path / "mine"):
+    with (
+        pytest.raises(ArtifactError, match=r"exists and is not an artifact.*-o"),
+        artifact.writing(tmp_path / "mine"),
+    ):
         pass
     (tmp_path / "file").write_text("a file")
-    with pytest.raises(ArtifactError, match="exists and is not an artifact"), artifact.writing(tmp_path / "file"):
+    with (
+        pytest.raises(ArtifactError, match="exists and is not an artifact"),
+        artifact.writing(tmp_path / "file"),
+    ):
         pass
     assert leftovers(tmp_path) == ["file", "mine"]
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
@@ -396,7 +410,7 @@ def test_a_full_disk_or_an_interrupt_leaves_nothing_new(
     tmp_path: Path, eager: Path, error: BaseException, before: bool
 ):
     path = copied(eager, tmp_path) if before else tmp_path / "copy"
-    with pytest.raises(type(error)), artifact.writing(path) as folder:
+    with pytest.raises(type(error)), artifact.writing(path) as folder:  # noqa: PT012
         (folder / "recipe.json").write_text("half")
         raise error
     assert leftovers(tmp_path) == (["copy"] if before else [])
@@ -404,9 +418,7 @@ def test_a_full_disk_or_an_interrupt_leaves_nothing_new(
         assert tw.load(path).how == "graphs, uncompiled"
 
 
-def test_a_disk_that_fills_up_while_saving_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_disk_that_fills_up_while_saving_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -419,7 +431,7 @@ def test_a_disk_that_fills_up_while_saving_leaves_nothing(
 
 
 @pytest.fixture
-def killed_writer(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
+def killed_writer() -> Callable[[Path], None]:
     """A process that writes an artifact and is killed, -9, in the middle of it."""
     code = """
 import sys, time, pathlib

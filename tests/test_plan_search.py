@@ -1,5 +1,6 @@
-"""The search on a world made of a table: what each step is worth, what it loses, what it costs. The clock is a number."""
+"""The search on a world made of a table: what each step is worth, what it loses, what it costs. The clock is fake."""
 
+# pyright: reportOptionalMemberAccess=false
 from __future__ import annotations
 
 import itertools
@@ -21,7 +22,7 @@ from torchwright.techniques.base import Phase, Technique, from_step, techniques
 ORIGINAL = frozenset({"eager", "cpu", "floating", "float_weights", "float32", "linear", "exportable"})
 
 
-# ----------------------------------------------------------------------------------------- techniques of the fake world
+# --------------------------------------------------------------------------- techniques of the fake world
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +128,7 @@ def _fake_techniques(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(techniques, "_loaded", {cls.name: cls for cls in FAKES})
 
 
-# ------------------------------------------------------------------------------------------------------ the fake world
+# ---------------------------------------------------------------------------------------- the fake world
 
 
 @dataclass
@@ -157,7 +158,13 @@ class World:
     def search(self, *tried: Step | tuple[Step, str], **options: Any) -> Outcome:
         self.variants = [item if isinstance(item, tuple) else (item, None) for item in tried]
         context = Context(
-            workload=b"", device="cpu", threads=2, seed=0, scratch=Path(), deadline=0.0, clock=lambda: self.now
+            workload=b"",
+            device="cpu",
+            threads=2,
+            seed=0,
+            scratch=Path(),
+            deadline=0.0,
+            clock=lambda: self.now,
         )
         self.searching = Search(context=context, budget=self.budget, watch=self.events.append, **options)
         return self.searching.run()
@@ -299,7 +306,7 @@ def row(outcome: Outcome, name: str) -> Rung:
     return found
 
 
-# -------------------------------------------------------------------------------------------------------- keep and drop
+# ------------------------------------------------------------------------------------------ keep and drop
 
 
 def test_keeps_what_pays_and_reports_marginal_and_total(world: World):
@@ -366,11 +373,13 @@ def test_a_second_variant_is_tried_only_when_the_first_was_not_kept(world: World
 
 def test_what_the_techniques_refuse_becomes_a_row_once(world: World):
     outcome = world.search((step("half"), "too slow here"), (step("half", kind="f"), "too slow here"))
-    assert [(str(r.step), r.status, r.reason) for r in outcome.rungs] == [("half", "refused", "too slow here")]
+    assert [(str(r.step), r.status, r.reason) for r in outcome.rungs] == [
+        ("half", "refused", "too slow here")
+    ]
     assert world.started == [()]
 
 
-# -------------------------------------------------------------------------------------------------- the micro-benchmark
+# ------------------------------------------------------------------------------------ the micro-benchmark
 
 
 def test_the_micro_benchmark_refuses_with_its_numbers(world: World):
@@ -398,7 +407,7 @@ def test_for_memory_the_micro_benchmark_says_nothing(world: World):
     assert names(world.search(step("fuse"), step("quantize"))) == ["quantize", "fuse"]
 
 
-# ------------------------------------------------------------------------------------------------------------- retreat
+# ----------------------------------------------------------------------------------------------- retreat
 
 
 LAYERS = [(f"layer{index}", 1.0 / (index + 1)) for index in range(10)]
@@ -467,7 +476,7 @@ def test_layers_that_cannot_be_ranked_are_a_note(world: World):
     assert outcome.notes == ("quantize: no retreat, its layers could not be ranked (no layer has inputs)",)
 
 
-# -------------------------------------------------------------------------------------- never slower than the original
+# ------------------------------------------------------------------------ never slower than the original
 
 
 def test_a_recipe_that_is_slower_in_the_last_comparison_gives_way_to_the_original(world: World):
@@ -527,7 +536,7 @@ def test_an_original_that_dies_at_the_end_is_an_error_in_words(world: World):
     assert world.alive == []
 
 
-# ----------------------------------------------------------------------------------------------- drop-one, swaps, order
+# --------------------------------------------------------------------------------- drop-one, swaps, order
 
 
 def test_the_drop_one_pass_removes_what_no_longer_contributes_and_keeps_what_does(world: World):
@@ -626,7 +635,7 @@ def test_a_step_dropped_for_accuracy_gets_no_second_chance(world: World):
     assert sum(step("half") in steps for steps in world.started) == 1
 
 
-# ------------------------------------------------------------------------------------------------------- the time budget
+# ----------------------------------------------------------------------------------------- the time budget
 
 
 def test_without_time_steps_are_refused_and_the_total_stays_within_ten_per_cent(world: World):
@@ -669,7 +678,7 @@ def test_a_budget_too_small_for_the_original_is_an_error_that_says_so(world: Wor
     assert world.alive == []
 
 
-# ----------------------------------------------------------------------------------------------- trials that go wrong
+# --------------------------------------------------------------------------------- trials that go wrong
 
 
 @pytest.mark.parametrize(
@@ -698,7 +707,10 @@ def test_a_trial_that_dies_while_it_is_timed_is_closed(world: World):
 def test_a_technique_that_refuses_while_applied_becomes_a_row(world: World):
     world.fails = {"half": RefusedTechnique("half cannot run here", found="no kernel for 3 channels")}
     outcome = world.search(step("half"))
-    assert (row(outcome, "half").status, row(outcome, "half").reason) == ("refused", "no kernel for 3 channels")
+    assert (row(outcome, "half").status, row(outcome, "half").reason) == (
+        "refused",
+        "no kernel for 3 channels",
+    )
 
 
 def test_an_original_that_cannot_run_is_an_error(world: World, monkeypatch):
@@ -724,7 +736,7 @@ def test_an_interrupt_closes_every_process(world: World):
     assert world.alive == []
 
 
-# ------------------------------------------------------------------------------------------------- wanted and unwanted
+# ----------------------------------------------------------------------------------- wanted and unwanted
 
 
 def test_a_wanted_step_that_cannot_run_is_an_error(world: World):
@@ -763,7 +775,7 @@ def test_a_technique_to_be_left_out_is_never_tried(world: World):
     assert all(step("fuse") not in steps for steps in world.started)
 
 
-# ------------------------------------------------------------------------------------------------------ memory, payback
+# ---------------------------------------------------------------------------------------- memory, payback
 
 
 def test_for_memory_a_step_is_kept_for_memory_and_not_for_speed(world: World):
@@ -800,7 +812,7 @@ def test_what_saves_nothing_never_pays_back_and_what_does_not_compile_costs_noth
     assert row(outcome, "half").compile_seconds is None
 
 
-# ---------------------------------------------------------------------------------------------------------------- events
+# -------------------------------------------------------------------------------------------------- events
 
 
 def test_events_tell_the_whole_story_in_order(world: World):

@@ -1,3 +1,4 @@
+# pyright: basic
 """Applying steps to a target, in the order of their phases, with needs and clashes checked."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: basic
 """The artifact: a folder that holds everything a result needs, written whole or not at all, checked when it is read.
 
     recipe.json          what was done, the numbers and the reasons
@@ -197,7 +198,7 @@ def _check_files(path: Path, manifest: Manifest) -> None:
             )
 
 
-def _forbidding(cls: type, config: Any) -> type:
+def _forbidding(cls: type, config: Any) -> Any:
     from pydantic import with_config
 
     return with_config(config)(cls)

@@ -1,3 +1,4 @@
+# pyright: basic
 """Compiles one kept graph in a process of its own: `python -m torchwright.plan.compile_package FOLDER NAME INDEX`.
 
 The Inductor settings come as JSON on standard input.

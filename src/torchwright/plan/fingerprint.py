@@ -1,3 +1,4 @@
+# pyright: basic
 """Where something was measured: versions, device and threads."""
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
+# pyright: basic
 """Loading an artifact: the fastest way to run it that this machine and the caller's trust allow."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -248,7 +250,7 @@ class _Loader:
 class GraphRunner:
     """Runs exported graphs operator by operator."""
 
-    def __init__(self, modules: dict[str, nn.Module], signatures: dict[str, str]) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], signatures: dict[str, str]) -> None:
         self._modules = modules
         self._by_shape = {text: name for name, text in signatures.items()}
 

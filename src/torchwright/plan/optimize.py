@@ -1,3 +1,4 @@
+# pyright: basic
 """One optimization from a workload to an artifact."""
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from torchwright.plan.search import Search, Watch
 from torchwright.plan.trial import Context
 from torchwright.report import html
 from torchwright.workloads.base import Workload
-
 
 WRITE_SECONDS = 120.0
 """Writing the artifact is not the search's time; a process that hangs in it is stopped after this."""

@@ -1,3 +1,4 @@
+# pyright: basic, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
 """Calling ahead-of-time packages. Imports nothing of Inductor: loading must be quick.
 
 torch's own wrapper (`torch._inductor.aoti_load_package`) imports the whole compiler (2 s) and parses the packages's

@@ -1,3 +1,4 @@
+# pyright: basic, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
 """Exported graphs: made with torch.export, kept as JSON and safetensors, compiled by AOTInductor. No pickle.
 
 programs = export(model, cases)              one graph for each case
@@ -111,7 +112,11 @@ def write_programs(folder: Path, programs: dict[str, ExportedProgram]) -> None:
         graphs[name] = {
             "graph": serde._dataclass_to_dict(serialized.exported_program),
             "state": {key: _tensor_entry(value, keep) for key, value in program.state_dict.items()},
-            "constants": {key: _tensor_entry(value, keep) for key, value in program.constants.items()},
+            "constants": {
+                key: _tensor_entry(value, keep)
+                for key, value in program.constants.items()
+                if isinstance(value, torch.Tensor)
+            },
         }
     (folder / GRAPHS).write_text(json.dumps(graphs, cls=serde.EnumEncoder))
     save_file(tensors, folder / TENSORS)
@@ -125,7 +130,7 @@ def read_programs(folder: Path) -> dict[str, ExportedProgram]:
     try:
         graphs = json.loads((folder / GRAPHS).read_text())
         with safe_open(folder / TENSORS, framework="pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is no dict
         _refuse_code(graphs)
         programs = {}
         for name, entry in graphs.items():

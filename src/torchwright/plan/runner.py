@@ -1,3 +1,4 @@
+# pyright: basic, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
 """Running a target eagerly or through torch.compile, and building ahead-of-time packages of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: basic
 """Turning what the search found into an artifact."""
 
 from __future__ import annotations
@@ -5,9 +6,9 @@ from __future__ import annotations
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from torchwright.facts import Budget, DeviceFacts, Fingerprint, Recipe, RooflinePoint
+from torchwright.facts import Budget, DeviceFacts, Fingerprint, Measurement, Recipe, RooflinePoint
 from torchwright.measure.roofline import roofline_point
 from torchwright.plan import artifact
 from torchwright.plan.apply import reshaped
@@ -83,7 +84,11 @@ def _ask(outcome: Outcome, method: str, **arguments: Any) -> bool:
 
 def _roofline(outcome: Outcome, device: DeviceFacts) -> tuple[RooflinePoint, ...]:
     points = []
-    for stage, measurement in (("original", outcome.baseline), ("final", outcome.final)):
+    stages: tuple[tuple[Literal["original", "final"], Measurement], ...] = (
+        ("original", outcome.baseline),
+        ("final", outcome.final),
+    )
+    for stage, measurement in stages:
         dtype = "float32" if stage == "original" else _arithmetic(outcome)
         for case in measurement.cases:
             counts = outcome.description["operations"].get(case.name)

@@ -505,7 +505,9 @@ class Search:
             comparison = self._compare(self._best, final=True)
         except NoTime:
             comparison = self._proven
-            self.notes.append("no time was left for a last comparison: the speed-up is that of the trial itself")
+            self.notes.append(
+                "no time was left for a last comparison: the speed-up is that of the trial itself"
+            )
         except TrialFailed as failure:
             self._give_up(f"the recipe failed in the last comparison ({failure.reason})", failure.reason)
             return None

@@ -1,3 +1,4 @@
+# pyright: basic
 """Which modules suffer most from a technique: one pass over calibration data, each module judged by itself."""
 
 from __future__ import annotations

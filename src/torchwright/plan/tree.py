@@ -1,3 +1,4 @@
+# pyright: basic
 """Nested inputs and outputs as JSON and safetensors: what a self-test is kept in."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: basic
 """Our end of a trial: starts a fresh process, talks to it, and outlives whatever happens to it."""
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from torchwright.facts import CaseTime, Coverage, Measurement, Quality, Step
 
@@ -148,7 +149,7 @@ class Candidate:
     steps: tuple[Step, ...]
     process: TrialProcess
     folder: Path | None
-    engine: str
+    engine: Literal["eager", "jit", "aot"]
     dtype: str
     threads: int | None
     prepare_seconds: float

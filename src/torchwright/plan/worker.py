@@ -1,3 +1,4 @@
+# pyright: basic, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
 """The other end of a trial: a fresh process that builds the model, applies steps, compiles, times and judges.
 
 Started as `python -m torchwright.plan.worker FD`; requests and answers are tuples over the socket FD, which only
@@ -147,7 +148,7 @@ class Session:
 
         torch.manual_seed(self.seed)
         run = self.run
-        if self.target is not None and not self.target.settings.engine == "aot" and self._is_original:
+        if self.target is not None and self.target.settings.engine != "aot" and self._is_original:
             adapted = self.workload.adapt(self.target.model)
             self.workload.check_adapted(self.target.model, adapted)
             run = lambda case: adapted(*case.args, **case.kwargs)

@@ -205,7 +205,9 @@ def share_quantized(program: ExportedProgram) -> None:
                 value.replace_input_with(before, quantized(before, q))
         readers = [user for user in value.users if user.target in (aten.add.Tensor, aten.add_.Tensor)]
         readers = [user for user in readers if user.target is aten.add.Tensor or user.args[0] is not value]
-        if readers and not any(user.target is aten.add_.Tensor and user.args[0] is value for user in value.users):
+        if readers and not any(
+            user.target is aten.add_.Tensor and user.args[0] is value for user in value.users
+        ):
             wide = quantized(value, q)
             for user in readers:
                 user.replace_input_with(value, wide)

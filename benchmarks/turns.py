@@ -1,0 +1,233 @@
+"""What the benchmarks share: contenders in processes of their own, timed in turn, and rows as they finish.
+
+A contender's process is Torchwright's own trial process (`torchwright.plan.trial`), so a crash or a hang ends in a row
+and not in the benchmark. What it runs is the contender's own: `ByHand` and `ByHandLanguage` here, or an artifact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import torchwright as tw
+from torchwright.facts import Interval, Quality
+from torchwright.measure.clock import paired_speedup
+from torchwright.plan.artifact import open_artifact
+from torchwright.plan.optimize import pickled
+from torchwright.plan.trial import Context, TrialProcess
+from torchwright.workloads.base import Run, Workload
+from torchwright.workloads.language import LanguageWorkload
+
+BY_HAND = ("compile", "freezing", "autocast", "autocast+compile")
+"""torch.compile; with freezing; bf16 autocast; bf16 autocast under torch.compile."""
+ROUNDS = (5, 15)
+TURN_SECONDS = 12.0
+"""Paired turns go on for about this long, within ROUNDS."""
+
+
+class ByHand(nn.Module):
+    """A module sped up as its author would, in the process that calls it."""
+
+    def __init__(self, inner: nn.Module, how: str) -> None:
+        super().__init__()
+        self.inner, self.how = inner, how
+        self._call: Callable[..., Any] | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._call is None:
+            self._call = by_hand(self.inner, self.how)
+        return self._call(*args, **kwargs)
+
+
+def by_hand(call: Callable[..., Any], how: str) -> Callable[..., Any]:
+    """`call` under one of BY_HAND."""
+    if how == "freezing":
+        torch._inductor.config.freezing = True
+    inner = torch.compile(call) if how != "autocast" else call
+    if "autocast" not in how:
+        return inner
+
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return inner(*args, **kwargs)
+
+    return cast
+
+
+class FromArtifact(nn.Module):
+    """What the user of an artifact calls; `inner` is for those of modules that cannot be exported."""
+
+    def __init__(self, inner: nn.Module, path: str) -> None:
+        super().__init__()
+        self.inner, self.path = inner, path
+        self._call: Callable[..., Any] | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._call is None:
+            _, manifest = open_artifact(Path(self.path))
+            self._call = tw.load(self.path, model=None if manifest.self_contained else self.inner).model
+        return self._call(*args, **kwargs)
+
+
+class ByHandLanguage(LanguageWorkload):
+    """The bundled language model through one of BY_HAND: eager with a growing cache, compiled with a fixed one."""
+
+    how = "autocast"
+
+    def adapt(self, model: nn.Module) -> nn.Module:
+        return ByHand(super().adapt(model), self.how)
+
+    def original_run(self, model: nn.Module) -> Run:
+        if self.how == "autocast":
+            return by_hand(super().original_run(model), self.how)
+        call = self.adapt(model)
+        return lambda case: call(*case.args, **case.kwargs)
+
+
+@dataclass(kw_only=True)
+class Contender:
+    """A live process that is ready to be timed, or the reason why there is none."""
+
+    name: str
+    process: TrialProcess | None = None
+    quality: Quality | None = None
+    ready_s: float = 0.0
+    failure: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.process is not None
+
+
+@dataclass(kw_only=True)
+class Turns:
+    """Seconds of every contender, turn by turn: contender → one {case: seconds} for each turn."""
+
+    rows: dict[str, list[dict[str, float]]]
+
+    def seconds(
+        self, name: str, case: str | None = None, repeats: dict[str, int] | None = None
+    ) -> list[float]:
+        repeats = repeats or {}
+        return [
+            turn[case] if case else sum(value * repeats.get(key, 1) for key, value in turn.items())
+            for turn in self.rows[name]
+        ]
+
+    def speedup(self, before: str, after: str, case: str | None = None, **kwargs: Any) -> Interval:
+        return paired_speedup(self.seconds(before, case, **kwargs), self.seconds(after, case, **kwargs))
+
+
+@contextlib.contextmanager
+def contenders() -> Iterator[Callable[..., Contender]]:
+    """Starts contenders, and ends them all on the way out."""
+    started: list[TrialProcess] = []
+    with tempfile.TemporaryDirectory() as scratch:
+
+        def start(
+            name: str,
+            workload: Workload,
+            *,
+            artifact: str | None = None,
+            reference: Any = None,
+            seconds: float = 120.0,
+        ) -> Contender:
+            """A contender that runs `workload` as it is, or the artifact; `reference` is what it is judged against."""
+            begun = time.perf_counter()
+            context = Context(
+                workload=pickled(workload),
+                device="cpu",
+                threads=torch.get_num_threads(),
+                seed=0,
+                scratch=Path(scratch),
+                deadline=time.monotonic() + seconds,
+            )
+            try:
+                process = TrialProcess(context)
+                started.append(process)
+                if artifact:
+                    process.ask("load_artifact", path=artifact, trust=False)
+                else:
+                    process.ask("prepare", steps=())
+                ready = time.perf_counter() - begun
+                quality = process.ask("compare", reference=reference) if reference is not None else None
+                context.deadline = time.monotonic() + 10 * seconds
+            except Exception as error:  # whatever a contender dies of is its row
+                return Contender(name=name, failure=f"{type(error).__name__}: {error}"[:200])
+            return Contender(name=name, process=process, quality=quality, ready_s=ready)
+
+        try:
+            yield start
+        finally:
+            for process in started:
+                process.close()
+
+
+def take_turns(all_of_them: Sequence[Contender]) -> Turns:
+    """Time every live contender in turn, A B C A B C …"""
+    rows: dict[str, list[dict[str, float]]] = {c.name: [] for c in all_of_them if c.process}
+    begun = time.perf_counter()
+    for turn in range(ROUNDS[1]):
+        for contender in all_of_them:
+            if contender.process:
+                rows[contender.name].append(contender.process.ask("time"))
+        if turn + 1 >= ROUNDS[0] and time.perf_counter() - begun > TURN_SECONDS:
+            break
+    return Turns(rows=rows)
+
+
+def observe(contender: Contender) -> Any:
+    assert contender.process is not None
+    return contender.process.ask("observe")
+
+
+def recipe_of(path: str) -> str:
+    """The steps that an artifact holds, as text."""
+    recipe, _ = open_artifact(Path(path))
+    return " + ".join(map(str, recipe.steps)) or "the original"
+
+
+def machine() -> dict[str, Any]:
+    """Hardware, versions and command, for the head of every benchmark."""
+    import transformers
+
+    cpu = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    return {
+        "cpu": cpu,
+        "threads": torch.get_num_threads(),
+        "isa": torch.backends.cpu.get_cpu_capability(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
+def print_machine() -> None:
+    for key, value in machine().items():
+        print(f"{key}: {value}")
+    print(flush=True)
+
+
+def say(text: str) -> None:
+    """Progress, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def write_json(path: str | None, rows: Sequence[dict[str, Any]]) -> None:
+    if path:
+        Path(path).write_text(json.dumps({"machine": machine(), "rows": list(rows)}, indent=1) + "\n")

@@ -1,0 +1,110 @@
+"""The command line on the bundled model, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+NEVER = ("compile", "regional", "attention", "matmul_attention", "threads", "allocator", "max_autotune")
+SMALL = ("--prompt-tokens", "16", "--new-tokens", "4")
+
+
+def command(arguments: Sequence[str]) -> list[str]:
+    return [
+        sys.executable,
+        "-c",
+        "import sys; from torchwright.cli import main; sys.exit(main())",
+        *arguments,
+    ]
+
+
+def torchwright(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(arguments), capture_output=True, text=True, timeout=200)
+
+
+@pytest.fixture(scope="module")
+def optimized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """The bundled model with nothing tried but what needs no compiler."""
+    out = tmp_path_factory.mktemp("out") / "artifact"
+    arguments = ["optimize", *SMALL, "--time-budget", "60", "--json", "--quiet"]
+    arguments += [word for name in NEVER for word in ("--without", name)]
+    done = torchwright(*arguments, "-o", str(out))
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout)
+
+
+def test_optimize_writes_an_artifact_and_prints_the_recipe(optimized: tuple[Path, dict]):
+    out, printed = optimized
+    assert printed["path"] == str(out)
+    recipe = printed["recipe"]
+    assert recipe == json.loads((out / "recipe.json").read_text())
+    assert recipe["speedup"]["value"] >= 1.0
+    assert recipe["search_seconds"] <= 1.1 * 60
+    assert not set(NEVER) & {rung["step"]["name"] for rung in recipe["rungs"]}
+    assert sorted(path.name for path in out.parent.iterdir()) == ["artifact"]
+
+
+def test_bench_and_report_read_it(optimized: tuple[Path, dict]):
+    out, _ = optimized
+    done = torchwright("bench", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert measured["ttft_s"] > 0
+    assert measured["decode_tokens_per_s"] > 0
+    shown = torchwright("report", str(out))
+    assert (shown.returncode, shown.stdout.strip()) == (0, str(out / "report.html"))
+    assert "<svg" in (out / "report.html").read_text()
+
+
+def test_verify_runs_and_has_a_verdict(optimized: tuple[Path, dict]):
+    """On a busy machine the speed may really have changed, and then exit code 1 is right."""
+    out, _ = optimized
+    done = torchwright("verify", str(out), "--json")
+    printed = json.loads(done.stdout)
+    if done.returncode == 1:
+        assert printed["error"]["type"] == "RegressionFound"
+    else:
+        assert (done.returncode, printed["verdict"]) == (0, "as promised"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["optimize", "./no/such/folder"], "no/such/folder"),
+        (["optimize", "--with", "dtyp"], "did you mean 'dtype'"),
+        (["verify", "./no/such/folder"], "there is no artifact at"),
+    ],
+)
+def test_what_cannot_be_is_one_paragraph_and_exit_code_2(arguments: list[str], words: str):
+    done = torchwright(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_leaves_nothing_half_written(tmp_path: Path):
+    process = subprocess.Popen(
+        command(["optimize", *SMALL, "--quiet", "-o", str(tmp_path / "out")]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".out-*/.trials-*/*")) and time.monotonic() < deadline:
+        time.sleep(0.05)  # until the first trial has begun
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "interrupted" in errors
+    assert list(tmp_path.iterdir()) == []
