@@ -224,7 +224,7 @@ class Process:
     def observe(self) -> str:
         return "observed"
 
-    def compare(self, *, reference: str) -> Any:
+    def compare(self, *, reference: str, itself: bool = False) -> Any:
         assert reference == "observed"
         drop = self.world.drop(self.steps)
         drop, high = drop if isinstance(drop, tuple) else (drop, drop)

@@ -74,9 +74,6 @@ def build_packages(target: Target, folder: Path, cases: Sequence[Case]) -> dict[
     """
     start = time.perf_counter()
     programs = export(target.model, cases)
-    for rewrite in target.settings.rewrites:
-        for program in programs.values():
-            rewrite(program)
     exported = time.perf_counter()
     write_programs(folder, programs)
     written = time.perf_counter()

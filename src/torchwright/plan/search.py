@@ -119,7 +119,7 @@ class Search:
             answer = process.ask("memory")
             self._baseline.memory = answer["peak"]
             self._reference = process.ask("observe")
-            self._baseline.quality = process.ask("compare", reference=self._reference)
+            self._baseline.quality = process.ask("compare", reference=self._reference, itself=True)
             self._description = process.ask("describe")
             self._repeats: dict[str, int] = self._description["repeats"]
         except TrialFailed as failure:

@@ -155,9 +155,9 @@ class Session:
         with torch.inference_mode():
             return self.workload.observe(run, self._dtype())
 
-    def compare(self, *, reference: Any) -> Any:
-        """The metric of this model beside the original's."""
-        return self.workload.compare(reference, self.observe())
+    def compare(self, *, reference: Any, itself: bool = False) -> Any:
+        """The metric of this model beside the original's; `itself` says that this is the original."""
+        return self.workload.compare(reference, reference if itself else self.observe())
 
     def sensitivity(self, *, steps: tuple[Any, ...]) -> list[tuple[str, float]]:
         """Modules that `steps` would change, most sensitive first, with the error each causes by itself."""

@@ -14,7 +14,7 @@ import functools
 import inspect
 import textwrap
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -75,8 +75,6 @@ class Settings:
     regional: bool = False
     mode: str | None = None
     threads: int | None = None
-    rewrites: list[Callable[[torch.export.ExportedProgram], None]] = field(default_factory=list)
-    """Changes to the exported graph before it is compiled ahead of time."""
     allocator: str | None = None
     """For `devices.allocator.apply_allocator`, before the model runs."""
 

@@ -17,8 +17,6 @@ from typing import Any
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the quantized_decomposed operators
 from torch import nn
-from torch.export import ExportedProgram
-from torch.fx import Node
 
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Target
@@ -51,14 +49,11 @@ def activation_range(low: float, high: float) -> tuple[float, int]:
 class Int8Layer(nn.Module):
     """A linear layer or 2-D convolution on 8-bit weights and activations.
 
-    `activation` is (scale, zero point) of its input, or None to choose them at every call. A linear layer called with
-    fewer than `min_rows` rows runs as it was; the shape decides, so a compiled graph holds one of the two.
+    `activation` is (scale, zero point) of its input, or None to choose them at every call.
     """
 
-    def __init__(self, layer: nn.Module, activation: tuple[float, int] | None, min_rows: int = 0) -> None:
+    def __init__(self, layer: nn.Module, activation: tuple[float, int] | None) -> None:
         super().__init__()
-        self.min_rows = min_rows if isinstance(layer, nn.Linear) else 0
-        self.floating = layer if self.min_rows else None
         assert isinstance(layer, LAYERS)
         weight, scale = quantize_weight(layer.weight)
         self.register_buffer("weight", weight)
@@ -73,8 +68,6 @@ class Int8Layer(nn.Module):
             }
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.floating is not None and x.numel() // x.shape[-1] < self.min_rows:
-            return self.floating(x)
         wide = x.float()
         if self.activation is None:
             scale, zero = ops.choose_qparams.tensor(wide, 0, 255, EPSILON, torch.uint8)
@@ -120,7 +113,6 @@ def swap_layers(
     skip: Sequence[str],
     kinds: tuple[type[nn.Module], ...],
     activation: Callable[[nn.Module], tuple[float, int] | str | None],
-    min_rows: int = 0,
 ) -> None:
     """Replace layers by `Int8Layer` and record the coverage; `activation` gives scale and zero point, or why not."""
     skipped: dict[str, str] = {}
@@ -131,7 +123,7 @@ def swap_layers(
         if isinstance(chosen, str):
             skipped[name] = chosen
         else:
-            replace_module(target.model, layer, Int8Layer(layer, chosen, min_rows))
+            replace_module(target.model, layer, Int8Layer(layer, chosen))
     target.coverage.append(
         Coverage(
             technique=technique,
@@ -173,42 +165,3 @@ def observe_inputs(target: Target, kinds: tuple[type[nn.Module], ...]) -> dict[n
         for handle in handles:
             handle.remove()
     return {module: activation_range(*ends) for module, ends in seen.items()}
-
-
-def share_quantized(program: ExportedProgram) -> None:
-    """Let residual additions read the integers that a convolution reads, and pool integers: that is what oneDNN fuses.
-
-    x → quantize → convolution, and x → add    becomes   x → quantize → convolution, and → dequantize → add
-    x → max-pool → quantize                    becomes   x → quantize → dequantize → max-pool → quantize (exact)
-    """
-    graph = program.graph
-    quantize, dequantize = ops.quantize_per_tensor.default, ops.dequantize_per_tensor.default
-    aten = torch.ops.aten
-
-    def quantized(value: Node, like: Node) -> Node:
-        with graph.inserting_after(value):
-            q = graph.call_function(quantize, (value, *like.args[1:]))
-        q.meta = dict(like.meta)
-        q.meta["val"] = value.meta["val"].to(torch.uint8)
-        with graph.inserting_after(q):
-            wide = graph.call_function(dequantize, (q, *like.args[1:]))
-        wide.meta = dict(value.meta)
-        return wide
-
-    for q in list(graph.nodes):
-        if q.target is not quantize or not isinstance(q.args[0], Node):
-            continue
-        value = q.args[0]
-        if value.target is aten.max_pool2d.default:
-            before = value.args[0]
-            if len(before.users) == 1:
-                value.replace_input_with(before, quantized(before, q))
-        readers = [user for user in value.users if user.target in (aten.add.Tensor, aten.add_.Tensor)]
-        readers = [user for user in readers if user.target is aten.add.Tensor or user.args[0] is not value]
-        if readers and not any(
-            user.target is aten.add_.Tensor and user.args[0] is value for user in value.users
-        ):
-            wide = quantized(value, q)
-            for user in readers:
-                user.replace_input_with(value, wide)
-    program.graph_module.recompile()

@@ -20,6 +20,7 @@ BUNDLED = Path(__file__).parent.parent / "bundled"
 REFERENCE_BYTES = 256 * 2**20
 """Memory that the original's log-probabilities may take; large vocabularies are judged on fewer tokens."""
 MAX_TOKENS = 4096
+MAX_WINDOWS = 48
 DECODE_STEPS = 8
 """Teacher-forced decode steps after each window, so that the metric sees the KV cache too."""
 
