@@ -33,7 +33,7 @@ def resnet50(batch: int) -> Made:
     """The shape of ResNet-50 with random weights, at 224 x 224."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    model = ResNetForImageClassification(ResNetConfig(num_labels=1000))
+    model = ResNetForImageClassification(ResNetConfig.from_dict({"num_labels": 1000}))
     return Logits(model), (torch.randn(batch, 3, 224, 224),)
 
 
@@ -41,7 +41,9 @@ def vit_b16(batch: int) -> Made:
     """The shape of ViT-B/16 with random weights, at 224 x 224."""
     from transformers import ViTConfig, ViTForImageClassification
 
-    return Logits(ViTForImageClassification(ViTConfig(num_labels=1000))), (torch.randn(batch, 3, 224, 224),)
+    return Logits(ViTForImageClassification(ViTConfig.from_dict({"num_labels": 1000}))), (
+        torch.randn(batch, 3, 224, 224),
+    )
 
 
 def minilm_shape(batch: int) -> Made:

@@ -21,7 +21,7 @@ def main() -> None:
     name, batch, precision, folder, threads = sys.argv[1:6]
     answers = sys.stdout
     sys.stdout = sys.stderr  # libraries print
-    import openvino as ov
+    import openvino as ov  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(int(threads))
     model, inputs = modules.make(modules.VISION[name], int(batch))
@@ -34,7 +34,7 @@ def main() -> None:
     converted.reshape(list(inputs[0].shape))
     arrays = [x.numpy() for x in inputs]
     if precision == "int8":
-        import nncf
+        import nncf  # pyright: ignore[reportMissingImports]
 
         nncf.set_log_level(logging.ERROR)
         kind = None if name == "resnet50" else nncf.ModelType.TRANSFORMER

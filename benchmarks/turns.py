@@ -53,7 +53,9 @@ class ByHand(nn.Module):
 def by_hand(call: Callable[..., Any], how: str) -> Callable[..., Any]:
     """`call` under one of BY_HAND."""
     if how == "freezing":
-        torch._inductor.config.freezing = True
+        from torch._inductor import config as inductor
+
+        inductor.freezing = True
     inner = torch.compile(call) if how != "autocast" else call
     if "autocast" not in how:
         return inner
@@ -77,7 +79,8 @@ class FromArtifact(nn.Module):
         if self._call is None:
             _, manifest = open_artifact(Path(self.path))
             self._call = tw.load(self.path, model=None if manifest.self_contained else self.inner).model
-        return self._call(*args, **kwargs)
+        call: Any = self._call
+        return call(*args, **kwargs)
 
 
 class ByHandLanguage(LanguageWorkload):
@@ -100,7 +103,8 @@ class Contender:
     """A live process that is ready to be timed, or the reason why there is none."""
 
     name: str
-    process: TrialProcess | None = None
+    process: Any = None
+    """A `TrialProcess`, or a peer's that answers `time` as one does."""
     quality: Quality | None = None
     ready_s: float = 0.0
     failure: str = ""

@@ -25,6 +25,7 @@ from torchwright.techniques.wrapping import plain_name, replace_module
 ops = torch.ops.quantized_decomposed
 EPSILON = 1e-5
 LAYERS = (nn.Linear, nn.Conv2d)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,7 +103,7 @@ def quantizable(
                 reason = "the padding is not a number of zeros"
             elif isinstance(module, nn.Linear) and type(module) is not nn.Linear:
                 reason = f"a {type(module).__name__} is read by its owner, not called"
-            elif not module.weight.is_floating_point():
+            elif module.weight.dtype not in FLOATS:
                 reason = f"its weight is {module.weight.dtype}"
             yield plain, module, reason
 
