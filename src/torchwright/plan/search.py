@@ -129,7 +129,6 @@ class Search:
             self._baseline.close()
             raise
         self._kernel = "float32"
-        self._prepared = self.context.clock() - self._start
 
     def _baseline_error(self, failure: TrialFailed) -> TorchwrightError:
         if failure.timed_out:
@@ -181,7 +180,7 @@ class Search:
     def _try(self, step: Step, queue: list[Step]) -> list[Step]:
         """Try one step on top of the best recipe; returns what is left to try."""
         technique = from_step(step)
-        if self._tried_already(step, technique):
+        if self._tried_already(step):
             return queue
         have = self._have()
         if technique.gives and technique.gives <= have and step not in self.wanted:
@@ -190,7 +189,7 @@ class Search:
         steps, swapped = self._with(technique, step)
         if steps is None:
             return self._postpone(step, technique, queue)
-        reason = self._cannot_pay(technique, swapped) or self._no_time(technique)
+        reason = self._cannot_pay(technique) or self._no_time(technique)
         if reason:
             self._refuse(step, reason)
             return queue
@@ -199,14 +198,13 @@ class Search:
             return [*self._second_chances(), *queue]
         return queue
 
-    def _tried_already(self, step: Step, technique: Technique) -> bool:
+    def _tried_already(self, step: Step) -> bool:
         """A later variant of a technique is tried only when the earlier ones were not kept."""
         return step.name in {kept.name for kept in self._best.steps} and step not in self.wanted
 
     def _with(self, technique: Technique, step: Step) -> tuple[tuple[Step, ...] | None, tuple[Step, ...]]:
         """The best recipe with `step`, in place of kept steps that took away what it needs."""
-        have = self._have()
-        missing = technique.needs - have
+        missing = technique.needs - self._have()
         if not missing:
             return in_order([*self._best.steps, step]), ()
         swapped = tuple(kept for kept in self._best.steps if from_step(kept).removes & missing)
@@ -218,8 +216,7 @@ class Search:
 
     def _postpone(self, step: Step, technique: Technique, queue: list[Step]) -> list[Step]:
         """Wait for a later step to give what this one needs, or refuse it when none will."""
-        have = self._have()
-        missing = technique.needs - have
+        missing = technique.needs - self._have()
         later = {name for other in queue for name in from_step(other).gives}
         if missing <= later:
             position = min(i for i, other in enumerate(queue) if from_step(other).gives & missing)
@@ -229,7 +226,7 @@ class Search:
         self._refuse(step, _lacks(missing))
         return queue
 
-    def _cannot_pay(self, technique: Technique, swapped: Sequence[Step]) -> str | None:
+    def _cannot_pay(self, technique: Technique) -> str | None:
         """The micro-benchmark's verdict: the most that faster linear layers can save, against the noise."""
         times: dict[str, float] = self._description["kernel_seconds"]
         kernel = technique.kernel
