@@ -1,0 +1,26 @@
+"""The native decoder: decoder-only language models over a paged key-value cache.
+
+model = load_decoder("path/to/folder")
+model.logits(ids_BT); model.generate("Once upon a time"); model.stream("Once")
+"""
+
+from torchwright.decoder.cache import PAGE, CacheFull, PagedCache
+from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture, read_decoder_config
+from torchwright.decoder.generate import LoadedDecoder
+from torchwright.decoder.load import load_decoder
+from torchwright.decoder.model import Decoder
+from torchwright.decoder.sampling import Sampler, Sampling
+
+__all__ = [
+    "PAGE",
+    "CacheFull",
+    "Decoder",
+    "DecoderConfig",
+    "LoadedDecoder",
+    "PagedCache",
+    "Sampler",
+    "Sampling",
+    "UnsupportedArchitecture",
+    "load_decoder",
+    "read_decoder_config",
+]

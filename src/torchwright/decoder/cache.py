@@ -1,0 +1,206 @@
+"""The key-value cache: pages of 16 tokens that sequences own, share and give back.
+
+cache = PagedCache(config, pages=64, dtype=torch.bfloat16)
+sequence = cache.sequence(prompt_tokens=len(ids))
+batch = cache.append([(sequence, ids)])     reserves slots, says where everything lies
+hidden = decoder(batch, cache)              writes the keys and values
+other = cache.fork(sequence)                shares all pages; the half-full one is copied when either appends
+cache.free(sequence)
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from torchwright.decoder.batch import Batch
+from torchwright.decoder.config import DecoderConfig
+from torchwright.errors import WorkloadError
+from torchwright.kernels.reference import PAGE
+
+__all__ = ["PAGE", "CacheFull", "CacheSequence", "LayerPages", "PagePool", "PagedCache"]
+
+
+class CacheFull(WorkloadError):
+    """More tokens than there are free pages for; a serving engine asks `can_append` first."""
+
+
+@dataclass(frozen=True)
+class LayerPages:
+    """One layer's pages, in the layouts of `kernels/reference.py`; scales only where they are int8."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor | None
+    v_scale: torch.Tensor | None
+
+    def copy(self, source: int, target: int) -> None:
+        for pages in (self.k, self.v, self.k_scale, self.v_scale):
+            if pages is not None:
+                pages[target] = pages[source]
+
+
+@dataclass(eq=False)
+class CacheSequence:
+    """One sequence's pages and its length so far; made by `PagedCache.sequence` or `fork`."""
+
+    prompt_tokens: int
+    """Length of the whole prompt, however it is cut into chunks."""
+    length: int = 0
+    pages: array[int] = field(default_factory=lambda: array("i"))
+
+
+class PagePool:
+    """Page numbers with reference counts: a page is free again when its last user releases it."""
+
+    def __init__(self, pages: int) -> None:
+        self._users = [0] * pages
+        self._free = list(range(pages - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` pages with one user each; raises `CacheFull` and takes none when there are fewer."""
+        if count > len(self._free):
+            raise CacheFull(
+                f"the key-value cache has no room for {count} more pages of {PAGE} tokens",
+                found=f"{len(self._free)} of {len(self._users)} pages free",
+                next="finish or free a sequence, or make the cache larger",
+            )
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._users[page] = 1
+        return pages
+
+    def share(self, pages: Sequence[int]) -> None:
+        """One more user for each page."""
+        for page in pages:
+            assert self._users[page] > 0, f"page {page} is free"
+            self._users[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """One user fewer for each page."""
+        for page in pages:
+            assert self._users[page] > 0, f"page {page} is free"
+            self._users[page] -= 1
+            if not self._users[page]:
+                self._free.append(page)
+
+    def shared(self, page: int) -> bool:
+        return self._users[page] > 1
+
+
+class PagedCache:
+    """Keys and values of all layers for `pages` · 16 tokens, shared out among sequences.
+
+    `dtype` is float32, bfloat16 or int8 (symmetric, one scale for each token and head).
+    """
+
+    def __init__(
+        self, config: DecoderConfig, *, pages: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
+        self.pool, self.dtype, self.device = PagePool(pages), dtype, torch.device(device)
+        self.layers = [_layer(pages, config, dtype, self.device) for _ in range(config.layers)]
+
+    def sequence(self, prompt_tokens: int) -> CacheSequence:
+        """A new, empty sequence whose prompt will have `prompt_tokens` tokens."""
+        return CacheSequence(prompt_tokens)
+
+    def fork(self, sequence: CacheSequence) -> CacheSequence:
+        """A sequence that continues from the same tokens and shares their pages."""
+        self.pool.share(sequence.pages)
+        return CacheSequence(sequence.prompt_tokens, sequence.length, array("i", sequence.pages))
+
+    def free(self, sequence: CacheSequence) -> None:
+        """Give the sequence's pages back and leave it empty."""
+        self.pool.release(sequence.pages)
+        sequence.pages, sequence.length = array("i"), 0
+
+    def can_append(self, pieces: Sequence[tuple[CacheSequence, Sequence[int]]]) -> bool:
+        """Whether `append` of the same pieces finds its pages."""
+        return sum(self._need(sequence, len(ids)) for sequence, ids in pieces) <= self.pool.free
+
+    def append(self, pieces: Sequence[tuple[CacheSequence, Sequence[int]]]) -> Batch:
+        """Reserve slots for new tokens, at least one of each sequence, and describe them for `Decoder.forward`.
+
+        Raises `CacheFull` and changes nothing when the pages do not suffice.
+        """
+        new = self.pool.allocate(sum(self._need(sequence, len(ids)) for sequence, ids in pieces))
+        positions, slots, lengths = [], [], []
+        for sequence, ids in pieces:
+            self._extend(sequence, len(ids), new)
+            position_T = np.arange(sequence.length - len(ids), sequence.length)
+            pages = np.array(sequence.pages, np.int64)
+            positions.append(position_T)
+            slots.append(pages[position_T // PAGE] * PAGE + position_T % PAGE)
+            lengths.append(np.maximum(position_T + 1, sequence.prompt_tokens))
+        self.pool.release(new)  # left over when a sequence and its only fork stop sharing a page in one batch
+        contexts = [sequence.length for sequence, _ in pieces]
+        tables_BP = np.zeros((len(pieces), -(-max(contexts) // PAGE)), np.int32)
+        for row, (sequence, _) in enumerate(pieces):
+            tables_BP[row, : len(sequence.pages)] = np.frombuffer(sequence.pages, np.int32)
+        return Batch(
+            ids_T=self._tensor(np.array([token for _, ids in pieces for token in ids], np.int64)),
+            positions_T=self._tensor(np.concatenate(positions)),
+            slots_T=self._tensor(np.concatenate(slots)),
+            lengths_T=self._tensor(np.concatenate(lengths)),
+            block_tables_BP=self._tensor(tables_BP),
+            query_starts=self._tensor(np.cumsum([0, *(len(ids) for _, ids in pieces)], dtype=np.int32)),
+            context_lens_B=self._tensor(np.array(contexts, np.int32)),
+            longest=max(contexts),
+        )
+
+    def _need(self, sequence: CacheSequence, tokens: int) -> int:
+        pages = -(-(sequence.length + tokens) // PAGE) - len(sequence.pages)
+        return pages + self._splits(sequence)
+
+    def _splits(self, sequence: CacheSequence) -> bool:
+        """Whether the next token falls into a page that another sequence reads too."""
+        return sequence.length % PAGE > 0 and self.pool.shared(sequence.pages[-1])
+
+    def _extend(self, sequence: CacheSequence, tokens: int, new: list[int]) -> None:
+        assert tokens > 0, "a sequence without new tokens"
+        if self._splits(sequence):
+            shared, own = sequence.pages[-1], new.pop()
+            for layer in self.layers:
+                layer.copy(shared, own)
+            self.pool.release([shared])
+            sequence.pages[-1] = own
+        sequence.length += tokens
+        while len(sequence.pages) * PAGE < sequence.length:
+            sequence.pages.append(new.pop())
+
+    def _tensor(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+
+def _layer(pages: int, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> LayerPages:
+    heads, size = config.kv_heads, config.head_dim
+    if dtype == torch.bfloat16:
+        k, v = (pages, heads, size // 2, PAGE, 2), (pages, heads, PAGE // 2, size, 2)
+    else:
+        k, v = (pages, heads, size, PAGE), (pages, heads, PAGE, size)
+    scale = (pages, heads, PAGE)
+    has_scale = dtype == torch.int8
+    return LayerPages(
+        _zeros(k, dtype, device),
+        _zeros(v, dtype, device),
+        _zeros(scale, torch.float32, device) if has_scale else None,
+        _zeros(scale, torch.float32, device) if has_scale else None,
+    )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that take memory only once they are written (torch.zeros writes them all), aligned for vector loads."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.zeros(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return torch.from_numpy(raw[start : start + size]).view(dtype).view(shape)

@@ -1,0 +1,85 @@
+"""The fields of a config.json, each checked as it is read; an error names the file, the key and what it may be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torchwright.errors import ModelError
+
+
+class Fields:
+    """A JSON object of a file. A key that is absent or null takes the default; without a default it is required."""
+
+    def __init__(self, path: Path, data: dict[str, Any], prefix: str = "") -> None:
+        self.path, self.data, self.prefix = path, data, prefix
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+        value = self._value(key, default)
+        if type(value) is not int or value < minimum:
+            raise self.wrong(key, f"an integer of {minimum} or more")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(key, "a number")
+        return float(value)
+
+    def optional(self, key: str) -> float | None:
+        """A number, or None where there is none."""
+        return None if self.data.get(key) is None else self.number(key)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self.wrong(key, "a string")
+        return value
+
+    def numbers(self, key: str, length: int) -> tuple[float, ...]:
+        value = self._value(key, None)
+        good = isinstance(value, list) and all(isinstance(x, int | float) for x in value)
+        if not good or len(value) != length:
+            raise self.wrong(key, f"a list of {length} numbers")
+        return tuple(float(x) for x in value)
+
+    def items(self, key: str, length: int) -> list[Any] | None:
+        """A list of one entry for each of `length` layers, or None where there is none."""
+        value = self.data.get(key)
+        if value is not None and (not isinstance(value, list) or len(value) != length):
+            raise self.wrong(key, f"a list of {length} entries, one for each layer")
+        return value
+
+    def section(self, key: str) -> Fields:
+        """The object under `key`, empty where there is none."""
+        value = self._value(key, {})
+        if not isinstance(value, dict):
+            raise self.wrong(key, "an object")
+        return Fields(self.path, value, f"{self.prefix}{key}.")
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        """One token id or several."""
+        value = self.data.get(key)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(type(token) is int for token in ids):
+            raise self.wrong(key, "a token id or a list of them")
+        return tuple(ids)
+
+    def wrong(self, key: str, allowed: str) -> ModelError:
+        return ModelError(
+            f"{self.path}: '{self.prefix}{key}' cannot be used",
+            found=repr(self.data.get(key)),
+            allowed=allowed,
+        )
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.data.get(key)
+        if value is None and default is None:
+            raise ModelError(f"{self.path} has no '{self.prefix}{key}'", next="check that the file is complete")
+        return default if value is None else value

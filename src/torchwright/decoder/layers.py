@@ -1,0 +1,153 @@
+"""One decoder layer: attention over the paged cache, a feed-forward block or a mixture of experts, and their norms."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torchwright.decoder.batch import Batch
+from torchwright.decoder.cache import LayerPages
+from torchwright.decoder.config import DecoderConfig, Experts
+from torchwright.decoder.functional import ops
+from torchwright.decoder.weights import DecoderWeights
+
+Turn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Cosines and sines (rows, R/2) and each token's row."""
+
+
+class Attention(nn.Module):
+    """Grouped-query attention; query, key and value projections are one linear layer."""
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, layer: int) -> None:
+        super().__init__()
+        self.config, self.window = config, config.windows[layer]
+        self.qkv, self.o = weights.linear(layer, "qkv"), weights.linear(layer, "o")
+        self.register_buffer("q_norm", weights.norm(layer, "q_norm"))
+        self.register_buffer("k_norm", weights.norm(layer, "k_norm"))
+
+    def forward(self, x_TE: torch.Tensor, batch: Batch, turn: Turn, pages: LayerPages) -> torch.Tensor:
+        config, (cos, sin, rows_T) = self.config, turn
+        by_head = config.qk_norm == "head"
+        q_THD = ops.rope_store(
+            self._project(x_TE),
+            cos,
+            sin,
+            rows_T,
+            batch.slots_T,
+            pages.k,
+            pages.v,
+            pages.k_scale,
+            pages.v_scale,
+            config.heads,
+            config.kv_heads,
+            self.q_norm if by_head else None,
+            self.k_norm if by_head else None,
+            config.eps,
+        )
+        out_THD = ops.paged_attention(
+            q_THD,
+            pages.k,
+            pages.v,
+            pages.k_scale,
+            pages.v_scale,
+            batch.block_tables_BP,
+            batch.query_starts,
+            batch.context_lens_B,
+            config.scale,
+            self.window,
+            config.attention_soft_cap,
+        )
+        return self.o(out_THD.flatten(1))
+
+    def _project(self, x_TE: torch.Tensor) -> torch.Tensor:
+        config, qkv = self.config, self.qkv(x_TE)
+        if config.qk_norm == "projection":
+            D = config.head_dim
+            q, k, v = qkv.split([config.heads * D, config.kv_heads * D, config.kv_heads * D], dim=-1)
+            q = ops.rms_norm(q.contiguous(), self.q_norm, config.eps)
+            k = ops.rms_norm(k.contiguous(), self.k_norm, config.eps)
+            qkv = torch.cat([q, k, v], dim=-1)
+        return qkv if config.clip_qkv is None else qkv.clamp(-config.clip_qkv, config.clip_qkv)
+
+
+class FeedForward(nn.Module):
+    """down(activation(gate(x)) · up(x)), gate and up as one linear layer."""
+
+    def __init__(self, activation: str, gate_up: nn.Module, down: nn.Module) -> None:
+        super().__init__()
+        self.activation, self.gate_up, self.down = activation, gate_up, down
+
+    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
+        return self.down(ops.gated(self.gate_up(x_TE), self.activation))
+
+
+class MixtureOfExperts(nn.Module):
+    """Each token's chosen experts, weighted by the router's softmax; an expert sees all of its tokens in one call."""
+
+    def __init__(self, config: DecoderConfig, experts: Experts, weights: DecoderWeights, layer: int) -> None:
+        super().__init__()
+        self.chosen, self.normalize = experts.chosen, experts.normalize
+        self.register_buffer("router", weights.router(layer))
+        self.experts = nn.ModuleList(
+            FeedForward(config.activation, *weights.expert(layer, expert)) for expert in range(experts.count)
+        )
+
+    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
+        share_TX = F.linear(x_TE, self.router).float().softmax(-1)
+        share_TC, expert_TC = share_TX.topk(self.chosen, dim=-1)
+        if self.normalize:
+            share_TC = share_TC / share_TC.sum(-1, keepdim=True)
+        out_TE = torch.zeros_like(x_TE)
+        # In the order of the experts' numbers, so that a token's sum does not depend on the others.
+        for expert in expert_TC.unique().tolist():
+            row, place = (expert_TC == expert).nonzero(as_tuple=True)
+            part = self.experts[expert](x_TE[row]) * share_TC[row, place, None].to(x_TE.dtype)
+            out_TE.index_add_(0, row, part)
+        return out_TE
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward block, each with a norm before it, after it, or both.
+
+    What the last block has computed travels beside the residual stream until the next norm adds it, because one kernel
+    adds and normalizes.
+    """
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, layer: int) -> None:
+        super().__init__()
+        self.eps, self.residual_scale = config.eps, config.residual_scale
+        self.attention = Attention(config, weights, layer)
+        if config.sparse[layer]:
+            assert config.experts
+            self.mlp = MixtureOfExperts(config, config.experts, weights, layer)
+        else:
+            gate_up, down = weights.linear(layer, "gate_up"), weights.linear(layer, "down")
+            self.mlp = FeedForward(config.activation, gate_up, down)
+        for part in ("pre_attention", "post_attention", "pre_mlp", "post_mlp"):
+            self.register_buffer(part, weights.norm(layer, part))
+
+    def forward(
+        self, delta_TE: torch.Tensor | None, stream_TE: torch.Tensor, batch: Batch, turn: Turn, pages: LayerPages
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(delta, stream) in, (delta, stream) out; their sum is the layer's input and output."""
+        x_TE, stream_TE = join(delta_TE, stream_TE, self.pre_attention, self.eps)
+        delta_TE = self._leave(self.attention(x_TE, batch, turn, pages), self.post_attention)
+        x_TE, stream_TE = join(delta_TE, stream_TE, self.pre_mlp, self.eps)
+        return self._leave(self.mlp(x_TE), self.post_mlp), stream_TE
+
+    def _leave(self, x_TE: torch.Tensor, norm_E: torch.Tensor | None) -> torch.Tensor:
+        if norm_E is not None:
+            x_TE = ops.rms_norm(x_TE, norm_E, self.eps)
+        return x_TE if self.residual_scale == 1 else x_TE * self.residual_scale
+
+
+def join(
+    delta_TE: torch.Tensor | None, stream_TE: torch.Tensor, norm_E: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A block's input and the residual stream, once `delta_TE` (None before the first layer) is added to it."""
+    if norm_E is not None and delta_TE is not None:
+        return ops.add_rms_norm(delta_TE, stream_TE, norm_E, eps)
+    if delta_TE is not None:
+        stream_TE = stream_TE + delta_TE
+    return (stream_TE if norm_E is None else ops.rms_norm(stream_TE, norm_E, eps)), stream_TE

@@ -1,0 +1,60 @@
+"""The decoder: embedding, layers, final norm, output layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torchwright.decoder.batch import Batch
+from torchwright.decoder.cache import PagedCache
+from torchwright.decoder.config import DecoderConfig
+from torchwright.decoder.layers import Layer, Turn, join
+from torchwright.decoder.rope import Rope, Rotary
+from torchwright.decoder.weights import DecoderWeights
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer over ragged batches and a paged cache.
+
+    batch = cache.append([(sequence, ids), …])
+    hidden_TE = decoder(batch, cache)
+    logits_BV = decoder.logits(hidden_TE[batch.last_rows_B])
+    """
+
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+        super().__init__()
+        self.config = config
+        embedding_VE = weights.embedding()
+        self.register_buffer("embedding", embedding_VE)
+        # Gemma scales by the factor as the model's dtype rounds it.
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding_VE.dtype).item()
+        self.layers = nn.ModuleList()
+        for layer in range(config.layers):
+            self.layers.append(Layer(config, weights, layer))
+            weights.checkpoint.close()
+        self.register_buffer("norm", weights.final_norm())
+        self.head = weights.head(embedding_VE)
+        weights.checkpoint.close()
+        self._rotary = {rope: Rotary(rope, config.context) for rope in config.ropes if rope}
+
+    def forward(self, batch: Batch, cache: PagedCache) -> torch.Tensor:
+        """Hidden states (T, E) after the final norm; writes the tokens' keys and values into the cache."""
+        stream_TE = F.embedding(batch.ids_T, self.embedding)
+        if self.embedding_scale != 1:
+            stream_TE = stream_TE * self.embedding_scale
+        turns: dict[Rope | None, Turn] = {rope: rotary(batch) for rope, rotary in self._rotary.items()}
+        still = torch.empty(batch.longest, 0, device=batch.positions_T.device)
+        turns[None] = still, still, batch.positions_T
+        delta_TE = None
+        for layer, rope, pages in zip(self.layers, self.config.ropes, cache.layers, strict=True):
+            delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, turns[rope], pages)
+        return join(delta_TE, stream_TE, self.norm, self.config.eps)[0]
+
+    def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:
+        """Logits (N, V) in float32 of hidden states (N, E)."""
+        config = self.config
+        logits_NV = self.head(hidden_NE).float() * config.logit_scale
+        if config.logit_soft_cap:
+            logits_NV = torch.tanh(logits_NV / config.logit_soft_cap) * config.logit_soft_cap
+        return logits_NV

@@ -1,0 +1,210 @@
+"""Rotary position embeddings: every scaling of the supported families, and the cosines and sines of a batch.
+
+Angles are float32, as they are in transformers: at far positions another precision is another rotation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from torchwright.decoder.batch import Batch
+from torchwright.decoder.fields import Fields
+from torchwright.errors import unknown
+
+FIRST_ROWS = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """One rotary embedding: what config.json says, defaults filled in."""
+
+    kind: str
+    theta: float
+    rotated: int
+    """Dimensions of a head that turn (R)."""
+    factor: float = 1.0
+    original: int
+    """Positions the model was trained on before it was scaled."""
+    attention_factor: float = 1.0
+    """Cosines and sines are multiplied by it."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    def context(self, positions: int) -> int:
+        """Positions the model can serve, where config.json's max_position_embeddings is `positions`.
+
+        Some scalings (dynamic always, yarn in files that leave the scaling to the user) keep the trained length there.
+        """
+        if self.kind == "dynamic":
+            return int(positions * self.factor)
+        return max(positions, int(self.original * self.factor)) if self.kind == "yarn" else positions
+
+
+def read_rope(
+    section: Fields, top: Fields, *, theta: float, head_dim: int, positions: int, renamed: dict[str, str]
+) -> Rope:
+    """The embedding that `section` (rope_parameters, or rope_scaling of older files) and the top level describe.
+
+    `theta` is the family's default base; `renamed` are the family's own names for a scaling.
+    """
+    kind = section.text("rope_type", section.text("type", "default"))
+    kind = renamed.get(kind, kind)
+    if kind not in ROPES:
+        raise unknown("rotary embedding", kind, ROPES, next=f"see '{section.prefix}rope_type' in {section.path}")
+    theta = section.number("rope_theta", top.number("rope_theta", theta))
+    partial = section.number("partial_rotary_factor", top.number("partial_rotary_factor", 1.0))
+    rotated = int(head_dim * partial)
+    if rotated < 2 or rotated % 2 or rotated > head_dim:
+        raise section.wrong("partial_rotary_factor", f"an even part of the head's {head_dim} dimensions")
+    # Phi-3 keeps the trained length at the top level, and that one counts.
+    original = top.integer(
+        "original_max_position_embeddings", section.integer("original_max_position_embeddings", positions)
+    )
+    plain = {"kind": kind, "theta": theta, "rotated": rotated, "original": original}
+    if kind == "default":
+        return Rope(**plain)
+    if kind in ("linear", "dynamic"):
+        return Rope(**plain | {"factor": section.number("factor"), "original": positions})
+    if kind == "llama3":
+        return Rope(
+            **plain,
+            factor=section.number("factor"),
+            low_freq_factor=section.number("low_freq_factor"),
+            high_freq_factor=section.number("high_freq_factor"),
+        )
+    factor = section.optional("factor") or positions / original
+    given = section.optional("attention_factor")
+    if kind == "yarn":
+        return Rope(
+            **plain,
+            factor=factor,
+            attention_factor=_yarn_attention(section, factor) if given is None else given,
+            beta_fast=section.optional("beta_fast") or 32.0,
+            beta_slow=section.optional("beta_slow") or 1.0,
+            truncate=section.flag("truncate", True),
+        )
+    stretch = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return Rope(
+        **plain,
+        factor=factor,
+        attention_factor=stretch if given is None else given,
+        short_factor=section.numbers("short_factor", rotated // 2),
+        long_factor=section.numbers("long_factor", rotated // 2),
+    )
+
+
+class Rotary:
+    """Cosines and sines of one embedding for whatever positions a batch holds.
+
+    Most embeddings turn a position by the same angle in every sequence: one table serves all, and grows with the longest
+    sequence seen, because a table of a whole long context would cost tens of megabytes. "dynamic" and "longrope" depend on
+    the sequence's length as well (`Batch.lengths_T`): the length of the prompt, then that of the sequence as it grows.
+    """
+
+    def __init__(self, rope: Rope, context: int) -> None:
+        self.rope, self.context = rope, context
+        self._table: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Cosines and sines (rows, R/2) in float32, and each token's row (T,)."""
+        frequencies = ROPES[self.rope.kind]
+        if self.rope.kind in BY_LENGTH:
+            inverse_TR = frequencies(self.rope, batch.lengths_T)
+            cos, sin = self._turn(batch.positions_T, inverse_TR)
+            return cos, sin, torch.arange(len(batch.positions_T), device=batch.positions_T.device)
+        if self._table is None or len(self._table[0]) < batch.longest:
+            rows = min(max(FIRST_ROWS, 2 ** math.ceil(math.log2(batch.longest))), max(self.context, batch.longest))
+            positions = torch.arange(rows, device=batch.positions_T.device)
+            self._table = self._turn(positions, frequencies(self.rope, batch.lengths_T))
+        return *self._table, batch.positions_T
+
+    def _turn(self, positions: torch.Tensor, inverse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angle = positions[:, None].float() * inverse
+        return angle.cos() * self.rope.attention_factor, angle.sin() * self.rope.attention_factor
+
+
+def _exponents(rope: Rope, like: torch.Tensor) -> torch.Tensor:
+    return torch.arange(0, rope.rotated, 2, device=like.device).float() / rope.rotated
+
+
+def _default(rope: Rope, lengths_T: torch.Tensor) -> torch.Tensor:
+    return 1.0 / rope.theta ** _exponents(rope, lengths_T)
+
+
+def _linear(rope: Rope, lengths_T: torch.Tensor) -> torch.Tensor:
+    return _default(rope, lengths_T) / rope.factor
+
+
+def _dynamic(rope: Rope, lengths_T: torch.Tensor) -> torch.Tensor:
+    """Beyond the trained length the base grows with the sequence (NTK-aware scaling)."""
+    lengths = lengths_T.clamp_min(rope.original)[:, None]
+    growth = (rope.factor * lengths / rope.original) - (rope.factor - 1)
+    base = rope.theta * growth ** (rope.rotated / (rope.rotated - 2))
+    return 1.0 / base ** _exponents(rope, lengths_T)
+
+
+def _llama3(rope: Rope, lengths_T: torch.Tensor) -> torch.Tensor:
+    """Long waves are stretched, short ones kept, those between blended (Llama 3.1)."""
+    inverse = _default(rope, lengths_T)
+    wave = 2 * math.pi / inverse
+    blend = (rope.original / wave - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blended = (1 - blend) * inverse / rope.factor + blend * inverse
+    stretched = torch.where(wave > rope.original / rope.low_freq_factor, inverse / rope.factor, blended)
+    return torch.where(wave < rope.original / rope.high_freq_factor, inverse, stretched)
+
+
+def _yarn(rope: Rope, lengths_T: torch.Tensor) -> torch.Tensor:
+    """A ramp over dimensions between kept and stretched frequencies (Peng et al., 2023)."""
+
+    def dimension(rotations: float) -> float:
+        """The dimension that turns `rotations` times within the trained length."""
+        wave = rope.original / (rotations * 2 * math.pi)
+        return rope.rotated * math.log(wave) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotated - 1)
+    if low == high:
+        high += 0.001
+    place = torch.arange(rope.rotated // 2, device=lengths_T.device).float()
+    stretch = ((place - low) / (high - low)).clamp(0, 1)
+    inverse = _default(rope, lengths_T)
+    return inverse / rope.factor * stretch + inverse * (1 - stretch)
+
+
+def _longrope(rope: Rope, lengths_T: torch.Tensor) -> torch.Tensor:
+    """One factor for each dimension, from one list within the trained length and another beyond (Ding et al., 2024)."""
+    short = torch.tensor(rope.short_factor, device=lengths_T.device)
+    long = torch.tensor(rope.long_factor, device=lengths_T.device)
+    factor_TR = torch.where((lengths_T > rope.original)[:, None], long, short)
+    return 1.0 / (factor_TR * rope.theta ** _exponents(rope, lengths_T))
+
+
+def _yarn_attention(section: Fields, factor: float) -> float:
+    def growth(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    one, all_dimensions = section.optional("mscale"), section.optional("mscale_all_dim")
+    return growth(one) / growth(all_dimensions) if one and all_dimensions else growth(1.0)
+
+
+ROPES: dict[str, Callable[[Rope, torch.Tensor], torch.Tensor]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+"""Inverse frequencies (R/2,), or (T, R/2) where they depend on the length."""
+BY_LENGTH = ("dynamic", "longrope")

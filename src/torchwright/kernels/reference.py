@@ -1,0 +1,194 @@
+"""What every kernel of the decoder computes, in plain PyTorch: the meaning of the fast ones, and the way without them.
+
+Axes: T new tokens of all sequences together, B sequences, H query heads, K key-value heads, D head size, R rotated
+dimensions, E model size, F feed-forward size, P pages, S keys of one sequence. Sums are taken in float32, or in
+float64 where the input has it.
+
+Keys and values lie in pages of 16 tokens, in the order in which vector kernels read them:
+
+    float32, float64   k (P, K, D, 16)        v (P, K, 16, D)
+    bfloat16           k (P, K, D/2, 16, 2)   v (P, K, 8, D, 2)    pairs of dimensions, pairs of keys innermost
+    int8               k (P, K, D, 16)        v (P, K, 16, D)      with float32 scales (P, K, 16) beside each
+
+A slot is page · 16 + the token's place in the page.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+PAGE = 16
+"""Tokens of a page."""
+QUERY_BLOCK = 256
+"""Queries that meet all keys at once, so that the scores of a long prompt fit in memory."""
+
+
+def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) · weight over the last axis, in x's dtype (Zhang and Sennrich, 2019).
+
+    `weight_E` is the whole factor: Gemma's "1 +" is already in it.
+    """
+    x = _wide(x_TE)
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return (x * scale * weight_E).to(x_TE.dtype)
+
+
+def add_rms_norm(
+    x_TE: torch.Tensor, residual_TE: torch.Tensor, weight_E: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rms_norm(x + residual), x + residual), both in x's dtype; the norm reads the sum as it is stored."""
+    total = x_TE + residual_TE
+    return rms_norm(total, weight_E, eps), total
+
+
+def gated(gate_up_TF: torch.Tensor, kind: str) -> torch.Tensor:
+    """activation(gate) · up (T, F) of the two halves of (T, 2F), gate first; `kind` is silu or gelu_tanh."""
+    gate, up = _wide(gate_up_TF).chunk(2, dim=-1)
+    active = F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")
+    return (active * up).to(gate_up_TF.dtype)
+
+
+def rope_store(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions_T: torch.Tensor,
+    slots_T: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    heads: int,
+    kv_heads: int,
+    q_norm_D: torch.Tensor | None,
+    k_norm_D: torch.Tensor | None,
+    eps: float,
+) -> torch.Tensor:
+    """Norm and rotate queries and keys (T, (H + 2K) · D), write keys and values into their slots; queries (T, H, D).
+
+    `cos` and `sin` (rows, R/2) are float32 and read at row `positions_T`; the first R dimensions of a head turn, dimension
+    i with i + R/2, and R may be 0. int8 pages take round(x · 127 / max|x|) for each token and head, halves to even, and
+    the scale max|x| / 127.
+    """
+    qkv_THD = _wide(qkv).view(qkv.shape[0], heads + 2 * kv_heads, -1)
+    q, k, v = qkv_THD.split([heads, kv_heads, kv_heads], dim=1)
+    if q_norm_D is not None:
+        q = rms_norm(q, q_norm_D, eps)
+    if k_norm_D is not None:
+        k = rms_norm(k, k_norm_D, eps)
+    cos_T, sin_T = cos[positions_T][:, None], sin[positions_T][:, None]
+    _store_keys(_rotate(k, cos_T, sin_T), slots_T, k_pages, k_scale)
+    _store_values(v, slots_T, v_pages, v_scale)
+    return _rotate(q, cos_T, sin_T).to(qkv.dtype)
+
+
+def paged_attention(
+    q_THD: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    block_tables_BP: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lens_B: torch.Tensor,
+    scale: float,
+    window: int,
+    soft_cap: float,
+) -> torch.Tensor:
+    """Causal attention (T, H, D) of each sequence's queries over its own pages.
+
+    Rows `query_starts[b]` to `query_starts[b + 1]` are the last tokens of sequence b, whose `context_lens_B[b]` keys lie in
+    pages `block_tables_BP[b]`. A query at position p sees keys at positions in (p − `window`, p], or all up to p when
+    `window` is 0. `soft_cap` c > 0 turns a score s into c · tanh(s / c). Query head h reads key-value head h // (H / K).
+    """
+    out_THD = torch.empty_like(q_THD)
+    starts, contexts = query_starts.tolist(), context_lens_B.tolist()
+    group = q_THD.shape[1] // k_pages.shape[1]
+    for sequence, context in enumerate(contexts):
+        first, last = starts[sequence], starts[sequence + 1]
+        pages = block_tables_BP[sequence, : -(-context // PAGE)].long()
+        k_KSD = _load_keys(k_pages, k_scale, pages)[:, :context]
+        v_KSD = _load_values(v_pages, v_scale, pages)[:, :context]
+        position_S = torch.arange(context, device=q_THD.device)
+        for start in range(first, last, QUERY_BLOCK):
+            stop = min(start + QUERY_BLOCK, last)
+            # (T, H, D) → (K, G · T, D): the query heads of one key-value head are rows of one product.
+            q = _wide(q_THD[start:stop]).unflatten(1, (-1, group)).permute(1, 2, 0, 3)
+            score_KGTS = torch.einsum("kgtd,ksd->kgts", q, k_KSD.to(q.dtype)) * scale
+            if soft_cap:
+                score_KGTS = torch.tanh(score_KGTS / soft_cap) * soft_cap
+            distance_TS = position_S[context - last + start : context - last + stop, None] - position_S
+            hidden_TS = distance_TS < 0
+            if window:
+                hidden_TS |= distance_TS >= window
+            weight_KGTS = score_KGTS.masked_fill(hidden_TS, -torch.inf).softmax(-1)
+            out = torch.einsum("kgts,ksd->kgtd", weight_KGTS, v_KSD.to(q.dtype))
+            out_THD[start:stop] = out.permute(2, 0, 1, 3).flatten(1, 2).to(out_THD.dtype)
+    return out_THD
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _rotate(x_THD: torch.Tensor, cos_T: torch.Tensor, sin_T: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding of half-split pairs (Su et al., 2021)."""
+    half = cos_T.shape[-1]
+    x1, x2, rest = x_THD.split([half, half, x_THD.shape[-1] - 2 * half], dim=-1)
+    return torch.cat([x1 * cos_T - x2 * sin_T, x2 * cos_T + x1 * sin_T, rest], dim=-1)
+
+
+def _store_keys(
+    k_TKD: torch.Tensor, slots_T: torch.Tensor, pages: torch.Tensor, scale: torch.Tensor | None
+) -> None:
+    page, place = slots_T // PAGE, slots_T % PAGE
+    if pages.dtype == torch.bfloat16:
+        pages[page, :, :, place] = k_TKD.unflatten(-1, (-1, 2)).to(pages.dtype)
+        return
+    if scale is not None:
+        k_TKD, scale[page, :, place] = _quantize(k_TKD)
+    pages[page, :, :, place] = k_TKD.to(pages.dtype)
+
+
+def _store_values(
+    v_TKD: torch.Tensor, slots_T: torch.Tensor, pages: torch.Tensor, scale: torch.Tensor | None
+) -> None:
+    page, place = slots_T // PAGE, slots_T % PAGE
+    if pages.dtype == torch.bfloat16:
+        pages[page, :, place // 2, :, place % 2] = v_TKD.to(pages.dtype)
+        return
+    if scale is not None:
+        v_TKD, scale[page, :, place] = _quantize(v_TKD)
+    pages[page, :, place] = v_TKD.to(pages.dtype)
+
+
+def _quantize(x_TKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Integers in ±127 and their scale (T, K)."""
+    largest_TK = x_TKD.abs().amax(-1)
+    inverse_TK = torch.where(largest_TK > 0, 127 / largest_TK, 0.0)
+    return (x_TKD * inverse_TK[..., None]).round().clamp(-127, 127), (largest_TK / 127).float()
+
+
+def _load_keys(pages: torch.Tensor, scale: torch.Tensor | None, table_P: torch.Tensor) -> torch.Tensor:
+    chosen = pages[table_P]
+    if pages.dtype == torch.bfloat16:
+        k_KSD = chosen.permute(1, 0, 3, 2, 4).flatten(3).flatten(1, 2)
+    else:
+        k_KSD = chosen.permute(1, 0, 3, 2).flatten(1, 2)
+    return _dequantize(k_KSD, scale, table_P)
+
+
+def _load_values(pages: torch.Tensor, scale: torch.Tensor | None, table_P: torch.Tensor) -> torch.Tensor:
+    chosen = pages[table_P]
+    if pages.dtype == torch.bfloat16:
+        v_KSD = chosen.permute(1, 0, 2, 4, 3).flatten(1, 3)
+    else:
+        v_KSD = chosen.permute(1, 0, 2, 3).flatten(1, 2)
+    return _dequantize(v_KSD, scale, table_P)
+
+
+def _dequantize(x_KSD: torch.Tensor, scale: torch.Tensor | None, table_P: torch.Tensor) -> torch.Tensor:
+    if scale is None:
+        return x_KSD
+    return x_KSD.float() * scale[table_P].transpose(0, 1).flatten(1)[..., None]
