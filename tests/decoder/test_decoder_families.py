@@ -1,4 +1,4 @@
-"""Every family's logits against transformers' eager float32: prefill, decoding, ragged batches, chunks, other caches."""
+"""Every family's logits against transformers' eager float32: prefill, decoding, ragged batches, chunks, caches."""
 
 from __future__ import annotations
 

@@ -46,6 +46,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 32},
     ),
+    "llama-all-heads": ("Llama", {"num_key_value_heads": 4}),
     "llama-one-kv-head": ("Llama", {"num_key_value_heads": 1}),
     "llama-linear": ("Llama", rope("linear", factor=3.0)),
     "llama-dynamic": ("Llama", rope("dynamic", factor=4.0) | {"max_position_embeddings": 16}),
@@ -53,20 +54,33 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-yarn": ("Llama", rope("yarn", factor=4.0, original_max_position_embeddings=16)),
     "llama-yarn-options": (
         "Llama",
-        rope("yarn", factor=8.0, original_max_position_embeddings=16, beta_fast=4.0, beta_slow=0.5, truncate=False),
+        rope(
+            "yarn",
+            factor=8.0,
+            original_max_position_embeddings=16,
+            beta_fast=4.0,
+            beta_slow=0.5,
+            truncate=False,
+        ),
     ),
     "llama-yarn-mscale": (
         "Llama",
         rope("yarn", factor=8.0, original_max_position_embeddings=16, mscale=1.4, mscale_all_dim=0.7),
     ),
-    "llama-longrope": ("Llama", rope("longrope", **LONGROPE, factor=4.0, original_max_position_embeddings=16)),
+    "llama-longrope": (
+        "Llama",
+        rope("longrope", **LONGROPE, factor=4.0, original_max_position_embeddings=16),
+    ),
     "mistral-window": ("Mistral", {"sliding_window": 9, "head_dim": 32}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32, "attention_bias": True}),
     "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2, "attention_bias": True}),
-    "smollm3-window": ("SmolLM3", {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 9}),
+    "smollm3-window": (
+        "SmolLM3",
+        {"no_rope_layer_interval": 3, "use_sliding_window": True, "sliding_window": 9},
+    ),
     "gemma2": (
         "Gemma2",
         {

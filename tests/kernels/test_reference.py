@@ -50,7 +50,9 @@ def store(k_SKD: torch.Tensor, v_SKD: torch.Tensor, pages: tuple, row: int, q: t
     return ops.rope_store(qkv, still, still, position, slots, *pages, H, K, None, None, 1e-6)
 
 
-def attention(q_TD: torch.Tensor, k_SD: torch.Tensor, v_SD: torch.Tensor, window: int, cap: float) -> torch.Tensor:
+def attention(
+    q_TD: torch.Tensor, k_SD: torch.Tensor, v_SD: torch.Tensor, window: int, cap: float
+) -> torch.Tensor:
     """One head by its definition, query by query; the queries are the last of the S positions."""
     out = []
     for i, q in enumerate(q_TD):
@@ -109,7 +111,7 @@ def test_pages_are_laid_out_as_stated() -> None:
 def test_int8_pages_are_symmetric_per_token_and_head() -> None:
     k_SKD = randn(5, K, D, seed=1)
     k_SKD[2, 1] = 0
-    k, v, k_scale, v_scale = pages = new_pages(torch.int8)
+    k, _, k_scale, v_scale = pages = new_pages(torch.int8)
     store(k_SKD, 3 * k_SKD, pages, 1)
     largest = k_SKD.abs().amax(-1)
     torch.testing.assert_close(k_scale[4, :, :5].T, largest / 127)
@@ -147,9 +149,7 @@ def test_rope_norms_each_head_of_queries_and_keys() -> None:
     slots = torch.tensor([0, 1])
     out = ops.rope_store(qkv, still, still, slots, slots, *pages, H, K, q_norm, k_norm, 1e-5)
     torch.testing.assert_close(out, F.rms_norm(q, (D,), q_norm, 1e-5))
-    torch.testing.assert_close(
-        pages[0][0, :, :, :2].permute(2, 0, 1), F.rms_norm(k, (D,), k_norm, 1e-5)
-    )
+    torch.testing.assert_close(pages[0][0, :, :, :2].permute(2, 0, 1), F.rms_norm(k, (D,), k_norm, 1e-5))
     torch.testing.assert_close(pages[1][0, :, :2].transpose(0, 1), k)
 
 
@@ -159,7 +159,9 @@ def test_rms_norm(dtype: torch.dtype) -> None:
     wanted = F.rms_norm(x.double(), (16,), weight.double(), 1e-5)
     got = ops.rms_norm(x, weight, 1e-5)
     assert got.dtype == dtype
-    torch.testing.assert_close(got, wanted.to(dtype), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        got, wanted.to(dtype), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6
+    )
     normed, total = ops.add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(total, x + residual)
     assert torch.equal(normed, ops.rms_norm(x + residual, weight, 1e-5))

@@ -94,8 +94,8 @@ class DecoderConfig:
 def read_decoder_config(folder: Path) -> DecoderConfig:
     """The decoder of a Hugging Face folder.
 
-    Raises `UnsupportedArchitecture` for a model that no family here describes, and `ModelError`, naming file and key, for
-    a config.json that is missing, incomplete, contradictory or of a quantized checkpoint.
+    Raises `UnsupportedArchitecture` for a model that no family here describes, and `ModelError`, naming file and key,
+    for a config.json that is missing, incomplete, contradictory or of a quantized checkpoint.
     """
     from torchwright.decoder.families import FAMILIES
     from torchwright.decoder.fields import Fields

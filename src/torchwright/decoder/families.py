@@ -232,9 +232,7 @@ def _experts(fields: Fields, *, feed_forward: str, normalize: bool) -> Experts:
     chosen = fields.integer("num_experts_per_tok")
     if chosen > count:
         raise fields.wrong("num_experts_per_tok", f"at most the {count} experts")
-    return Experts(
-        count=count, chosen=chosen, feed_forward=fields.integer(feed_forward), normalize=normalize
-    )
+    return Experts(count=count, chosen=chosen, feed_forward=fields.integer(feed_forward), normalize=normalize)
 
 
 def _mixtral(fields: Fields, layers: int) -> dict[str, Any]:

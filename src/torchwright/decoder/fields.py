@@ -81,5 +81,7 @@ class Fields:
     def _value(self, key: str, default: Any) -> Any:
         value = self.data.get(key)
         if value is None and default is None:
-            raise ModelError(f"{self.path} has no '{self.prefix}{key}'", next="check that the file is complete")
+            raise ModelError(
+                f"{self.path} has no '{self.prefix}{key}'", next="check that the file is complete"
+            )
         return default if value is None else value

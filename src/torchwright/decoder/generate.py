@@ -69,7 +69,9 @@ class LoadedDecoder:
         logits_BTV = torch.empty(*ids_BT.shape, self.config.vocabulary, device=cache.device)
         for chunk in _chunks(rows, prefill_chunk):
             batch = cache.append([(sequences[row], rows[row][start:stop]) for row, start, stop in chunk])
-            parts = self.decoder.logits(self.decoder(batch, cache)).split([stop - start for _, start, stop in chunk])
+            parts = self.decoder.logits(self.decoder(batch, cache)).split(
+                [stop - start for _, start, stop in chunk]
+            )
             for (row, start, stop), part in zip(chunk, parts, strict=True):
                 logits_BTV[row, start:stop] = part
         return logits_BTV
@@ -98,7 +100,9 @@ class LoadedDecoder:
         texts = isinstance(items[0], str)
         rows = [self.text.encode(item) if texts else item for item in items]
         outputs: list[list[int]] = [[] for _ in rows]
-        for row, token in self._tokens(rows, max_new_tokens, seed, stop, prefill_chunk, Sampling.of(sampling)):
+        for row, token in self._tokens(
+            rows, max_new_tokens, seed, stop, prefill_chunk, Sampling.of(sampling)
+        ):
             outputs[row].append(token)
         results = [self.text.decode(ids) for ids in outputs] if texts else outputs
         return results[0] if single else results
@@ -208,7 +212,9 @@ class LoadedDecoder:
                 f"a prompt of {len(ids)} tokens and {new} new ones exceed the model's context",
                 found=f"{len(ids) + new} tokens",
                 allowed=f"{config.context} together",
-                next="shorten the prompt" if len(ids) > config.context else "shorten it or ask for fewer tokens",
+                next="shorten the prompt"
+                if len(ids) > config.context
+                else "shorten it or ask for fewer tokens",
             )
         return ids
 
@@ -235,5 +241,7 @@ def _seeds(seed: int | Sequence[int], rows: int) -> list[int]:
     if isinstance(seed, int):
         return [1_000_003 * seed + row for row in range(rows)]
     if len(seed) != rows:
-        raise WorkloadError(f"{len(seed)} seeds for {rows} prompts", allowed="one number, or one for each prompt")
+        raise WorkloadError(
+            f"{len(seed)} seeds for {rows} prompts", allowed="one number, or one for each prompt"
+        )
     return list(seed)

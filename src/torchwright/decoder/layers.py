@@ -19,6 +19,9 @@ Turn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class Attention(nn.Module):
     """Grouped-query attention; query, key and value projections are one linear layer."""
 
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+
     def __init__(self, config: DecoderConfig, weights: DecoderWeights, layer: int) -> None:
         super().__init__()
         self.config, self.window = config, config.windows[layer]
@@ -63,6 +66,7 @@ class Attention(nn.Module):
     def _project(self, x_TE: torch.Tensor) -> torch.Tensor:
         config, qkv = self.config, self.qkv(x_TE)
         if config.qk_norm == "projection":
+            assert self.q_norm is not None and self.k_norm is not None
             D = config.head_dim
             q, k, v = qkv.split([config.heads * D, config.kv_heads * D, config.kv_heads * D], dim=-1)
             q = ops.rms_norm(q.contiguous(), self.q_norm, config.eps)
@@ -84,6 +88,8 @@ class FeedForward(nn.Module):
 
 class MixtureOfExperts(nn.Module):
     """Each token's chosen experts, weighted by the router's softmax; an expert sees all of its tokens in one call."""
+
+    router: torch.Tensor
 
     def __init__(self, config: DecoderConfig, experts: Experts, weights: DecoderWeights, layer: int) -> None:
         super().__init__()
@@ -114,6 +120,11 @@ class Layer(nn.Module):
     adds and normalizes.
     """
 
+    pre_attention: torch.Tensor | None
+    post_attention: torch.Tensor | None
+    pre_mlp: torch.Tensor | None
+    post_mlp: torch.Tensor | None
+
     def __init__(self, config: DecoderConfig, weights: DecoderWeights, layer: int) -> None:
         super().__init__()
         self.eps, self.residual_scale = config.eps, config.residual_scale
@@ -128,7 +139,12 @@ class Layer(nn.Module):
             self.register_buffer(part, weights.norm(layer, part))
 
     def forward(
-        self, delta_TE: torch.Tensor | None, stream_TE: torch.Tensor, batch: Batch, turn: Turn, pages: LayerPages
+        self,
+        delta_TE: torch.Tensor | None,
+        stream_TE: torch.Tensor,
+        batch: Batch,
+        turn: Turn,
+        pages: LayerPages,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(delta, stream) in, (delta, stream) out; their sum is the layer's input and output."""
         x_TE, stream_TE = join(delta_TE, stream_TE, self.pre_attention, self.eps)

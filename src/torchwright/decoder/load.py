@@ -28,11 +28,11 @@ def load_decoder(
 ) -> LoadedDecoder:
     """The language model of a Hugging Face folder or hub id on Torchwright's own decoder.
 
-    `dtype` is float32 or bfloat16; `kv` is the type of cached keys and values, fp32, bf16 or int8, by default the model's.
-    `make_linear(weight (N, K), bias (N,) or None)` makes every linear layer but the experts' routers.
+    `dtype` is float32 or bfloat16; `kv` is the type of cached keys and values: fp32, bf16 or int8, by default the
+    model's own. `make_linear(weight (N, K), bias (N,) or None)` makes every linear layer but the experts' routers.
 
-    Raises `UnsupportedArchitecture` for a family that is not in `FAMILIES`, and `ModelError`, naming the file, for weights
-    or configurations that cannot be used.
+    Raises `UnsupportedArchitecture` for a family that is not in `FAMILIES`, and `ModelError`, naming the file, for
+    weights or configurations that cannot be used.
     """
     if dtype not in DEFAULT_KV:
         raise ModelError(f"dtype {dtype}", allowed=", ".join(str(dtype) for dtype in DEFAULT_KV))

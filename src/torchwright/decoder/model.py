@@ -22,6 +22,9 @@ class Decoder(nn.Module):
     logits_BV = decoder.logits(hidden_TE[batch.last_rows_B])
     """
 
+    embedding: torch.Tensor
+    norm: torch.Tensor
+
     def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
         super().__init__()
         self.config = config

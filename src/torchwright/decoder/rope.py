@@ -59,7 +59,9 @@ def read_rope(
     kind = section.text("rope_type", section.text("type", "default"))
     kind = renamed.get(kind, kind)
     if kind not in ROPES:
-        raise unknown("rotary embedding", kind, ROPES, next=f"see '{section.prefix}rope_type' in {section.path}")
+        raise unknown(
+            "rotary embedding", kind, ROPES, next=f"see '{section.prefix}rope_type' in {section.path}"
+        )
     theta = section.number("rope_theta", top.number("rope_theta", theta))
     partial = section.number("partial_rotary_factor", top.number("partial_rotary_factor", 1.0))
     rotated = int(head_dim * partial)
@@ -105,9 +107,10 @@ def read_rope(
 class Rotary:
     """Cosines and sines of one embedding for whatever positions a batch holds.
 
-    Most embeddings turn a position by the same angle in every sequence: one table serves all, and grows with the longest
-    sequence seen, because a table of a whole long context would cost tens of megabytes. "dynamic" and "longrope" depend on
-    the sequence's length as well (`Batch.lengths_T`): the length of the prompt, then that of the sequence as it grows.
+    Most embeddings turn a position by the same angle in every sequence: one table serves all, and grows with the
+    longest sequence seen, because a table of a whole long context would cost tens of megabytes. "dynamic" and
+    "longrope" depend on the sequence's length as well (`Batch.lengths_T`): the length of the prompt, then that of the
+    sequence as it grows.
     """
 
     def __init__(self, rope: Rope, context: int) -> None:
@@ -122,7 +125,9 @@ class Rotary:
             cos, sin = self._turn(batch.positions_T, inverse_TR)
             return cos, sin, torch.arange(len(batch.positions_T), device=batch.positions_T.device)
         if self._table is None or len(self._table[0]) < batch.longest:
-            rows = min(max(FIRST_ROWS, 2 ** math.ceil(math.log2(batch.longest))), max(self.context, batch.longest))
+            rows = min(
+                max(FIRST_ROWS, 2 ** math.ceil(math.log2(batch.longest))), max(self.context, batch.longest)
+            )
             positions = torch.arange(rows, device=batch.positions_T.device)
             self._table = self._turn(positions, frequencies(self.rope, batch.lengths_T))
         return *self._table, batch.positions_T

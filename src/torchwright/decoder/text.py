@@ -39,9 +39,9 @@ class Text:
 class TextStream:
     """Text of tokens that come one by one; all pieces and the rest together are the text of all tokens.
 
-    A token may be a part of a character, and its text may depend on the token before it (a leading space). So a piece is
-    what the text grows by when the new tokens are decoded together with those of the last piece, and is held back while
-    it ends in an incomplete character.
+    A token may be a part of a character, and its text may depend on the token before it (a leading space). So a piece
+    is what the text grows by when the new tokens are decoded together with those of the last piece, and is held back
+    while it ends in an incomplete character.
     """
 
     def __init__(self, text: Text) -> None:

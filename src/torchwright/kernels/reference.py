@@ -67,9 +67,9 @@ def rope_store(
 ) -> torch.Tensor:
     """Norm and rotate queries and keys (T, (H + 2K) · D), write keys and values into their slots; queries (T, H, D).
 
-    `cos` and `sin` (rows, R/2) are float32 and read at row `positions_T`; the first R dimensions of a head turn, dimension
-    i with i + R/2, and R may be 0. int8 pages take round(x · 127 / max|x|) for each token and head, halves to even, and
-    the scale max|x| / 127.
+    `cos` and `sin` (rows, R/2) are float32 and read at row `positions_T`; the first R dimensions of a head turn,
+    dimension i with i + R/2, and R may be 0. int8 pages take round(x · 127 / max|x|) for each token and head, halves to
+    even, and the scale max|x| / 127.
     """
     qkv_THD = _wide(qkv).view(qkv.shape[0], heads + 2 * kv_heads, -1)
     q, k, v = qkv_THD.split([heads, kv_heads, kv_heads], dim=1)
@@ -98,9 +98,10 @@ def paged_attention(
 ) -> torch.Tensor:
     """Causal attention (T, H, D) of each sequence's queries over its own pages.
 
-    Rows `query_starts[b]` to `query_starts[b + 1]` are the last tokens of sequence b, whose `context_lens_B[b]` keys lie in
-    pages `block_tables_BP[b]`. A query at position p sees keys at positions in (p − `window`, p], or all up to p when
-    `window` is 0. `soft_cap` c > 0 turns a score s into c · tanh(s / c). Query head h reads key-value head h // (H / K).
+    Rows `query_starts[b]` to `query_starts[b + 1]` are the last tokens of sequence b, whose `context_lens_B[b]` keys
+    lie in pages `block_tables_BP[b]`. A query at position p sees keys at positions in (p − `window`, p], or all up to p
+    when `window` is 0. `soft_cap` c > 0 turns a score s into c · tanh(s / c). Query head h reads key-value head
+    h // (H / K).
     """
     out_THD = torch.empty_like(q_THD)
     starts, contexts = query_starts.tolist(), context_lens_B.tolist()

@@ -1,0 +1,135 @@
+"""Sampling: what each option keeps, and that a sequence's draws are its own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from torchwright.decoder import Sampler, Sampling
+from torchwright.decoder.sampling import _kept
+from torchwright.errors import TorchwrightError
+
+V = 50
+
+
+def logits(seed: int = 0) -> torch.Tensor:
+    return 3 * torch.randn(V, generator=torch.Generator().manual_seed(seed))
+
+
+def draws(sampling: Sampling, count: int, seed: int = 0, prompt: tuple[int, ...] = ()) -> list[int]:
+    """Independent draws from the same logits."""
+    return [Sampler(sampling, prompt, seed + i)(logits()) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("options", "warpers"),
+    [
+        ({"top_k": 5}, [TopKLogitsWarper(5)]),
+        ({"top_k": 500}, []),
+        ({"top_p": 0.8}, [TopPLogitsWarper(0.8)]),
+        ({"top_p": 1e-9}, [TopPLogitsWarper(1e-9)]),
+        ({"min_p": 0.1}, [MinPLogitsWarper(0.1)]),
+        ({"top_k": 8, "top_p": 0.7}, [TopKLogitsWarper(8), TopPLogitsWarper(0.7)]),
+        (
+            {"top_k": 20, "top_p": 0.9, "min_p": 0.2},
+            [TopKLogitsWarper(20), TopPLogitsWarper(0.9), MinPLogitsWarper(0.2)],
+        ),
+    ],
+)
+def test_kept_tokens_are_those_of_transformers(options: dict, warpers: list) -> None:
+    for seed in range(10):
+        scores = TemperatureLogitsWarper(0.7)(
+            torch.zeros(1, 0, dtype=torch.long), logits(seed)[None].double()
+        )
+        got = _kept(scores[0].softmax(-1), Sampling(temperature=0.7, **options))
+        for warper in warpers:
+            scores = warper(torch.zeros(1, 0, dtype=torch.long), scores)
+        torch.testing.assert_close(got / got.sum(), scores[0].softmax(-1))
+
+
+def test_draws_follow_the_probabilities() -> None:
+    counts = torch.bincount(torch.tensor(draws(Sampling(temperature=1.5), 4000)), minlength=V)
+    expected = (logits().double() / 1.5).softmax(-1) * 4000
+    spread = (counts - expected).abs() / expected.clamp_min(1).sqrt()
+    assert spread.max() < 4.5  # standard errors
+
+
+def test_greedy_is_the_most_likely_token_and_draws_nothing() -> None:
+    assert set(draws(Sampling(), 5)) == {int(logits().argmax())}
+
+
+def test_a_tiny_temperature_is_greedy_and_finite() -> None:
+    assert set(draws(Sampling(temperature=1e-30), 5)) == {int(logits().argmax())}
+
+
+def test_masked_tokens_are_never_drawn() -> None:
+    masked = logits().clone()
+    masked[torch.arange(V) != 7] = -math.inf
+    assert Sampler(Sampling(temperature=5.0), (), 0)(masked) == 7
+
+
+def test_repetition_penalty_is_that_of_transformers_over_prompt_and_answer() -> None:
+    sampler = Sampler(Sampling(repetition_penalty=1.7), prompt=(3, 4, 4), seed=0)
+    first = sampler(logits())
+    wanted = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[3, 4, 4, first]]), logits()[None])[0]
+    torch.testing.assert_close(sampler._penalized(logits()), wanted)
+
+
+def test_presence_and_frequency_penalties_count_the_answer_only() -> None:
+    sampler = Sampler(Sampling(presence_penalty=0.5, frequency_penalty=0.25), prompt=(3,), seed=0)
+    peak = torch.zeros(V)
+    peak[9] = 100.0
+    sampler(peak)
+    sampler(peak)
+    change = sampler._penalized(torch.zeros(V))
+    assert change[9] == -(0.5 + 2 * 0.25)
+    assert change.count_nonzero() == 1
+
+
+def test_logits_are_not_changed() -> None:
+    before = logits()
+    sampler = Sampler(Sampling(repetition_penalty=2.0, temperature=1.0, top_k=3), prompt=(1, 2), seed=0)
+    sampler(before)
+    assert torch.equal(before, logits())
+
+
+def test_same_seed_same_draws() -> None:
+    sampling = Sampling(temperature=2.0)
+    one, two, other = (Sampler(sampling, (), seed) for seed in (5, 5, 6))
+    a, b, c = ([sampler(logits(i)) for i in range(30)] for sampler in (one, two, other))
+    assert a == b != c
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"min_p": 2.0},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": math.inf},
+        {"frequency_penalty": math.nan},
+    ],
+)
+def test_options_out_of_range_are_refused_by_name(options: dict) -> None:
+    with pytest.raises(TorchwrightError, match=next(iter(options))):
+        Sampling(**options)
+
+
+def test_unknown_option_is_refused_with_the_nearest() -> None:
+    with pytest.raises(TorchwrightError, match="did you mean 'temperature'"):
+        Sampling.of({"temprature": 1.0})
