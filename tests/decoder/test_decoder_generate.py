@@ -114,6 +114,23 @@ def test_stream_is_the_generated_text_in_pieces(bundled: LoadedDecoder) -> None:
     assert "".join(pieces) == bundled.generate("for line in", **options)
 
 
+def test_stream_takes_one_prompt(bundled: LoadedDecoder) -> None:
+    with pytest.raises(TorchwrightError, match=r"one prompt.*a list of 2"):
+        bundled.stream(["a", "b"])
+    pieces = bundled.stream(torch.tensor(bundled.text.encode("The")), max_new_tokens=4)
+    assert "".join(pieces) == bundled.generate("The", max_new_tokens=4)
+
+
+def test_damaged_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TorchwrightError, match=r"tokenizer\.json cannot be read"):
+        Text(tmp_path, None)
+    shutil.copy(BUNDLED / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(TorchwrightError, match=r"tokenizer_config\.json is not a JSON object"):
+        Text(tmp_path, None)
+
+
 def test_stream_checks_before_the_first_piece(bundled: LoadedDecoder) -> None:
     with pytest.raises(TorchwrightError, match="token id -1 is out of range"):
         bundled.stream([-1])

@@ -66,6 +66,8 @@ SPELLINGS: dict[str, tuple[str, Callable[[Data], None]]] = {
     "gemma-2": ("gemma2", older(hidden_act="gelu_pytorch_tanh", cache_implementation="hybrid")),
     "gemma-2-no-tie-key": ("gemma2", lambda data: data.pop("tie_word_embeddings")),
     "smollm3": ("smollm3", older(theta=5e6, no_rope_layers=[1, 0, 1])),
+    "smollm3-window": ("smollm3-window", older(theta=5e6)),
+    "qwen2-window": ("qwen2-window", older(use_sliding_window=True, sliding_window=9, max_window_layers=1)),
     "mistral-null-window": ("mistral", older(sliding_window=None)),
     "qwen2-unused-window": ("qwen2", older(use_sliding_window=False, sliding_window=9, max_window_layers=1)),
 }
@@ -215,7 +217,7 @@ DAMAGE: dict[str, tuple[bool, Callable[[Path], Any], str]] = {
         lambda f: (f / INDEX).write_text("{}"),
         "index.json cannot be read.*weight_map",
     ),
-    "index is no JSON": (True, lambda f: (f / INDEX).write_text("{"), "index.json cannot be read"),
+    "index is no JSON": (True, lambda f: (f / INDEX).write_text("{"), "index.json is not JSON"),
     "a tensor missing": (False, lambda f: rewrite(f, lambda t: t.pop(Q1)), f"lack the tensor '{Q1}'"),
     "a wrong shape": (
         False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,11 @@ class DecoderConfig:
         "longrope" turns positions by other angles beyond the trained length. transformers throws the cache away there
         (Phi-3), so that an answer does not depend on where its prompt ended.
         """
-        longest = [rope.original for rope in self.ropes if rope and rope.kind == "longrope"]
-        return any(prompt_tokens <= original == length - 1 for original in longest)
+        return any(prompt_tokens <= trained == length - 1 for trained in self._restarts)
+
+    @cached_property
+    def _restarts(self) -> set[int]:
+        return {rope.original for rope in self.ropes if rope and rope.kind == "longrope"}
 
 
 def read_decoder_config(folder: Path) -> DecoderConfig:

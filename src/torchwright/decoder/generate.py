@@ -20,8 +20,6 @@ from torchwright.workloads.generation import _as_list
 PREFILL_CHUNK = 512
 """Tokens of one forward call at most, over all sequences: what bounds the memory of activations."""
 
-Prompt = str | Sequence[int]
-
 
 class LoadedDecoder:
     """A decoder with its tokenizer.
@@ -109,7 +107,7 @@ class LoadedDecoder:
 
     def stream(
         self,
-        prompt: Prompt,
+        prompt: str | Sequence[int],
         *,
         max_new_tokens: int = 64,
         seed: int = 0,
@@ -121,7 +119,10 @@ class LoadedDecoder:
 
         A piece never ends within a character.
         """
-        ids = self.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        items, single = _as_list(prompt)
+        if not single:
+            raise WorkloadError("stream takes one prompt", found=f"a list of {len(items)}")
+        ids = self.text.encode(items[0]) if isinstance(items[0], str) else items[0]
         tokens = self._tokens([ids], max_new_tokens, seed, stop, prefill_chunk, Sampling.of(sampling))
         return self._pieces(tokens)
 

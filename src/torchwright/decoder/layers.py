@@ -66,7 +66,8 @@ class Attention(nn.Module):
     def _project(self, x_TE: torch.Tensor) -> torch.Tensor:
         config, qkv = self.config, self.qkv(x_TE)
         if config.qk_norm == "projection":
-            assert self.q_norm is not None and self.k_norm is not None
+            assert self.q_norm is not None
+            assert self.k_norm is not None
             D = config.head_dim
             q, k, v = qkv.split([config.heads * D, config.kv_heads * D, config.kv_heads * D], dim=-1)
             q = ops.rms_norm(q.contiguous(), self.q_norm, config.eps)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 
 from torchwright.decoder.config import read_decoder_config
-from torchwright.decoder.fields import Fields
+from torchwright.decoder.fields import Fields, read_object
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.weights import Checkpoint, DecoderWeights, MakeLinear, plain_linear
@@ -54,10 +53,4 @@ def load_decoder(
 def _generation_eos(folder: Path) -> tuple[int, ...]:
     """End-of-text ids of generation_config.json, which may name more than config.json does."""
     path = folder / "generation_config.json"
-    if not path.is_file():
-        return ()
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON", found=str(error)) from error
-    return Fields(path, data).ids("eos_token_id")
+    return Fields(path, read_object(path)).ids("eos_token_id") if path.is_file() else ()

@@ -124,11 +124,12 @@ class Rotary:
             inverse_TR = frequencies(self.rope, batch.lengths_T)
             cos, sin = self._turn(batch.positions_T, inverse_TR)
             return cos, sin, torch.arange(len(batch.positions_T), device=batch.positions_T.device)
-        if self._table is None or len(self._table[0]) < batch.longest:
+        device = batch.positions_T.device
+        if self._table is None or len(self._table[0]) < batch.longest or self._table[0].device != device:
             rows = min(
                 max(FIRST_ROWS, 2 ** math.ceil(math.log2(batch.longest))), max(self.context, batch.longest)
             )
-            positions = torch.arange(rows, device=batch.positions_T.device)
+            positions = torch.arange(rows, device=device)
             self._table = self._turn(positions, frequencies(self.rope, batch.lengths_T))
         return *self._table, batch.positions_T
 

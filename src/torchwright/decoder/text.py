@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import WorkloadError
+from torchwright.decoder.fields import read_object
+from torchwright.errors import ModelError, WorkloadError
 from torchwright.workloads.generation import load_tokenizer
 
 INCOMPLETE = "\ufffd"
@@ -17,11 +17,14 @@ INCOMPLETE = "\ufffd"
 class Text:
     """The tokenizer of a model folder.
 
-    Raises `WorkloadError` when the folder has no tokenizer.json.
+    Raises `WorkloadError` when the folder has no tokenizer.json, and `ModelError` when it cannot be read.
     """
 
     def __init__(self, folder: Path, bos: int | None) -> None:
-        self._tokenizer: Any = load_tokenizer(folder)
+        try:
+            self._tokenizer: Any = load_tokenizer(folder)
+        except Exception as error:  # tokenizers raises no class of its own
+            raise ModelError(f"{folder / 'tokenizer.json'} cannot be read", found=str(error)) from error
         if self._tokenizer is None:
             raise WorkloadError(f"{folder} has no tokenizer.json", next="pass token ids instead of text")
         self._bos = bos if _adds_bos(folder) else None
@@ -71,4 +74,4 @@ class TextStream:
 def _adds_bos(folder: Path) -> bool:
     """Whether tokenizer_config.json asks for the begin-of-text token; some tokenizer.json leave that to the library."""
     path = folder / "tokenizer_config.json"
-    return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("add_bos_token") is True
+    return path.is_file() and read_object(path).get("add_bos_token") is True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import FAMILIES
+from torchwright.decoder.fields import read_object
 from torchwright.errors import ModelError
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
@@ -68,10 +68,9 @@ class Checkpoint:
     def _index(self) -> dict[str, Path]:
         index = self.folder / INDEX
         if index.is_file():
-            try:
-                names = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise _damaged(index, f"no readable weight_map ({error})") from error
+            names = read_object(index).get("weight_map")
+            if not isinstance(names, dict):
+                raise _damaged(index, "no 'weight_map' from tensors to files")
             return {name: self.folder / str(file) for name, file in names.items()}
         files = [self.folder / "model.safetensors"]
         if not files[0].is_file():
@@ -94,7 +93,7 @@ class Checkpoint:
                 )
             try:
                 self._open[path] = safe_open(path, framework="pt")
-            except SafetensorError as error:
+            except (SafetensorError, OSError) as error:
                 raise _damaged(path, str(error)) from error
         return self._open[path]
 
@@ -174,10 +173,11 @@ class DecoderWeights:
 
     def _stack(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """The tensors one below the other, in the model's dtype and in memory of their own."""
-        out = torch.empty(sum(shape[0] for shape in shapes), *shapes[0][1:], dtype=self.dtype)
-        parts = out.split([shape[0] for shape in shapes])
-        for part, name, shape in zip(parts, names, shapes, strict=True):
-            part.copy_(self.checkpoint.read(name, shape))
+        tensors = [self.checkpoint.read(name, shape) for name, shape in zip(names, shapes, strict=True)]
+        rows = [len(tensor) for tensor in tensors]
+        out = torch.empty(sum(rows), *shapes[0][1:], dtype=self.dtype)
+        for part, tensor in zip(out.split(rows), tensors, strict=True):
+            part.copy_(tensor)
         return out
 
     def _norm(self, name: str, size: int) -> torch.Tensor:
