@@ -116,6 +116,7 @@ def test_same_seed_same_draws() -> None:
         {"temperature": math.nan},
         {"temperature": math.inf},
         {"top_k": -1},
+        {"top_k": 2.5},
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"min_p": -0.1},

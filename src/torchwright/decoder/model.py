@@ -10,7 +10,7 @@ from torchwright.decoder.batch import Batch
 from torchwright.decoder.cache import PagedCache
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.layers import Layer, Turn, join
-from torchwright.decoder.rope import Rope, Rotary
+from torchwright.decoder.rope import Rotary
 from torchwright.decoder.weights import DecoderWeights
 
 
@@ -35,23 +35,26 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList()
         for layer in range(config.layers):
             self.layers.append(Layer(config, weights, layer))
-            weights.checkpoint.close()
+            weights.release()
         self.register_buffer("norm", weights.final_norm())
         self.head = weights.head(embedding_VE)
-        weights.checkpoint.close()
-        self._rotary = {rope: Rotary(rope, config.context) for rope in config.ropes if rope}
+        weights.release()
+        distinct = list(dict.fromkeys(rope for rope in config.ropes if rope))
+        self._rotary = [Rotary(rope, config.context) for rope in distinct]
+        # Each layer's place among the turns of a forward call; the last is for layers without positions.
+        self._turn_of = [distinct.index(rope) if rope else len(distinct) for rope in config.ropes]
 
     def forward(self, batch: Batch, cache: PagedCache) -> torch.Tensor:
         """Hidden states (T, E) after the final norm; writes the tokens' keys and values into the cache."""
         stream_TE = F.embedding(batch.ids_T, self.embedding)
         if self.embedding_scale != 1:
             stream_TE = stream_TE * self.embedding_scale
-        turns: dict[Rope | None, Turn] = {rope: rotary(batch) for rope, rotary in self._rotary.items()}
         still = torch.empty(batch.longest, 0, device=batch.positions_T.device)
-        turns[None] = still, still, batch.positions_T
+        turns: list[Turn] = [rotary(batch) for rotary in self._rotary]
+        turns.append((still, still, batch.positions_T))
         delta_TE = None
-        for layer, rope, pages in zip(self.layers, self.config.ropes, cache.layers, strict=True):
-            delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, turns[rope], pages)
+        for layer, turn, pages in zip(self.layers, self._turn_of, cache.layers, strict=True):
+            delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, turns[turn], pages)
         return join(delta_TE, stream_TE, self.norm, self.config.eps)[0]
 
     def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:

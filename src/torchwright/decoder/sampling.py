@@ -40,7 +40,7 @@ class Sampling:
         self._check("presence_penalty", finite[0] < self.presence_penalty < finite[1], "a finite number")
         self._check("frequency_penalty", finite[0] < self.frequency_penalty < finite[1], "a finite number")
         self._check("temperature", 0 <= self.temperature < math.inf, "0 or more")
-        self._check("top_k", self.top_k >= 0, "0 (all tokens) or more")
+        self._check("top_k", isinstance(self.top_k, int) and self.top_k >= 0, "0 (all tokens) or more")
         self._check("top_p", 0 < self.top_p <= 1, "more than 0, at most 1")
         self._check("min_p", 0 <= self.min_p <= 1, "0 to 1")
 

@@ -161,6 +161,10 @@ class DecoderWeights:
         name = f"model.layers.{layer}.{self.names.router}.weight"
         return self._stack([name], [(self.config.experts.count, self.config.model)])
 
+    def release(self) -> None:
+        """Let go of the files' memory, called after each layer; parts given before stay good."""
+        self.checkpoint.close()
+
     def _linear(
         self, layer: int, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool
     ) -> nn.Module:
