@@ -71,7 +71,20 @@ def export(model: nn.Module, cases: Sequence[Case]) -> dict[str, ExportedProgram
                     found=f"{type(error).__name__}: {first_line(error)}",
                     next="engine=jit compiles it with graph breaks",
                 ) from error
+        _drop_metadata_checks(programs[case.name].graph_module)
     return programs
+
+
+def _drop_metadata_checks(graph_module: torch.fx.GraphModule) -> None:
+    """Remove export's checks that a tensor has the type it was traced with, one at every `.to()`.
+
+    They can never fail in the exported graph, and as one more reader of a value they keep Inductor's patterns, which
+    count readers, from fusing anything into a layer before or after them.
+    """
+    for node in list(graph_module.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph_module.graph.erase_node(node)
+    graph_module.recompile()
 
 
 def _dynamic_shapes(model: nn.Module, case: Case) -> Any:

@@ -74,6 +74,9 @@ def build_packages(target: Target, folder: Path, cases: Sequence[Case]) -> dict[
     """
     start = time.perf_counter()
     programs = export(target.model, cases)
+    for program in programs.values():
+        for rewrite in target.settings.rewrites:
+            rewrite(program.graph_module)
     exported = time.perf_counter()
     write_programs(folder, programs)
     written = time.perf_counter()

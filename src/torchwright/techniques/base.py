@@ -14,7 +14,7 @@ import functools
 import inspect
 import textwrap
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -77,6 +77,8 @@ class Settings:
     threads: int | None = None
     allocator: str | None = None
     """For `devices.allocator.apply_allocator`, before the model runs."""
+    rewrites: list[Callable[[torch.fx.GraphModule], None]] = field(default_factory=list)
+    """Changes to every exported graph before it is compiled, each in place."""
 
 
 @dataclass(kw_only=True)

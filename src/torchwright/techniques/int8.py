@@ -3,8 +3,7 @@
 The form is what PyTorch's own PT2E flow leaves behind (`quantized_decomposed` operators around a float layer). It
 runs anywhere, slowly; compiled with freezing on an x86 CPU the pattern becomes one `onednn.qlinear_pointwise` or
 `qconv_pointwise` with the weight packed ahead of time, and the following activation and re-quantization fused in.
-Activations between layers keep the model's own type: the layer computes in float32 around the integers, since the
-fused pattern for a bfloat16 body is not matched by Inductor of torch 2.13 outside autocast.
+Activations between layers keep the model's own type, float32 or bfloat16; `int8_graph.py` joins what they share.
 
 Weights: symmetric, one scale per output channel. Activations: asymmetric uint8, one scale per tensor.
 """
@@ -20,11 +19,14 @@ from torch import nn
 
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Target
+from torchwright.techniques.int8_graph import share_integers
 from torchwright.techniques.wrapping import plain_name, replace_module
 
 ops = torch.ops.quantized_decomposed
 EPSILON = 1e-5
 LAYERS = (nn.Linear, nn.Conv2d)
+BODIES = (torch.float32, torch.bfloat16)
+"""Types in which Inductor matches the layer around the integers; another type computes in float32."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -57,34 +59,45 @@ class Int8Layer(nn.Module):
         super().__init__()
         assert isinstance(layer, LAYERS)
         weight, scale = quantize_weight(layer.weight)
-        self.register_buffer("weight", weight)
+        self.register_buffer("integers", weight)
         self.register_buffer("weight_scale", scale)
         self.register_buffer("weight_zero", torch.zeros(len(scale), dtype=torch.int64))
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().float())
-        self.activation = activation
+        self.activation, self.dtype = activation, layer.weight.dtype
         self.convolution: Any = None
         if isinstance(layer, nn.Conv2d):
             self.convolution = {
                 key: getattr(layer, key) for key in ("stride", "padding", "dilation", "groups")
             }
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight in the layer's own type: models read it to cast what they pass in (transformers' ViT does)."""
+        return self._wide_weight().to(self.dtype)
+
+    def _wide_weight(self) -> torch.Tensor:
+        return ops.dequantize_per_channel.default(
+            self.integers, self.weight_scale, self.weight_zero, 0, -127, 127, torch.int8
+        )
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
         if self.activation is None:
+            wide = x.float()
             scale, zero = ops.choose_qparams.tensor(wide, 0, 255, EPSILON, torch.uint8)
             q = ops.quantize_per_tensor.tensor(wide, scale, zero, 0, 255, torch.uint8)
             wide = ops.dequantize_per_tensor.tensor(q, scale, zero, 0, 255, torch.uint8)
         else:
             scale, zero = self.activation
-            q = ops.quantize_per_tensor.default(wide, scale, zero, 0, 255, torch.uint8)
+            q = ops.quantize_per_tensor.default(x, scale, zero, 0, 255, torch.uint8)
             wide = ops.dequantize_per_tensor.default(q, scale, zero, 0, 255, torch.uint8)
-        weight = ops.dequantize_per_channel.default(
-            self.weight, self.weight_scale, self.weight_zero, 0, -127, 127, torch.int8
-        )
-        bias: Any = self.bias
+        body = x.dtype if x.dtype in BODIES else torch.float32
+        wide, weight = wide.to(body), self._wide_weight().to(body)
+        bias = None if self.bias is None else self.bias.to(body)
         if self.convolution is None:
-            return nn.functional.linear(wide, weight, bias).to(x.dtype)
-        return nn.functional.conv2d(wide, weight, bias, **self.convolution).to(x.dtype)
+            y = nn.functional.linear(wide, weight, bias)
+        else:
+            y = nn.functional.conv2d(wide, weight, bias, **self.convolution)
+        return y if body == x.dtype else y.to(x.dtype)
 
 
 def quantizable(
@@ -125,6 +138,7 @@ def swap_layers(
             skipped[name] = chosen
         else:
             replace_module(target.model, layer, Int8Layer(layer, chosen))
+    target.settings.rewrites.append(share_integers)
     target.coverage.append(
         Coverage(
             technique=technique,

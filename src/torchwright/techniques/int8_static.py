@@ -11,11 +11,15 @@ from torch import nn
 from torchwright.facts import DeviceFacts
 from torchwright.techniques import int8
 from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.batchnorm import fold
 
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Static(Technique):
-    """Linear layers and convolutions on 8-bit weights and activations, activation scales fixed by calibration."""
+    """Linear layers and convolutions on 8-bit weights and activations, activation scales fixed by calibration.
+
+    Batch norms are folded first, so that activation and residual addition can join the 8-bit layer.
+    """
 
     name: ClassVar[str] = "int8_static"
     phase: ClassVar[Phase] = Phase.WEIGHTS
@@ -34,6 +38,9 @@ class Int8Static(Technique):
         return "int8"
 
     def apply(self, target: Target) -> None:
+        if "batch_norm" in target.properties:
+            # What stands between a convolution and its activation keeps both from one kernel.
+            fold(target.model, target.workload.cases(target.compute_dtype))
         ranges = int8.observe_inputs(target, int8.LAYERS)
         swap = lambda layer: ranges.get(layer, "it is not called on the calibration inputs")
         int8.swap_layers(target, self.name, self.skip, int8.LAYERS, swap)

@@ -1,0 +1,86 @@
+"""What the modules of `int8.py` cannot say one by one: which values of the whole graph are read as integers.
+
+share_integers(graph) makes readers of one value share one quantization, and a residual addition beside an 8-bit layer
+read the integers that the next layer reads. Inductor then fuses addition, activation and re-quantization into the
+layer, and no float copy of the activation is written: what PT2E's quantizer arranges by annotation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+ops = torch.ops.quantized_decomposed
+aten = torch.ops.aten
+QUANTIZE, DEQUANTIZE = ops.quantize_per_tensor.default, ops.dequantize_per_tensor.default
+LAYERS = (aten.conv2d.default, aten.linear.default)
+ADDITIONS = (aten.add.Tensor, aten.add_.Tensor)
+
+
+def share_integers(graph_module: GraphModule) -> None:
+    """Rewrite an exported graph in place; values and their types stay as they were but for the shared rounding."""
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        if node.op != "placeholder":
+            _share_quantization(node)
+    for node in list(graph.nodes):
+        if node.target in ADDITIONS:
+            _read_integers(node)
+    graph.eliminate_dead_code()
+    graph.lint()
+    graph_module.recompile()
+
+
+def _share_quantization(value: Node) -> None:
+    """One quantize and one dequantize for all readers of `value` that ask for the same integers."""
+    first: dict[tuple[object, ...], tuple[Node, Node]] = {}
+    for quantize in [user for user in value.users if user.target is QUANTIZE]:
+        pair = _dequantized(quantize)
+        if pair is None:
+            continue
+        known = first.setdefault(tuple(quantize.args[1:]), (quantize, pair))
+        if known[0] is quantize:
+            value.append(quantize)
+            quantize.append(pair)
+        else:
+            pair.replace_all_uses_with(known[1])
+
+
+def _read_integers(addition: Node) -> None:
+    """Let an addition with an 8-bit layer's output read the integers of its other operand, where there are some."""
+    if len(addition.args) < 2 or addition.kwargs:
+        return
+    for value, other in (addition.args, addition.args[::-1]):
+        if not isinstance(value, Node) or not isinstance(other, Node) or not _is_layer(other):
+            continue
+        quantized = next((user for user in value.users if user.target is QUANTIZE), None)
+        wide = _dequantized(quantized) if quantized is not None else None
+        if wide is None or value.op == "placeholder" or value.meta["val"].shape != other.meta["val"].shape:
+            continue
+        kept = addition.meta["val"]
+        addition.replace_input_with(value, wide)
+        if kept.dtype != torch.float32:
+            with addition.graph.inserting_after(addition):
+                narrow = addition.graph.call_function(aten.to.dtype, (addition, kept.dtype))
+            addition.replace_all_uses_with(narrow, delete_user_cb=lambda user: user is not narrow)
+            narrow.meta["val"] = kept
+            addition.meta["val"] = kept.to(torch.float32)
+        return
+
+
+def _dequantized(quantize: Node) -> Node | None:
+    return next((user for user in quantize.users if user.target is DEQUANTIZE), None)
+
+
+def _is_layer(node: Node) -> bool:
+    """Whether a node is a layer whose own input came from integers."""
+    node = _before_casts(node)
+    return node.target in LAYERS and _before_casts(node.args[0]).target is DEQUANTIZE
+
+
+def _before_casts(node: Any) -> Any:
+    while node.target in (aten.to.dtype, aten._to_copy.default):
+        node = node.args[0]
+    return node
