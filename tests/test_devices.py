@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from torchwright.devices import base, check_name, cpu, cuda, default_name, devices, get_device
-from torchwright.devices.base import DISTURBED_SECONDS, Ceilings, Device, cache_folder, fast_seconds
+from torchwright.devices.base import DISTURBED_SECONDS, Ceilings, Device, fast_seconds
 from torchwright.devices.cpu import CPU
 from torchwright.devices.cuda import CUDA
 from torchwright.errors import TorchwrightError, UnknownName
 from torchwright.facts import DeviceFacts
+from torchwright.paths import cache_folder
 
 needs_no_cuda = pytest.mark.skipif(
     torch.cuda.is_available(), reason="says what happens without a CUDA device"

@@ -18,6 +18,7 @@ from typing import ClassVar
 import torch
 
 from torchwright.facts import DeviceFacts
+from torchwright.paths import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -99,14 +100,6 @@ class Device(ABC):
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
-
-
-def cache_folder() -> Path:
-    """Where this user's measured and compiled things live: `$TORCHWRIGHT_CACHE`, else the desktop standard's place."""
-    chosen = os.environ.get("TORCHWRIGHT_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchwright"
 
 
 def fast_seconds(

@@ -1,0 +1,157 @@
+"""Compiles the C++ of `csrc/` on first use: once per version of the sources, the flags, the compiler and torch.
+
+One object file per instruction set, chosen at run time (`TORCHWRIGHT_ISA` forces one), so that a library built here
+runs on a lesser machine that shares the cache folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from torchwright.paths import cache_folder
+
+SOURCES = Path(__file__).with_name("csrc")
+SECONDS = 300
+"""A compiler that takes longer hangs."""
+COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", "-ffp-contract=off")
+"""No contraction: the compiler would fuse a product and a sum in one tile size and not in another, and a row's result
+would depend on the rows beside it. Where the kernels want a fused operation, they say so."""
+X86 = {
+    "avx512": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+    "avx2_vnni": ("-march=x86-64-v3", "-mavxvnni"),
+    "avx2": ("-march=x86-64-v3",),
+}
+"""Instruction set → compiler flags, beside `portable`, which has none."""
+
+
+class BuildError(Exception):
+    """The kernels could not be compiled; the text says why and what mends it."""
+
+
+@functools.cache
+def load() -> str | None:
+    """Compile the kernels where needed and register their operators; returns why there are none, or None."""
+    try:
+        torch.ops.load_library(str(library()))
+    except (BuildError, OSError) as error:
+        return str(error)
+    return None
+
+
+def library() -> Path:
+    """The compiled library, built if this user has none yet (about ten seconds on two cores).
+
+    Raises `BuildError` where there is no compiler or it fails.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise BuildError("no C++ compiler was found; `apt-get install g++`, or set CXX")
+    sets = _instruction_sets(compiler)
+    folder = cache_folder() / "kernels"
+    path = folder / f"torchwright-{_key(compiler, sets)}.so"
+    if path.is_file():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / "lock"):
+        if not path.is_file():
+            _build(compiler, sets, path)
+    return path
+
+
+def compile_commands(compiler: str, sets: dict[str, tuple[str, ...]], folder: Path) -> dict[Path, list[str]]:
+    """Object file → the command that makes it."""
+    commands: dict[Path, list[str]] = {}
+    for name, flags in sets.items():
+        target = folder / f"{name}.o"
+        commands[target] = [compiler, "-O3", *COMMON, *flags, f"-DTW_ISA={name}", "-c", str(SOURCES / "table.cpp")]
+    root = Path(torch.__file__).parent / "include"
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    have = [f"-DTW_HAVE_{name.upper()}" for name in sets]
+    include = [f"-I{root}", f"-I{root / 'torch/csrc/api/include'}"]
+    commands[folder / "ops.o"] = [
+        *(compiler, "-O2", *COMMON, "-fopenmp", abi, *have, *include),
+        *("-c", str(SOURCES / "ops.cpp")),
+    ]
+    return {target: [*command, "-o", str(target)] for target, command in commands.items()}
+
+
+def link_command(compiler: str, objects: list[Path], path: Path) -> list[str]:
+    libraries = Path(torch.__file__).parent / "lib"
+    return [
+        *(compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(path), f"-L{libraries}"),
+        *("-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}"),
+    ]
+
+
+def _build(compiler: str, sets: dict[str, tuple[str, ...]], path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        folder = Path(scratch)
+        commands = compile_commands(compiler, sets, folder)
+        running = [
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            for command in commands.values()
+        ]
+        try:
+            for process in running:
+                _finish(process)
+            linked = folder / "kernels.so"
+            link = link_command(compiler, list(commands), linked)
+            _finish(subprocess.Popen(link, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+        linked.replace(path)
+
+
+def _finish(process: subprocess.Popen[str]) -> None:
+    try:
+        _, errors = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise BuildError(f"the C++ compiler took more than {SECONDS} s") from None
+    if process.returncode:
+        lines = [line for line in errors.splitlines() if "error" in line] or errors.splitlines()[-1:]
+        raise BuildError(f"the C++ compiler failed: {lines[0].strip()[:300] if lines else 'no message'}")
+
+
+def _instruction_sets(compiler: str) -> dict[str, tuple[str, ...]]:
+    """The instruction sets of this architecture that the compiler knows."""
+    wanted = X86 if platform.machine().lower() in ("x86_64", "amd64") else {}
+    known = {name: flags for name, flags in wanted.items() if _accepts(compiler, flags)}
+    return {**known, "portable": ()}
+
+
+@functools.cache
+def _accepts(compiler: str, flags: tuple[str, ...]) -> bool:
+    command = [compiler, *flags, "-E", "-x", "c++", os.devnull]
+    return subprocess.run(command, capture_output=True, timeout=SECONDS).returncode == 0
+
+
+def _key(compiler: str, sets: dict[str, tuple[str, ...]]) -> str:
+    digest = hashlib.sha256()
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=SECONDS).stdout
+    digest.update(repr((version, sets, COMMON, torch.__version__, platform.machine())).encode())
+    return digest.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process compiles; the others wait for it."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

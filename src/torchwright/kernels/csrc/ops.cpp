@@ -1,0 +1,486 @@
+// The kernels as PyTorch operators: argument checks, the choice of instruction set, threads.
+#include <ATen/core/Tensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include <atomic>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+#if defined(TW_HAVE_AVX512)
+namespace avx512 { const tw::Kernels& table(); }
+#endif
+#if defined(TW_HAVE_AVX2_VNNI)
+namespace avx2_vnni { const tw::Kernels& table(); }
+#endif
+#if defined(TW_HAVE_AVX2)
+namespace avx2 { const tw::Kernels& table(); }
+#endif
+namespace portable { const tw::Kernels& table(); }
+
+namespace {
+
+using at::Tensor;
+using std::optional;
+using tw::DEPTH;
+using tw::PAGE;
+using tw::PANEL;
+using tw::Type;
+
+#if defined(TW_HAVE_AVX2_VNNI)
+bool has_avx_vnni() {
+  // Not every compiler's __builtin_cpu_supports knows it.
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+#endif
+
+// What this CPU can run, best first. The names are those of TORCHWRIGHT_ISA.
+std::vector<std::pair<std::string, const tw::Kernels* (*)()>> runnable() {
+  std::vector<std::pair<std::string, const tw::Kernels* (*)()>> all;
+#if defined(TW_HAVE_AVX512)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
+    all.emplace_back("avx512", [] { return &avx512::table(); });
+#endif
+#if defined(TW_HAVE_AVX2_VNNI)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_avx_vnni())
+    all.emplace_back("avx2_vnni", [] { return &avx2_vnni::table(); });
+#endif
+#if defined(TW_HAVE_AVX2)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    all.emplace_back("avx2", [] { return &avx2::table(); });
+#endif
+  all.emplace_back("portable", [] { return &portable::table(); });
+  return all;
+}
+
+std::atomic<const tw::Kernels*> chosen{nullptr};
+
+void use_isa(c10::string_view wanted) {
+  std::string names;
+  for (auto& [name, table] : runnable()) {
+    if (name == wanted) return chosen.store(table());
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  TORCH_CHECK_VALUE(false, "TORCHWRIGHT_ISA=", wanted, " cannot run here; this machine has: ", names);
+}
+
+const tw::Kernels& kernels() {
+  if (!chosen.load()) {
+    const char* wanted = std::getenv("TORCHWRIGHT_ISA");
+    use_isa(wanted ? wanted : runnable().front().first.c_str());
+  }
+  return *chosen.load();
+}
+
+std::string isa() { return kernels().name; }
+
+std::vector<std::string> isas() {
+  std::vector<std::string> names;
+  for (auto& [name, table] : runnable()) names.push_back(name);
+  return names;
+}
+
+Type type_of(const Tensor& x, const char* what) {
+  if (x.scalar_type() == at::kFloat) return Type::f32;
+  if (x.scalar_type() == at::kBFloat16) return Type::bf16;
+  TORCH_CHECK_TYPE(x.scalar_type() == at::kChar, what, " is ", x.scalar_type(), "; float32 or bfloat16 is wanted");
+  return Type::s8;
+}
+
+Type float_type(const Tensor& x, const char* what) {
+  const Type type = type_of(x, what);
+  TORCH_CHECK_TYPE(type != Type::s8, what, " is int8; float32 or bfloat16 is wanted");
+  return type;
+}
+
+const float* floats(const optional<Tensor>& x, int64_t count, const char* what) {
+  if (!x) return nullptr;
+  TORCH_CHECK_VALUE(x->scalar_type() == at::kFloat && x->is_contiguous() && x->numel() == count, what,
+                    " must be a contiguous float32 tensor of ", count, " values; it has ", x->numel(), " of ",
+                    x->scalar_type());
+  return x->const_data_ptr<float>();
+}
+
+template <class T>
+const T* integers(const Tensor& x, int64_t count, const char* what) {
+  TORCH_CHECK_VALUE(x.scalar_type() == c10::CppTypeToScalarType<T>::value && x.is_contiguous() && x.numel() == count,
+                    what, " must be a contiguous ", c10::CppTypeToScalarType<T>::value, " tensor of ", count,
+                    " values; it has ", x.numel(), " of ", x.scalar_type());
+  return x.const_data_ptr<T>();
+}
+
+int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+// Every task once, on all threads of PyTorch's pool, each taking the next that is free.
+template <class Body>
+void each(int64_t tasks, const Body& body) {
+  if (tasks == 1) return body(0);
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, std::min<int64_t>(tasks, at::get_num_threads()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t worker = begin; worker < end; worker++)
+      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(i);
+  });
+}
+
+// Row and panel ranges of a linear layer. A block of rows is small enough for its activations to stay in the second
+// level of cache while the panels pass; few rows are one block, and then threads share the panels only.
+template <class Run>
+void over_blocks(tw::LinearTask task, int64_t rows, int64_t panels, const Run& run) {
+  constexpr int64_t ROWS = 192;
+  const int64_t row_blocks = up(rows, ROWS) / ROWS, threads = at::get_num_threads();
+  // Enough pieces for the threads to end together, and none so small that taking it costs more than doing it.
+  const int64_t pieces = std::min(panels, std::max<int64_t>(1, rows >= 8 ? 4 * threads : 2 * threads));
+  each(row_blocks * pieces, [&](int64_t i) {
+    tw::LinearTask part = task;
+    const int64_t row_block = i / pieces, piece = i % pieces;
+    part.row_begin = rows * row_block / row_blocks;
+    part.row_end = rows * (row_block + 1) / row_blocks;
+    part.panel_begin = panels * piece / pieces;
+    part.panel_end = panels * (piece + 1) / pieces;
+    run(part);
+  });
+}
+
+// What every linear operator checks and fills in; `bytes` is a packed panel's size.
+tw::LinearTask linear_task(const Tensor& x, const Tensor& weight, int64_t bytes, int64_t depth, int64_t group,
+                           const optional<Tensor>& bias, int64_t features, Tensor& out) {
+  const int64_t panels = up(features, PANEL) / PANEL;
+  TORCH_CHECK_VALUE(weight.is_contiguous() && weight.scalar_type() == at::kByte && weight.numel() == panels * bytes,
+                    "the packed weight has ", weight.numel(), " bytes of ", weight.scalar_type(), "; ", features,
+                    " features of depth ", depth, " take ", panels * bytes, " of uint8");
+  auto sizes = x.sizes().vec();
+  sizes.back() = features;
+  out = at::empty(sizes, x.options());
+  tw::LinearTask task{};
+  task.weight = weight.const_data_ptr();
+  task.bias = floats(bias, features, "bias");
+  task.out = out.mutable_data_ptr();
+  task.out_type = float_type(x, "x");
+  task.depth = depth;
+  task.group = group;
+  task.features = features;
+  task.out_stride = features;
+  return task;
+}
+
+int64_t row_count(const Tensor& x) {
+  TORCH_CHECK_VALUE(x.dim() >= 1 && x.size(-1) > 0, "x must have features in its last dimension");
+  return x.numel() / x.size(-1);
+}
+
+struct Scratch {
+  Tensor q, scale, sums;
+  tw::QuantizedRows rows;
+
+  Scratch(int64_t count, int64_t depth, int64_t group)
+      : q(at::empty({count, depth}, at::kChar)),
+        scale(at::empty({count}, at::kFloat)),
+        sums(at::empty({count, depth / group}, at::kInt)),
+        rows{q.data_ptr<int8_t>(), scale.data_ptr<float>(), sums.data_ptr<int32_t>(), depth, group} {}
+};
+
+constexpr int64_t SERIAL = 16384;  // elements below which a second thread costs more than it saves
+
+template <class Body>
+void each_row(int64_t rows, int64_t features, const Body& body) {
+  at::parallel_for(0, rows, std::max<int64_t>(1, SERIAL / features), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) body(row);
+  });
+}
+
+void check_group(int64_t group) {
+  TORCH_CHECK_VALUE(group == 32 || group == 64 || group == 128, "group_size is ", group, "; 32, 64 or 128 is wanted");
+}
+
+Tensor linear_quantized(const Tensor& x_in, const Tensor& weight, const optional<Tensor>& scale,
+                        const optional<Tensor>& bias, int64_t features, int64_t group, bool four_bits) {
+  const Tensor x = x_in.contiguous();
+  const int64_t rows = row_count(x), width = x.size(-1);
+  const int64_t depth = up(width, four_bits ? std::max(group, DEPTH) : DEPTH);
+  const int64_t bytes = four_bits ? depth / group * (PANEL * 2 + group * PANEL / 2) : depth * PANEL;
+  Tensor out;
+  auto task = linear_task(x, weight, bytes, depth, four_bits ? group : depth, bias, features, out);
+  task.scale = floats(scale, up(features, PANEL), "scale");
+  if (!rows) return out;
+  const auto& k = kernels();
+  Scratch scratch(rows, depth, task.group);
+  const Type type = float_type(x, "x");
+  each_row(rows, width, [&](int64_t row) { k.quantize(x.const_data_ptr(), type, width, row, scratch.rows); });
+  task.rows = scratch.rows.q;
+  task.row_scale = scratch.rows.scale;
+  task.row_sums = scratch.rows.sums;
+  over_blocks(task, rows, up(features, PANEL) / PANEL, four_bits ? k.linear_w4a8 : k.linear_w8a8);
+  return out;
+}
+
+Tensor linear_w8a8(const Tensor& x, const Tensor& weight, const Tensor& scale, const optional<Tensor>& bias,
+                   int64_t features) {
+  return linear_quantized(x, weight, scale, bias, features, 0, false);
+}
+
+Tensor linear_w4a8(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, int64_t features,
+                   int64_t group_size) {
+  check_group(group_size);
+  return linear_quantized(x, weight, std::nullopt, bias, features, group_size, true);
+}
+
+Tensor linear_widened(const Tensor& x_in, const Tensor& weight, const optional<Tensor>& bias, int64_t features,
+                      int64_t group, bool four_bits) {
+  const Tensor x = x_in.contiguous();
+  const int64_t rows = row_count(x), width = x.size(-1);
+  const int64_t depth = up(width, four_bits ? std::max(group, DEPTH) : DEPTH);
+  const int64_t bytes = four_bits ? depth / group * (PANEL * 2 + group * PANEL / 2) : depth * PANEL * 2;
+  Tensor out;
+  auto task = linear_task(x, weight, bytes, depth, group, bias, features, out);
+  if (!rows) return out;
+  const auto& k = kernels();
+  const Type type = float_type(x, "x");
+  Tensor wide, sums;
+  if (four_bits || type == Type::f32 || depth != width) {
+    wide = at::empty({rows, depth}, at::kBFloat16);
+    sums = at::empty({four_bits ? rows : 0, depth / group}, at::kFloat);
+    each_row(rows, width, [&](int64_t row) {
+      k.widen_rows(x.const_data_ptr(), type, width, row, (uint16_t*)wide.data_ptr(), depth, group,
+                   sums.data_ptr<float>(), four_bits);
+    });
+    task.rows = wide.const_data_ptr();
+    task.row_sums_f = sums.const_data_ptr<float>();
+  } else {
+    task.rows = x.const_data_ptr();
+  }
+  over_blocks(task, rows, up(features, PANEL) / PANEL, four_bits ? k.linear_w4a16 : k.linear_bf16);
+  return out;
+}
+
+Tensor linear_w4a16(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, int64_t features,
+                    int64_t group_size) {
+  check_group(group_size);
+  return linear_widened(x, weight, bias, features, group_size, true);
+}
+
+Tensor linear_bf16(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, int64_t features) {
+  return linear_widened(x, weight, bias, features, DEPTH, false);
+}
+
+std::tuple<Tensor, Tensor> norm(const Tensor& x_in, const optional<Tensor>& residual_in, const Tensor& weight,
+                                double eps) {
+  const Tensor x = x_in.contiguous();
+  const int64_t rows = row_count(x), features = x.size(-1);
+  const float* w = floats(weight, features, "weight");
+  const Type type = float_type(x, "x");
+  Tensor out = at::empty_like(x), residual, total;
+  if (residual_in) {
+    residual = residual_in->contiguous();
+    TORCH_CHECK_VALUE(residual.sizes() == x.sizes() && residual.scalar_type() == x.scalar_type(),
+                      "residual and x differ in shape or type");
+    total = at::empty_like(x);
+  }
+  const auto& k = kernels();
+  each_row(rows, features, [&](int64_t row) {
+    k.rms_norm(x.const_data_ptr(), residual_in ? residual.const_data_ptr() : nullptr, w, out.mutable_data_ptr(),
+               residual_in ? total.mutable_data_ptr() : nullptr, type, features, row, float(eps));
+  });
+  return {out, total};
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  return std::get<0>(norm(x, std::nullopt, weight, eps));
+}
+
+std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
+  return norm(x, residual, weight, eps);
+}
+
+Tensor gated(const Tensor& x_in, c10::string_view kind) {
+  const Tensor x = x_in.contiguous();
+  const int64_t rows = row_count(x), features = x.size(-1) / 2;
+  TORCH_CHECK_VALUE(x.size(-1) % 2 == 0, "x must hold gate and value side by side; its width is ", x.size(-1));
+  TORCH_CHECK_VALUE(kind == "silu" || kind == "gelu_tanh", "kind is ", kind, "; silu or gelu_tanh is wanted");
+  auto sizes = x.sizes().vec();
+  sizes.back() = features;
+  Tensor out = at::empty(sizes, x.options());
+  const Type type = float_type(x, "x");
+  const auto& k = kernels();
+  each_row(rows, 4 * features, [&](int64_t row) {
+    k.gated(x.const_data_ptr(), out.mutable_data_ptr(), type, features, row, kind == "silu");
+  });
+  return out;
+}
+
+// Pages of one layer: checked once for both operators that touch them.
+struct Pages {
+  int64_t count, heads, head_size;
+  Type type;
+  float *k_scale = nullptr, *v_scale = nullptr;
+
+  Pages(const Tensor& k, const Tensor& v, const optional<Tensor>& ks, const optional<Tensor>& vs) {
+    TORCH_CHECK_VALUE(k.dim() >= 4 && k.is_contiguous() && v.is_contiguous() && k.numel() == v.numel() &&
+                          k.scalar_type() == v.scalar_type(),
+                      "k_pages and v_pages must be contiguous and alike");
+    count = k.size(0);
+    heads = k.size(1);
+    type = type_of(k, "k_pages");
+    head_size = heads * count ? k.numel() / (count * heads * PAGE) : 0;
+    TORCH_CHECK_VALUE(count * heads * PAGE * head_size == k.numel() && head_size % 16 == 0 && head_size > 0 &&
+                          head_size <= tw::LARGEST_HEAD,
+                      "pages of shape ", k.sizes(), " do not hold ", PAGE,
+                      " tokens with a head size that is a multiple of 16 up to ", tw::LARGEST_HEAD);
+    if (type != Type::s8) return;
+    TORCH_CHECK_VALUE(ks && vs, "pages of int8 need k_scale and v_scale");
+    k_scale = const_cast<float*>(floats(ks, count * heads * PAGE, "k_scale"));
+    v_scale = const_cast<float*>(floats(vs, count * heads * PAGE, "v_scale"));
+  }
+};
+
+Tensor rope_store(const Tensor& qkv_in, const Tensor& cos, const Tensor& sin, const Tensor& positions,
+                  const Tensor& slots, const Tensor& k_pages, const Tensor& v_pages, const optional<Tensor>& k_scale,
+                  const optional<Tensor>& v_scale, int64_t heads, int64_t kv_heads, const optional<Tensor>& q_norm,
+                  const optional<Tensor>& k_norm, double eps) {
+  const Tensor qkv = qkv_in.contiguous();
+  const Pages pages(k_pages, v_pages, k_scale, v_scale);
+  const int64_t size = pages.head_size, tokens = qkv.size(0);
+  TORCH_CHECK_VALUE(heads > 0 && pages.heads == kv_heads && qkv.dim() == 2 &&
+                        qkv.size(1) == (heads + 2 * kv_heads) * size,
+                    "qkv of shape ", qkv.sizes(), " is not ", heads, " + 2 x ", kv_heads, " heads of ", size);
+  TORCH_CHECK_VALUE(cos.dim() == 2 && cos.sizes() == sin.sizes() && 2 * cos.size(1) <= size,
+                    "cos and sin must be (positions, rotated / 2)");
+  tw::RopeTask task{};
+  task.qkv = qkv.const_data_ptr();
+  task.type = float_type(qkv, "qkv");
+  task.cos = floats(cos, cos.numel(), "cos");
+  task.sin = floats(sin, sin.numel(), "sin");
+  task.rotated = 2 * cos.size(1);
+  task.positions = integers<int64_t>(positions, tokens, "positions");
+  task.slots = integers<int64_t>(slots, tokens, "slots");
+  for (int64_t i = 0; i < tokens; i++) {
+    TORCH_CHECK_INDEX(task.positions[i] >= 0 && task.positions[i] < cos.size(0), "position ", task.positions[i],
+                      " is beyond the ", cos.size(0), " of the rotary table");
+    TORCH_CHECK_INDEX(task.slots[i] >= 0 && task.slots[i] < pages.count * PAGE, "slot ", task.slots[i],
+                      " is beyond the ", pages.count, " pages");
+  }
+  task.k = k_pages.data_ptr();
+  task.v = v_pages.data_ptr();
+  task.k_scale = pages.k_scale;
+  task.v_scale = pages.v_scale;
+  task.kv_type = pages.type;
+  task.heads = heads;
+  task.kv_heads = kv_heads;
+  task.head_size = size;
+  task.q_norm = floats(q_norm, size, "q_norm");
+  task.k_norm = floats(k_norm, size, "k_norm");
+  task.eps = float(eps);
+  Tensor q = at::empty({tokens, heads, size}, qkv.options());
+  task.q = q.mutable_data_ptr();
+  const auto& k = kernels();
+  each_row(tokens, 8 * qkv.size(1), [&](int64_t token) { k.rope_store(task, token); });
+  return q;
+}
+
+Tensor paged_attention(const Tensor& q_in, const Tensor& k_pages, const Tensor& v_pages,
+                       const optional<Tensor>& k_scale, const optional<Tensor>& v_scale, const Tensor& block_tables,
+                       const Tensor& query_starts, const Tensor& context_lens, double scale, int64_t window,
+                       double soft_cap) {
+  const Tensor q = q_in.contiguous();
+  const Pages pages(k_pages, v_pages, k_scale, v_scale);
+  TORCH_CHECK_VALUE(q.dim() == 3 && q.size(2) == pages.head_size && q.size(1) % pages.heads == 0,
+                    "q of shape ", q.sizes(), " does not fit ", pages.heads, " key heads of ", pages.head_size);
+  TORCH_CHECK_VALUE(block_tables.dim() == 2, "block_tables must be (sequences, pages)");
+  const int64_t sequences = block_tables.size(0), width = block_tables.size(1);
+  const int32_t* tables = integers<int32_t>(block_tables, sequences * width, "block_tables");
+  const int32_t* starts = integers<int32_t>(query_starts, sequences + 1, "query_starts");
+  const int32_t* contexts = integers<int32_t>(context_lens, sequences, "context_lens");
+  TORCH_CHECK_INDEX(starts[0] == 0 && starts[sequences] == q.size(0), "query_starts does not cover the ", q.size(0),
+                    " queries");
+  Tensor out = at::empty_like(q);
+  struct Piece {
+    int64_t sequence, kv_head, begin, end;
+  };
+  std::vector<Piece> pieces;
+  const int64_t group = q.size(1) / pages.heads;
+  for (int64_t b = 0; b < sequences; b++) {
+    const int64_t queries = starts[b + 1] - starts[b], used = up(contexts[b], PAGE) / PAGE;
+    TORCH_CHECK_INDEX(queries >= 0 && contexts[b] >= queries && used <= width, "sequence ", b, " has ", queries,
+                      " queries, a context of ", contexts[b], " and room for ", width * PAGE);
+    for (int64_t i = 0; i < used; i++)
+      TORCH_CHECK_INDEX(tables[b * width + i] >= 0 && tables[b * width + i] < pages.count, "page ",
+                        tables[b * width + i], " of sequence ", b, " is beyond the ", pages.count, " pages");
+    // The longest pieces (the last queries see the most keys) come first, so that no thread is left with one at the end.
+    constexpr int64_t ROWS = 64;
+    for (int64_t end = queries * group; end > 0; end -= ROWS)
+      for (int64_t h = 0; h < pages.heads; h++) pieces.push_back({b, h, std::max<int64_t>(0, end - ROWS), end});
+  }
+  tw::AttentionTask task{};
+  task.q = q.const_data_ptr();
+  task.q_type = float_type(q, "q");
+  task.k = k_pages.const_data_ptr();
+  task.v = v_pages.const_data_ptr();
+  task.k_scale = pages.k_scale;
+  task.v_scale = pages.v_scale;
+  task.kv_type = pages.type;
+  task.heads = q.size(1);
+  task.kv_heads = pages.heads;
+  task.head_size = pages.head_size;
+  task.scale = float(scale);
+  task.soft_cap = float(soft_cap);
+  task.window = window;
+  task.out = out.mutable_data_ptr();
+  const auto& k = kernels();
+  if (pieces.empty()) return out;
+  each(int64_t(pieces.size()), [&](int64_t i) {
+    const Piece& piece = pieces[i];
+    tw::AttentionTask part = task;
+    part.kv_head = piece.kv_head;
+    part.table = tables + piece.sequence * width;
+    part.first_query = starts[piece.sequence];
+    part.queries = starts[piece.sequence + 1] - starts[piece.sequence];
+    part.context = contexts[piece.sequence];
+    k.attention(part, piece.begin, piece.end);
+  });
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY(torchwright, m) {
+  m.def("isa() -> str", isa);
+  m.def("isas() -> str[]", isas);
+  m.def("use_isa(str name) -> ()", use_isa);
+  m.def("linear_w8a8(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int features) -> Tensor");
+  m.def("linear_w4a8(Tensor x, Tensor weight, Tensor? bias, int features, int group_size) -> Tensor");
+  m.def("linear_w4a16(Tensor x, Tensor weight, Tensor? bias, int features, int group_size) -> Tensor");
+  m.def("linear_bf16(Tensor x, Tensor weight, Tensor? bias, int features) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
+  m.def("gated(Tensor x, str kind) -> Tensor");
+  m.def(
+      "rope_store(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor slots, Tensor(a!) k_pages, "
+      "Tensor(b!) v_pages, Tensor(c!)? k_scale, Tensor(d!)? v_scale, int heads, int kv_heads, Tensor? q_norm, "
+      "Tensor? k_norm, float eps) -> Tensor");
+  m.def(
+      "paged_attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor? k_scale, Tensor? v_scale, "
+      "Tensor block_tables, Tensor query_starts, Tensor context_lens, float scale, int window, float soft_cap) "
+      "-> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
+  m.impl("linear_w8a8", linear_w8a8);
+  m.impl("linear_w4a8", linear_w4a8);
+  m.impl("linear_w4a16", linear_w4a16);
+  m.impl("linear_bf16", linear_bf16);
+  m.impl("rms_norm", rms_norm);
+  m.impl("add_rms_norm", add_rms_norm);
+  m.impl("gated", gated);
+  m.impl("rope_store", rope_store);
+  m.impl("paged_attention", paged_attention);
+}

@@ -1,0 +1,153 @@
+// The small operations between the linear layers, a row at a time: norms, gates, rotary embedding with the KV write.
+#include <cmath>
+
+#include "kernels.h"
+#include "vec.h"
+
+namespace TW_ISA {
+
+using tw::LARGEST_HEAD;
+using tw::PAGE;
+using tw::RopeTask;
+using tw::Type;
+
+template <class T>
+inline float get(const T* p) {
+  if constexpr (sizeof(T) == 4) return float(*p);
+  else return widen(*p);
+}
+
+inline void set(float* p, float x) { *p = x; }
+inline void set(uint16_t* p, float x) { *p = narrow(x); }
+
+template <class T>
+void rms_norm_row(const T* x, const T* residual, const float* weight, T* out, T* sum_out, int64_t features, float eps) {
+  F squares = F{};
+  float rest = 0;
+  int64_t i = 0;
+  const T* values = x;
+  if (residual) {
+    for (; i + LANES <= features; i += LANES) store_f32(sum_out + i, load_f32(x + i) + load_f32(residual + i));
+    for (; i < features; i++) set(sum_out + i, get(x + i) + get(residual + i));
+    values = sum_out;
+  }
+  for (i = 0; i + LANES <= features; i += LANES) {
+    const F v = load_f32(values + i);
+    squares = fma(v, v, squares);
+  }
+  for (; i < features; i++) rest += get(values + i) * get(values + i);
+  const float inverse = 1 / std::sqrt((sum(squares) + rest) / float(features) + eps);
+  for (i = 0; i + LANES <= features; i += LANES)
+    store_f32(out + i, load_f32(values + i) * splat(inverse) * load<F>(weight + i));
+  for (; i < features; i++) set(out + i, get(values + i) * inverse * weight[i]);
+}
+
+void rms_norm(const void* x, const void* residual, const float* weight, void* out, void* sum_out, Type type,
+              int64_t features, int64_t row, float eps) {
+  const int64_t at = row * features;
+  if (type == Type::f32)
+    rms_norm_row((const float*)x + at, residual ? (const float*)residual + at : nullptr, weight, (float*)out + at,
+                 residual ? (float*)sum_out + at : nullptr, features, eps);
+  else
+    rms_norm_row((const uint16_t*)x + at, residual ? (const uint16_t*)residual + at : nullptr, weight,
+                 (uint16_t*)out + at, residual ? (uint16_t*)sum_out + at : nullptr, features, eps);
+}
+
+inline F activate(F x, bool silu) {
+  if (silu) return x / (exp(-max(x, splat(-80.0f))) + 1.0f);
+  const F inner = (x + x * x * x * 0.044715f) * 0.7978845608f;
+  return x * 0.5f * (tanh(inner) + 1.0f);
+}
+
+template <class T>
+void gated_row(const T* x, T* out, int64_t features, bool silu) {
+  int64_t i = 0;
+  for (; i + LANES <= features; i += LANES)
+    store_f32(out + i, activate(load_f32(x + i), silu) * load_f32(x + features + i));
+  for (; i < features; i++) set(out + i, activate(splat(get(x + i)), silu)[0] * get(x + features + i));
+}
+
+void gated(const void* x, void* out, Type type, int64_t features, int64_t row, bool silu) {
+  if (type == Type::f32)
+    gated_row((const float*)x + row * 2 * features, (float*)out + row * features, features, silu);
+  else
+    gated_row((const uint16_t*)x + row * 2 * features, (uint16_t*)out + row * features, features, silu);
+}
+
+template <class T>
+void load_head(const T* from, float* head, int64_t size) {
+  for (int64_t i = 0; i < size; i++) head[i] = get(from + i);
+}
+
+void norm_head(float* head, const float* weight, int64_t size, float eps) {
+  if (!weight) return;
+  float squares = 0;
+  for (int64_t i = 0; i < size; i++) squares += head[i] * head[i];
+  const float inverse = 1 / std::sqrt(squares / float(size) + eps);
+  for (int64_t i = 0; i < size; i++) head[i] *= inverse * weight[i];
+}
+
+void rotate(float* head, const float* cos, const float* sin, int64_t half) {
+  for (int64_t i = 0; i < half; i++) {
+    const float a = head[i], b = head[i + half];
+    head[i] = a * cos[i] - b * sin[i];
+    head[i + half] = b * cos[i] + a * sin[i];
+  }
+}
+
+// One head's key and value of one token into its page (layouts: kernels/reference.py).
+void store_kv(const RopeTask& t, int64_t slot, int64_t head, const float* key, const float* value) {
+  const int64_t page = slot / PAGE, at = slot % PAGE, size = t.head_size;
+  const int64_t base = (page * t.kv_heads + head) * PAGE * size;
+  if (t.kv_type == Type::f32) {
+    float *k = (float*)t.k + base, *v = (float*)t.v + base;
+    for (int64_t d = 0; d < size; d++) k[d * PAGE + at] = key[d];
+    for (int64_t d = 0; d < size; d++) v[at * size + d] = value[d];
+  } else if (t.kv_type == Type::bf16) {
+    uint16_t *k = (uint16_t*)t.k + base, *v = (uint16_t*)t.v + base;
+    for (int64_t d = 0; d < size; d++) k[(d / 2 * PAGE + at) * 2 + d % 2] = narrow(key[d]);
+    for (int64_t d = 0; d < size; d++) v[(at / 2 * size + d) * 2 + at % 2] = narrow(value[d]);
+  } else {
+    int8_t *k = (int8_t*)t.k + base, *v = (int8_t*)t.v + base;
+    float top[2] = {0, 0};
+    for (int64_t d = 0; d < size; d++) {
+      top[0] = std::fmax(top[0], std::fabs(key[d]));
+      top[1] = std::fmax(top[1], std::fabs(value[d]));
+    }
+    const int64_t scale = (page * t.kv_heads + head) * PAGE + at;
+    t.k_scale[scale] = top[0] / 127;
+    t.v_scale[scale] = top[1] / 127;
+    const float by_k = top[0] > 0 ? 127 / top[0] : 0, by_v = top[1] > 0 ? 127 / top[1] : 0;
+    for (int64_t d = 0; d < size; d++) k[d * PAGE + at] = int8_t(std::nearbyint(key[d] * by_k));
+    for (int64_t d = 0; d < size; d++) v[at * size + d] = int8_t(std::nearbyint(value[d] * by_v));
+  }
+}
+
+template <class T>
+void rope_store_token(const RopeTask& t, int64_t token) {
+  const int64_t size = t.head_size, half = t.rotated / 2;
+  const T* from = (const T*)t.qkv + token * (t.heads + 2 * t.kv_heads) * size;
+  const float *cos = t.cos + t.positions[token] * half, *sin = t.sin + t.positions[token] * half;
+  float head[LARGEST_HEAD], value[LARGEST_HEAD];
+  for (int64_t h = 0; h < t.heads; h++) {
+    load_head(from + h * size, head, size);
+    norm_head(head, t.q_norm, size, t.eps);
+    rotate(head, cos, sin, half);
+    T* q = (T*)t.q + (token * t.heads + h) * size;
+    for (int64_t d = 0; d < size; d++) set(q + d, head[d]);
+  }
+  for (int64_t h = 0; h < t.kv_heads; h++) {
+    load_head(from + (t.heads + h) * size, head, size);
+    norm_head(head, t.k_norm, size, t.eps);
+    rotate(head, cos, sin, half);
+    load_head(from + (t.heads + t.kv_heads + h) * size, value, size);
+    store_kv(t, t.slots[token], h, head, value);
+  }
+}
+
+void rope_store(const RopeTask& t, int64_t token) {
+  if (t.type == Type::f32) rope_store_token<float>(t, token);
+  else rope_store_token<uint16_t>(t, token);
+}
+
+}  // namespace TW_ISA

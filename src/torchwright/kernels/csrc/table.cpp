@@ -1,0 +1,15 @@
+// The sources of one instruction set as one unit, and its table.
+#include "attention.cpp"
+#include "linear.cpp"
+#include "pointwise.cpp"
+
+#define TW_STRING_(x) #x
+#define TW_STRING(x) TW_STRING_(x)
+
+namespace TW_ISA {
+const tw::Kernels& table() {
+  static const tw::Kernels all{TW_STRING(TW_ISA), quantize,  widen_rows, linear_w8a8, linear_w4a8, linear_w4a16,
+                               linear_bf16,       attention, rms_norm,   gated,       rope_store};
+  return all;
+}
+}  // namespace TW_ISA

@@ -1,0 +1,227 @@
+// Sixteen lanes of float or int, the width of every packed block, on whatever registers the target has.
+//
+// The compiler's vector extension carries the arithmetic; what it cannot say (byte dot products, bfloat16) is written
+// per instruction set below. Every source that includes this is compiled once per instruction set, in a namespace of
+// its own (TW_ISA).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace TW_ISA {
+
+constexpr int LANES = 16;
+
+typedef float F __attribute__((vector_size(64)));
+typedef int32_t I __attribute__((vector_size(64)));
+typedef uint32_t U __attribute__((vector_size(64)));
+
+template <class V, class T>
+inline V load(const T* p) {
+  static_assert(sizeof(V) == 64);
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+template <class V, class T>
+inline void store(T* p, V v) {
+  std::memcpy(p, &v, sizeof v);
+}
+
+inline F splat(float x) { return F{} + x; }
+inline I splat(int32_t x) { return I{} + x; }
+inline F to_float(I x) { return __builtin_convertvector(x, F); }
+inline F as_float(U x) { return (F)x; }
+inline U as_bits(F x) { return (U)x; }
+
+inline F fma(F a, F b, F c) {
+#if defined(__AVX512F__)
+  return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  __m256 x[2], y[2], z[2];
+  std::memcpy(x, &a, 64);
+  std::memcpy(y, &b, 64);
+  std::memcpy(z, &c, 64);
+  for (int h = 0; h < 2; h++) z[h] = _mm256_fmadd_ps(x[h], y[h], z[h]);
+  std::memcpy(&c, z, 64);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+
+inline F max(F a, F b) { return a > b ? a : b; }
+
+// Round to the nearest integer, ties to even, for |x| < 2^22.
+inline I round_to_int(F x) {
+#if defined(__AVX512F__)
+  return (I)_mm512_cvtps_epi32((__m512)x);
+#else
+  const F magic = splat(12582912.0f);
+  return __builtin_convertvector((x + magic) - magic, I);
+#endif
+}
+
+inline float sum(F x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
+  float total = 0;
+  for (int i = 0; i < LANES; i++) total += x[i];
+  return total;
+#endif
+}
+
+inline float largest(F x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float found = x[0];
+  for (int i = 1; i < LANES; i++) found = x[i] > found ? x[i] : found;
+  return found;
+#endif
+}
+
+// bfloat16 as its 16 bits.
+inline float widen(uint16_t x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float y;
+  std::memcpy(&y, &bits, 4);
+  return y;
+}
+
+inline uint16_t narrow(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t((bits >> 16) | 0x40);
+  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+inline F load_f32(const float* p) { return load<F>(p); }
+
+inline F load_f32(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (F)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+#else
+  typedef uint16_t H __attribute__((vector_size(32)));
+  H half;
+  std::memcpy(&half, p, sizeof half);
+  return as_float(__builtin_convertvector(half, U) << 16);
+#endif
+}
+
+inline F load_f32(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (F)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#else
+  typedef int8_t B __attribute__((vector_size(16)));
+  B bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(bytes, F);
+#endif
+}
+
+inline void store_f32(float* p, F x) { store(p, x); }
+
+inline void store_f32(uint16_t* p, F x) {
+#if defined(__AVX512BF16__)
+  _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
+  for (int i = 0; i < LANES; i++) p[i] = narrow(x[i]);
+#endif
+}
+
+inline void store_s8(int8_t* p, I x) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8((__m512i)x));
+#else
+  for (int i = 0; i < LANES; i++) p[i] = int8_t(x[i] > 127 ? 127 : x[i] < -128 ? -128 : x[i]);
+#endif
+}
+
+// acc[i] + Σ_j w[i][j] · a[j] over four unsigned bytes of each lane of w and the four signed bytes of a.
+// SMALL says that w is below 16, so that pairs of products fit 16 bits.
+template <bool SMALL>
+inline I dot4(I acc, U w, int32_t a) {
+#if defined(__AVX512VNNI__)
+  return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(a));
+#elif defined(__AVX2__)
+  __m256i parts[2], ws[2];
+  std::memcpy(parts, &acc, 64);
+  std::memcpy(ws, &w, 64);
+  const __m256i as = _mm256_set1_epi32(a);
+  for (int h = 0; h < 2; h++) {
+#if defined(__AVXVNNI__)
+    parts[h] = _mm256_dpbusd_avx_epi32(parts[h], ws[h], as);
+#else
+    if constexpr (SMALL) {
+      const __m256i pairs = _mm256_maddubs_epi16(ws[h], as);
+      parts[h] = _mm256_add_epi32(parts[h], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    } else {
+      const __m256i even = _mm256_madd_epi16(_mm256_and_si256(ws[h], _mm256_set1_epi16(0xff)),
+                                             _mm256_srai_epi16(_mm256_slli_epi16(as, 8), 8));
+      const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(ws[h], 8), _mm256_srai_epi16(as, 8));
+      parts[h] = _mm256_add_epi32(parts[h], _mm256_add_epi32(even, odd));
+    }
+#endif
+  }
+  std::memcpy(&acc, parts, 64);
+  return acc;
+#else
+  int8_t as[4];
+  std::memcpy(as, &a, 4);
+  for (int j = 0; j < 4; j++) acc += (I)((w >> (8 * j)) & 0xffu) * int32_t(as[j]);
+  return acc;
+#endif
+}
+
+// acc[i] + w[i][0]·a[0] + w[i][1]·a[1] over the two bfloat16 of each lane of w and of a.
+inline F dot2(F acc, U w, uint32_t a) {
+#if defined(__AVX512BF16__)
+  return (F)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512i)w, (__m512bh)_mm512_set1_epi32(int(a)));
+#else
+  acc = fma(as_float(w << 16), splat(widen(uint16_t(a))), acc);
+  return fma(as_float(w & 0xffff0000u), splat(widen(uint16_t(a >> 16))), acc);
+#endif
+}
+
+// e^x to about 2 units in the last place, for x ≤ 88; 0 below -87.
+inline F exp(F x) {
+  const F low = splat(-87.0f);
+  const I alive = x > low;
+  x = max(x, low);
+  const F n = to_float(round_to_int(x * 1.44269504f));
+  // Cody and Waite's two-part ln 2, then Taylor's series to x^6 on |f| ≤ ln 2 / 2.
+  F f = fma(n, splat(-0.693359375f), x);
+  f = fma(n, splat(2.12194440e-4f), f);
+  F y = splat(1.0f / 720);
+  y = fma(y, f, splat(1.0f / 120));
+  y = fma(y, f, splat(1.0f / 24));
+  y = fma(y, f, splat(1.0f / 6));
+  y = fma(y, f, splat(0.5f));
+  y = fma(y, f, splat(1.0f));
+  y = fma(y, f, splat(1.0f));
+  const I power = (__builtin_convertvector(n, I) + 127) << 23;
+  return alive ? y * (F)power : F{};
+}
+
+inline F tanh(F x) {
+  const F limit = splat(15.0f);
+  x = x > limit ? limit : x < -limit ? -limit : x;
+  const F e = exp(x + x);
+  return (e - 1.0f) / (e + 1.0f);
+}
+
+template <class T>
+inline T read(const void* p) {
+  T x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+}  // namespace TW_ISA

@@ -1,0 +1,119 @@
+"""Quantized weights and their packed layouts: bytes in the order in which the kernels read them.
+
+A panel is 64 output features, in four blocks of sixteen; input features are padded with zeros to the depth.
+
+    bf16   (panels, depth/2, 4, 16, 2) bfloat16
+    w8     (panels, depth/4, 4, 16, 4) bytes, value + 128, and one float32 scale a feature
+    w4     (panels, groups, [64 bfloat16 scales, group/8 x 4 x 16 x 4 bytes]): byte j of a lane holds the values j
+           (low half) and j + 4 (high half) of eight inputs, each + 8
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+PANEL, BLOCK, DEPTH = 64, 16, 64
+GROUPS = (32, 64, 128)
+"""Group sizes of 4-bit weights."""
+SHRINKS = tuple(1.0 - 0.03 * i for i in range(-1, 12))
+"""Fractions of the scale that covers the largest weight; the one with the least weighted error is taken."""
+
+
+def quantize_w8(weight_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(int8 (N, K), float32 scale (N,)): symmetric, one scale an output feature, nearest, range ±127."""
+    wide = weight_NK.float()
+    scale_N = wide.abs().amax(1).clamp_min(1e-12) / 127
+    return torch.round(wide / scale_N[:, None]).clamp(-127, 127).to(torch.int8), scale_N
+
+
+def quantize_w4(
+    weight_NK: torch.Tensor, group_size: int, importance_K: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(int8 (N, K) in [-8, 7], bfloat16 scales (N, groups)): symmetric groups along the input.
+
+    Each group takes the scale with the least Σ importance · error² among `SHRINKS`; `importance_K` is the mean square
+    of each input feature over calibration data, and None weighs all alike. The scales are rounded to bfloat16 before
+    the weights are, so that their rounding costs nothing. A last group that is not full is padded with zeros.
+    """
+    wide = _pad(weight_NK.float(), 1, group_size, 0.0)
+    N, K = wide.shape
+    groups = wide.view(N, K // group_size, group_size)
+    importance = torch.ones(K) if importance_K is None else _pad(importance_K.float()[None], 1, group_size, 0.0)[0]
+    importance = importance.view(1, -1, group_size)
+    # The range reaches one further down than up: the largest weight of a group is put on the longer side.
+    largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    full = torch.where(largest.abs() < 1e-12, torch.full_like(largest, 1e-12), largest) / -8
+    best_error = torch.full_like(full, torch.inf)
+    best = full
+    for shrink in SHRINKS:
+        scale = (full * shrink).bfloat16().float()
+        error = ((torch.round(groups / scale).clamp(-8, 7) * scale - groups).square() * importance).sum(2, keepdim=True)
+        better = error < best_error
+        best_error, best = torch.where(better, error, best_error), torch.where(better, scale, best)
+    integers = torch.round(groups / best).clamp(-8, 7).to(torch.int8)
+    return integers.view(N, K)[:, : weight_NK.shape[1]].contiguous(), best.squeeze(2).bfloat16()
+
+
+def pack_bf16(weight_NK: torch.Tensor) -> torch.Tensor:
+    """A bfloat16 weight as the bytes (uint8, one dimension) that `linear_bf16` reads."""
+    padded = _pad(_pad(weight_NK.bfloat16(), 0, PANEL, 0.0), 1, DEPTH, 0.0)
+    N, K = padded.shape
+    panels = padded.view(N // PANEL, PANEL // BLOCK, BLOCK, K // 2, 2).permute(0, 3, 1, 2, 4)
+    return panels.contiguous().view(torch.uint8).flatten()
+
+
+def pack_w8(integers_NK: torch.Tensor) -> torch.Tensor:
+    """int8 weights as the bytes that `linear_w8a8` reads."""
+    padded = _pad(_pad(integers_NK, 0, PANEL, 0), 1, DEPTH, 0)
+    N, K = padded.shape
+    bytes_NK = (padded.to(torch.int16) + 128).to(torch.uint8)
+    return bytes_NK.view(N // PANEL, PANEL // BLOCK, BLOCK, K // 4, 4).permute(0, 3, 1, 2, 4).flatten()
+
+
+def pack_w4(integers_NK: torch.Tensor, scales_NG: torch.Tensor, group_size: int) -> torch.Tensor:
+    """4-bit weights and their scales as the bytes that `linear_w4a8` and `linear_w4a16` read."""
+    step = max(group_size, DEPTH)
+    padded = _pad(_pad(integers_NK, 0, PANEL, 0), 1, step, 0)
+    N, K = padded.shape
+    scales = F.pad(scales_NG, (0, K // group_size - scales_NG.shape[1], 0, N - scales_NG.shape[0]))
+    nibbles = (padded + 8).to(torch.uint8).view(N // PANEL, PANEL // BLOCK, BLOCK, K // 8, 2, 4)
+    data = nibbles[..., 0, :] | (nibbles[..., 1, :] << 4)
+    data = data.permute(0, 3, 1, 2, 4).reshape(N // PANEL, K // group_size, -1)
+    heads = scales.view(N // PANEL, PANEL, -1).transpose(1, 2).contiguous().view(torch.uint8)
+    return torch.cat([heads, data], 2).flatten()
+
+
+def unpack_w4(packed: torch.Tensor, features: int, depth: int, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The (integers (N, depth), scales (N, groups)) that `pack_w4` packed, padding of the depth included."""
+    panels = -(-features // PANEL)
+    rows = packed.view(panels, depth // group_size, -1)
+    scales = rows[..., : 2 * PANEL].contiguous().view(torch.bfloat16).transpose(1, 2).reshape(panels * PANEL, -1)
+    data = rows[..., 2 * PANEL :].reshape(panels, depth // 8, PANEL // BLOCK, BLOCK, 4).permute(0, 2, 3, 1, 4)
+    halves = torch.stack([data & 15, data >> 4], dim=-2).reshape(panels * PANEL, depth)
+    return halves[:features].to(torch.int8) - 8, scales[:features]
+
+
+def unpack_w8(packed: torch.Tensor, features: int, depth: int) -> torch.Tensor:
+    """The integers (N, depth) that `pack_w8` packed."""
+    panels = -(-features // PANEL)
+    data = packed.view(panels, depth // 4, PANEL // BLOCK, BLOCK, 4).permute(0, 2, 3, 1, 4)
+    return (data.reshape(panels * PANEL, depth)[:features].to(torch.int16) - 128).to(torch.int8)
+
+
+def unpack_bf16(packed: torch.Tensor, features: int, depth: int) -> torch.Tensor:
+    """The weight (N, depth) that `pack_bf16` packed."""
+    panels = -(-features // PANEL)
+    data = packed.view(torch.bfloat16).view(panels, depth // 2, PANEL // BLOCK, BLOCK, 2).permute(0, 2, 3, 1, 4)
+    return data.reshape(panels * PANEL, depth)[:features]
+
+
+def padded_depth(features: int, group_size: int = 0) -> int:
+    """Input features as the kernels count them."""
+    step = max(group_size, DEPTH)
+    return -(-features // step) * step
+
+
+def _pad(x: torch.Tensor, dim: int, step: int, value: float) -> torch.Tensor:
+    missing = -x.shape[dim] % step
+    return F.pad(x, (0, 0, 0, missing) if dim == 0 else (0, missing), value=value) if missing else x
