@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 PAGE = 16
 """Tokens of a page."""
-QUERY_BLOCK = 256
+QUERY_BLOCK = 128
 """Queries that meet all keys at once, so that the scores of a long prompt fit in memory."""
 
 

@@ -16,7 +16,7 @@ class Allocator(Technique):
     """Keep freed activations in the process instead of handing them to the kernel and faulting them in again."""
 
     name: ClassVar[str] = "allocator"
-    phase: ClassVar[Phase] = Phase.RUNTIME
+    phase: ClassVar[Phase] = Phase.PROCESS
 
     kind: Literal["retain", "jemalloc", "tcmalloc"] = "retain"
     """`retain`: glibc's malloc keeps what is freed; the others replace malloc, where they are installed."""

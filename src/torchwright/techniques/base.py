@@ -54,6 +54,7 @@ techniques: Registry[type[Technique]] = Registry(
 class Phase(enum.IntEnum):
     """The order in which steps are applied to a model."""
 
+    PROCESS = 0
     GRAPH = 1
     DTYPE = 2
     WEIGHTS = 3
