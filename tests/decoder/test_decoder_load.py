@@ -271,6 +271,14 @@ CONFIGS: dict[str, tuple[Data, str]] = {
     "awq": ({"quantization_config": {"quant_method": "awq"}}, "quantized by awq"),
     "fp8": ({"quantization_config": {"quant_method": "fp8"}}, "quantized by fp8"),
     "unnamed quantization": ({"quantization_config": {}}, "quantized by an unnamed method"),
+    "norm epsilon": ({"rms_norm_eps": "tiny"}, "'rms_norm_eps'.*'tiny'.*a number"),
+    "bias": ({"attention_bias": 1}, "'attention_bias'.*true or false"),
+    "activation type": ({"hidden_act": 3}, "'hidden_act'.*a string"),
+    "scaling type": ({"rope_scaling": 5}, "'rope_scaling'.*an object"),
+    "half a head turns": (
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.05}},
+        r"'rope_parameters\.partial_rotary_factor'.*an even part",
+    ),
     "end of text": ({"eos_token_id": "</s>"}, "'eos_token_id'.*a token id"),
 }
 
@@ -280,6 +288,27 @@ def test_configurations_that_cannot_be_used_are_named(case: str, tmp_path: Path)
     change, message = CONFIGS[case]
     folder = edit(save(build("llama"), tmp_path), lambda data: data.update(change))
     with pytest.raises(TorchwrightError, match=message):
+        load_decoder(folder)
+
+
+OTHER_CONFIGS: dict[str, tuple[str, Data, str]] = {
+    "no window": ("gemma2", {"sliding_window": None}, "'sliding_window'.*1 or more"),
+    "both directions": (
+        "gemma3",
+        {"use_bidirectional_attention": True},
+        "'use_bidirectional_attention'.*causal",
+    ),
+    "kinds of layers": ("gemma2", {"layer_types": ["full_attention", "chunked", "chunked"]}, "'layer_types'"),
+    "too few kinds": ("gemma2", {"layer_types": ["full_attention"]}, "'layer_types'.*one for each layer"),
+    "too few experts": ("olmoe", {"num_experts_per_tok": 9}, "'num_experts_per_tok'.*at most the 6 experts"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_CONFIGS)
+def test_values_of_other_families_are_checked(case: str, tmp_path: Path) -> None:
+    name, change, message = OTHER_CONFIGS[case]
+    folder = edit(save(build(name), tmp_path), lambda data: data.update(change))
+    with pytest.raises(ModelError, match=message):
         load_decoder(folder)
 
 
