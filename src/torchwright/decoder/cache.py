@@ -122,6 +122,13 @@ class PagedCache:
         self.pool.release(sequence.pages)
         sequence.pages, sequence.length = array("i"), 0
 
+    def rewind(self, sequence: CacheSequence, length: int) -> None:
+        """Forget what comes after the first `length` tokens, and give the pages back that held nothing else."""
+        assert 0 <= length <= sequence.length, "a sequence is not as long as what it is wound back to"
+        kept = -(-length // PAGE)
+        self.pool.release(sequence.pages[kept:])
+        sequence.pages, sequence.length = sequence.pages[:kept], length
+
     def can_append(self, pieces: Sequence[tuple[CacheSequence, Sequence[int]]]) -> bool:
         """Whether `append` of the same pieces finds its pages."""
         return sum(self._need(sequence, len(ids)) for sequence, ids in pieces) <= self.pool.free
