@@ -628,6 +628,21 @@ def test_a_step_dropped_before_compilation_gets_a_second_chance_after_it(world: 
     assert world.started.count((step("half"),)) == 1
 
 
+def test_narrow_weights_are_tried_together_with_a_compiler_that_gained_nothing_alone(world: World):
+    world.gain = lambda names: 2.0 if {"fuse", "quantize"} <= names else 1.0
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert names(outcome) == ["quantize", "fuse"]
+    assert rows(outcome) == {"fuse": "kept", "quantize": "kept"}
+    assert "kept for quantize" in row(outcome, "fuse").reason
+
+
+def test_a_compiler_that_failed_is_nobodys_company(world: World):
+    world.gain = lambda names: 2.0 if {"fuse", "quantize"} <= names else 1.0
+    world.drop = lambda steps: 0.5 if step("fuse") in steps else 0.0
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert rows(outcome) == {"fuse": "dropped", "quantize": "refused"}
+
+
 def test_a_step_dropped_for_accuracy_gets_no_second_chance(world: World):
     world.gain = product(half=2.0, fuse=2.0)
     world.drop = lossy(half=0.5)

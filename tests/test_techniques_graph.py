@@ -133,7 +133,7 @@ def test_fold_refuses_a_layer_that_is_used_twice() -> None:
 def test_fold_restores_the_model_when_outputs_change(monkeypatch: pytest.MonkeyPatch) -> None:
     target = make(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)), torch.randn(2, 3, 4, 4))
     layers = list(target.model.children())
-    monkeypatch.setattr("torchwright.techniques.fold_batchnorm._fuse", lambda layer, norm: nn.Conv2d(3, 3, 1))
+    monkeypatch.setattr("torchwright.techniques.batchnorm._fuse", lambda layer, norm: nn.Conv2d(3, 3, 1))
     with pytest.raises(RefusedTechnique, match="outputs change by"):
         FoldBatchNorm().apply(target)
     assert list(target.model.children()) == layers

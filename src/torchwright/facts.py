@@ -208,7 +208,7 @@ class Recipe:
     search_seconds: float
     roofline: tuple[RooflinePoint, ...] = ()
     notes: tuple[str, ...] = ()
-    engine: Literal["eager", "jit", "aot"] = "eager"
+    engine: Literal["eager", "jit", "aot", "native"] = "eager"
     command: str = ""
     """What reproduces this result."""
 

@@ -15,7 +15,7 @@ from torchwright.decoder.model import Decoder
 from torchwright.decoder.sampling import Sampler, Sampling
 from torchwright.decoder.text import Text, TextStream
 from torchwright.errors import WorkloadError
-from torchwright.workloads.generation import _as_list
+from torchwright.workloads.generation import as_list
 
 PREFILL_CHUNK = 512
 """Tokens of one forward call at most, over all sequences: what bounds the memory of activations."""
@@ -94,7 +94,7 @@ class LoadedDecoder:
         Raises `WorkloadError` for an empty prompt, ids out of range, a prompt that does not fit the context together
         with the new tokens, or an option out of range, and `UnknownName` for an option that does not exist.
         """
-        items, single = _as_list(prompts)
+        items, single = as_list(prompts)
         texts = isinstance(items[0], str)
         rows = [self.text.encode(item) if texts else item for item in items]
         outputs: list[list[int]] = [[] for _ in rows]
@@ -119,7 +119,7 @@ class LoadedDecoder:
 
         A piece never ends within a character.
         """
-        items, single = _as_list(prompt)
+        items, single = as_list(prompt)
         if not single:
             raise WorkloadError("stream takes one prompt", found=f"a list of {len(items)}")
         ids = self.text.encode(items[0]) if isinstance(items[0], str) else items[0]

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import torch
 
-from torchwright.decoder.config import read_decoder_config
+from torchwright.decoder.config import DecoderConfig, read_decoder_config
 from torchwright.decoder.fields import Fields, read_object
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.weights import Checkpoint, DecoderWeights, MakeLinear, plain_linear
-from torchwright.errors import ModelError, RefusedTechnique, unknown
+from torchwright.errors import ModelError, unknown
+from torchwright.kernels import ops
+from torchwright.kernels.linear import SCHEMES, PackedLinear
+from torchwright.kernels.pack import GROUPS
 from torchwright.workloads.huggingface import resolve
 
 KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
@@ -27,8 +30,10 @@ def load_decoder(
 ) -> LoadedDecoder:
     """The language model of a Hugging Face folder or hub id on Torchwright's own decoder.
 
-    `dtype` is float32 or bfloat16; `kv` is the type of cached keys and values: fp32, bf16 or int8, by default the
-    model's own. `make_linear(weight (N, K), bias (N,) or None)` makes every linear layer but the experts' routers.
+    `dtype` is float32 or bfloat16. `quantize` is none, w8a8, w4a8 or w4a16, the last two with `:group_size=N` (32, 64
+    or 128) where it is not 32; weights are rounded to nearest, and `optimize` chooses them with calibration. `kv` is
+    the type of cached keys and values: fp32, bf16 or int8, by default the model's own. `make_linear(weight (N, K),
+    bias (N,) or None)` makes every linear layer but the experts' routers, in place of `quantize`.
 
     Raises `UnsupportedArchitecture` for a family that is not in `FAMILIES`, and `ModelError`, naming the file, for
     weights or configurations that cannot be used.
@@ -38,19 +43,34 @@ def load_decoder(
     kv = DEFAULT_KV[dtype] if kv is None else kv
     if kv not in KV_DTYPES:
         raise unknown("type of cached keys and values", kv, KV_DTYPES)
-    if quantize is not None and make_linear is None:
-        raise RefusedTechnique(
-            f"quantize='{quantize}' is not available yet", allowed="None", next="pass make_linear instead"
-        )
     path = resolve(str(folder))
     config = read_decoder_config(path)
-    weights = DecoderWeights(config, Checkpoint(path), dtype, make_linear or plain_linear)
+    weights = DecoderWeights(config, Checkpoint(path), dtype, make_linear or _linear_maker(quantize, dtype))
     decoder = Decoder(config, weights).eval()
-    stop = tuple(sorted({*config.eos, *_generation_eos(path)}))
-    return LoadedDecoder(decoder, path, kv_dtype=KV_DTYPES[kv], stop=stop)
+    return LoadedDecoder(decoder, path, kv_dtype=KV_DTYPES[kv], stop=stop_ids(config, path))
 
 
-def _generation_eos(folder: Path) -> tuple[int, ...]:
-    """End-of-text ids of generation_config.json, which may name more than config.json does."""
+def stop_ids(config: DecoderConfig, folder: Path) -> tuple[int, ...]:
+    """End-of-text ids of config.json and of generation_config.json, which may name more."""
     path = folder / "generation_config.json"
-    return Fields(path, read_object(path)).ids("eos_token_id") if path.is_file() else ()
+    more = Fields(path, read_object(path)).ids("eos_token_id") if path.is_file() else ()
+    return tuple(sorted({*config.eos, *more}))
+
+
+def _linear_maker(quantize: str | None, dtype: torch.dtype) -> MakeLinear:
+    """What makes a linear layer: PyTorch's own in float32, packed ones else, where the kernels are there."""
+    scheme, _, option = (quantize or "none").partition(":")
+    if scheme == "none" and not option:
+        if dtype == torch.float32 or not ops.available():
+            return plain_linear
+        scheme = "bf16"
+    elif scheme not in SCHEMES or scheme == "bf16":
+        raise unknown("quantization", scheme, ["none", *(name for name in SCHEMES if name != "bf16")])
+    key, _, value = option.partition("=")
+    allowed = [str(size) for size in GROUPS]
+    if option and (key != "group_size" or value not in allowed or not scheme.startswith("w4")):
+        raise ModelError(
+            f"quantize='{quantize}'", allowed=f"group_size={' or '.join(allowed)}, for 4-bit weights only"
+        )
+    group_size = int(value) if option else GROUPS[0]
+    return lambda weight, bias: PackedLinear(weight, bias, scheme, group_size=group_size)

@@ -6,7 +6,8 @@ Schemes: `bf16`; `w8a8`, 8-bit weights per output feature on activations quantiz
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -14,6 +15,31 @@ from torch import nn
 from torchwright.kernels import ops, pack
 
 SCHEMES = ("bf16", "w8a8", "w4a8", "w4a16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedForm:
+    """What a packed layer is, apart from its numbers."""
+
+    scheme: str
+    in_features: int
+    out_features: int
+    group_size: int
+
+    def shapes(self, *, bias: bool) -> dict[str, tuple[int, torch.dtype]]:
+        """Tensor → number of elements and type."""
+        grouped = self.scheme in ("w4a8", "w4a16")
+        depth = pack.padded_depth(self.in_features, self.group_size if grouped else 0)
+        rows = -(-self.out_features // pack.PANEL) * pack.PANEL
+        count = rows * depth * {"bf16": 2, "w8a8": 1}.get(self.scheme, 0)
+        if grouped:
+            count = rows * depth // 2 + rows * depth // self.group_size * 2
+        found = {"packed": (count, torch.uint8)}
+        if self.scheme == "w8a8":
+            found["scale"] = (rows, torch.float32)
+        if bias:
+            found["bias"] = (self.out_features, torch.float32)
+        return found
 
 
 class PackedLinear(nn.Module):
@@ -55,6 +81,33 @@ class PackedLinear(nn.Module):
         self.register_buffer("packed", packed)
         self.register_buffer("scale", scale)
         self.register_buffer("bias", None if bias_N is None else bias_N.detach().float())
+
+    @classmethod
+    def from_packed(cls, form: PackedForm, tensors: dict[str, torch.Tensor]) -> Self:
+        """The layer around tensors packed before: `packed`, and `scale` and `bias` where it has them.
+
+        Raises `ValueError` where they do not fit the form: a kernel would read beyond them.
+        """
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer.in_features, layer.out_features = form.in_features, form.out_features
+        layer.scheme, layer.group_size = form.scheme, form.group_size
+        expected = form.shapes(bias="bias" in tensors)
+        found = {name: (tensor.numel(), tensor.dtype) for name, tensor in tensors.items()}
+        if expected != found:
+            raise ValueError(f"tensors {found} are not those of {form}: {expected}")
+        for name in ("packed", "scale", "bias"):
+            layer.register_buffer(name, tensors.get(name))
+        return layer
+
+    @property
+    def form(self) -> PackedForm:
+        return PackedForm(
+            scheme=self.scheme,
+            in_features=self.in_features,
+            out_features=self.out_features,
+            group_size=self.group_size,
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not ops.fast(x):

@@ -33,11 +33,11 @@ class Loaded:
     """An artifact that is ready to run."""
 
     model: Any
-    """A `Generator` for a language model, an `OptimizedModule` for any other."""
+    """A `LoadedDecoder` or `Generator` for a language model, an `OptimizedModule` for any other."""
     recipe: Recipe
     run: Run
     how: str
-    """What runs: `ahead-of-time package`, `recompiled graphs`, `graphs, uncompiled`, `torch.compile`, `eager`."""
+    """What runs: `native decoder`, `ahead-of-time package`, `recompiled graphs`, `graphs, uncompiled`, `torch.compile`, `eager`."""
     notices: list[str] = field(default_factory=list)
 
 
@@ -86,7 +86,7 @@ def load(path: str | Path, *, model: nn.Module | None = None, trust: bool = Fals
         run = Batcher(run, Layout.from_dict(recipe.workload["layout"]))
     _self_test(path, run, tolerance)
     return Loaded(
-        model=as_model(run, recipe.workload, manifest, path / artifact.MODEL),
+        model=loader.answers or as_model(run, recipe.workload, manifest, path / artifact.MODEL),
         recipe=recipe,
         run=run,
         how=how,
@@ -111,6 +111,8 @@ class _Loader:
     def __init__(self, path: Path, recipe: Recipe, manifest: Manifest, trust: bool) -> None:
         self.path, self.recipe, self.manifest = path, recipe, manifest
         self.notices: list[str] = []
+        self.answers: Any = None
+        """What the user calls, where it is not made from `run`."""
         self.here = fingerprint_here(recipe.fingerprint.device.kind, measured=False)
         self.foreign = artifact.same_machine(recipe.fingerprint, self.here)
         self.allowed = trust or artifact.is_own(path)
@@ -121,6 +123,8 @@ class _Loader:
                 from torchwright.devices.allocator import apply_allocator
 
                 apply_allocator(str(step.options.get("kind", "retain")))
+        if self.manifest.engine == "native":
+            return self._native(), "native decoder", OTHER_MACHINE_ERROR
         if model is not None:
             return self._replay(model), "the recipe on the caller's model", OTHER_MACHINE_ERROR
         if self.manifest.engine == "aot":
@@ -140,6 +144,14 @@ class _Loader:
                 next="pass your own: tw.load(DIR, model=fresh_module) replays the recipe on it",
             )
         return self._rebuild()
+
+    def _native(self) -> Run:
+        from torchwright.decoder.native import NativeModel
+        from torchwright.plan.runner import EagerRunner
+
+        native = NativeModel.load(self.path, self.path / artifact.MODEL)
+        self.answers = native.loaded
+        return EagerRunner(native)
 
     def _refuse_native(self) -> str | None:
         if self.foreign:

@@ -52,6 +52,8 @@ def write_contents(folder: Path, outcome: Outcome, workload: Workload) -> dict[s
         for name in (GRAPHS, TENSORS):
             shutil.copy2(best.folder / name, folder / name)
         portable = True
+    elif best.engine == "native":
+        portable = bool(best.process.ask("save_native", folder=str(folder)))
     elif "language" not in outcome.description["properties"]:
         portable = _ask(outcome, "export", folder=str(folder))
     if best.engine == "jit":

@@ -33,6 +33,8 @@ CONTRIBUTES = 1.3
 """A step with at least this marginal speed-up is not questioned by the drop-one pass."""
 RETREAT_SHARES = (0.1, 0.3)
 """Shares of the modules, most sensitive first, that a quantization over budget leaves alone, one after another."""
+COMPANY = 0.7
+"""A step that was this much of a gain alone, or better, is tried again together with one that needs it."""
 HOPELESS = 20
 """A drop of so many budgets is not mended by leaving some layers alone."""
 
@@ -187,9 +189,11 @@ class Search:
             self._refuse(step, f"the model is {' and '.join(sorted(technique.gives))} already")
             return queue
         steps, swapped = self._with(technique, step)
+        if steps is None and not self._comes_later(technique, queue):
+            steps = self._in_company(technique, step)
         if steps is None:
             return self._postpone(step, technique, queue)
-        reason = self._cannot_pay(technique) or self._no_time(technique)
+        reason = self._cannot_pay(technique) or self._no_time(technique, *steps)
         if reason:
             self._refuse(step, reason)
             return queue
@@ -214,11 +218,28 @@ class Search:
         rest = [kept for kept in self._best.steps if kept not in swapped]
         return in_order([*rest, step]), swapped
 
+    def _comes_later(self, technique: Technique, queue: list[Step]) -> bool:
+        """Whether steps still to be tried give what this one needs."""
+        return technique.needs - self._have() <= {name for other in queue for name in from_step(other).gives}
+
+    def _in_company(self, technique: Technique, step: Step) -> tuple[Step, ...] | None:
+        """The best recipe with `step` and a step dropped before that gives what it needs.
+
+        A change of the model and the compiler that fuses it are worth more together than what each is worth alone:
+        compiled bfloat16 convolutions may gain nothing over eager ones, and compiled 8-bit ones twice as much.
+        """
+        missing = technique.needs - self._have()
+        for rung in self.rungs:
+            other = from_step(rung.step)
+            near = rung.status == "dropped" and rung.speedup is not None and rung.speedup.high > COMPANY
+            if near and technique.phase < other.phase and missing <= other.gives and other.needs <= self._have():
+                return in_order([*self._best.steps, rung.step, step])
+        return None
+
     def _postpone(self, step: Step, technique: Technique, queue: list[Step]) -> list[Step]:
         """Wait for a later step to give what this one needs, or refuse it when none will."""
         missing = technique.needs - self._have()
-        later = {name for other in queue for name in from_step(other).gives}
-        if missing <= later:
+        if self._comes_later(technique, queue):
             position = min(i for i, other in enumerate(queue) if from_step(other).gives & missing)
             return [*queue[: position + 1], step, *queue[position + 1 :]]
         if step in self.wanted:
@@ -247,16 +268,17 @@ class Search:
             f"{_ms(times[self._kernel])}: nothing to gain"
         )
 
-    def _no_time(self, technique: Technique) -> str | None:
-        expected = self._expected_seconds(technique)
+    def _no_time(self, technique: Technique, *steps: Step) -> str | None:
+        expected = self._expected_seconds(technique, *map(from_step, steps))
         left = self.context.remaining()
         if expected <= left:
             return None
         return f"not tried: it would need about {expected:.0f} s and the time budget has {max(left, 0):.0f} s left"
 
-    def _expected_seconds(self, technique: Technique) -> float:
-        """What a trial of this step will take, from those of its kind so far."""
-        compiled = "compiled" in self._best.properties or "compiled" in technique.gives
+    def _expected_seconds(self, *all_of_them: Technique) -> float:
+        """What a trial of these steps on the best will take, from those of its kind so far."""
+        given = frozenset[str]().union(*(technique.gives for technique in all_of_them))
+        compiled = "compiled" in self._best.properties | given
         past = [rung.compile_seconds for rung in self.rungs if rung.compile_seconds and compiled]
         return max(past, default=0.0) * 1.1 + 4.0 if past else 4.0
 
@@ -337,6 +359,13 @@ class Search:
                 else rung
                 for rung in self.rungs
             ]
+        company = [other for other in candidate.steps if other != step and other not in self._best.steps]
+        self.rungs = [
+            replace(rung, kept=True, status="kept", reason=f"{rung.reason}; kept for {step}")
+            if rung.step in company and rung.status == "dropped"
+            else rung
+            for rung in self.rungs
+        ]
         self._record(step, candidate, comparison, "kept", reason)
         self._promote(candidate, comparison)
         return True
@@ -350,7 +379,7 @@ class Search:
             return False
         try:
             with TrialProcess(self.context) as process:
-                ranking = process.ask("sensitivity", steps=(step,))
+                ranking = process.ask("sensitivity", steps=(*self._ground(technique, failed.steps), step))
         except (TrialFailed, TorchwrightError) as failure:
             self.notes.append(f"{step}: no retreat, its layers could not be ranked ({failure})")
             return False
@@ -370,6 +399,15 @@ class Search:
             if self.rungs[-1].speedup is not None:
                 return False  # within the budget now, and still not faster
         return False
+
+    @staticmethod
+    def _ground(technique: Technique, steps: Sequence[Step]) -> tuple[Step, ...]:
+        """Those of `steps` that make the model into what `technique` changes."""
+        return tuple(
+            step
+            for step in steps
+            if from_step(step).gives & technique.needs - {"compiled"} and step.name != technique.name
+        )
 
     def _worth(self, candidate: Candidate, comparison: Comparison) -> str | None:
         """Why a candidate within the budget is not kept, or None."""

@@ -9,17 +9,23 @@ import torch
 from torch import nn
 
 from torchwright.facts import Step
+from torchwright.plan.apply import apply_steps
 from torchwright.techniques.base import Target, from_step
 
 
 def rank_modules(target: Target, steps: Sequence[Step]) -> list[tuple[str, float]]:
     """(module name, relative error of its output) for every module the last of `steps` would change, worst first.
 
-    The error of each module is measured on the inputs that the original gives it: errors that add up through the
+    Earlier steps are those without which it has nothing to change. The error of each module is measured on the inputs
+    that the model without it gives it: errors that add up through the
     network are the metric's business, the order of retreat is this one's.
     """
     technique = from_step(steps[-1])
-    model = target.workload.adapt(target.model)
+    if steps[:-1]:
+        apply_steps(target, steps[:-1])
+    else:
+        target.model = target.workload.adapt(target.model)
+    model = target.model
     errors: dict[str, float] = {}
 
     def watch(name: str):
@@ -37,7 +43,7 @@ def rank_modules(target: Target, steps: Sequence[Step]) -> list[tuple[str, float
     handles = [m.register_forward_pre_hook(watch(name)) for name, m in model.named_modules() if name]
     try:
         with torch.inference_mode():
-            for case in target.workload.calibration(torch.float32):
+            for case in target.workload.calibration(target.compute_dtype):
                 model(*case.args, **case.kwargs)
     finally:
         for handle in handles:

@@ -149,7 +149,7 @@ class Candidate:
     steps: tuple[Step, ...]
     process: TrialProcess
     folder: Path | None
-    engine: Literal["eager", "jit", "aot"]
+    engine: Literal["eager", "jit", "aot", "native"]
     dtype: str
     threads: int | None
     prepare_seconds: float

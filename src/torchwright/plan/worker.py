@@ -194,6 +194,11 @@ class Session:
             return False
         return True
 
+    def save_native(self, *, folder: str) -> bool:
+        """Keep the native decoder's packed weights."""
+        self.target.model.save(Path(folder))
+        return True
+
     def save_cache(self, *, path: str) -> bool:
         """Keep what torch.compile compiled in this process; False where it kept nothing."""
         import torch

@@ -41,6 +41,11 @@ techniques: Registry[type[Technique]] = Registry(
         "attention": "torchwright.techniques.attention:Attention",
         "matmul_attention": "torchwright.techniques.matmul_attention:MatmulAttention",
         "compile": "torchwright.techniques.compile:Compile",
+        "native": "torchwright.techniques.native:Native",
+        "w8a8": "torchwright.techniques.w8a8:W8A8",
+        "w4a8": "torchwright.techniques.w4a8:W4A8",
+        "w4a16": "torchwright.techniques.w4a16:W4A16",
+        "kv8": "torchwright.techniques.kv8:KV8",
         "max_autotune": "torchwright.techniques.max_autotune:MaxAutotune",
         "regional": "torchwright.techniques.regional:Regional",
         "cuda_graphs": "torchwright.techniques.cuda_graphs:CudaGraphs",
@@ -68,7 +73,7 @@ class Phase(enum.IntEnum):
 class Settings:
     """How the model is run, apart from what the model is. Applied inside a trial's own process only."""
 
-    engine: Literal["eager", "jit", "aot"] = "eager"
+    engine: Literal["eager", "jit", "aot", "native"] = "eager"
     inductor: dict[str, Any] = field(default_factory=dict)
     """Overrides of torch._inductor.config, patched around compilation."""
     dynamic: bool | None = False
@@ -256,10 +261,13 @@ def _type_name(hint: Any) -> str:
 
 @functools.cache
 def _field_docs(cls: type) -> dict[str, str]:
-    """Docstrings written under dataclass fields, read from the source."""
+    """Docstrings written under dataclass fields, read from the source, those of base classes too."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
     docs: dict[str, str] = {}
+    for base in cls.__bases__:
+        if dataclasses.is_dataclass(base):
+            docs |= _field_docs(base)
     for node, after in zip(tree.body, tree.body[1:], strict=False):
         if (
             isinstance(node, ast.AnnAssign)

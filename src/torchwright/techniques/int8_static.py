@@ -1,4 +1,7 @@
-"""8-bit weights and activations with scales fixed by calibration."""
+"""8-bit weights and activations with scales fixed by calibration.
+
+Batch norms are folded first, so that activation and residual addition can join the 8-bit layer.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,7 @@ from torchwright.techniques.batchnorm import fold
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Static(Technique):
-    """Linear layers and convolutions on 8-bit weights and activations, activation scales fixed by calibration.
-
-    Batch norms are folded first, so that activation and residual addition can join the 8-bit layer.
-    """
+    """Linear layers and convolutions on 8-bit weights and activations, activation scales fixed by calibration."""
 
     name: ClassVar[str] = "int8_static"
     phase: ClassVar[Phase] = Phase.WEIGHTS

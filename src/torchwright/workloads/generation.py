@@ -158,7 +158,7 @@ class Generator:
             raise WorkloadError(f"temperature {temperature}", allowed="0 or more")
         if max_new_tokens < 0:
             raise WorkloadError(f"max_new_tokens {max_new_tokens}", allowed="0 or more")
-        items, single = _as_list(prompts)
+        items, single = as_list(prompts)
         texts = isinstance(items[0], str)
         rows = [self.encode(item) if texts else item for item in items]
         for ids in rows:
@@ -261,7 +261,7 @@ def sample(logits_BV: torch.Tensor, temperature: float, randoms: Sequence[torch.
     return token_B
 
 
-def _as_list(prompts: Any) -> tuple[list[Any], bool]:
+def as_list(prompts: Any) -> tuple[list[Any], bool]:
     """Prompts as a list of texts or of lists of ids, and whether there was but one.
 
     Raises `WorkloadError` for anything else.

@@ -1,0 +1,250 @@
+"""Language models on a CPU: Torchwright's decoder against the machine's bounds and, where they are given, its peers.
+
+    python benchmarks/llm_cpu.py [--models DIR] [--shape NAME …] [--scheme none|w8a8|w4a8|w4a16 …] [--quick]
+                                 [--openvino PYTHON FOLDER …] [--llama PYTHON FILE …] [--json FILE]
+
+Random weights of real shapes (speed does not depend on the values). The bound of a decode step is its bytes (packed
+weights, keys and values) over the measured read bandwidth; that of a prompt its operations over the measured matrix
+rate of the type that the products are in. Ratios to peers are medians of turns in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import selectors
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import llm_shapes
+import torchwright.decoder as native
+import turns
+from torchwright.devices import get_device
+from torchwright.devices.base import Ceilings
+from torchwright.kernels.linear import PackedLinear
+
+PROMPT, NEW = 512, 32
+ROUNDS = 5
+CONTEXTS = (128, 512, 2048, 8192)
+BATCHES = (1, 4, 16, 64)
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 13, 16, 24, 25, 32, 48, 64, 96, 128, 256, 512)
+PEER_SECONDS = 300
+
+
+class Ours:
+    """The native decoder on one shape and scheme."""
+
+    def __init__(self, folder: Path, scheme: str, kv: str) -> None:
+        quantize = None if scheme == "none" else scheme
+        self.name = f"torchwright {scheme.replace('none', 'bf16')}, kv {kv}"
+        self.model = native.load_decoder(folder, dtype=torch.bfloat16, quantize=quantize, kv=kv)
+        layers = [m for m in self.model.decoder.modules() if isinstance(m, PackedLinear)]
+        self.weight_bytes = sum(t.nbytes for layer in layers for t in layer.buffers())
+        self.weights = sum(layer.in_features * layer.out_features for layer in layers)
+        self.head = self.model.config.vocabulary * self.model.config.model
+        self.rate = "bfloat16" if scheme in ("none", "w4a16") else "int8"
+
+    def turn(self, prompt: int, new: int, batch: int = 1) -> dict[str, float]:
+        """Seconds of a prompt and of one new token after it, for `batch` sequences together."""
+        vocabulary = self.model.config.vocabulary
+        ids = torch.randint(10, min(8000, vocabulary), (batch, prompt)).tolist()
+        cache = self.model.new_cache([prompt + new] * batch)
+        sequences = [cache.sequence(prompt) for _ in range(batch)]
+        begun = time.perf_counter()
+        for start in range(0, prompt, 512):
+            parts = [row[start : start + 512] for row in ids]
+            self._step(cache, sequences, parts)
+        middle = time.perf_counter()
+        for _ in range(new):
+            self._step(cache, sequences, [[17]] * batch)
+        return {"prefill": middle - begun, "decode": (time.perf_counter() - middle) / max(new, 1)}
+
+    @torch.inference_mode()
+    def _step(self, cache: Any, sequences: list[Any], parts: list[list[int]]) -> torch.Tensor:
+        decoder = self.model.decoder
+        batch = cache.append(list(zip(sequences, parts, strict=True)))
+        return decoder.logits(decoder(batch, cache)[batch.last_rows_B]).argmax(-1)
+
+    def decode_bound(self, ceilings: Ceilings, context: int, batch: int = 1) -> float:
+        """Seconds of a decode step by its bytes."""
+        return (self.weight_bytes + batch * context * self._kv_bytes()) / (ceilings.read_gb_per_s * 1e9)
+
+    def prefill_bound(self, ceilings: Ceilings, prompt: int) -> float:
+        """Seconds of a prompt by the operations of its linear layers and of attention; the head sees its last token."""
+        config = self.model.config
+        linear = 2 * (prompt * (self.weights - self.head) + self.head)
+        attention = 2 * config.layers * config.heads * config.head_dim * prompt * prompt
+        rate = ceilings.tflops[self.rate] * 1e12
+        return linear / rate + attention / (ceilings.tflops["bfloat16"] * 1e12)
+
+    def _kv_bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        config, size = self.model.config, self.model.kv_dtype.itemsize
+        scales = 8 if size == 1 else 0
+        return config.layers * config.kv_heads * (2 * config.head_dim * size + scales)
+
+
+class Peer:
+    """llm_peer.py in an interpreter of its own."""
+
+    def __init__(self, kind: str, python: str, path: str) -> None:
+        self.name = f"{'OpenVINO GenAI' if kind == 'openvino' else 'llama.cpp'} {Path(path).stem}"
+        script = Path(__file__).with_name("llm_peer.py")
+        self.process = subprocess.Popen(
+            [python, str(script), kind, path, str(torch.get_num_threads())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._answer()
+
+    def turn(self, prompt: int, new: int) -> dict[str, float]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{prompt} {new}\n".encode())
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.process.stdout, selectors.EVENT_READ)
+            if not ready.select(PEER_SECONDS):
+                raise RuntimeError(f"{self.name}: no answer in {PEER_SECONDS} s")
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name}: ended with exit code {self.process.wait()}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Language models on a CPU against bounds and peers.")
+    parser.add_argument("--models", metavar="DIR", help="keep the random models here instead of a temporary folder")
+    parser.add_argument("--shape", action="append", choices=llm_shapes.SHAPES, help="may be repeated")
+    parser.add_argument("--scheme", action="append", choices=("none", "w8a8", "w4a8", "w4a16"))
+    parser.add_argument("--kv", default="bf16", choices=("bf16", "int8"))
+    parser.add_argument("--quick", action="store_true", help="the prompt of 512 and its decode only")
+    parser.add_argument("--openvino", nargs=2, action="append", default=[], metavar=("PYTHON", "FOLDER"))
+    parser.add_argument("--llama", nargs=2, action="append", default=[], metavar=("PYTHON", "FILE"))
+    parser.add_argument("--json", metavar="FILE", help="write the rows here as they finish")
+    options = parser.parse_args()
+    turns.print_machine()
+    ceilings = get_device("cpu").ceilings()
+    rates = ", ".join(f"{name} {rate:.2f}" for name, rate in ceilings.tflops.items())
+    print(f"measured: read {ceilings.read_gb_per_s:.1f} GB/s; tera-operations per second: {rates}\n")
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(options.models or scratch)
+        for shape in options.shape or ["llama-3.2-1b"]:
+            rows += run(shape, llm_shapes.make(shape, folder), ceilings, options)
+            turns.write_json(options.json, rows)
+
+
+def run(shape: str, folder: Path, ceilings: Ceilings, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One shape: every scheme, and the peers, in turn; then contexts and batches."""
+    ours = []
+    for scheme in options.scheme or ("none", "w8a8", "w4a8", "w4a16"):
+        begun = time.perf_counter()
+        ours.append(Ours(folder, scheme, options.kv))
+        turns.say(f"{ours[-1].name}: loaded and packed in {time.perf_counter() - begun:.1f} s")
+    peers: list[Peer] = []
+    try:
+        for kind in ("openvino", "llama"):
+            for python, path in getattr(options, kind):
+                peers.append(Peer(kind, python, path))
+        rows = compare(shape, ours, peers, ceilings)
+    finally:
+        for peer in peers:
+            peer.close()
+    if not options.quick:
+        for model in ours:
+            rows += sweep(shape, model, ceilings)
+    return rows
+
+
+def compare(shape: str, ours: list[Ours], peers: list[Peer], ceilings: Ceilings) -> list[dict[str, Any]]:
+    """A prompt of PROMPT tokens and NEW after it, all contenders in turn."""
+    everyone: list[Any] = [*ours, *peers]
+    for contender in everyone:
+        contender.turn(PROMPT, 4)
+    timed: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in everyone}
+    for _ in range(ROUNDS):
+        for contender in everyone:
+            timed[contender.name].append(contender.turn(PROMPT, NEW))
+    middle = {
+        name: {key: statistics.median(turn[key] for turn in all_turns) for key in ("prefill", "decode")}
+        for name, all_turns in timed.items()
+    }
+    print(f"### {shape}: prompt of {PROMPT}, decode at {PROMPT} to {PROMPT + NEW}\n")
+    print("| contender | prefill, tok/s | of bound | decode, tok/s | of bound | over the best peer: prefill, decode |")
+    print("|---|---|---|---|---|---|")
+    rows = []
+    for contender in everyone:
+        seconds = middle[contender.name]
+        row: dict[str, Any] = {
+            "shape": shape,
+            "contender": contender.name,
+            "prefill_tok_s": PROMPT / seconds["prefill"],
+            "decode_tok_s": 1 / seconds["decode"],
+        }
+        bounds = ratios = ("", "")
+        if isinstance(contender, Ours):
+            row["prefill_of_bound"] = contender.prefill_bound(ceilings, PROMPT) / seconds["prefill"]
+            row["decode_of_bound"] = contender.decode_bound(ceilings, PROMPT + NEW // 2) / seconds["decode"]
+            bounds = tuple(f"{row[f'{call}_of_bound']:.0%}" for call in ("prefill", "decode"))
+            if peers:
+                best = {call: min(middle[peer.name][call] for peer in peers) for call in ("prefill", "decode")}
+                row |= {f"{call}_over_peers": best[call] / seconds[call] for call in best}
+                ratios = tuple(f"{row[f'{call}_over_peers']:.2f}x" for call in best)
+        rows.append(row)
+        print(
+            f"| {contender.name} | {row['prefill_tok_s']:.0f} | {bounds[0]} | {row['decode_tok_s']:.1f} | {bounds[1]} "
+            f"| {', '.join(filter(None, ratios))} |",
+            flush=True,
+        )
+    print()
+    return rows
+
+
+def sweep(shape: str, model: Ours, ceilings: Ceilings) -> list[dict[str, Any]]:
+    """Contexts at batch 1, batches at a context of 512, and row counts of one forward call."""
+    rows = []
+    for context in CONTEXTS:
+        seconds = median(lambda context=context: model.turn(context, 8)["decode"], 3)
+        rows.append({"context": context, "batch": 1, "decode_s": seconds, "tok_s": 1 / seconds})
+        rows[-1]["of_bound"] = model.decode_bound(ceilings, context + 4) / seconds
+    for batch in BATCHES[1:]:
+        seconds = median(lambda batch=batch: model.turn(128, 8, batch)["decode"], 3)
+        rows.append({"context": 128, "batch": batch, "decode_s": seconds, "tok_s": batch / seconds})
+        rows[-1]["of_bound"] = model.decode_bound(ceilings, 132, batch) / seconds
+    print(f"### {shape}, {model.name}: decode\n\n| context | batch | tok/s | of the bytes' bound |\n|---|---|---|---|")
+    for row in rows:
+        print(f"| {row['context']} | {row['batch']} | {row['tok_s']:.1f} | {row['of_bound']:.0%} |", flush=True)
+    cliffs = []
+    for count in ROWS:
+        seconds = median(lambda count=count: model.turn(count, 0)["prefill"], 5)
+        cliffs.append({"rows": count, "prefill_s": seconds, "tok_s": count / seconds})
+    print(f"\n### {shape}, {model.name}: tokens of one forward call\n\n| rows | ms | tok/s |\n|---|---|---|")
+    for row in cliffs:
+        print(f"| {row['rows']} | {1e3 * row['prefill_s']:.1f} | {row['tok_s']:.0f} |", flush=True)
+    print()
+    return [{"shape": shape, "contender": model.name, **row} for row in [*rows, *cliffs]]
+
+
+def median(measure: Callable[[], float], count: int) -> float:
+    measure()
+    return statistics.median(measure() for _ in range(count))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""A language model that answers: an artifact's, or a Hugging Face folder's on the native decoder.
+
+generate("out", "Once upon a time", on_text=…, …)     opens, continues, says how long it took
+opened = open_model("path/to/folder", quantize="w4a8", kv="int8")
+ask(opened.model, "Once upon a time", max_new_tokens=64, on_text=…)
+
+It imports no search, so that the first word does not wait for one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from torchwright.decoder.generate import PREFILL_CHUNK, LoadedDecoder
+from torchwright.decoder.load import load_decoder
+from torchwright.decoder.sampling import Sampling
+from torchwright.decoder.text import TextStream
+from torchwright.errors import ArtifactError, ModelError, WorkloadError, unknown
+from torchwright.kernels import build
+from torchwright.plan import artifact
+from torchwright.plan.load import load
+from torchwright.workloads.generation import Generator
+from torchwright.workloads.language import BUNDLED
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+NEW_TOKENS = 64
+"""Tokens to generate where nobody says how many, or as many as fit."""
+NARROWING = ("top_k", "top_p", "min_p")
+"""Sampling options that mean something only where tokens are drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A language model that is ready to answer."""
+
+    model: LoadedDecoder | Generator
+    notices: tuple[str, ...] = ()
+    """What the user should know about how it runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The continuation of one prompt, and how long it took."""
+
+    text: str
+    prompt_tokens: int
+    new_tokens: int
+    ttft_s: float | None
+    """Seconds from the prompt's tokens to the first new one; None where there was none."""
+    tpot_s: float | None
+    """Seconds of each token after the first; None where there was none."""
+    stopped_by: Literal["end-of-text", "length"]
+
+
+def generate(
+    target: str | None,
+    prompt: str,
+    *,
+    max_new_tokens: int | None,
+    seed: int,
+    sampling: Mapping[str, Any],
+    quantize: str | None,
+    kv: str | None,
+    dtype: str | None,
+    trust: bool,
+    on_text: Callable[[str], None],
+    on_notice: Callable[[str], None],
+) -> Answer:
+    """`torchwright generate`: what can be refused without the model is, before it is opened.
+
+    `sampling` holds fields of `Sampling`, and only those that the user gave. Without `max_new_tokens` there are
+    `NEW_TOKENS`, or as many as fit.
+    """
+    _check_text(prompt)
+    temperature = Sampling.of(sampling).temperature
+    idle = [_flag(name) for name in NARROWING if name in sampling]
+    if idle and temperature == 0:
+        raise WorkloadError(
+            f"{', '.join(idle)} would change nothing: at temperature 0 the most likely token is taken",
+            next="add --temperature, such as 0.8",
+        )
+    opened = open_model(target, quantize=quantize, kv=kv, dtype=dtype, trust=trust)
+    for notice in opened.notices:
+        on_notice(notice)
+    return ask(
+        opened.model, prompt, max_new_tokens=max_new_tokens, seed=seed, sampling=sampling, on_text=on_text
+    )
+
+
+def open_model(
+    target: str | None,
+    *,
+    quantize: str | None = None,
+    kv: str | None = None,
+    dtype: str | None = None,
+    trust: bool = False,
+) -> Opened:
+    """The language model of an artifact, or of a Hugging Face folder or hub id; None is the bundled one.
+
+    `quantize` and `kv` are those of `load_decoder`; `dtype` is bf16 or fp32, by default bf16 where the compiled
+    kernels are there. An artifact has its own, so none of the three is for it.
+
+    Raises `WorkloadError` for options that an artifact does not take, `ArtifactError` for an artifact of another kind
+    of model, and what `tw.load` and `load_decoder` raise.
+    """
+    if target is not None and is_artifact(target):
+        refuse_for_artifact(target, quantize=quantize, kv=kv, dtype=dtype)
+        loaded = load(target, trust=trust)
+        model, notices = loaded.model, tuple(loaded.notices)
+        if not isinstance(model, LoadedDecoder | Generator):
+            raise ArtifactError(
+                f"{target} holds no language model",
+                found=f"the workload '{loaded.recipe.workload.get('kind')}'",
+                next="call it from Python: tw.load(DIR).model(…)",
+            )
+    else:
+        model, notices = _decoder(target, quantize, kv, dtype), ()
+    fault = build.load() if isinstance(model, LoadedDecoder) else None
+    return Opened(model=model, notices=notices if fault is None else (*notices, f"no fast kernels: {fault}"))
+
+
+def ask(
+    model: LoadedDecoder | Generator,
+    prompt: str,
+    *,
+    on_text: Callable[[str], None],
+    max_new_tokens: int | None = None,
+    seed: int = 0,
+    sampling: Mapping[str, Any] | None = None,
+) -> Answer:
+    """Continue one prompt; `on_text` is given each piece of text as it appears, and never half a character.
+
+    Raises `WorkloadError` for a prompt that is empty or does not fit, and for options that the model does not take.
+    """
+    _check_text(prompt)
+    sampling = dict(sampling or {})
+    text: Any = model.text if isinstance(model, LoadedDecoder) else model
+    ids = text.encode(prompt)
+    limit = max(1, min(NEW_TOKENS, _room(model, len(ids)))) if max_new_tokens is None else max_new_tokens
+    stream, pieces, times = TextStream(text), list[str](), list[float]()
+
+    def say(piece: str) -> None:
+        if piece:
+            pieces.append(piece)
+            on_text(piece)
+
+    def take(token: int) -> None:
+        times.append(time.perf_counter())
+        say(stream.put(token))
+
+    begun = time.perf_counter()
+    _run(model, ids, limit, seed, sampling, take)
+    say(stream.rest())
+    return Answer(
+        text="".join(pieces),
+        prompt_tokens=len(ids),
+        new_tokens=len(times),
+        ttft_s=times[0] - begun if times else None,
+        tpot_s=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
+        stopped_by="length" if len(times) == limit else "end-of-text",
+    )
+
+
+def is_artifact(target: str) -> bool:
+    """Whether a folder is, or was meant to be, an artifact."""
+    return (Path(target) / artifact.RECIPE).is_file() or (Path(target) / artifact.MANIFEST).is_file()
+
+
+def refuse_for_artifact(target: str, **options: str | None) -> None:
+    """Raises `WorkloadError` where an option is given that an artifact has settled already."""
+    given = [f"{_flag(name)} {value}" for name, value in options.items() if value is not None]
+    if given:
+        raise WorkloadError(
+            f"{' '.join(given)} is not for {target}, which is an artifact and has its own",
+            next="leave it out, or name the folder of the model it was made from",
+        )
+
+
+def _decoder(target: str | None, quantize: str | None, kv: str | None, dtype: str | None) -> LoadedDecoder:
+    if target is not None and ":" in target and not Path(target).exists():
+        raise ModelError(
+            f"{target} names a factory; the native decoder runs language models",
+            allowed="a Hugging Face folder, a hub id, or an artifact folder",
+        )
+    if dtype is not None and dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    name = dtype or ("bf16" if build.load() is None else "fp32")
+    return load_decoder(BUNDLED if target is None else target, DTYPES[name], quantize, kv)
+
+
+def _run(
+    model: LoadedDecoder | Generator,
+    ids: list[int],
+    limit: int,
+    seed: int,
+    sampling: dict[str, Any],
+    on_token: Callable[[int], None],
+) -> None:
+    if isinstance(model, LoadedDecoder):
+        for _, token in model._tokens([ids], limit, seed, None, PREFILL_CHUNK, Sampling.of(sampling)):
+            on_token(token)
+        return
+    more = [_flag(name) for name in sampling if name != "temperature"]
+    if more:
+        raise WorkloadError(
+            f"this artifact does not take {', '.join(more)}",
+            found="its engine has fixed calls",
+            allowed="--temperature, --seed",
+            next="optimize again with `--with native`",
+        )
+    with torch.inference_mode():
+        model.generate(
+            ids,
+            max_new_tokens=limit,
+            seed=seed,
+            on_token=lambda row, token: on_token(token),
+            **sampling,
+        )
+
+
+def _room(model: LoadedDecoder | Generator, tokens: int) -> int:
+    """How many new tokens fit after a prompt."""
+    if isinstance(model, LoadedDecoder):
+        return model.config.context - tokens
+    geometry = model.geometry
+    return min(geometry.slots, geometry.context) - tokens - -tokens % geometry.chunk
+
+
+def _check_text(prompt: str) -> None:
+    if not prompt:
+        raise WorkloadError("the prompt is empty", allowed="a text of at least one character")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # bytes of the command line that are no text
+        raise WorkloadError("the prompt is no UTF-8 text", found=str(error)) from error
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

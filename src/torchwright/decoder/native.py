@@ -1,0 +1,53 @@
+"""A decoder in the place of a language workload's model: the two calls `prefill` and `decode` on a paged cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from torchwright.decoder.cache import CacheSequence, PagedCache
+from torchwright.decoder.generate import LoadedDecoder
+from torchwright.decoder.packed import read_packed, write_packed
+
+
+class NativeModel(nn.Module):
+    """Called like `StaticCacheModel`: writes T tokens after the first slot and returns logits (B, K, V).
+
+    Keys and values stay in pages of its own, one sequence for each row, so of the call's arguments it needs the ids,
+    the first slot and the rows to keep; positions, masks and the dense cache follow from these.
+    """
+
+    def __init__(self, loaded: LoadedDecoder) -> None:
+        super().__init__()
+        self.loaded, self.decoder = loaded, loaded.decoder
+        self._rows: tuple[PagedCache, list[CacheSequence]] | None = None
+
+    @classmethod
+    def load(cls, folder: Path, model_folder: Path) -> Self:
+        """What `save` kept."""
+        return cls(read_packed(folder, model_folder))
+
+    def save(self, folder: Path) -> None:
+        write_packed(self.loaded, folder)
+
+    def forward(self, ids_BT, positions_BT, slots_T, keep_K, masks, cache) -> torch.Tensor:
+        start, rows = int(slots_T[0]), ids_BT.tolist()
+        pages, sequences = self._cache(len(rows), cache[0].shape[2])
+        for sequence in sequences:
+            if sequence.length < start:  # a call timed by itself: what came before is zeros
+                pages.append([(sequence, [0] * (start - sequence.length))])
+            pages.rewind(sequence, start)
+        batch = pages.append(list(zip(sequences, rows, strict=True)))
+        hidden_BTE = self.decoder(batch, pages).unflatten(0, ids_BT.shape)
+        kept_BKE = hidden_BTE[:, keep_K]
+        return self.decoder.logits(kept_BKE.flatten(0, 1)).unflatten(0, kept_BKE.shape[:2])
+
+    def _cache(self, rows: int, slots: int) -> tuple[PagedCache, list[CacheSequence]]:
+        known: Any = self._rows
+        if known is None or len(known[1]) != rows or known[0].dtype != self.loaded.kv_dtype:
+            pages = self.loaded.new_cache([slots] * rows)
+            known = self._rows = pages, [pages.sequence(0) for _ in range(rows)]
+        return known

@@ -1,0 +1,105 @@
+"""A decoder's parts as an artifact keeps them: packed for the kernels, in one memory-mapped file.
+
+decoder.safetensors   every tensor of the decoder under its module's name
+decoder.json          the form of each packed layer, and the type of cached keys and values
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from torchwright.decoder.config import read_decoder_config
+from torchwright.decoder.generate import LoadedDecoder
+from torchwright.decoder.load import KV_DTYPES, stop_ids
+from torchwright.decoder.model import Decoder
+from torchwright.errors import ArtifactError
+from torchwright.kernels.linear import PackedForm, PackedLinear
+
+TENSORS, FORMS = "decoder.safetensors", "decoder.json"
+PARTS = {"qkv": "attention.qkv", "o": "attention.o", "gate_up": "mlp.gate_up", "down": "mlp.down"}
+NORMS = {"q_norm": "attention.q_norm", "k_norm": "attention.k_norm"}
+
+
+def write_packed(model: LoadedDecoder, folder: Path) -> None:
+    """Keep a decoder whose linear layers are packed."""
+    forms = {
+        name: dataclasses.asdict(module.form)
+        for name, module in model.decoder.named_modules()
+        if isinstance(module, PackedLinear)
+    }
+    kv = next(name for name, dtype in KV_DTYPES.items() if dtype == model.kv_dtype)
+    tensors = {name: tensor.contiguous() for name, tensor in model.decoder.state_dict().items()}
+    save_file(tensors, folder / TENSORS)
+    (folder / FORMS).write_text(json.dumps({"kv": kv, "layers": forms}, indent=1))
+
+
+def read_packed(folder: Path, model_folder: Path) -> LoadedDecoder:
+    """The decoder that `write_packed` kept; its tensors are read from the file as they are used.
+
+    `model_folder` holds config.json and the tokenizer. Raises `ArtifactError` for files that are damaged or that do
+    not fit the configuration.
+    """
+    try:
+        described = json.loads((folder / FORMS).read_text())
+        forms = {name: PackedForm(**form) for name, form in described["layers"].items()}
+        kv_dtype = KV_DTYPES[described["kv"]]
+        with safe_open(folder / TENSORS, framework="pt") as file:
+            config = read_decoder_config(model_folder)
+            decoder = Decoder(config, _PackedWeights(forms, file.get_tensor, set(file.keys()))).eval()
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ArtifactError(
+            f"the decoder in {folder} cannot be read", found=f"{type(error).__name__}: {error}"
+        ) from error
+    return LoadedDecoder(decoder, model_folder, kv_dtype=kv_dtype, stop=stop_ids(config, model_folder))
+
+
+class _PackedWeights:
+    """Gives a `Decoder` its parts by the names that they have in its own state dict."""
+
+    def __init__(
+        self, forms: dict[str, PackedForm], read: Callable[[str], torch.Tensor], names: set[str]
+    ) -> None:
+        self._forms, self._read, self._names = forms, read, names
+
+    def embedding(self) -> torch.Tensor:
+        return self._read("embedding")
+
+    def head(self, embedding_VE: torch.Tensor) -> nn.Module:
+        return self._layer("head")
+
+    def final_norm(self) -> torch.Tensor:
+        return self._read("norm")
+
+    def norm(self, layer: int, part: str) -> torch.Tensor | None:
+        name = f"layers.{layer}.{NORMS.get(part, part)}"
+        return self._read(name) if name in self._names else None
+
+    def linear(self, layer: int, part: str) -> nn.Module:
+        return self._layer(f"layers.{layer}.{PARTS[part]}")
+
+    def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]:
+        at = f"layers.{layer}.mlp.experts.{expert}"
+        return self._layer(f"{at}.gate_up"), self._layer(f"{at}.down")
+
+    def router(self, layer: int) -> torch.Tensor:
+        return self._read(f"layers.{layer}.mlp.router")
+
+    def release(self) -> None:
+        """Nothing to let go of: the file stays mapped while its tensors live."""
+
+    def _layer(self, name: str) -> nn.Module:
+        found: dict[str, Any] = {
+            part: self._read(f"{name}.{part}")
+            for part in ("packed", "scale", "bias")
+            if f"{name}.{part}" in self._names
+        }
+        return PackedLinear.from_packed(self._forms[name], found)

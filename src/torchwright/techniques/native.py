@@ -1,0 +1,54 @@
+"""The native decoder in place of transformers' model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from torchwright.decoder import UnsupportedArchitecture, load_decoder
+from torchwright.decoder.config import read_decoder_config
+from torchwright.decoder.native import NativeModel
+from torchwright.errors import ModelError
+from torchwright.facts import Coverage, DeviceFacts
+from torchwright.kernels import build
+from torchwright.kernels.linear import PackedLinear
+from torchwright.techniques.base import Phase, Target, Technique
+
+
+@dataclass(frozen=True, kw_only=True)
+class Native(Technique):
+    """Run a language model on Torchwright's own decoder: bfloat16, packed weights, paged cache, few calls a layer."""
+
+    name: ClassVar[str] = "native"
+    phase: ClassVar[Phase] = Phase.GRAPH
+    needs: ClassVar[frozenset[str]] = frozenset({"language", "eager"})
+    gives: ClassVar[frozenset[str]] = frozenset({"decoder", "wide_weights", "wide_cache"})
+    removes: ClassVar[frozenset[str]] = frozenset(
+        ["eager", "exportable", "float32", "floating", "float_weights", "layers", "linear", "sdpa"]
+    )
+
+    @classmethod
+    def available(cls, device: DeviceFacts) -> str | None:
+        return None if device.kind == "cpu" else "its kernels are for CPUs"
+
+    def refuse(self, target: Target) -> str | None:
+        if "language" not in target.properties:
+            return None  # what it needs says so
+        workload: Any = target.workload
+        try:
+            read_decoder_config(workload.folder)
+        except (UnsupportedArchitecture, ModelError) as error:
+            return error.found or error.summary
+        return build.load()
+
+    def apply(self, target: Target) -> None:
+        workload: Any = target.workload
+        target.model = NativeModel(load_decoder(workload.folder, dtype=torch.bfloat16))
+        target.compute_dtype = torch.bfloat16
+        target.settings.engine = "native"
+        layers = sum(isinstance(module, PackedLinear) for module in target.model.modules())
+        target.coverage.append(
+            Coverage(technique=self.name, changed=layers, total=layers, unit="layers", kernel="packed bf16")
+        )

@@ -1,0 +1,101 @@
+"""What the techniques share that quantize the native decoder's packed layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+
+from torchwright.facts import Coverage
+from torchwright.kernels.linear import PackedLinear
+from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.wrapping import replace_module
+
+
+KERNELS = {
+    "w8a8": "int8 weights, int8 rows",
+    "w4a8": "int4 weights, int8 rows",
+    "w4a16": "int4 weights, bfloat16 rows",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedWeights(Technique):
+    """A scheme for the native decoder's linear layers; the most sensitive ones keep a wider one."""
+
+    phase: ClassVar[Phase] = Phase.WEIGHTS
+    needs: ClassVar[frozenset[str]] = frozenset({"decoder", "wide_weights"})
+    removes: ClassVar[frozenset[str]] = frozenset({"wide_weights"})
+    scheme: ClassVar[str]
+    wider: ClassVar[str]
+    """What the layers of `skip` are packed as."""
+
+    skip: tuple[str, ...] = ()
+    """Names of layers that keep more bits."""
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale, where the scheme has groups."""
+        return 32
+
+    def apply(self, target: Target) -> None:
+        importance = mean_squares(target) if self.scheme.startswith("w4") else {}
+        layers = [(n, m) for n, m in target.model.named_modules() if isinstance(m, PackedLinear)]
+        skipped = {}
+        for name, layer in layers:
+            scheme = self.scheme
+            if name in self.skip:
+                scheme, skipped[name] = self.wider, f"kept in {self.wider}: among the most sensitive"
+            if scheme != layer.scheme:
+                packed = self._packed(layer, scheme, importance.get(layer))
+                replace_module(target.model, layer, packed)
+        target.coverage.append(
+            Coverage(
+                technique=self.name,
+                changed=len(layers) - len(skipped),
+                total=len(layers),
+                unit="layers",
+                kernel=KERNELS[self.scheme],
+                skipped=skipped,
+            )
+        )
+
+    def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
+        if not isinstance(module, PackedLinear):
+            return None
+        expected = module.forward(x).float()  # not module(x): the ranking calls this from a hook on it
+        got = self._packed(module, self.scheme, x.float().square().flatten(0, -2).mean(0)).forward(x).float()
+        norm = expected.norm()
+        return ((got - expected).norm() / norm).item() if norm > 0 else 0.0
+
+    def retreat(self, names: tuple[str, ...]) -> Self | None:
+        return replace(self, skip=names)
+
+    def _packed(self, layer: PackedLinear, scheme: str, importance_K: torch.Tensor | None) -> PackedLinear:
+        return PackedLinear(
+            layer.wide_weight(), layer.bias, scheme, group_size=self.group, importance_K=importance_K
+        )
+
+
+def mean_squares(target: Target) -> dict[nn.Module, torch.Tensor]:
+    """The mean square of each input feature of every packed layer over the calibration calls: layer → (K,)."""
+    sums: dict[nn.Module, tuple[torch.Tensor, int]] = {}
+
+    def watch(module: nn.Module, args: tuple[Any, ...]) -> None:
+        rows = args[0].float().flatten(0, -2)
+        total, count = sums.get(module, (torch.zeros(rows.shape[1]), 0))
+        sums[module] = total + rows.square().sum(0), count + len(rows)
+
+    layers: Sequence[nn.Module] = [m for m in target.model.modules() if isinstance(m, PackedLinear)]
+    handles = [layer.register_forward_pre_hook(watch) for layer in layers]
+    try:
+        with torch.inference_mode():
+            for case in target.workload.calibration(target.compute_dtype):
+                target.model(*case.args, **case.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {module: total / count for module, (total, count) in sums.items()}

@@ -1,0 +1,17 @@
+"""8-bit weights, activations quantized row by row, on the native decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torchwright.techniques.packed_weights import PackedWeights
+
+
+@dataclass(frozen=True, kw_only=True)
+class W8A8(PackedWeights):
+    """Native decoder: 8-bit weights, one scale an output feature, on activations quantized per token."""
+
+    name: ClassVar[str] = "w8a8"
+    scheme: ClassVar[str] = "w8a8"
+    wider: ClassVar[str] = "bf16"

@@ -1,0 +1,162 @@
+"""8-bit layers: what they compute, what a whole graph makes of them, and that Inductor fuses it."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchwright.devices import get_device
+from torchwright.facts import Step
+from torchwright.plan.apply import apply_steps, make_target
+from torchwright.plan.program import compile_program, export
+from torchwright.plan.sensitivity import rank_modules
+from torchwright.techniques.int8 import Int8Layer, activation_range, quantize_weight
+from torchwright.techniques.int8_graph import DEQUANTIZE, QUANTIZE, share_integers
+from torchwright.workloads.module import ModuleWorkload
+
+aten = torch.ops.aten
+
+
+class Residual(nn.Module):
+    """A convolution's output plus what it read, as residual networks have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(8, 32, 3, padding=1)
+        self.first, self.norm = nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32)
+        self.second, self.third, self.head = nn.Conv2d(32, 32, 1), nn.Conv2d(32, 32, 1), nn.Linear(32, 10)
+        assert self.norm.running_mean is not None
+        self.norm.running_mean.normal_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(x))
+        x = torch.relu(self.second(torch.relu(self.norm(self.first(x)))) + x)
+        return self.head(torch.relu(self.third(x)).mean((2, 3)))
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def target_of(model: nn.Module, x: torch.Tensor, *steps: Step) -> Any:
+    target = make_target(ModuleWorkload(model.eval(), (x,)), get_device("cpu").identify())
+    apply_steps(target, steps)
+    return target
+
+
+STATIC = (Step(name="int8_static"), Step(name="compile"))
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.Linear(48, 40), (6, 48)), (nn.Conv2d(8, 24, 3, 2, 1), (2, 8, 9, 9))]
+)
+def test_a_layer_computes_on_rounded_weights_and_inputs(
+    layer: nn.Module, shape: Any, dtype: torch.dtype, static: bool
+) -> None:
+    x = torch.randn(shape).to(dtype)
+    low, high = (end.item() for end in x.float().aminmax())
+    scale, zero = activation_range(low, high)
+    wide: Any = layer.double()
+    integers, weight_scale = quantize_weight(wide.weight)
+    weight = integers.double() * weight_scale.double().view(-1, *[1] * (integers.dim() - 1))
+    rounded = (torch.round(x.double() / scale + zero).clamp(0, 255) - zero) * scale
+    with torch.no_grad():
+        original = wide.weight.clone()
+        wide.weight.copy_(weight)
+        expected = wide(rounded)
+        wide.weight.copy_(original)
+        layer.to(dtype)
+        got = Int8Layer(layer, (scale, zero) if static else None)(x)
+    assert got.dtype == dtype
+    # One step of the input for ties that fall the other way, and the body's own rounding.
+    tolerance = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 2e-2}[dtype]
+    assert ((got.double() - expected).norm() / expected.norm()).item() < tolerance
+
+
+def test_who_reads_a_layers_weight_finds_its_type_and_its_values() -> None:
+    """transformers' ViT casts its pixels to the type of the first layer's weight: integers there ruin the image."""
+    layer = nn.Linear(16, 16).bfloat16()
+    packed = Int8Layer(layer, (0.1, 3))
+    assert packed.weight.dtype == torch.bfloat16
+    assert (packed.weight - layer.weight).abs().max() <= layer.weight.abs().max() / 100
+
+
+def test_batch_norms_are_folded_first() -> None:
+    x = torch.randn(2, 8, 12, 12)
+    target = target_of(Residual(), x, *STATIC)
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in target.model.modules())
+    with torch.no_grad():
+        expected = target.workload.build()(x)
+        assert ((target.model(x) - expected).norm() / expected.norm()).item() < 0.05
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_residual_addition_reads_the_integers_of_the_next_layer(dtype: str) -> None:
+    x = torch.randn(2, 8, 12, 12)
+    steps = (Step(name="dtype"),) if dtype == "bfloat16" else ()
+    target = target_of(Residual(), x, *steps, *STATIC)
+    cases = target.workload.graphs(target.compute_dtype)
+    program = export(target.model, cases)[cases[0].name]
+    before = program.module()(x)
+    share_integers(program.graph_module)
+    nodes = list(program.graph_module.graph.nodes)
+    additions = [node for node in nodes if node.target is aten.add.Tensor]
+    assert any(DEQUANTIZE in [getattr(arg, "target", None) for arg in node.args] for node in additions)
+    for node in nodes:
+        assert sum(user.target is QUANTIZE for user in node.users) <= 1
+    after = program.module()(x)
+    assert after.dtype == before.dtype
+    assert ((after - before).norm() / before.norm()).item() < 0.03  # the residual is rounded to 8 bits now
+
+
+def test_export_leaves_no_checks_that_count_as_readers() -> None:
+    class Casts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.to(torch.bfloat16).to(torch.float32) + 1
+
+    workload = ModuleWorkload(Casts(), (torch.randn(4),))
+    program = export(workload.build(), workload.cases(torch.float32)).popitem()[1]
+    assert not [n for n in program.graph.nodes if n.target is aten._assert_tensor_metadata.default]
+    x = torch.randn(4)
+    torch.testing.assert_close(program.module()(x), x.bfloat16().float() + 1)
+
+
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="oneDNN's int8 kernels are for x86 CPUs"
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_inductor_fuses_activation_and_residual_into_the_layers(tmp_path, dtype: str) -> None:
+    """It once fused nothing: export's own checks read every value a second time. The counters are Inductor's."""
+    from torch._dynamo.utils import counters
+
+    x = torch.randn(2, 8, 12, 12)
+    steps = (Step(name="dtype"),) if dtype == "bfloat16" else ()
+    target = target_of(Residual(), x, *steps, *STATIC)
+    cases = target.workload.graphs(target.compute_dtype)
+    program = export(target.model, cases)[cases[0].name]
+    for rewrite in target.settings.rewrites:
+        rewrite(program.graph_module)
+    counters.clear()
+    compile_program(program, tmp_path / "model.pt2", target.settings.inductor)
+    found = counters["inductor"]
+    assert found["qconv_weight_prepack_matcher_count"] == 4
+    assert found["qlinear_weight_prepack_matcher_count"] == 1
+    assert found["qconv_unary_matcher_count"] == 3  # the stem, `first` and `third`, each with its relu
+    assert found["qconv2d_binary_matcher_count"] == 1  # `second` with the addition and the relu after it
+
+
+def test_layers_are_ranked_without_calling_their_own_hooks() -> None:
+    target = make_target(
+        ModuleWorkload(Residual().eval(), (torch.randn(2, 8, 12, 12),)), get_device("cpu").identify()
+    )
+    ranking = rank_modules(target, (Step(name="int8_static"),))
+    assert {name for name, _ in ranking} == {"stem", "first", "second", "third", "head"}
+    assert all(0 < error < 0.2 for _, error in ranking)
+    assert [error for _, error in ranking] == sorted((error for _, error in ranking), reverse=True)
