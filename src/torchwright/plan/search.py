@@ -447,7 +447,7 @@ class Search:
                 one_round = spent / len(rows)
                 if len(rows) >= ROUNDS[0] and spent > seconds:
                     break
-                if len(rows) >= 3 and spent > 4 * seconds:
+                if len(rows) >= 3 and spent > seconds and (spent > 2 * seconds or _is_clear(rows)):
                     break
         finally:
             self.context.deadline = deadline
@@ -665,8 +665,14 @@ def in_search_order(steps: Sequence[Step]) -> list[Step]:
     return sorted(steps, key=lambda step: order.index(techniques.get(step.name).phase))
 
 
+def _is_clear(rows: Sequence[Sequence[float]]) -> bool:
+    """Whether a few rounds already say which of the last two contestants is faster, and by more than a tenth."""
+    ratios = [row[-2] / row[-1] for row in rows]
+    return min(ratios) > 1.1 or max(ratios) < 0.9
+
+
 def _turn_seconds(candidate: Candidate) -> float:
-    """What a turn will take, from the last one: a call that is not counted, then `TURN_SECONDS` or one call."""
+    """What a turn will take at most, from the last one: a call not counted, then `TURN_SECONDS` or one call."""
     last = candidate.turns[-1] if candidate.turns else {}
     return sum(seconds + max(seconds, TURN_SECONDS) for seconds in last.values())
 

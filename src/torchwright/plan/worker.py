@@ -24,6 +24,8 @@ from torchwright.errors import ModelError, TorchwrightError
 TURN_SECONDS = 0.02
 """A turn of timing repeats a short call until it has taken this long."""
 TURN_CALLS = 64
+LONG_SECONDS = 0.1
+"""A call this long warms its own caches: none is made before it that is not counted."""
 
 
 class Session:
@@ -34,6 +36,7 @@ class Session:
         self.run: Any = None
         self.runner: Any = None
         self.calls: dict[str, int] = {}
+        self.once: dict[str, float] = {}
 
     def init(self, *, workload: bytes, device: str, threads: int, path: list[str], seed: int) -> None:
         """Unpack the workload that our own parent process sent, and get the device ready."""
@@ -167,14 +170,15 @@ class Session:
         return rank_modules(self.target, steps)
 
     def time(self) -> dict[str, float]:
-        """One turn: median-free seconds per call of every case, after one call that is not counted."""
+        """One turn: median-free seconds per call of every case; before short ones a call that is not counted."""
         import torch
 
         seconds = {}
         with torch.inference_mode():
             for case in self._cases():
-                self.run(case)
-                self.device.synchronize()
+                if self.once[case.name] < LONG_SECONDS:
+                    self.run(case)
+                    self.device.synchronize()
                 calls = self.calls[case.name]
                 start = time.perf_counter()
                 for _ in range(calls):
@@ -290,6 +294,7 @@ class Session:
                 self.run(case)
                 self.device.synchronize()
                 once = time.perf_counter() - start
+                self.once[case.name] = once
                 self.calls[case.name] = max(1, min(TURN_CALLS, round(TURN_SECONDS / max(once, 1e-6))))
 
 
