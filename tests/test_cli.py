@@ -61,7 +61,9 @@ def api(monkeypatch: pytest.MonkeyPatch) -> FakeAPI:
 # ---------------------------------------------------------------------------------------------------------- start-up
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["optimize", "--help"], ["optimise"], []])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["optimize", "--help"], ["generate", "--help"], ["optimise"], []]
+)
 def test_help_and_usage_errors_import_nothing_heavy(arguments):
     code = f"import sys; from torchwright.cli import main; main({arguments!r}); "
     code += f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
@@ -72,7 +74,7 @@ def test_help_and_usage_errors_import_nothing_heavy(arguments):
 def test_the_verbs_are_listed_in_the_order_of_the_work(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    verbs = ["optimize", "verify", "bench", "report", "doctor", "techniques", "workloads"]
+    verbs = ["optimize", "verify", "bench", "generate", "report", "doctor", "techniques", "workloads"]
     places = [out.index(f"\n  {verb} ") for verb in verbs]
     assert places == sorted(places)
     assert list(cli.commands) == verbs
@@ -169,6 +171,10 @@ def test_optimize_json_is_the_recipe_and_where_it_lies(api, capsys):
         ("optimise", "Did you mean 'optimize'?"),
         ("verify", "Missing argument 'DIR'"),
         ("bench", "Missing argument"),
+        ("generate", "Missing option '--prompt'"),
+        ("generate --prompt a --max-new-tokens 0", "not in the range"),
+        ("generate --prompt a --seed -1", "not in the range"),
+        ("generate --prompt a --quantise w8a8", "Did you mean '--quantize'?"),
     ],
 )
 def test_bad_input_is_refused_by_name(api, capsys, arguments, said):
@@ -186,8 +192,15 @@ def test_bad_input_is_refused_by_name(api, capsys, arguments, said):
 def test_verify_and_bench_pass_their_options_on(api):
     assert main(["verify", "out", "--trust"]) == 0
     assert main(["bench", "out", "--prompt-tokens", "64", "--new-tokens", "8", "--batch", "2"]) == 0
-    shapes = {"prompt_tokens": 64, "new_tokens": 8, "batch": 2}
-    assert api.calls == [(("out",), {"trust": True}), (("out",), shapes | {"trust": False})]
+    given = {"prompt_tokens": 64, "new_tokens": 8, "batch": 2, "quantize": None, "kv": None, "dtype": None}
+    assert api.calls == [(("out",), {"trust": True}), (("out",), given | {"trust": False})]
+
+
+def test_bench_passes_on_how_the_decoder_runs(api):
+    words = "bench folder --quantize w4a8:group_size=64 --kv int8 --dtype bf16"
+    assert main(words.split()) == 0
+    passed = api.calls[0][1]
+    assert (passed["quantize"], passed["kv"], passed["dtype"]) == ("w4a8:group_size=64", "int8", "bf16")
 
 
 def test_results_are_readable_without_json(api, capsys):

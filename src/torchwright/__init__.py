@@ -4,6 +4,7 @@
     result = tw.optimize(model, inputs, max_drop=0.01)
     result.model(*inputs); result.speedup; print(result); result.save("out")
     fast = tw.load("out").model
+    model = tw.load_decoder("path/to/folder", quantize="w8a8"); model.generate("Once upon a time")
     step = tw.compile_numpy(numpy_function)
 
 Importing this imports no torch: the names below are resolved on first use.
@@ -15,16 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchwright.api import optimize
+    from torchwright.decoder.load import load_decoder
     from torchwright.errors import TorchwrightError
     from torchwright.numpy_compile import compile_numpy
     from torchwright.plan.load import load
 
-__all__ = ["TorchwrightError", "compile_numpy", "load", "optimize"]
+__all__ = ["TorchwrightError", "compile_numpy", "load", "load_decoder", "optimize"]
 
 # `load` has its own home: what answers first must not wait for the search's imports.
 _HOMES = {
     "optimize": "torchwright.api",
     "load": "torchwright.plan.load",
+    "load_decoder": "torchwright.decoder.load",
     "compile_numpy": "torchwright.numpy_compile",
     "TorchwrightError": "torchwright.errors",
 }

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchwright import decode_bench
+from torchwright.answer import is_artifact, refuse_for_artifact
 from torchwright.devices import default_name
 from torchwright.errors import ArtifactError, RegressionFound, TorchwrightError, WorkloadError
-from torchwright.facts import Budget, CaseTime, Event, Objective, Recipe
+from torchwright.facts import Budget, CaseTime, Event, Objective, Recipe, RooflinePoint
 from torchwright.measure.clock import paired_speedup
 from torchwright.measure.roofline import roofline_point
 from torchwright.plan import artifact
@@ -113,7 +115,7 @@ def optimize_cli(
     """`torchwright optimize`."""
     wanted = [parse_step(text) for text in with_steps]
     never = _known(without)
-    if target and _is_artifact(target):
+    if target and is_artifact(target):
         recipe, _ = artifact.open_artifact(Path(target))
         workload = _workload_of(Path(target), recipe, trust=False)
     else:
@@ -196,13 +198,25 @@ def bench(
     prompt_tokens: int | None = None,
     new_tokens: int | None = None,
     batch: int | None = None,
+    quantize: str | None = None,
+    kv: str | None = None,
+    dtype: str | None = None,
     trust: bool = False,
 ) -> dict[str, Any]:
-    """Time an artifact, or a model as it is: seconds per call, tokens per second, memory, share of the roofline."""
-    options = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batch": batch}
+    """Time an artifact, or a model as it is: seconds per call, tokens per second, memory, share of the roofline.
+
+    With one of `quantize`, `kv` and `dtype` a language model runs on the native decoder instead, without a search.
+    """
+    options: dict[str, Any] = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batch": batch}
+    decoder = {"quantize": quantize, "kv": kv, "dtype": dtype}
     recipe: Recipe | None = None
-    if _is_artifact(target):
-        recipe, _ = artifact.open_artifact(Path(target))
+    if is_artifact(target):
+        refuse_for_artifact(target, **decoder)
+        recipe, manifest = artifact.open_artifact(Path(target))
+        if manifest.engine == "native":  # which takes any size, not only the one it was searched at
+            searched = {name: recipe.workload.get(name) for name in options}
+            given = {name: value for name, value in options.items() if value is not None}
+            return decode_bench.bench(target, trust=trust, **(searched | given))
         for option, value in options.items():
             if value is not None and recipe.workload.get(option) != value:
                 raise WorkloadError(
@@ -210,6 +224,8 @@ def bench(
                     next=f"optimize again with --{option.replace('_', '-')} {value}",
                 )
         workload = _workload_of(Path(target), recipe, trust=trust, cases_only=True)
+    elif any(value is not None for value in decoder.values()):
+        return decode_bench.bench(target, **decoder, **options)
     else:
         workload = from_target(target, **options)
     with tempfile.TemporaryDirectory() as scratch, _failure_in_words(target):
@@ -235,13 +251,9 @@ def bench(
             "decode_tokens_per_s": rows / medians["decode"],
         }
     result["peak_memory_bytes"] = memory
-    for point in _bounds(recipe, medians):
-        result |= {
-            f"{point.case}_gb_per_s": point.gb_per_s,
-            f"{point.case}_tflops": point.tflops,
-            f"{point.case}_percent_of_bound": point.percent_of_bound,
-            f"bound_{point.case}": point.bound_by,
-        }
+    points = {point.case: point for point in _bounds(recipe, medians)}
+    for name in medians if "geometry" in described else points:
+        result |= decode_bench.roofline_facts(name, points.get(name))
     return result
 
 
@@ -255,7 +267,7 @@ def report_path(path: str | Path) -> Path:
     return file
 
 
-def _bounds(recipe: Recipe | None, medians: dict[str, float]) -> list[Any]:
+def _bounds(recipe: Recipe | None, medians: dict[str, float]) -> list[RooflinePoint]:
     """The recipe's roofline with the times of today."""
     if recipe is None:
         return []
@@ -313,10 +325,6 @@ def _context(workload: Workload, scratch: Path, recipe: Recipe | None) -> Contex
         scratch=scratch,
         deadline=time.monotonic() + VERIFY_SECONDS,
     )
-
-
-def _is_artifact(target: str) -> bool:
-    return (Path(target) / artifact.RECIPE).is_file() or (Path(target) / artifact.MANIFEST).is_file()
 
 
 def _known(names: Sequence[str]) -> frozenset[str]:

@@ -173,6 +173,24 @@ def _shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def _decoder_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How a language model runs on the native decoder where no search has decided it. The decoder knows the values."""
+    for name, metavar, default, help in reversed(
+        (
+            (
+                "--quantize",
+                "none|w8a8|w4a8|w4a16[:group_size=N]",
+                "none",
+                "Weights: as they are, 8 bits, or 4 bits in groups of 32, 64 or 128, rounded to nearest.",
+            ),
+            ("--kv", "bf16|int8|fp32", "the dtype's", "Cached keys and values."),
+            ("--dtype", "bf16|fp32", "bf16 where the compiled kernels are", "Everything else."),
+        )
+    ):
+        command = click.option(name, metavar=metavar, show_default=default, help=help)(command)
+    return command
+
+
 # ------------------------------------------------------------------------------------------------------ verbs
 
 
@@ -317,21 +335,86 @@ def verify(directory: str, trust: bool, as_json: bool) -> None:
 @cli.command()
 @click.argument("model", metavar="DIR|MODEL")
 @_shape_options
+@_decoder_options
 @trust_option
 @json_option
-def bench(
-    model: str,
-    prompt_tokens: int | None,
-    new_tokens: int | None,
-    batch: int | None,
-    trust: bool,
-    as_json: bool,
-) -> None:
-    """Time an artifact or a model as it is."""
+def bench(model: str, trust: bool, as_json: bool, **options: Any) -> None:
+    """Time an artifact or a model as it is.
+
+    With --quantize, --kv or --dtype a language model runs on the native decoder instead, without a search.
+    """
     from torchwright import api
 
-    measured = api.bench(model, prompt_tokens=prompt_tokens, new_tokens=new_tokens, batch=batch, trust=trust)
-    _print_result(f"bench {model}", measured, as_json)
+    _print_result(f"bench {model}", api.bench(model, trust=trust, **options), as_json)
+
+
+@cli.command()
+@click.argument("model", metavar="[DIR|MODEL]", required=False)
+@click.option(
+    "--prompt", required=True, metavar="TEXT", help="The text to continue; - reads it from standard input."
+)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="64, or as many as fit",
+    help="Most tokens to generate.",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    metavar="X",
+    show_default="0, the most likely token",
+    help="How freely tokens are drawn.",
+)
+@click.option("--top-k", type=int, metavar="N", help="Draw among the N most likely tokens.")
+@click.option(
+    "--top-p", type=float, metavar="X", help="Draw among the fewest tokens that reach probability X."
+)
+@click.option(
+    "--min-p", type=float, metavar="X", help="Never draw a token less likely than X times the most likely."
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of the draws."
+)
+@_decoder_options
+@trust_option
+@json_option
+def generate(
+    model: str | None,
+    prompt: str,
+    max_new_tokens: int | None,
+    seed: int,
+    quantize: str | None,
+    kv: str | None,
+    dtype: str | None,
+    trust: bool,
+    as_json: bool,
+    **sampling: float | None,
+) -> None:
+    """Continue a text, printed as it appears.
+
+    An artifact answers as it was optimized; any other language model on the native decoder, without a search.
+    """
+    from torchwright import answer
+
+    found = answer.generate(
+        model,
+        _standard_input() if prompt == "-" else prompt,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        sampling={name: value for name, value in sampling.items() if value is not None},
+        quantize=quantize,
+        kv=kv,
+        dtype=dtype,
+        trust=trust,
+        on_text=_nothing if as_json else _write,
+        on_notice=lambda text: click.echo(f"torchwright: {text}", err=True),
+    )
+    if as_json:
+        _print_json(found)
+    elif sys.stdout.isatty():
+        click.echo()
 
 
 @cli.command()
@@ -383,6 +466,28 @@ def workloads(as_json: bool) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- printing
+
+
+def _standard_input() -> str:
+    """All of it, but for a last line break, which `echo` adds."""
+    try:
+        text = sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(
+            f"standard input is no UTF-8 text ({error}).", param_hint="--prompt"
+        ) from error
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _write(text: str) -> None:
+    """Text on standard output at once and as it is; `click.echo` would take escape sequences out of it."""
+    encoding = sys.stdout.encoding or "utf-8"  # of which a model knows nothing
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
+
+
+def _nothing(text: str) -> None:
+    """For text that is wanted whole, later."""
 
 
 def describe_registry(registry: Any) -> list[dict[str, Any]]:

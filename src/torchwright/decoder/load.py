@@ -43,9 +43,10 @@ def load_decoder(
     kv = DEFAULT_KV[dtype] if kv is None else kv
     if kv not in KV_DTYPES:
         raise unknown("type of cached keys and values", kv, KV_DTYPES)
+    make_linear = make_linear or _linear_maker(quantize, dtype)
     path = resolve(str(folder))
     config = read_decoder_config(path)
-    weights = DecoderWeights(config, Checkpoint(path), dtype, make_linear or _linear_maker(quantize, dtype))
+    weights = DecoderWeights(config, Checkpoint(path), dtype, make_linear)
     decoder = Decoder(config, weights).eval()
     return LoadedDecoder(decoder, path, kv_dtype=KV_DTYPES[kv], stop=stop_ids(config, path))
 
@@ -60,12 +61,9 @@ def stop_ids(config: DecoderConfig, folder: Path) -> tuple[int, ...]:
 def _linear_maker(quantize: str | None, dtype: torch.dtype) -> MakeLinear:
     """What makes a linear layer: PyTorch's own in float32, packed ones else, where the kernels are there."""
     scheme, _, option = (quantize or "none").partition(":")
-    if scheme == "none" and not option:
-        if dtype == torch.float32 or not ops.available():
-            return plain_linear
-        scheme = "bf16"
-    elif scheme not in SCHEMES or scheme == "bf16":
-        raise unknown("quantization", scheme, ["none", *(name for name in SCHEMES if name != "bf16")])
+    known = ["none", *(name for name in SCHEMES if name != "bf16")]
+    if scheme not in known:
+        raise unknown("quantization", scheme, known)
     key, _, value = option.partition("=")
     allowed = [str(size) for size in GROUPS]
     if option and (key != "group_size" or value not in allowed or not scheme.startswith("w4")):
@@ -73,4 +71,8 @@ def _linear_maker(quantize: str | None, dtype: torch.dtype) -> MakeLinear:
             f"quantize='{quantize}'", allowed=f"group_size={' or '.join(allowed)}, for 4-bit weights only"
         )
     group_size = int(value) if option else GROUPS[0]
+    if scheme == "none":
+        if dtype == torch.float32 or not ops.available():
+            return plain_linear
+        scheme = "bf16"
     return lambda weight, bias: PackedLinear(weight, bias, scheme, group_size=group_size)
