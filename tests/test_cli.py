@@ -210,6 +210,12 @@ def test_results_are_readable_without_json(api, capsys):
     assert "0.01235" in out
 
 
+def test_sentences_of_a_result_are_one_a_line(api, capsys, monkeypatch):
+    monkeypatch.setattr(api, "bench", lambda model, **options: {"notices": ["no fast kernels", "busy"]})
+    assert main(["bench", "out"]) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["out", "kernels", "busy"]
+
+
 def test_results_are_data_with_json(api, capsys):
     assert main(["bench", "out", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["cases"][0] == {"name": "prefill", "seconds": 0.25}

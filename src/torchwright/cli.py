@@ -617,6 +617,8 @@ def _facts_table(facts: Mapping[str, Any]) -> Any:
             for item in value:
                 table.add_row(*(_number(item.get(column)) for column in columns))
             grid.add_row(label, table)
+        elif isinstance(value, list | tuple):
+            grid.add_row(label, Text("\n".join(map(_number, value)) or "none"))
         else:
             grid.add_row(label, Text(_number(value)))
     return grid
