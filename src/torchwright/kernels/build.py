@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from torchwright.kernels import fake
 from torchwright.paths import cache_folder
 
 SOURCES = Path(__file__).with_name("csrc")
@@ -40,13 +41,24 @@ class BuildError(Exception):
     """The kernels could not be compiled; the text says why and what mends it."""
 
 
-@functools.cache
+_outcome: list[str | None] = []
+"""What the first `load` found. A plain list rather than `functools.cache`, which torch.compile would trace into."""
+
+
 def load() -> str | None:
     """Compile the kernels where needed and register their operators; returns why there are none, or None."""
+    if not _outcome:
+        _outcome.append(attempt())
+    return _outcome[0]
+
+
+def attempt() -> str | None:
+    """`load`, tried again."""
     try:
         torch.ops.load_library(str(library()))
     except (BuildError, OSError) as error:
-        return str(error)
+        return f"{error} ({error.__cause__})" if error.__cause__ else str(error)
+    fake.register()
     return None
 
 
@@ -55,19 +67,36 @@ def library() -> Path:
 
     Raises `BuildError` where there is no compiler or it fails.
     """
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        raise BuildError("no C++ compiler was found; `apt-get install g++`, or set CXX")
-    sets = _instruction_sets(compiler)
-    folder = cache_folder() / "kernels"
-    path = folder / f"torchwright-{_key(compiler, sets)}.so"
+    compiler = find_compiler()
+    sets = instruction_sets(compiler)
+    path = place(compiler, sets)
     if path.is_file():
         return path
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder / "lock"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.parent / "lock"):
         if not path.is_file():
             _build(compiler, sets, path)
     return path
+
+
+def find_compiler() -> str:
+    """The C++ compiler of this machine, or the one that CXX names."""
+    wanted = os.environ.get("CXX", "g++")
+    compiler = shutil.which(wanted)
+    if compiler is None:
+        raise BuildError(f"no C++ compiler was found ({wanted}); `apt-get install g++`, or set CXX")
+    return compiler
+
+
+def place(compiler: str, sets: dict[str, tuple[str, ...]]) -> Path:
+    """Where the library of these sources, commands and versions is, or will be."""
+    digest = hashlib.sha256()
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    commands = [*compile_commands(compiler, sets, Path()).values(), link_command(compiler, [], Path())]
+    version = _run([compiler, "--version"]).stdout
+    digest.update(repr((version, commands, torch.__version__, platform.machine())).encode())
+    return cache_folder() / "kernels" / f"torchwright-{digest.hexdigest()[:16]}.so"
 
 
 def compile_commands(compiler: str, sets: dict[str, tuple[str, ...]], folder: Path) -> dict[Path, list[str]]:
@@ -75,7 +104,15 @@ def compile_commands(compiler: str, sets: dict[str, tuple[str, ...]], folder: Pa
     commands: dict[Path, list[str]] = {}
     for name, flags in sets.items():
         target = folder / f"{name}.o"
-        commands[target] = [compiler, "-O3", *COMMON, *flags, f"-DTW_ISA={name}", "-c", str(SOURCES / "table.cpp")]
+        commands[target] = [
+            compiler,
+            "-O3",
+            *COMMON,
+            *flags,
+            f"-DTW_ISA={name}",
+            "-c",
+            str(SOURCES / "table.cpp"),
+        ]
     root = Path(torch.__file__).parent / "include"
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     have = [f"-DTW_HAVE_{name.upper()}" for name in sets]
@@ -99,35 +136,35 @@ def _build(compiler: str, sets: dict[str, tuple[str, ...]], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         folder = Path(scratch)
         commands = compile_commands(compiler, sets, folder)
-        running = [
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            for command in commands.values()
-        ]
-        try:
-            for process in running:
-                _finish(process)
-            linked = folder / "kernels.so"
-            link = link_command(compiler, list(commands), linked)
-            _finish(subprocess.Popen(link, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
-        finally:
-            for process in running:
-                process.kill()
-                process.wait()
+        linked = folder / "kernels.so"
+        _together([*commands.values()])
+        _together([link_command(compiler, list(commands), linked)])
         linked.replace(path)
 
 
-def _finish(process: subprocess.Popen[str]) -> None:
+def _together(commands: list[list[str]]) -> None:
+    """Run them side by side; the first that fails stops the others."""
+    with contextlib.ExitStack() as stack:
+        running: list[subprocess.Popen[str]] = []
+        for command in commands:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            running.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        for process in running:
+            _wait(process)
+
+
+def _wait(process: subprocess.Popen[str]) -> None:
     try:
         _, errors = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        process.kill()
         raise BuildError(f"the C++ compiler took more than {SECONDS} s") from None
     if process.returncode:
         lines = [line for line in errors.splitlines() if "error" in line] or errors.splitlines()[-1:]
         raise BuildError(f"the C++ compiler failed: {lines[0].strip()[:300] if lines else 'no message'}")
 
 
-def _instruction_sets(compiler: str) -> dict[str, tuple[str, ...]]:
+def instruction_sets(compiler: str) -> dict[str, tuple[str, ...]]:
     """The instruction sets of this architecture that the compiler knows."""
     wanted = X86 if platform.machine().lower() in ("x86_64", "amd64") else {}
     known = {name: flags for name, flags in wanted.items() if _accepts(compiler, flags)}
@@ -136,17 +173,14 @@ def _instruction_sets(compiler: str) -> dict[str, tuple[str, ...]]:
 
 @functools.cache
 def _accepts(compiler: str, flags: tuple[str, ...]) -> bool:
-    command = [compiler, *flags, "-E", "-x", "c++", os.devnull]
-    return subprocess.run(command, capture_output=True, timeout=SECONDS).returncode == 0
+    return _run([compiler, *flags, "-E", "-x", "c++", os.devnull]).returncode == 0
 
 
-def _key(compiler: str, sets: dict[str, tuple[str, ...]]) -> str:
-    digest = hashlib.sha256()
-    for source in sorted(SOURCES.iterdir()):
-        digest.update(source.read_bytes())
-    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=SECONDS).stdout
-    digest.update(repr((version, sets, COMMON, torch.__version__, platform.machine())).encode())
-    return digest.hexdigest()[:16]
+def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(command, capture_output=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"the C++ compiler took more than {SECONDS} s") from None
 
 
 @contextlib.contextmanager

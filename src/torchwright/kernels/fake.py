@@ -1,0 +1,69 @@
+"""Shapes and types of what the operators return, so that torch.compile and torch.export see through them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+NAMESPACE = "torchwright"
+
+
+def register() -> None:
+    """Give every operator of the loaded library its fake implementation."""
+    for function in (
+        *(linear_w8a8, linear_w4a8, linear_w4a16, linear_bf16),
+        *(rms_norm, add_rms_norm, gated, rope_store, paged_attention),
+    ):
+        torch.library.register_fake(f"{NAMESPACE}::{function.__name__}", function)
+
+
+def linear_w8a8(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, features: int
+) -> torch.Tensor:
+    return _linear(x, features)
+
+
+def linear_w4a8(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, features: int, group_size: int
+) -> torch.Tensor:
+    return _linear(x, features)
+
+
+def linear_w4a16(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, features: int, group_size: int
+) -> torch.Tensor:
+    return _linear(x, features)
+
+
+def linear_bf16(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, features: int
+) -> torch.Tensor:
+    return _linear(x, features)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+def gated(x: torch.Tensor, kind: str) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+def rope_store(qkv: torch.Tensor, *args: Any) -> torch.Tensor:
+    heads, kv_heads = args[8:10]
+    return qkv.new_empty((qkv.shape[0], heads, qkv.shape[1] // (heads + 2 * kv_heads)))
+
+
+def paged_attention(q: torch.Tensor, *args: Any) -> torch.Tensor:
+    return q.new_empty(q.shape)
+
+
+def _linear(x: torch.Tensor, features: int) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], features))
