@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from torchwright.kernels import ops, pack
+from torchwright.kernels import ops, pack, reference
 
 SCHEMES = ("bf16", "w8a8", "w4a8", "w4a16")
 
@@ -25,6 +25,17 @@ class PackedForm:
     in_features: int
     out_features: int
     group_size: int
+
+    def check(self) -> None:
+        """Raise `ValueError` where there is no such layer."""
+        if self.scheme not in SCHEMES:
+            raise ValueError(f"scheme is {self.scheme}; one of {', '.join(SCHEMES)} is wanted")
+        if self.group_size not in pack.GROUPS:
+            raise ValueError(f"group_size is {self.group_size}; 32, 64 or 128 is wanted")
+        if self.in_features < 1 or self.out_features < 1:
+            raise ValueError(
+                f"{self.in_features} input and {self.out_features} output features; both must be positive"
+            )
 
     def shapes(self, *, bias: bool) -> dict[str, tuple[int, torch.dtype]]:
         """Tensor → number of elements and type."""
@@ -62,12 +73,9 @@ class PackedLinear(nn.Module):
         importance_K: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
-        if scheme not in SCHEMES:
-            raise ValueError(f"scheme is {scheme}; one of {', '.join(SCHEMES)} is wanted")
-        if group_size not in pack.GROUPS:
-            raise ValueError(f"group_size is {group_size}; 32, 64 or 128 is wanted")
         self.out_features, self.in_features = weight_NK.shape
         self.scheme, self.group_size = scheme, group_size
+        self.form.check()
         scale = None
         if scheme == "bf16":
             packed = pack.pack_bf16(weight_NK)
@@ -92,6 +100,7 @@ class PackedLinear(nn.Module):
         nn.Module.__init__(layer)
         layer.in_features, layer.out_features = form.in_features, form.out_features
         layer.scheme, layer.group_size = form.scheme, form.group_size
+        form.check()
         expected = form.shapes(bias="bias" in tensors)
         found = {name: (tensor.numel(), tensor.dtype) for name, tensor in tensors.items()}
         if expected != found:
@@ -110,6 +119,9 @@ class PackedLinear(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[-1] != self.in_features:
+            # The kernel counts in whole groups and would take a row that ends in the padding.
+            raise ValueError(f"x has {x.shape[-1]} features; the layer takes {self.in_features}")
         if not ops.fast(x):
             return self.reference(x)
         op: Any = getattr(ops.native, f"linear_{self.scheme}")
@@ -124,7 +136,7 @@ class PackedLinear(nn.Module):
         wide = x.float() if x.dtype != torch.float64 else x
         if self.scheme.endswith("a8"):
             peak = wide.abs().amax(-1, keepdim=True)
-            wide = torch.round(wide * torch.where(peak > 0, 127 / peak, 0)) * (peak / 127)
+            wide = torch.round(wide * reference.steps(peak)) * (peak / 127)
         else:
             wide = x.bfloat16().to(wide.dtype)
         y = nn.functional.linear(wide, self.wide_weight().to(wide.dtype))

@@ -20,6 +20,8 @@ from torch.nn import functional as F
 
 PAGE = 16
 """Tokens of a page."""
+SMALLEST_PEAK = 1e-36
+"""Rows whose largest value is not beyond it are quantized to zeros: 127 / it has no float32."""
 QUERY_BLOCK = 128
 """Queries that meet all keys at once, so that the scores of a long prompt fit in memory."""
 
@@ -71,7 +73,7 @@ def rope_store(
     dimension i with i + R/2, and R may be 0. int8 pages take round(x · 127 / max|x|) for each token and head, halves to
     even, and the scale max|x| / 127.
     """
-    qkv_THD = _wide(qkv).view(qkv.shape[0], heads + 2 * kv_heads, -1)
+    qkv_THD = _wide(qkv).unflatten(1, (heads + 2 * kv_heads, qkv.shape[1] // (heads + 2 * kv_heads)))
     q, k, v = qkv_THD.split([heads, kv_heads, kv_heads], dim=1)
     if q_norm_D is not None:
         q = rms_norm(q, q_norm_D, eps)
@@ -129,6 +131,11 @@ def paged_attention(
     return out_THD
 
 
+def steps(peak: torch.Tensor) -> torch.Tensor:
+    """127 / peak, and 0 where that overflows; one division: torch's `127 / peak` multiplies by a rounded inverse."""
+    return torch.where(peak > SMALLEST_PEAK, torch.full_like(peak, 127) / peak, 0)
+
+
 def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
@@ -167,8 +174,7 @@ def _store_values(
 def _quantize(x_TKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Integers in ±127 and their scale (T, K)."""
     largest_TK = x_TKD.abs().amax(-1)
-    inverse_TK = torch.where(largest_TK > 0, 127 / largest_TK, 0.0)
-    return (x_TKD * inverse_TK[..., None]).round().clamp(-127, 127), (largest_TK / 127).float()
+    return (x_TKD * steps(largest_TK)[..., None]).round().clamp(-127, 127), (largest_TK / 127).float()
 
 
 def _load_keys(pages: torch.Tensor, scale: torch.Tensor | None, table_P: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ constexpr int64_t PANEL = 64;   // output features per panel of packed weights
 constexpr int64_t DEPTH = 64;   // input features are padded to a multiple of this
 constexpr int64_t PAGE = 16;    // tokens per page of the KV cache
 constexpr int64_t LARGEST_HEAD = 512;  // elements of an attention head
+constexpr float SMALLEST_PEAK = 1e-36f;  // a row whose largest value is not beyond it becomes zeros: 127 / it overflows
 
 enum class Type { f32, bf16, s8 };
 

@@ -171,6 +171,14 @@ inline void put(T* out, F value, int64_t count) {
   std::memcpy(out, all, count * sizeof(T));
 }
 
+// As many of sixteen as there are.
+inline F load_some(const float* from, int64_t count) {
+  if (count >= LANES) return load<F>(from);
+  F all = F{};
+  std::memcpy(&all, from, count * sizeof(float));
+  return all;
+}
+
 template <class Kind, int MR, int NB>
 void rows_by_blocks(const LinearTask& t, const char* panel, int64_t first_feature, int64_t row) {
   for (int block = 0; block < BLOCKS; block += NB) {
@@ -179,7 +187,7 @@ void rows_by_blocks(const LinearTask& t, const char* panel, int64_t first_featur
     for (int b = 0; b < NB; b++) {
       const int64_t feature = first_feature + (block + b) * LANES;
       if (feature >= t.features) break;
-      const F bias = t.bias ? load<F>(t.bias + feature) : F{};
+      const F bias = t.bias ? load_some(t.bias + feature, t.features - feature) : F{};
       for (int r = 0; r < MR; r++) {
         F value = Kind::finish(t, out[r][b], feature);
         if (t.bias) value = value + bias;
@@ -217,12 +225,9 @@ void linear(const LinearTask& t) {
 
 template <class T>
 void quantize_row(const T* x, int64_t features, int64_t row, const tw::QuantizedRows& to) {
-  F peak = F{};
+  I peak = I{};  // a NaN is the largest of all, and makes the row's scale one
   int64_t i = 0;
-  for (; i + LANES <= features; i += LANES) {
-    const F v = load_f32(x + i);
-    peak = max(peak, max(v, -v));
-  }
+  for (; i + LANES <= features; i += LANES) peak = max(peak, magnitude(load_f32(x + i)));
   float tail[LANES] = {};
   const int64_t rest = features - i;
   for (int64_t j = 0; j < rest; j++) {
@@ -230,10 +235,12 @@ void quantize_row(const T* x, int64_t features, int64_t row, const tw::Quantized
     else tail[j] = widen(x[i + j]);
   }
   const F last = load<F>(tail);
-  peak = max(peak, max(last, -last));
-  const float top = largest(peak);
+  const I all = max(peak, magnitude(last));
+  int32_t most = 0;
+  for (int j = 0; j < LANES; j++) most = all[j] > most ? all[j] : most;
+  const float top = read<float>(&most);
   to.scale[row] = top / 127;
-  const F inverse = splat(top > 0 ? 127 / top : 0.0f);
+  const F inverse = splat(top > tw::SMALLEST_PEAK ? 127 / top : 0.0f);
   int8_t* q = to.q + row * to.depth;
   for (int64_t k = 0; k < to.depth; k += LANES) {
     const F v = k < i ? load_f32(x + k) : k == i ? last : F{};

@@ -54,7 +54,10 @@ void rms_norm(const void* x, const void* residual, const float* weight, void* ou
 }
 
 inline F activate(F x, bool silu) {
-  if (silu) return x / (exp(-max(x, splat(-80.0f))) + 1.0f);
+  if (silu) {
+    const F y = x / (exp(-max(x, splat(-80.0f))) + 1.0f);
+    return x < -80.0f ? F{} : y;
+  }
   const F inner = (x + x * x * x * 0.044715f) * 0.7978845608f;
   return x * 0.5f * (tanh(inner) + 1.0f);
 }
@@ -95,6 +98,22 @@ void rotate(float* head, const float* cos, const float* sin, int64_t half) {
   }
 }
 
+// The scale of one head, and what to multiply by. A NaN or an infinity makes the scale one.
+float step(const float* x, int64_t size, float* scale) {
+  float top = 0;
+  for (int64_t d = 0; d < size; d++) {
+    const float size_d = std::fabs(x[d]);
+    if (size_d > top || size_d != size_d) top = size_d;
+  }
+  *scale = top / 127;
+  return top > tw::SMALLEST_PEAK ? 127 / top : 0;
+}
+
+inline int8_t to_s8(float x) {
+  const float nearest = std::nearbyint(x);
+  return nearest >= -127 && nearest <= 127 ? int8_t(nearest) : int8_t(127);  // 127 for NaN
+}
+
 // One head's key and value of one token into its page (layouts: kernels/reference.py).
 void store_kv(const RopeTask& t, int64_t slot, int64_t head, const float* key, const float* value) {
   const int64_t page = slot / PAGE, at = slot % PAGE, size = t.head_size;
@@ -109,17 +128,10 @@ void store_kv(const RopeTask& t, int64_t slot, int64_t head, const float* key, c
     for (int64_t d = 0; d < size; d++) v[(at / 2 * size + d) * 2 + at % 2] = narrow(value[d]);
   } else {
     int8_t *k = (int8_t*)t.k + base, *v = (int8_t*)t.v + base;
-    float top[2] = {0, 0};
-    for (int64_t d = 0; d < size; d++) {
-      top[0] = std::fmax(top[0], std::fabs(key[d]));
-      top[1] = std::fmax(top[1], std::fabs(value[d]));
-    }
     const int64_t scale = (page * t.kv_heads + head) * PAGE + at;
-    t.k_scale[scale] = top[0] / 127;
-    t.v_scale[scale] = top[1] / 127;
-    const float by_k = top[0] > 0 ? 127 / top[0] : 0, by_v = top[1] > 0 ? 127 / top[1] : 0;
-    for (int64_t d = 0; d < size; d++) k[d * PAGE + at] = int8_t(std::nearbyint(key[d] * by_k));
-    for (int64_t d = 0; d < size; d++) v[at * size + d] = int8_t(std::nearbyint(value[d] * by_v));
+    const float by_k = step(key, size, t.k_scale + scale), by_v = step(value, size, t.v_scale + scale);
+    for (int64_t d = 0; d < size; d++) k[d * PAGE + at] = to_s8(key[d] * by_k);
+    for (int64_t d = 0; d < size; d++) v[at * size + d] = to_s8(value[d] * by_v);
   }
 }
 

@@ -56,6 +56,9 @@ inline F fma(F a, F b, F c) {
 }
 
 inline F max(F a, F b) { return a > b ? a : b; }
+// |x| as bits: their order is the numbers', with infinity above all of them and NaN above that.
+inline I magnitude(F x) { return (I)(as_bits(x) & 0x7fffffffu); }
+inline I max(I a, I b) { return a > b ? a : b; }
 
 // Round to the nearest integer, ties to even, for |x| < 2^22.
 inline I round_to_int(F x) {
