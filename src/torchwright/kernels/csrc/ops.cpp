@@ -49,6 +49,7 @@ std::vector<std::pair<std::string, const tw::Kernels* (*)()>> runnable() {
   std::vector<std::pair<std::string, const tw::Kernels* (*)()>> all;
 #if defined(TW_HAVE_AVX512)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd") &&
       __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
     all.emplace_back("avx512", [] { return &avx512::table(); });
 #endif
@@ -349,10 +350,11 @@ Tensor rope_store(const Tensor& qkv_in, const Tensor& cos, const Tensor& sin, co
                   const optional<Tensor>& k_norm, double eps) {
   const Tensor qkv = qkv_in.contiguous();
   const Pages pages(k_pages, v_pages, k_scale, v_scale);
-  const int64_t size = pages.head_size, tokens = qkv.size(0);
+  const int64_t size = pages.head_size;
   TORCH_CHECK_VALUE(heads > 0 && pages.heads == kv_heads && qkv.dim() == 2 &&
                         qkv.size(1) == (heads + 2 * kv_heads) * size,
                     "qkv of shape ", qkv.sizes(), " is not ", heads, " + 2 x ", kv_heads, " heads of ", size);
+  const int64_t tokens = qkv.size(0);
   TORCH_CHECK_VALUE(cos.dim() == 2 && cos.sizes() == sin.sizes() && 2 * cos.size(1) <= size,
                     "cos and sin must be (positions, rotated / 2)");
   tw::RopeTask task{};
@@ -396,6 +398,8 @@ Tensor paged_attention(const Tensor& q_in, const Tensor& k_pages, const Tensor& 
   TORCH_CHECK_VALUE(q.dim() == 3 && q.size(2) == pages.head_size && q.size(1) % pages.heads == 0,
                     "q of shape ", q.sizes(), " does not fit ", pages.heads, " key heads of ", pages.head_size);
   TORCH_CHECK_VALUE(block_tables.dim() == 2, "block_tables must be (sequences, pages)");
+  TORCH_CHECK_VALUE(window >= 0, "window is ", window, "; 0 for none or a number of keys is wanted");
+  TORCH_CHECK_VALUE(soft_cap >= 0, "soft_cap is ", soft_cap, "; 0 for none or a positive number is wanted");
   const int64_t sequences = block_tables.size(0), width = block_tables.size(1);
   const int32_t* tables = integers<int32_t>(block_tables, sequences * width, "block_tables");
   const int32_t* starts = integers<int32_t>(query_starts, sequences + 1, "query_starts");
