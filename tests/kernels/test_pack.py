@@ -1,0 +1,175 @@
+"""Packed bytes give back what was packed; rounding loses no more than it must."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchwright.kernels import pack
+from torchwright.kernels.linear import SCHEMES, PackedLinear
+
+SIZES = {"N": st.integers(1, 140), "K": st.integers(1, 300), "seed": st.integers(0, 2**31)}
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weighted(
+    weight: torch.Tensor, found: tuple[torch.Tensor, torch.Tensor], group: int, importance: torch.Tensor
+):
+    """The squared error of each group (N, G) in float64."""
+    integers, scales = found
+    N, K = weight.shape
+    groups = scales.shape[1]
+    wide = integers.double() * scales.double().repeat_interleave(group, 1)[:, :K]
+    error = (wide - weight.double()).square() * importance.double()
+    return torch.nn.functional.pad(error, (0, groups * group - K)).view(N, groups, group).sum(2)
+
+
+def plain(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Nearest integers on the scale that puts each group's largest weight on −8."""
+    N, K = weight.shape
+    groups = torch.nn.functional.pad(weight, (0, -K % group)).view(N, -1, group)
+    largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    scale = (largest / -8).bfloat16().float()
+    integers = torch.round(groups / torch.where(scale == 0, 1, scale)).clamp(-8, 7)
+    return integers.flatten(1)[:, :K], scale.squeeze(2)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(**SIZES)
+def test_w8_comes_back(N: int, K: int, seed: int) -> None:
+    integers = torch.randint(-127, 128, (N, K), generator=torch.Generator().manual_seed(seed)).to(torch.int8)
+    depth = pack.padded_depth(K)
+    packed = pack.pack_w8(integers)
+    assert (packed.dtype, packed.shape) == (torch.uint8, (-(-N // 64) * 64 * depth,))
+    found = pack.unpack_w8(packed, N, depth)
+    assert torch.equal(found[:, :K], integers)
+    assert not found[:, K:].any()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(**SIZES)
+def test_bf16_comes_back(N: int, K: int, seed: int) -> None:
+    weight = randn(N, K, seed=seed).bfloat16()
+    depth = pack.padded_depth(K)
+    packed = pack.pack_bf16(weight)
+    assert (packed.dtype, packed.shape) == (torch.uint8, (-(-N // 64) * 64 * depth * 2,))
+    found = pack.unpack_bf16(packed, N, depth)
+    assert torch.equal(found[:, :K], weight)
+    assert not found[:, K:].any()
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(**SIZES, group=st.sampled_from(pack.GROUPS))
+def test_w4_comes_back(N: int, K: int, seed: int, group: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    integers = torch.randint(-8, 8, (N, K), generator=generator).to(torch.int8)
+    scales = torch.randn(N, -(-K // group), generator=generator).bfloat16()
+    depth = pack.padded_depth(K, group)
+    packed = pack.pack_w4(integers, scales, group)
+    assert (packed.dtype, packed.shape) == (
+        torch.uint8,
+        (-(-N // 64) * 64 * (depth // 2 + depth // group * 2),),
+    )
+    found, found_scales = pack.unpack_w4(packed, N, depth, group)
+    assert torch.equal(found[:, :K], integers)
+    assert not found[:, K:].any()
+    assert torch.equal(found_scales[:, : scales.shape[1]], scales)
+    assert not found_scales[:, scales.shape[1] :].any()
+
+
+def test_bytes_lie_as_stated() -> None:
+    """One element of each layout, found by the formula of the module's docstring."""
+    n, k, K = 64 + 16 + 5, 64 + 11, 128
+    integers = torch.zeros(128, K, dtype=torch.int8)
+    integers[n, k] = 3
+    w8 = pack.pack_w8(integers).view(2, K // 4, 4, 16, 4)
+    assert w8[1, k // 4, 1, 5, k % 4] == 131
+    assert int((w8 != 128).sum()) == 1
+    bf16 = pack.pack_bf16(integers.float()).view(torch.bfloat16).view(2, K // 2, 4, 16, 2)
+    assert bf16[1, k // 2, 1, 5, k % 2] == 3
+    assert int((bf16 != 0).sum()) == 1
+    scales = torch.arange(128.0)[:, None].expand(128, 2).bfloat16()
+    w4 = pack.pack_w4(integers, scales, 64).view(2, 2, 64 * 2 + 64 * 32)
+    assert torch.equal(w4[1, :, :128].contiguous().view(torch.bfloat16), scales[64:].T)
+    lanes = w4[1, 1, 128:].view(8, 4, 16, 4)
+    assert lanes[1, 1, 5, 3] == 0x8B  # k = 64 + 8 + 3: the low half
+    assert int((lanes != 0x88).sum()) == 1
+    integers[n, k], integers[n, k + 2] = 0, 3
+    lanes = pack.pack_w4(integers, scales, 64).view(2, 2, -1)[1, 1, 128:].view(8, 4, 16, 4)
+    assert lanes[1, 1, 5, 1] == 0xB8  # k = 64 + 8 + 5: the high half of byte 5 - 4
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(**SIZES, size=st.sampled_from([1e-30, 1e-3, 1.0, 1e30]))
+def test_w8_is_off_by_half_a_step(N: int, K: int, seed: int, size: float) -> None:
+    weight = randn(N, K, seed=seed) * size
+    integers, scale_N = pack.quantize_w8(weight)
+    assert (integers.dtype, scale_N.dtype) == (torch.int8, torch.float32)
+    if size >= 1e-3:  # below, the scale has a floor
+        assert integers.abs().amax(1).tolist() == [127] * N
+    error = (integers.double() * scale_N.double()[:, None] - weight.double()).abs()
+    assert bool((error <= 0.50001 * scale_N.double()[:, None]).all())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(**SIZES, group=st.sampled_from(pack.GROUPS), size=st.sampled_from([1e-3, 1.0, 1e6]))
+def test_w4_is_never_worse_than_its_plain_scale(N: int, K: int, seed: int, group: int, size: float) -> None:
+    weight = randn(N, K, seed=seed) * size
+    importance = randn(K, seed=seed + 1).square()
+    for weights, given_ in ((importance, importance), (torch.ones(K), None)):
+        found = pack.quantize_w4(weight, group, given_)
+        assert (found[0].dtype, found[1].dtype) == (torch.int8, torch.bfloat16)
+        assert (found[0].shape, found[1].shape) == ((N, K), (N, -(-K // group)))
+        assert int(found[0].min()) >= -8
+        assert int(found[0].max()) <= 7
+        floor = weighted(weight, plain(weight, group), group, weights)
+        error = weighted(weight, found, group, weights)
+        assert bool((error <= floor * (1 + 1e-5) + 1e-12 * size**2).all())
+
+
+def test_importance_lowers_the_error_that_it_weighs() -> None:
+    weight, importance = randn(64, 256), torch.exp(2 * randn(256, seed=1))
+    with_it = weighted(weight, pack.quantize_w4(weight, 32, importance), 32, importance).sum()
+    without = weighted(weight, pack.quantize_w4(weight, 32), 32, importance).sum()
+    assert with_it < 0.9 * without
+
+
+def test_w4_beats_the_symmetric_range() -> None:
+    """Against max|w| / 7, which most int4 formats take: about a fifth less error on normal weights."""
+    weight = randn(64, 1024)
+    scale = (weight.view(64, -1, 32).abs().amax(2) / 7).repeat_interleave(32, 1)
+    common = (torch.round(weight / scale) * scale - weight).square().sum()
+    assert weighted(weight, pack.quantize_w4(weight, 32), 32, torch.ones(1024)).sum() < 0.85 * common
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_zeros_stay_zeros(scheme: str) -> None:
+    weight = randn(70, 100)
+    weight[3] = 0
+    weight[4, :32] = 0
+    wide = PackedLinear(weight, None, scheme).wide_weight()
+    assert not wide[3].any()
+    assert not wide[4, :32].any()
+    assert wide[4, 32:].any()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "loss"), [("bf16", 3e-3), ("w8a8", 0.01), ("w4a8", 0.11), ("w4a16", 0.11)]
+)
+def test_wide_weight_is_near_the_weight(scheme: str, loss: float) -> None:
+    weight = randn(70, 100)
+    wide = PackedLinear(weight, None, scheme).wide_weight()
+    assert wide.shape == weight.shape
+    assert float((wide - weight).norm() / weight.norm()) < loss
+
+
+@pytest.mark.parametrize(
+    ("features", "group", "depth"), [(1, 0, 64), (64, 0, 64), (65, 32, 128), (65, 128, 128)]
+)
+def test_padded_depth(features: int, group: int, depth: int) -> None:
+    assert pack.padded_depth(features, group) == depth
