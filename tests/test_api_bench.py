@@ -129,7 +129,7 @@ def test_sizes_are_the_workloads_where_none_is_given():
     [
         ({"new_tokens": 1}, "--new-tokens 1. Allowed: 2 or more"),
         ({"prompt_tokens": 300}, "exceed the model's context"),
-        ({"prompt_tokens": 250, "new_tokens": 20}, "exceed the model's context"),
+        ({"prompt_tokens": 250, "new_tokens": 20}, "250 tokens and 20 new ones exceed the model's context"),
     ],
 )
 def test_sizes_that_cannot_be_are_said_in_words(folder: Path, sizes: Any, said: str):

@@ -11,8 +11,9 @@ import inspect
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -175,7 +176,8 @@ def _turns(model: LoadedDecoder, sizes: Sizes) -> list[tuple[float, float]]:
     random = torch.Generator().manual_seed(0)
     shape = (sizes.batch, sizes.prompt_tokens)
     rows: list[list[int]] = torch.randint(model.config.vocabulary, shape, generator=random).tolist()
-    _turn(model, rows, 2)
+    for _ in islice(_tokens(model, rows, sizes.new_tokens), 2 * sizes.batch):
+        pass  # warms up; what does not fit is said with the sizes that were asked for
     turns: list[tuple[float, float]] = []
     begun = time.perf_counter()
     while len(turns) < TURNS[0] or (len(turns) < TURNS[1] and time.perf_counter() - begun < TURNS_SECONDS):
@@ -183,13 +185,17 @@ def _turns(model: LoadedDecoder, sizes: Sizes) -> list[tuple[float, float]]:
     return turns
 
 
-def _turn(model: LoadedDecoder, rows: Sequence[Sequence[int]], new_tokens: int) -> tuple[float, float]:
-    prompts = [list(ids) for ids in rows]
+def _turn(model: LoadedDecoder, rows: list[list[int]], new_tokens: int) -> tuple[float, float]:
     begun = time.perf_counter()
-    tokens = model._tokens(prompts, new_tokens, 0, [], PREFILL_CHUNK, Sampling())
-    times = [time.perf_counter() for _ in tokens]  # the rows of a step come one after another
+    # The rows of a step come one after another.
+    times = [time.perf_counter() for _ in _tokens(model, rows, new_tokens)]
     first = times[len(rows) - 1]
     return first - begun, (times[-1] - first) / (new_tokens - 1)
+
+
+def _tokens(model: LoadedDecoder, rows: list[list[int]], new_tokens: int) -> Iterator[Any]:
+    """Greedy tokens of all rows, step by step, without an end."""
+    return model._tokens(rows, new_tokens, 0, [], PREFILL_CHUNK, Sampling())
 
 
 def _describe(model: LoadedDecoder) -> dict[str, str]:
