@@ -325,7 +325,9 @@ def test_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
     [
         ({"dtype": torch.float16}, "dtype torch.float16.*torch.bfloat16"),
         ({"kv": "int4"}, "unknown type of cached keys and values 'int4'.*bf16, fp32, int8"),
-        ({"quantize": "w8a8"}, "quantize='w8a8'"),
+        ({"quantize": "w8a9"}, "unknown quantization 'w8a9'.*w8a8"),
+        ({"quantize": "w4a8:group_size=48"}, "group_size=48.*32 or 64 or 128"),
+        ({"quantize": "w8a8:group_size=32"}, "4-bit weights only"),
     ],
 )
 def test_options_of_load_are_checked(options: Data, message: str, tmp_path: Path) -> None:

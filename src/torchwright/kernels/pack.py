@@ -10,10 +10,15 @@ A panel is 64 output features, in four blocks of sixteen; input features are pad
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn import functional as F
 
+from torchwright.kernels import build
+
 PANEL, BLOCK, DEPTH = 64, 16, 64
+BLOCK_ELEMENTS = 1 << 19
 GROUPS = (32, 64, 128)
 """Group sizes of 4-bit weights."""
 SHRINKS = tuple(1.0 - 0.03 * i for i in range(-1, 12))
@@ -22,9 +27,14 @@ SHRINKS = tuple(1.0 - 0.03 * i for i in range(-1, 12))
 
 def quantize_w8(weight_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(int8 (N, K), float32 scale (N,)): symmetric, one scale an output feature, nearest, range ±127."""
-    wide = weight_NK.float()
-    scale_N = wide.abs().amax(1).clamp_min(1e-12) / 127
-    return torch.round(wide / scale_N[:, None]).clamp(-127, 127).to(torch.int8), scale_N
+    integers = torch.empty(weight_NK.shape, dtype=torch.int8)
+    scale_N = torch.empty(len(weight_NK))
+    for rows in _row_blocks(weight_NK):
+        wide = weight_NK[rows].float()
+        scale = wide.abs().amax(1).clamp_min(1e-12) / 127
+        integers[rows] = (wide / scale[:, None]).round_().clamp_(-127, 127)
+        scale_N[rows] = scale
+    return integers, scale_N
 
 
 def quantize_w4(
@@ -36,39 +46,54 @@ def quantize_w4(
     of each input feature over calibration data, and None weighs all alike. The scales are rounded to bfloat16 before
     the weights are, so that their rounding costs nothing. A last group that is not full is padded with zeros.
     """
-    wide = _pad(weight_NK.float(), 1, group_size, 0.0)
-    N, K = wide.shape
-    groups = wide.view(N, K // group_size, group_size)
-    importance = torch.ones(K) if importance_K is None else _pad(importance_K.float()[None], 1, group_size, 0.0)[0]
-    importance = importance.view(1, -1, group_size)
+    N, K = weight_NK.shape
+    importance = torch.ones(K) if importance_K is None else importance_K.float()
+    importance = _pad(importance[None], 1, group_size, 0.0)[0]
+    native = build.load() is None and weight_NK.device.type == "cpu"
+    search: Any = torch.ops.torchwright.quantize_w4 if native else search_w4
+    integers = torch.empty(N, K, dtype=torch.int8)
+    scales = torch.empty(N, len(importance) // group_size, dtype=torch.bfloat16)
+    shrinks = torch.tensor(SHRINKS)
+    for rows in _row_blocks(weight_NK):
+        wide = _pad(weight_NK[rows].float(), 1, group_size, 0.0).contiguous()
+        block, scales[rows] = search(wide, importance, shrinks, group_size)
+        integers[rows] = block[:, :K]
+    return integers, scales
+
+
+def search_w4(
+    wide_NK: torch.Tensor, importance_K: torch.Tensor, shrinks: torch.Tensor, group_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the operator `quantize_w4` computes, in plain PyTorch; K is a multiple of the group."""
+    N, K = wide_NK.shape
+    groups = wide_NK.view(N, K // group_size, group_size)
+    importance = importance_K.view(1, -1, group_size)
     # The range reaches one further down than up: the largest weight of a group is put on the longer side.
     largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
     full = torch.where(largest.abs() < 1e-12, torch.full_like(largest, 1e-12), largest) / -8
     best_error = torch.full_like(full, torch.inf)
-    best = full
-    for shrink in SHRINKS:
+    best = full.bfloat16().float()
+    for shrink in shrinks.tolist():
         scale = (full * shrink).bfloat16().float()
-        error = ((torch.round(groups / scale).clamp(-8, 7) * scale - groups).square() * importance).sum(2, keepdim=True)
+        error = torch.round(groups / scale).clamp(-8, 7) * scale - groups
+        error = (error.square() * importance).sum(2, keepdim=True)
         better = error < best_error
         best_error, best = torch.where(better, error, best_error), torch.where(better, scale, best)
     integers = torch.round(groups / best).clamp(-8, 7).to(torch.int8)
-    return integers.view(N, K)[:, : weight_NK.shape[1]].contiguous(), best.squeeze(2).bfloat16()
+    return integers.view(N, K), best.squeeze(2).bfloat16()
 
 
 def pack_bf16(weight_NK: torch.Tensor) -> torch.Tensor:
     """A bfloat16 weight as the bytes (uint8, one dimension) that `linear_bf16` reads."""
     padded = _pad(_pad(weight_NK.bfloat16(), 0, PANEL, 0.0), 1, DEPTH, 0.0)
-    N, K = padded.shape
-    panels = padded.view(N // PANEL, PANEL // BLOCK, BLOCK, K // 2, 2).permute(0, 3, 1, 2, 4)
-    return panels.contiguous().view(torch.uint8).flatten()
+    return _interleave(padded.contiguous().view(torch.int32)).view(torch.uint8)
 
 
 def pack_w8(integers_NK: torch.Tensor) -> torch.Tensor:
     """int8 weights as the bytes that `linear_w8a8` reads."""
     padded = _pad(_pad(integers_NK, 0, PANEL, 0), 1, DEPTH, 0)
-    N, K = padded.shape
-    bytes_NK = (padded.to(torch.int16) + 128).to(torch.uint8)
-    return bytes_NK.view(N // PANEL, PANEL // BLOCK, BLOCK, K // 4, 4).permute(0, 3, 1, 2, 4).flatten()
+    # Adding 128 is flipping the sign bit.
+    return _interleave((padded.view(torch.uint8) ^ 0x80).view(torch.int32)).view(torch.uint8)
 
 
 def pack_w4(integers_NK: torch.Tensor, scales_NG: torch.Tensor, group_size: int) -> torch.Tensor:
@@ -77,18 +102,34 @@ def pack_w4(integers_NK: torch.Tensor, scales_NG: torch.Tensor, group_size: int)
     padded = _pad(_pad(integers_NK, 0, PANEL, 0), 1, step, 0)
     N, K = padded.shape
     scales = F.pad(scales_NG, (0, K // group_size - scales_NG.shape[1], 0, N - scales_NG.shape[0]))
-    nibbles = (padded + 8).to(torch.uint8).view(N // PANEL, PANEL // BLOCK, BLOCK, K // 8, 2, 4)
-    data = nibbles[..., 0, :] | (nibbles[..., 1, :] << 4)
-    data = data.permute(0, 3, 1, 2, 4).reshape(N // PANEL, K // group_size, -1)
+    nibbles = (padded + 8).view(torch.uint8).view(N, K // 8, 2, 4)
+    data = _interleave((nibbles[:, :, 0] | (nibbles[:, :, 1] << 4)).view(N, K // 2).view(torch.int32))
+    data = data.view(torch.uint8).view(N // PANEL, K // group_size, -1)
     heads = scales.view(N // PANEL, PANEL, -1).transpose(1, 2).contiguous().view(torch.uint8)
     return torch.cat([heads, data], 2).flatten()
 
 
-def unpack_w4(packed: torch.Tensor, features: int, depth: int, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _interleave(words_NW: torch.Tensor) -> torch.Tensor:
+    """Rows of four-byte words in the order of panels: (panels, words, 4, 16) of them, flat."""
+    N, W = words_NW.shape
+    return words_NW.view(N // PANEL, PANEL // BLOCK, BLOCK, W).permute(0, 3, 1, 2).flatten()
+
+
+def _row_blocks(weight_NK: torch.Tensor) -> list[slice]:
+    """Rows in pieces whose float32 copy stays in the cache, and that no large layer is copied whole."""
+    step = max(1, BLOCK_ELEMENTS // weight_NK.shape[1])
+    return [slice(start, start + step) for start in range(0, len(weight_NK), step)]
+
+
+def unpack_w4(
+    packed: torch.Tensor, features: int, depth: int, group_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The (integers (N, depth), scales (N, groups)) that `pack_w4` packed, padding of the depth included."""
     panels = -(-features // PANEL)
     rows = packed.view(panels, depth // group_size, -1)
-    scales = rows[..., : 2 * PANEL].contiguous().view(torch.bfloat16).transpose(1, 2).reshape(panels * PANEL, -1)
+    scales = (
+        rows[..., : 2 * PANEL].contiguous().view(torch.bfloat16).transpose(1, 2).reshape(panels * PANEL, -1)
+    )
     data = rows[..., 2 * PANEL :].reshape(panels, depth // 8, PANEL // BLOCK, BLOCK, 4).permute(0, 2, 3, 1, 4)
     halves = torch.stack([data & 15, data >> 4], dim=-2).reshape(panels * PANEL, depth)
     return halves[:features].to(torch.int8) - 8, scales[:features]
@@ -104,7 +145,9 @@ def unpack_w8(packed: torch.Tensor, features: int, depth: int) -> torch.Tensor:
 def unpack_bf16(packed: torch.Tensor, features: int, depth: int) -> torch.Tensor:
     """The weight (N, depth) that `pack_bf16` packed."""
     panels = -(-features // PANEL)
-    data = packed.view(torch.bfloat16).view(panels, depth // 2, PANEL // BLOCK, BLOCK, 2).permute(0, 2, 3, 1, 4)
+    data = (
+        packed.view(torch.bfloat16).view(panels, depth // 2, PANEL // BLOCK, BLOCK, 2).permute(0, 2, 3, 1, 4)
+    )
     return data.reshape(panels * PANEL, depth)[:features]
 
 

@@ -65,6 +65,8 @@ struct Kernels {
                    int64_t features, int64_t row, float eps);
   void (*gated)(const void* x, void* out, Type type, int64_t features, int64_t row, bool silu);
   void (*rope_store)(const struct RopeTask&, int64_t token);
+  void (*quantize_w4)(const float* weight, const float* importance, int64_t features, int64_t group,
+                      const float* shrinks, int64_t count, int8_t* integers, uint16_t* scales);
 };
 
 struct RopeTask {

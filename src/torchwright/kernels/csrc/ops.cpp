@@ -454,6 +454,27 @@ Tensor paged_attention(const Tensor& q_in, const Tensor& k_pages, const Tensor& 
   return out;
 }
 
+// Rows (N, K), K a multiple of the group: (int8 (N, K), bfloat16 scales (N, K / group)).
+std::tuple<Tensor, Tensor> quantize_w4(const Tensor& weight, const Tensor& importance, const Tensor& shrinks,
+                                       int64_t group_size) {
+  check_group(group_size);
+  TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) % group_size == 0, "weight of shape ", weight.sizes(),
+                    " is not rows of whole groups of ", group_size);
+  const int64_t rows = weight.size(0), features = weight.size(1);
+  const float* w = floats(weight, rows * features, "weight");
+  const float* h = floats(importance, features, "importance");
+  const float* s = floats(shrinks, shrinks.numel(), "shrinks");
+  Tensor integers = at::empty({rows, features}, weight.options().dtype(at::kChar));
+  Tensor scales = at::empty({rows, features / group_size}, weight.options().dtype(at::kBFloat16));
+  const auto& k = kernels();
+  each_row(rows, 64 * features, [&](int64_t row) {
+    k.quantize_w4(w + row * features, h, features, group_size, s, shrinks.numel(),
+                  integers.mutable_data_ptr<int8_t>() + row * features,
+                  (uint16_t*)scales.mutable_data_ptr() + row * (features / group_size));
+  });
+  return {integers, scales};
+}
+
 }  // namespace
 
 TORCH_LIBRARY(torchwright, m) {
@@ -463,6 +484,7 @@ TORCH_LIBRARY(torchwright, m) {
   m.def("linear_w8a8(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int features) -> Tensor");
   m.def("linear_w4a8(Tensor x, Tensor weight, Tensor? bias, int features, int group_size) -> Tensor");
   m.def("linear_w4a16(Tensor x, Tensor weight, Tensor? bias, int features, int group_size) -> Tensor");
+  m.def("quantize_w4(Tensor weight, Tensor importance, Tensor shrinks, int group_size) -> (Tensor, Tensor)");
   m.def("linear_bf16(Tensor x, Tensor weight, Tensor? bias, int features) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
@@ -482,6 +504,7 @@ TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
   m.impl("linear_w4a8", linear_w4a8);
   m.impl("linear_w4a16", linear_w4a16);
   m.impl("linear_bf16", linear_bf16);
+  m.impl("quantize_w4", quantize_w4);
   m.impl("rms_norm", rms_norm);
   m.impl("add_rms_norm", add_rms_norm);
   m.impl("gated", gated);

@@ -2,6 +2,7 @@
 #include "attention.cpp"
 #include "linear.cpp"
 #include "pointwise.cpp"
+#include "quantize.cpp"
 
 #define TW_STRING_(x) #x
 #define TW_STRING(x) TW_STRING_(x)
@@ -9,7 +10,8 @@
 namespace TW_ISA {
 const tw::Kernels& table() {
   static const tw::Kernels all{TW_STRING(TW_ISA), quantize,  widen_rows, linear_w8a8, linear_w4a8, linear_w4a16,
-                               linear_bf16,       attention, rms_norm,   gated,       rope_store};
+                               linear_bf16,       attention, rms_norm,   gated,       rope_store,
+                               quantize_w4};
   return all;
 }
 }  // namespace TW_ISA
