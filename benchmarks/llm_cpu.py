@@ -129,7 +129,9 @@ class Peer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Language models on a CPU against bounds and peers.")
-    parser.add_argument("--models", metavar="DIR", help="keep the random models here instead of a temporary folder")
+    parser.add_argument(
+        "--models", metavar="DIR", help="keep the random models here instead of a temporary folder"
+    )
     parser.add_argument("--shape", action="append", choices=llm_shapes.SHAPES, help="may be repeated")
     parser.add_argument("--scheme", action="append", choices=("none", "w8a8", "w4a8", "w4a16"))
     parser.add_argument("--kv", default="bf16", choices=("bf16", "int8"))
@@ -186,7 +188,9 @@ def compare(shape: str, ours: list[Ours], peers: list[Peer], ceilings: Ceilings)
         for name, all_turns in timed.items()
     }
     print(f"### {shape}: prompt of {PROMPT}, decode at {PROMPT} to {PROMPT + NEW}\n")
-    print("| contender | prefill, tok/s | of bound | decode, tok/s | of bound | over the best peer: prefill, decode |")
+    print(
+        "| contender | prefill, tok/s | of bound | decode, tok/s | of bound | over the best peer: prefill, decode |"
+    )
     print("|---|---|---|---|---|---|")
     rows = []
     for contender in everyone:
@@ -203,7 +207,9 @@ def compare(shape: str, ours: list[Ours], peers: list[Peer], ceilings: Ceilings)
             row["decode_of_bound"] = contender.decode_bound(ceilings, PROMPT + NEW // 2) / seconds["decode"]
             bounds = tuple(f"{row[f'{call}_of_bound']:.0%}" for call in ("prefill", "decode"))
             if peers:
-                best = {call: min(middle[peer.name][call] for peer in peers) for call in ("prefill", "decode")}
+                best = {
+                    call: min(middle[peer.name][call] for peer in peers) for call in ("prefill", "decode")
+                }
                 row |= {f"{call}_over_peers": best[call] / seconds[call] for call in best}
                 ratios = tuple(f"{row[f'{call}_over_peers']:.2f}x" for call in best)
         rows.append(row)
@@ -227,9 +233,13 @@ def sweep(shape: str, model: Ours, ceilings: Ceilings) -> list[dict[str, Any]]:
         seconds = median(lambda batch=batch: model.turn(128, 8, batch)["decode"], 3)
         rows.append({"context": 128, "batch": batch, "decode_s": seconds, "tok_s": batch / seconds})
         rows[-1]["of_bound"] = model.decode_bound(ceilings, 132, batch) / seconds
-    print(f"### {shape}, {model.name}: decode\n\n| context | batch | tok/s | of the bytes' bound |\n|---|---|---|---|")
+    print(
+        f"### {shape}, {model.name}: decode\n\n| context | batch | tok/s | of the bytes' bound |\n|---|---|---|---|"
+    )
     for row in rows:
-        print(f"| {row['context']} | {row['batch']} | {row['tok_s']:.1f} | {row['of_bound']:.0%} |", flush=True)
+        print(
+            f"| {row['context']} | {row['batch']} | {row['tok_s']:.1f} | {row['of_bound']:.0%} |", flush=True
+        )
     cliffs = []
     for count in ROWS:
         seconds = median(lambda count=count: model.turn(count, 0)["prefill"], 5)

@@ -36,7 +36,9 @@ WAYS: list[tuple[str, str, int, bool]] = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Perplexity of the bundled model under each quantization.")
-    parser.add_argument("--model", metavar="FOLDER", help="a Hugging Face folder instead of the bundled model")
+    parser.add_argument(
+        "--model", metavar="FOLDER", help="a Hugging Face folder instead of the bundled model"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the rows here as they finish")
     options = parser.parse_args()
     turns.print_machine()

@@ -10,7 +10,7 @@ from torchwright.decoder.batch import Batch
 from torchwright.decoder.cache import LayerPages
 from torchwright.decoder.config import DecoderConfig, Experts
 from torchwright.decoder.functional import ops
-from torchwright.decoder.weights import DecoderWeights
+from torchwright.decoder.weights import DecoderParts
 
 Turn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Cosines and sines (rows, R/2) and each token's row."""
@@ -22,7 +22,7 @@ class Attention(nn.Module):
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights, layer: int) -> None:
+    def __init__(self, config: DecoderConfig, weights: DecoderParts, layer: int) -> None:
         super().__init__()
         self.config, self.window = config, config.windows[layer]
         self.qkv, self.o = weights.linear(layer, "qkv"), weights.linear(layer, "o")
@@ -92,7 +92,7 @@ class MixtureOfExperts(nn.Module):
 
     router: torch.Tensor
 
-    def __init__(self, config: DecoderConfig, experts: Experts, weights: DecoderWeights, layer: int) -> None:
+    def __init__(self, config: DecoderConfig, experts: Experts, weights: DecoderParts, layer: int) -> None:
         super().__init__()
         self.chosen, self.normalize = experts.chosen, experts.normalize
         self.register_buffer("router", weights.router(layer))
@@ -126,7 +126,7 @@ class Layer(nn.Module):
     pre_mlp: torch.Tensor | None
     post_mlp: torch.Tensor | None
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights, layer: int) -> None:
+    def __init__(self, config: DecoderConfig, weights: DecoderParts, layer: int) -> None:
         super().__init__()
         self.eps, self.residual_scale = config.eps, config.residual_scale
         self.attention = Attention(config, weights, layer)

@@ -11,7 +11,7 @@ from torchwright.decoder.cache import PagedCache
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.layers import Layer, Turn, join
 from torchwright.decoder.rope import Rotary
-from torchwright.decoder.weights import DecoderWeights
+from torchwright.decoder.weights import DecoderParts
 
 
 class Decoder(nn.Module):
@@ -25,7 +25,7 @@ class Decoder(nn.Module):
     embedding: torch.Tensor
     norm: torch.Tensor
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+    def __init__(self, config: DecoderConfig, weights: DecoderParts) -> None:
         super().__init__()
         self.config = config
         embedding_VE = weights.embedding()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -96,6 +96,19 @@ class Checkpoint:
             except (SafetensorError, OSError) as error:
                 raise _damaged(path, str(error)) from error
         return self._open[path]
+
+
+class DecoderParts(Protocol):
+    """What a `Decoder` is built from, wherever it comes from."""
+
+    def embedding(self) -> torch.Tensor: ...
+    def head(self, embedding_VE: torch.Tensor) -> nn.Module: ...
+    def final_norm(self) -> torch.Tensor: ...
+    def norm(self, layer: int, part: str) -> torch.Tensor | None: ...
+    def linear(self, layer: int, part: str) -> nn.Module: ...
+    def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]: ...
+    def router(self, layer: int) -> torch.Tensor: ...
+    def release(self) -> None: ...
 
 
 class DecoderWeights:

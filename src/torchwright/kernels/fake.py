@@ -13,7 +13,7 @@ def register() -> None:
     """Give every operator of the loaded library its fake implementation."""
     for function in (
         *(linear_w8a8, linear_w4a8, linear_w4a16, linear_bf16),
-        *(rms_norm, add_rms_norm, gated, rope_store, paged_attention),
+        *(rms_norm, add_rms_norm, gated, rope_store, paged_attention, quantize_w4),
     ):
         torch.library.register_fake(f"{NAMESPACE}::{function.__name__}", function)
 
@@ -67,3 +67,13 @@ def paged_attention(q: torch.Tensor, *args: Any) -> torch.Tensor:
 
 def _linear(x: torch.Tensor, features: int) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], features))
+
+
+def quantize_w4(
+    weight: torch.Tensor, importance: torch.Tensor, shrinks: torch.Tensor, group_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, features = weight.shape
+    return (
+        weight.new_empty((rows, features), dtype=torch.int8),
+        weight.new_empty((rows, features // group_size), dtype=torch.bfloat16),
+    )

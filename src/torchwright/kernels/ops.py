@@ -14,6 +14,8 @@ from torchwright.kernels import build, reference
 
 native: Any = torch.ops.torchwright
 FAST = (torch.float32, torch.bfloat16)
+LANES = 16
+"""Head sizes that are no multiple of it are rare enough to be left to `reference`."""
 
 
 def available() -> bool:
@@ -45,11 +47,24 @@ def gated(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
     return native.gated(gate_up, kind) if fast(gate_up) else reference.gated(gate_up, kind)
 
 
-def rope_store(qkv: torch.Tensor, *args: Any) -> torch.Tensor:
+def rope_store(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions_T: torch.Tensor,
+    slots_T: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    *args: Any,
+) -> torch.Tensor:
     """See `reference.rope_store`."""
-    return native.rope_store(qkv, *args) if fast(qkv) else reference.rope_store(qkv, *args)
+    kernels = (
+        native if fast(qkv) and v_pages.shape[-2 if v_pages.dim() == 5 else -1] % LANES == 0 else reference
+    )
+    return kernels.rope_store(qkv, cos, sin, positions_T, slots_T, k_pages, v_pages, *args)
 
 
-def paged_attention(q: torch.Tensor, *args: Any) -> torch.Tensor:
+def paged_attention(q_THD: torch.Tensor, *args: Any) -> torch.Tensor:
     """See `reference.paged_attention`."""
-    return native.paged_attention(q, *args) if fast(q) else reference.paged_attention(q, *args)
+    kernels = native if fast(q_THD) and q_THD.shape[-1] % LANES == 0 else reference
+    return kernels.paged_attention(q_THD, *args)

@@ -37,7 +37,8 @@ class Loaded:
     recipe: Recipe
     run: Run
     how: str
-    """What runs: `native decoder`, `ahead-of-time package`, `recompiled graphs`, `graphs, uncompiled`, `torch.compile`, `eager`."""
+    """What runs: `native decoder`, `ahead-of-time package`, `recompiled graphs`, `graphs, uncompiled`, `torch.compile`,
+    `eager`."""
     notices: list[str] = field(default_factory=list)
 
 

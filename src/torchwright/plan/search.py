@@ -232,7 +232,12 @@ class Search:
         for rung in self.rungs:
             other = from_step(rung.step)
             near = rung.status == "dropped" and rung.speedup is not None and rung.speedup.high > COMPANY
-            if near and technique.phase < other.phase and missing <= other.gives and other.needs <= self._have():
+            if (
+                near
+                and technique.phase < other.phase
+                and missing <= other.gives
+                and other.needs <= self._have()
+            ):
                 return in_order([*self._best.steps, rung.step, step])
         return None
 

@@ -92,7 +92,7 @@ class Int8Layer(nn.Module):
             wide = ops.dequantize_per_tensor.default(q, scale, zero, 0, 255, torch.uint8)
         body = x.dtype if x.dtype in BODIES else torch.float32
         wide, weight = wide.to(body), self._wide_weight().to(body)
-        bias = None if self.bias is None else self.bias.to(body)
+        bias: Any = None if self.bias is None else self.bias.to(body)
         if self.convolution is None:
             y = nn.functional.linear(wide, weight, bias)
         else:

@@ -59,15 +59,19 @@ def _read_integers(addition: Node) -> None:
         wide = _dequantized(quantized) if quantized is not None else None
         if wide is None or value.op == "placeholder" or value.meta["val"].shape != other.meta["val"].shape:
             continue
-        kept = addition.meta["val"]
+        before = addition.meta["val"]
         addition.replace_input_with(value, wide)
-        if kept.dtype != torch.float32:
-            with addition.graph.inserting_after(addition):
-                narrow = addition.graph.call_function(aten.to.dtype, (addition, kept.dtype))
-            addition.replace_all_uses_with(narrow, delete_user_cb=lambda user: user is not narrow)
-            narrow.meta["val"] = kept
-            addition.meta["val"] = kept.to(torch.float32)
+        if before.dtype != torch.float32:
+            _narrow_again(addition, before)
         return
+
+
+def _narrow_again(addition: Node, before: torch.Tensor) -> None:
+    """Give the readers of an addition that is float32 now the type they had."""
+    with addition.graph.inserting_after(addition):
+        narrow = addition.graph.call_function(aten.to.dtype, (addition, before.dtype))
+    addition.replace_all_uses_with(narrow, delete_user_cb=lambda user: user is not narrow)
+    narrow.meta["val"], addition.meta["val"] = before, before.to(torch.float32)
 
 
 def _dequantized(quantize: Node) -> Node | None:

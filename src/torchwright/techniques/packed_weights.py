@@ -14,7 +14,6 @@ from torchwright.kernels.linear import PackedLinear
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.wrapping import replace_module
 
-
 KERNELS = {
     "w8a8": "int8 weights, int8 rows",
     "w4a8": "int4 weights, int8 rows",

@@ -156,6 +156,8 @@ void over_blocks(tw::LinearTask task, int64_t rows, int64_t panels, const Run& r
 // What every linear operator checks and fills in; `bytes` is a packed panel's size.
 tw::LinearTask linear_task(const Tensor& x, const Tensor& weight, int64_t bytes, int64_t depth, int64_t group,
                            const optional<Tensor>& bias, int64_t features, Tensor& out) {
+  TORCH_CHECK_VALUE(features > 0 && features <= weight.numel(), "features is ", features, "; the packed weight has ",
+                    weight.numel(), " bytes");
   const int64_t panels = up(features, PANEL) / PANEL;
   TORCH_CHECK_VALUE(weight.is_contiguous() && weight.scalar_type() == at::kByte && weight.numel() == panels * bytes,
                     "the packed weight has ", weight.numel(), " bytes of ", weight.scalar_type(), "; ", features,
@@ -191,6 +193,7 @@ struct Scratch {
         rows{q.data_ptr<int8_t>(), scale.data_ptr<float>(), sums.data_ptr<int32_t>(), depth, group} {}
 };
 
+constexpr int64_t LONGEST = 65536;     // features whose products of two bytes, 128 · 255 at most, an int32 can sum
 constexpr int64_t SERIAL = 16384;  // elements below which a second thread costs more than it saves
 
 template <class Body>
@@ -208,6 +211,7 @@ Tensor linear_quantized(const Tensor& x_in, const Tensor& weight, const optional
                         const optional<Tensor>& bias, int64_t features, int64_t group, bool four_bits) {
   const Tensor x = x_in.contiguous();
   const int64_t rows = row_count(x), width = x.size(-1);
+  TORCH_CHECK_VALUE(width <= LONGEST, "x has ", width, " features; sums of int32 hold at most ", LONGEST);
   const int64_t depth = up(width, four_bits ? std::max(group, DEPTH) : DEPTH);
   const int64_t bytes = four_bits ? depth / group * (PANEL * 2 + group * PANEL / 2) : depth * PANEL;
   Tensor out;
@@ -351,7 +355,7 @@ Tensor rope_store(const Tensor& qkv_in, const Tensor& cos, const Tensor& sin, co
   const Tensor qkv = qkv_in.contiguous();
   const Pages pages(k_pages, v_pages, k_scale, v_scale);
   const int64_t size = pages.head_size;
-  TORCH_CHECK_VALUE(heads > 0 && pages.heads == kv_heads && qkv.dim() == 2 &&
+  TORCH_CHECK_VALUE(heads > 0 && pages.heads == kv_heads && qkv.dim() == 2 && heads <= qkv.size(1) &&
                         qkv.size(1) == (heads + 2 * kv_heads) * size,
                     "qkv of shape ", qkv.sizes(), " is not ", heads, " + 2 x ", kv_heads, " heads of ", size);
   const int64_t tokens = qkv.size(0);
