@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchwright.kernels import reference
+from torchwright.kernels import ops, reference
 
 PAGE = reference.PAGE
 KINDS = [torch.float32, torch.bfloat16, torch.int8]
@@ -246,6 +246,14 @@ def test_equal_scores_give_the_mean(isa: str, kind: torch.dtype) -> None:
 def test_nothing_to_do(isa: str, kind: torch.dtype) -> None:
     assert make(kind, [], []).found().shape == (0, 6, 64)
     assert make(kind, [5, 0], [0, 0]).found().shape == (0, 6, 64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_head_sizes_take_the_reference(kind: torch.dtype) -> None:
+    call = make(kind, [40, 20], [5, 1], (2, 1, 24))
+    torch.testing.assert_close(
+        ops.paged_attention(*call.arguments()), call.wanted().float(), rtol=0, atol=TOLERANCE[kind]
+    )
 
 
 def test_queries_may_have_strides(native: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -130,6 +132,45 @@ def test_w4_is_never_worse_than_its_plain_scale(N: int, K: int, seed: int, group
         floor = weighted(weight, plain(weight, group), group, weights)
         error = weighted(weight, found, group, weights)
         assert bool((error <= floor * (1 + 1e-5) + 1e-12 * size**2).all())
+
+
+@pytest.mark.parametrize("group", pack.GROUPS)
+def test_the_kernel_searches_as_the_reference(isa: str, native: Any, group: int) -> None:
+    """A weight between two integers, and two scales that lose the same, may fall to either side."""
+    weight, importance = randn(37, 384) * randn(37, 1, seed=1).exp(), randn(384, seed=2).square()
+    weight[3] = 0
+    weight[4, :128] = 1e-20
+    weight[5] = 0.25
+    shrinks = torch.tensor(pack.SHRINKS)
+    found = native.quantize_w4(weight, importance, shrinks, group)
+    wanted = pack.search_w4(weight, importance, shrinks, group)
+    assert [(x.dtype, x.shape) for x in found] == [(x.dtype, x.shape) for x in wanted]
+    assert float((found[0] != wanted[0]).float().mean()) < 1e-3
+    assert float((found[1] != wanted[1]).float().mean()) < 1e-2
+    error, least = (weighted(weight, x, group, importance) for x in (found, wanted))
+    torch.testing.assert_close(error, least, rtol=1e-4, atol=1e-12)
+    alone = native.quantize_w4(weight[7:8], importance, shrinks, group)
+    assert all(torch.equal(a, b[7:8]) for a, b in zip(alone, found, strict=True))
+
+
+def test_arguments_of_the_search_are_checked(native: Any) -> None:
+    weight, importance, shrinks = randn(5, 64), torch.ones(64), torch.ones(2)
+    for bad in (randn(5, 63), randn(64), randn(5, 2, 32)):
+        with pytest.raises(ValueError, match="not rows of whole groups of 32"):
+            native.quantize_w4(bad, importance, shrinks, 32)
+    for bad in (weight.double(), weight.bfloat16(), randn(64, 5).T):
+        with pytest.raises(ValueError, match="weight must be a contiguous float32 tensor"):
+            native.quantize_w4(bad, importance, shrinks, 32)
+    for bad in (importance[1:], importance.double()):
+        with pytest.raises(ValueError, match="importance must be a contiguous float32 tensor of 64"):
+            native.quantize_w4(weight, bad, shrinks, 32)
+    with pytest.raises(ValueError, match="shrinks must be a contiguous float32 tensor"):
+        native.quantize_w4(weight, importance, shrinks.double(), 32)
+    for group in (0, -32, 48):
+        with pytest.raises(ValueError, match="32, 64 or 128"):
+            native.quantize_w4(weight, importance, shrinks, group)
+    assert native.quantize_w4(weight[:, :0], importance[:0], shrinks, 32)[1].shape == (5, 0)
+    assert native.quantize_w4(weight[:0], importance, shrinks, 32)[1].shape == (0, 2)
 
 
 def test_importance_lowers_the_error_that_it_weighs() -> None:

@@ -198,7 +198,7 @@ constexpr int64_t SERIAL = 16384;  // elements below which a second thread costs
 
 template <class Body>
 void each_row(int64_t rows, int64_t features, const Body& body) {
-  at::parallel_for(0, rows, std::max<int64_t>(1, SERIAL / features), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, rows, std::max<int64_t>(1, SERIAL / std::max<int64_t>(1, features)), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++) body(row);
   });
 }
