@@ -156,9 +156,7 @@ def test_what_was_packed_answers_the_same_after_saving(folder: Path, text: Path,
 
 
 @pytest.mark.parametrize("damage", ["cut", "form", "missing", "shape", "kv"])
-def test_a_damaged_decoder_is_refused_in_words(
-    folder: Path, text: Path, tmp_path: Path, damage: str
-) -> None:
+def test_a_damaged_decoder_is_refused_in_words(folder: Path, text: Path, tmp_path: Path, damage: str) -> None:
     target_of(folder, text, "native", "w8a8").model.save(tmp_path)
     described = json.loads((tmp_path / FORMS).read_text())
     if damage == "cut":
