@@ -26,7 +26,7 @@ from torchwright.measure.clock import paired_speedup
 from torchwright.plan.artifact import open_artifact
 from torchwright.plan.optimize import pickled
 from torchwright.plan.trial import Context, TrialProcess
-from torchwright.workloads.base import Run, Workload
+from torchwright.workloads.base import Case, Run, Workload
 from torchwright.workloads.language import LanguageWorkload
 
 BY_HAND = ("compile", "freezing", "autocast", "autocast+compile")
@@ -87,6 +87,16 @@ class ByHandLanguage(LanguageWorkload):
     """The bundled language model through one of BY_HAND: eager with a growing cache, compiled with a fixed one."""
 
     how = "autocast"
+
+    def cases(self, dtype: torch.dtype) -> list[Case]:
+        return super().cases(self._cache_dtype(dtype))
+
+    def observe(self, run: Run, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        return super().observe(run, self._cache_dtype(dtype))
+
+    def _cache_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The cache has the type of the keys that autocast writes into it."""
+        return torch.bfloat16 if "autocast" in self.how else dtype
 
     def adapt(self, model: nn.Module) -> nn.Module:
         return ByHand(super().adapt(model), self.how)

@@ -203,7 +203,7 @@ def _run(
     on_token: Callable[[int], None],
 ) -> None:
     if isinstance(model, LoadedDecoder):
-        for _, token in model._tokens([ids], limit, seed, None, PREFILL_CHUNK, Sampling.of(sampling)):
+        for _, token in model.tokens([ids], limit, seed, None, PREFILL_CHUNK, Sampling.of(sampling)):
             on_token(token)
         return
     more = [_flag(name) for name in sampling if name != "temperature"]

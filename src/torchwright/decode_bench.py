@@ -195,7 +195,7 @@ def _turn(model: LoadedDecoder, rows: list[list[int]], new_tokens: int) -> tuple
 
 def _tokens(model: LoadedDecoder, rows: list[list[int]], new_tokens: int) -> Iterator[Any]:
     """Greedy tokens of all rows, step by step, without an end."""
-    return model._tokens(rows, new_tokens, 0, [], PREFILL_CHUNK, Sampling())
+    return model.tokens(rows, new_tokens, 0, [], PREFILL_CHUNK, Sampling())
 
 
 def _describe(model: LoadedDecoder) -> dict[str, str]:

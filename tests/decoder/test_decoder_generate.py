@@ -213,3 +213,20 @@ def test_bad_input_is_refused(
 def test_bad_ids_have_no_logits(tiny: tuple[Any, LoadedDecoder], ids: torch.Tensor, message: str) -> None:
     with pytest.raises(TorchwrightError, match=message):
         tiny[1].logits(ids)
+
+
+def test_its_own_number_of_threads_ends_with_the_call(tiny: tuple[Any, LoadedDecoder]) -> None:
+    model = tiny[1]
+    seen: list[int] = []
+    handle = model.decoder.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    model.threads = 1
+    try:
+        ids = model.generate([1, 2, 3], max_new_tokens=2, stop=[])
+        model.logits(torch.tensor([[1, 2, 3]]))
+    finally:
+        model.threads = None
+        handle.remove()
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == before
+    assert ids == model.generate([1, 2, 3], max_new_tokens=2, stop=[])

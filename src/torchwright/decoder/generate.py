@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ class LoadedDecoder:
         self, decoder: Decoder, folder: Path, *, kv_dtype: torch.dtype, stop: tuple[int, ...]
     ) -> None:
         self.decoder, self.folder, self.kv_dtype, self.stop = decoder, folder, kv_dtype, stop
+        self.threads: int | None = None
+        """Threads of PyTorch's pool to compute on; None leaves the pool as it is. The caller's own are restored."""
 
     @property
     def config(self) -> DecoderConfig:
@@ -67,9 +70,9 @@ class LoadedDecoder:
         logits_BTV = torch.empty(*ids_BT.shape, self.config.vocabulary, device=cache.device)
         for chunk in _chunks(rows, prefill_chunk):
             batch = cache.append([(sequences[row], rows[row][start:stop]) for row, start, stop in chunk])
-            parts = self.decoder.logits(self.decoder(batch, cache)).split(
-                [stop - start for _, start, stop in chunk]
-            )
+            with self._on_threads():
+                logits_TV = self.decoder.logits(self.decoder(batch, cache))
+            parts = logits_TV.split([stop - start for _, start, stop in chunk])
             for (row, start, stop), part in zip(chunk, parts, strict=True):
                 logits_BTV[row, start:stop] = part
         return logits_BTV
@@ -98,9 +101,7 @@ class LoadedDecoder:
         texts = isinstance(items[0], str)
         rows = [self.text.encode(item) if texts else item for item in items]
         outputs: list[list[int]] = [[] for _ in rows]
-        for row, token in self._tokens(
-            rows, max_new_tokens, seed, stop, prefill_chunk, Sampling.of(sampling)
-        ):
+        for row, token in self.tokens(rows, max_new_tokens, seed, stop, prefill_chunk, Sampling.of(sampling)):
             outputs[row].append(token)
         results = [self.text.decode(ids) for ids in outputs] if texts else outputs
         return results[0] if single else results
@@ -123,7 +124,7 @@ class LoadedDecoder:
         if not single:
             raise WorkloadError("stream takes one prompt", found=f"a list of {len(items)}")
         ids = self.text.encode(items[0]) if isinstance(items[0], str) else items[0]
-        tokens = self._tokens([ids], max_new_tokens, seed, stop, prefill_chunk, Sampling.of(sampling))
+        tokens = self.tokens([ids], max_new_tokens, seed, stop, prefill_chunk, Sampling.of(sampling))
         return self._pieces(tokens)
 
     def _pieces(self, tokens: Iterator[tuple[int, int]]) -> Iterator[str]:
@@ -134,7 +135,7 @@ class LoadedDecoder:
         if piece := stream.rest():
             yield piece
 
-    def _tokens(
+    def tokens(
         self,
         prompts: list[list[int]],
         max_new_tokens: int,
@@ -143,7 +144,10 @@ class LoadedDecoder:
         chunk: int,
         sampling: Sampling,
     ) -> Iterator[tuple[int, int]]:
-        """(row, token) as tokens appear. Arguments are checked before the first is asked for."""
+        """(row, token) as tokens appear: what `generate` and `stream` are made of, for token ids.
+
+        Arguments are checked before the first is asked for; the errors are `generate`'s.
+        """
         for option, value, least in (("max_new_tokens", max_new_tokens, 0), ("prefill_chunk", chunk, 1)):
             if value < least:
                 raise WorkloadError(f"{option} {value}", allowed=f"{least} or more")
@@ -196,10 +200,24 @@ class LoadedDecoder:
         for part in _chunks(missing, chunk):
             pieces = [(sequences[alive[place]], missing[place][start:stop]) for place, start, stop in part]
             batch = cache.append(pieces)
-            hidden_TE = self.decoder(batch, cache)
+            with self._on_threads():
+                hidden_TE = self.decoder(batch, cache)
             done = [stop == len(missing[place]) for place, _, stop in part]
             last.append(hidden_TE[batch.last_rows_B[torch.tensor(done, device=hidden_TE.device)]])
-        return self.decoder.logits(torch.cat(last))
+        with self._on_threads():
+            return self.decoder.logits(torch.cat(last))
+
+    @contextmanager
+    def _on_threads(self) -> Iterator[None]:
+        if self.threads is None:
+            yield
+            return
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _checked(self, ids: list[int], *, new: int) -> list[int]:
         if not ids:

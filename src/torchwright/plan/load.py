@@ -151,6 +151,7 @@ class _Loader:
         from torchwright.plan.runner import EagerRunner
 
         native = NativeModel.load(self.path, self.path / artifact.MODEL)
+        native.loaded.threads = self.manifest.threads
         self.answers = native.loaded
         return EagerRunner(native)
 
