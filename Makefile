@@ -1,4 +1,4 @@
-.PHONY: check test bench docs format
+.PHONY: check test sanitize bench docs format
 
 check: ## lint, format, types, import law, generated docs
 	.ci/check
@@ -6,8 +6,11 @@ check: ## lint, format, types, import law, generated docs
 test: ## every test, warnings as errors, coverage
 	pytest --cov --cov-report=term
 
+sanitize: ## the kernels' tests under AddressSanitizer
+	python scripts/sanitize_kernels.py
+
 bench: ## one script for each claim of the README
-	for script in benchmarks/*.py; do echo "== $$script"; python $$script || exit 1; done
+	for name in bundled_lm ladder vision_cpu llm_cpu quantization numpy_kmeans; do echo "== $$name"; python benchmarks/$$name.py || exit 1; done
 
 docs: ## write the generated tables and help texts again
 	python scripts/docs.py

@@ -49,7 +49,7 @@ class Ours:
         self.weight_bytes = sum(t.nbytes for layer in layers for t in layer.buffers())
         self.weights = sum(layer.in_features * layer.out_features for layer in layers)
         self.head = self.model.config.vocabulary * self.model.config.model
-        self.rate = "bfloat16" if scheme in ("none", "w4a16") else "int8"
+        self.rate = "int8" if "a8" in scheme else "bfloat16"
 
     def turn(self, prompt: int, new: int, batch: int = 1) -> dict[str, float]:
         """Seconds of a prompt and of one new token after it, for `batch` sequences together."""
@@ -133,7 +133,9 @@ def main() -> None:
         "--models", metavar="DIR", help="keep the random models here instead of a temporary folder"
     )
     parser.add_argument("--shape", action="append", choices=llm_shapes.SHAPES, help="may be repeated")
-    parser.add_argument("--scheme", action="append", choices=("none", "w8a8", "w4a8", "w4a16"))
+    parser.add_argument(
+        "--scheme", action="append", help="none, w8a8, w4a8, w4a16, as `--quantize` takes them"
+    )
     parser.add_argument("--kv", default="bf16", choices=("bf16", "int8"))
     parser.add_argument("--quick", action="store_true", help="the prompt of 512 and its decode only")
     parser.add_argument("--openvino", nargs=2, action="append", default=[], metavar=("PYTHON", "FOLDER"))

@@ -287,8 +287,9 @@ def _cache_view(tensors: list[torch.Tensor], slots_T: torch.Tensor) -> Any:
 
         def update(self, key_states, value_states, layer_idx, *args, **kwargs):
             keys, values = tensors[2 * layer_idx], tensors[2 * layer_idx + 1]
-            keys.index_copy_(2, slots_T, key_states)
-            values.index_copy_(2, slots_T, value_states)
+            # Under autocast keys come in float32 (their rotation is) and values in bfloat16.
+            keys.index_copy_(2, slots_T, key_states.to(keys.dtype))
+            values.index_copy_(2, slots_T, value_states.to(values.dtype))
             return keys, values
 
         def get_seq_length(self, *args, **kwargs) -> int:
