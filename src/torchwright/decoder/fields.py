@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from torchwright.errors import ModelError
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; raises `ModelError` when the file holds anything else."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON", found=str(error)) from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{path} is not a JSON object", found=type(data).__name__)
-    return data
 
 
 class Fields:

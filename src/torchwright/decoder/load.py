@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from torchwright.decoder.config import DecoderConfig, read_decoder_config
-from torchwright.decoder.fields import Fields, read_object
+from torchwright.decoder.fields import Fields
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.weights import Checkpoint, DecoderWeights, MakeLinear, plain_linear
@@ -15,7 +15,7 @@ from torchwright.errors import ModelError, unknown
 from torchwright.kernels import ops
 from torchwright.kernels.linear import SCHEMES, PackedLinear
 from torchwright.kernels.pack import GROUPS
-from torchwright.workloads.huggingface import resolve
+from torchwright.workloads.huggingface import read_object, resolve
 
 KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 DEFAULT_KV = {torch.float32: "fp32", torch.bfloat16: "bf16"}

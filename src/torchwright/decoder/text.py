@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchwright.decoder.fields import read_object
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.workloads.generation import load_tokenizer
+from torchwright.workloads.huggingface import read_object
 
 INCOMPLETE = "\ufffd"
 """What a tokenizer puts in place of bytes that are no character, or not yet one."""

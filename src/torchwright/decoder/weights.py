@@ -12,8 +12,8 @@ from torch import nn
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import FAMILIES
-from torchwright.decoder.fields import read_object
 from torchwright.errors import ModelError
+from torchwright.workloads.huggingface import read_object
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 """From a weight (N, K) and a bias (N,) or None, in the model's dtype, to a module that maps (T, K) to (T, N)."""

@@ -23,12 +23,11 @@ KERNELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PackedWeights(Technique):
-    """A scheme for the native decoder's linear layers; the most sensitive ones keep a wider one."""
+    """The scheme of its name for the native decoder's linear layers; the most sensitive ones keep a wider one."""
 
     phase: ClassVar[Phase] = Phase.WEIGHTS
     needs: ClassVar[frozenset[str]] = frozenset({"decoder", "wide_weights"})
     removes: ClassVar[frozenset[str]] = frozenset({"wide_weights"})
-    scheme: ClassVar[str]
     wider: ClassVar[str]
     """What the layers of `skip` are packed as."""
 
@@ -41,11 +40,11 @@ class PackedWeights(Technique):
         return 32
 
     def apply(self, target: Target) -> None:
-        importance = mean_squares(target) if self.scheme.startswith("w4") else {}
+        importance = mean_squares(target) if self.name.startswith("w4") else {}
         layers = [(n, m) for n, m in target.model.named_modules() if isinstance(m, PackedLinear)]
         skipped = {}
         for name, layer in layers:
-            scheme = self.scheme
+            scheme = self.name
             if name in self.skip:
                 scheme, skipped[name] = self.wider, f"kept in {self.wider}: among the most sensitive"
             if scheme != layer.scheme:
@@ -57,7 +56,7 @@ class PackedWeights(Technique):
                 changed=len(layers) - len(skipped),
                 total=len(layers),
                 unit="layers",
-                kernel=KERNELS[self.scheme],
+                kernel=KERNELS[self.name],
                 skipped=skipped,
             )
         )
@@ -66,7 +65,7 @@ class PackedWeights(Technique):
         if not isinstance(module, PackedLinear):
             return None
         expected = module.forward(x).float()  # not module(x): the ranking calls this from a hook on it
-        got = self._packed(module, self.scheme, x.float().square().flatten(0, -2).mean(0)).forward(x).float()
+        got = self._packed(module, self.name, x.float().square().flatten(0, -2).mean(0)).forward(x).float()
         norm = expected.norm()
         return ((got - expected).norm() / norm).item() if norm > 0 else 0.0
 

@@ -13,7 +13,6 @@ class W4A16(PackedWeights):
     """Native decoder: 4-bit weights in groups, scales chosen by calibration, on bfloat16 activations."""
 
     name: ClassVar[str] = "w4a16"
-    scheme: ClassVar[str] = "w4a16"
     wider: ClassVar[str] = "w8a8"
 
     group_size: Literal[32, 64, 128] = 32

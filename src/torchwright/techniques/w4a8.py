@@ -13,7 +13,6 @@ class W4A8(PackedWeights):
     """Native decoder: 4-bit weights in groups, scales chosen by calibration, on 8-bit activations."""
 
     name: ClassVar[str] = "w4a8"
-    scheme: ClassVar[str] = "w4a8"
     wider: ClassVar[str] = "w8a8"
 
     group_size: Literal[32, 64, 128] = 32

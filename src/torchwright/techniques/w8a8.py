@@ -13,5 +13,4 @@ class W8A8(PackedWeights):
     """Native decoder: 8-bit weights, one scale an output feature, on activations quantized per token."""
 
     name: ClassVar[str] = "w8a8"
-    scheme: ClassVar[str] = "w8a8"
     wider: ClassVar[str] = "bf16"

@@ -34,13 +34,18 @@ def read_config(folder: Path) -> dict[str, Any]:
             found=", ".join(sorted(p.name for p in folder.iterdir())[:6]) if folder.is_dir() else "a file",
             allowed="a Hugging Face folder: config.json beside *.safetensors",
         )
+    return read_object(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; raises `ModelError` when the file holds anything else."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ModelError(f"{path} is not JSON", found=str(error)) from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} is not a JSON object", found=type(config).__name__)
-    return config
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} is not a JSON object", found=type(data).__name__)
+    return data
 
 
 def load_model(folder: Path, auto: str) -> nn.Module:

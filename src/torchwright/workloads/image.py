@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,13 @@ from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import Case, Run, Workload
-from torchwright.workloads.huggingface import load_model, model_files, parameter_count, read_config
+from torchwright.workloads.huggingface import (
+    load_model,
+    model_files,
+    parameter_count,
+    read_config,
+    read_object,
+)
 
 SAMPLE_IMAGES = 512
 SAMPLE_OPERATIONS = 2e12
@@ -148,15 +153,7 @@ def picture(seed: int, shape: tuple[int, int, int]) -> torch.Tensor:
 
 def _processor(folder: Path) -> dict[str, Any]:
     path = folder / "preprocessor_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON", found=str(error)) from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{path} is not a JSON object", found=type(data).__name__)
-    return data
+    return read_object(path) if path.is_file() else {}
 
 
 def _size(folder: Path, config: dict[str, Any], processor: dict[str, Any]) -> tuple[int, int]:
