@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server on the native decoder: an HTTP process and an engine process."""

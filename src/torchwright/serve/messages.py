@@ -1,0 +1,214 @@
+"""What the HTTP process and the engine process say to each other: MessagePack over one ZeroMQ pair, nothing pickled.
+
+HTTP → engine: Submit, Cancel, Embed, Shutdown. Engine → HTTP: Loading, Ready, Refused, StepOutput, Embedded, Failed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Finish = Literal["stop", "length", "cancelled", "timeout", "error"]
+"""Why a sequence ended; `stop` is a stop token or a grammar that is complete."""
+
+
+class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How one request's tokens are chosen; the fields that `decoder.sampling.Sampling` has mean the same."""
+
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these tokens before the penalties."""
+    seed: int = 0
+    """Sequence i of a request draws from a generator of its own, made from the seed and i."""
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """One prompt, to be continued `n` times."""
+
+    id: str
+    ids: list[int]
+    max_tokens: int
+    """New tokens at most; 0 computes the prompt only (for `echo` with `logprobs`)."""
+    sampling: SamplingOptions
+    n: int = 1
+    stop_ids: list[int] = []
+    """Tokens that end a sequence; the last token is then one of them."""
+    min_tokens: int = 0
+    """Stop tokens cannot be chosen before this many."""
+    grammar: str | None = None
+    """A compiled xgrammar grammar as its own JSON."""
+    logprobs: int | None = None
+    """How many of the most likely tokens to report beside each new one (0: only its own); None: nothing."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
+    priority: int = 0
+    """Lower is sooner."""
+    timeout_s: float | None = None
+    """Seconds from its arrival at the engine after which the request ends with what it has."""
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
+    """The request's reader has what it wants, or has gone; its pages are free after the current step."""
+
+    id: str
+    index: int | None = None
+    """One of its n sequences; None is all of them."""
+    reason: str
+
+
+class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
+    """Texts to be embedded by a served sentence encoder."""
+
+    id: str
+    texts: list[str]
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
+    """End: after the running requests (`drain`), or at once."""
+
+    drain: bool
+
+
+ToEngine = Submit | Cancel | Embed | Shutdown
+
+
+class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
+    """What the engine is doing before it is ready."""
+
+    text: str
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The model is loaded and the engine takes requests."""
+
+    kind: Literal["decoder", "encoder"]
+    vocabulary: int
+    context: int
+    """Tokens of prompt and answer together, at most."""
+    pages: int
+    page_tokens: int
+    stop_ids: list[int]
+    weight_bytes: int
+    kv_bytes: int
+    fingerprint: str
+    """Of the weights; part of every prefix-cache key."""
+    notices: list[str] = []
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """A request that the engine does not take: the queue is full, or the prompt can never fit."""
+
+    id: str
+    reason: Literal["queue_full", "too_long", "invalid"]
+    text: str
+    retry_after_s: float | None = None
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural logarithms of probabilities: of the token, and of the most likely ones."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a sequence's time went in the engine, in seconds, and where its prompt came from."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    grammar_s: float
+    preempted_s: float
+    preemptions: int
+    cached_tokens: int
+    computed_tokens: int
+    speculated_tokens: int
+    accepted_tokens: int
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens of one sequence, in order, and its end if this is it."""
+
+    id: str
+    index: int
+    tokens: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """One for each prompt token, None for the first; sent once, with the first output of index 0."""
+    finish: Finish | None = None
+    message: str | None = None
+    """With `error`: what went wrong."""
+    timing: Timing | None = None
+    """With the finish."""
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's state after a step; counters run from the engine's start."""
+
+    running: int
+    waiting: int
+    pages_used: int
+    pages_cached: int
+    """Pages that only the prefix tree holds: free when they are needed."""
+    pages: int
+    prompt_tokens: int
+    generated_tokens: int
+    prefix_queries: int
+    """Prompt tokens looked up in the prefix tree."""
+    prefix_hits: int
+    """Prompt tokens found there."""
+    preemptions: int
+    speculated_tokens: int
+    accepted_tokens: int
+    steps: int
+    step_s: float
+    step_tokens: int
+
+
+class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """What one engine step brought; also sent, without outputs, when the engine becomes idle."""
+
+    outputs: list[Output]
+    stats: Stats
+
+
+class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
+    """Embeddings of an Embed's texts."""
+
+    id: str
+    vectors: list[list[float]]
+    tokens: int
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The model cannot be loaded or an Embed cannot be computed: the fields of a `TorchwrightError`."""
+
+    text: str
+    id: str | None = None
+
+
+FromEngine = Loading | Ready | Refused | StepOutput | Embedded | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    return _to_engine.decode(data)
+
+
+def decode_from_engine(data: bytes) -> FromEngine:
+    return _from_engine.decode(data)
