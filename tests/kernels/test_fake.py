@@ -33,12 +33,15 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
     return {
         "linear_bf16": (x, linear["bf16"].packed, linear["bf16"].bias, 70),
         "linear_w8a8": (x, linear["w8a8"].packed, linear["w8a8"].scale, linear["w8a8"].bias, 70),
-        "linear_w4a8": (x, linear["w4a8"].packed, None, 70, 32),
-        "linear_w4a16": (x, linear["w4a16"].packed, linear["w4a16"].bias, 70, 32),
+        "linear_w4a8": (x, linear["w4a8"].packed, linear["w4a8"].scale, None, 70, 32),
+        "linear_w4a16": (
+            *(x, linear["w4a16"].packed, linear["w4a16"].scale, linear["w4a16"].bias),
+            *(70, 32),
+        ),
         "rms_norm": (x, weight, 1e-5),
         "add_rms_norm": (x, x.clone(), weight, 1e-5),
         "gated": (x, "silu"),
-        "quantize_w4": (torch.randn(5, 64), torch.rand(64), torch.tensor([1.0, 0.9]), 32),
+        "quantize_w4": (torch.randn(5, 64), torch.rand(64), 32),
         "rope_store": (torch.randn(3, 128).to(kind), *where, *pages, 4, 2, torch.ones(16), None, 1e-5),
         "paged_attention": (torch.randn(3, 4, 16).to(kind), k, v, None, None, *table, 0.25, 0, 0.0),
     }

@@ -10,6 +10,7 @@ from torch import nn
 
 from torchwright.kernels import pack
 from torchwright.kernels.linear import SCHEMES, PackedForm, PackedLinear
+from torchwright.kernels.reference import LEVELS_8, LEVELS_16
 
 GROUPED = [*[(scheme, 32) for scheme in ("bf16", "w8a8")]] + [
     (scheme, group) for scheme in ("w4a8", "w4a16") for group in pack.GROUPS
@@ -19,7 +20,7 @@ SHAPES = [(1, 1), (16, 64), (37, 17), (64, 128), (65, 63), (100, 200), (130, 321
 """Output and input features, most of them full panels, groups or lanes of nothing."""
 TOLERANCE = {"bf16": 2e-6, "w8a8": 1e-6, "w4a8": 1e-6, "w4a16": 1e-6}
 """Of the sum of the products' magnitudes."""
-ROWS = [*range(1, 27), 191, 192, 193, 385, 512]
+ROWS = [*range(1, 36), 47, 64, 65, 193, 385, 511, 512]
 """Every size of a tile, every rest of one, and the edges of the blocks that threads share."""
 
 
@@ -34,22 +35,16 @@ def make(scheme: str, N: int, K: int, group: int = 32, *, bias: bool = True, see
 
 def exact(layer: PackedLinear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The layer's float64 result on activations rounded as its scheme rounds them, and its sum of magnitudes."""
-    if layer.scheme.endswith("a8"):
-        wide = x.float()
-        peak = wide.abs().amax(-1, keepdim=True)
-        step = torch.where(peak > 0, torch.tensor(127.0) / peak, 0)
-        rounded = torch.round(wide * step).double() * (peak.double() / 127)
-    else:
+    if layer.scheme == "bf16":
         rounded = x.bfloat16().double()
+    else:
+        wide, levels = x.float(), LEVELS_16 if layer.scheme == "w4a16" else LEVELS_8
+        peak = wide.abs().amax(-1, keepdim=True)
+        step = torch.where(peak > 0, torch.tensor(float(levels)) / peak, 0)
+        rounded = torch.round(wide * step).double() * (peak.double() / levels)
     weight = layer.wide_weight().double()
     bias = torch.zeros(layer.out_features).double() if layer.bias is None else layer.bias.double()
     y = nn.functional.linear(rounded, weight, bias)
-    if (
-        layer.scheme == "w4a16"
-    ):  # adds (128 + n) · x · scale and takes 136 · x · scale away: it loses those bits
-        depth = pack.padded_depth(layer.in_features, layer.group_size)
-        scales = pack.unpack_w4(layer.packed, layer.out_features, depth, layer.group_size)[1].double().abs()
-        weight = weight.abs() + 136 * scales.repeat_interleave(layer.group_size, 1)[:, : layer.in_features]
     return y, nn.functional.linear(rounded.abs(), weight.abs(), bias.abs())
 
 
@@ -70,7 +65,7 @@ def check(layer: PackedLinear, x: torch.Tensor) -> None:
 def call(native: Any, layer: PackedLinear, x: torch.Tensor, **changed: Any) -> torch.Tensor:
     """The operator as the layer calls it, with some arguments changed."""
     arguments = {"weight": layer.packed, "bias": layer.bias, "features": layer.out_features}
-    if layer.scheme == "w8a8":
+    if layer.scheme != "bf16":
         arguments["scale"] = layer.scale
     if layer.scheme.startswith("w4"):
         arguments["group_size"] = layer.group_size
@@ -223,7 +218,7 @@ def test_arguments_are_checked(native: Any, scheme: str) -> None:
     refused(ValueError, "bias must be", bias=torch.zeros(69))
     refused(ValueError, "bias must be", bias=torch.zeros(70, dtype=torch.bfloat16))
     refused(ValueError, "bias must be", bias=torch.zeros(140)[::2])
-    if scheme == "w8a8":
+    if scheme != "bf16":
         refused(ValueError, "scale must be", scale=torch.ones(70))
         refused(ValueError, "scale must be", scale=torch.ones(128, dtype=torch.float64))
     if scheme.startswith("w4"):

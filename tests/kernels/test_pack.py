@@ -19,26 +19,30 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def weighted(
-    weight: torch.Tensor, found: tuple[torch.Tensor, torch.Tensor], group: int, importance: torch.Tensor
-):
+Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Integers, multipliers, scale."""
+
+
+def weighted(weight: torch.Tensor, found: Quantized, group: int, importance: torch.Tensor) -> torch.Tensor:
     """The squared error of each group (N, G) in float64."""
-    integers, scales = found
+    integers, multipliers, scale_N = found
     N, K = weight.shape
-    groups = scales.shape[1]
-    wide = integers.double() * scales.double().repeat_interleave(group, 1)[:, :K]
+    groups = multipliers.shape[1]
+    wide = integers.double() * multipliers.double().repeat_interleave(group, 1)[:, :K] * scale_N[:, None]
     error = (wide - weight.double()).square() * importance.double()
     return torch.nn.functional.pad(error, (0, groups * group - K)).view(N, groups, group).sum(2)
 
 
-def plain(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Nearest integers on the scale that puts each group's largest weight on −8."""
+def plain(weight: torch.Tensor, group: int) -> Quantized:
+    """Nearest integers on the least multiplier with which a group's largest weight is not clipped."""
     N, K = weight.shape
     groups = torch.nn.functional.pad(weight, (0, -K % group)).view(N, -1, group)
     largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
-    scale = (largest / -8).bfloat16().float()
-    integers = torch.round(groups / torch.where(scale == 0, 1, scale)).clamp(-8, 7)
-    return integers.flatten(1)[:, :K], scale.squeeze(2)
+    full = torch.where(largest == 0, 1e-12, largest) / -8
+    scale = full.abs().amax(1, keepdim=True) / 15
+    multiplier = (full.abs() / scale).ceil().clamp(1, 15) * full.sign()
+    integers = torch.round(groups / (multiplier * scale)).clamp(-8, 7)
+    return integers.flatten(1)[:, :K], multiplier.squeeze(2), scale.flatten()
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -70,18 +74,15 @@ def test_bf16_comes_back(N: int, K: int, seed: int) -> None:
 def test_w4_comes_back(N: int, K: int, seed: int, group: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     integers = torch.randint(-8, 8, (N, K), generator=generator).to(torch.int8)
-    scales = torch.randn(N, -(-K // group), generator=generator).bfloat16()
+    multipliers = torch.randint(-15, 16, (N, -(-K // group)), generator=generator).to(torch.int8)
     depth = pack.padded_depth(K, group)
-    packed = pack.pack_w4(integers, scales, group)
-    assert (packed.dtype, packed.shape) == (
-        torch.uint8,
-        (-(-N // 64) * 64 * (depth // 2 + depth // group * 2),),
-    )
-    found, found_scales = pack.unpack_w4(packed, N, depth, group)
+    packed = pack.pack_w4(integers, multipliers, group)
+    assert (packed.dtype, packed.shape) == (torch.uint8, (-(-N // 64) * 64 * (depth // 2 + depth // group),))
+    found, times = pack.unpack_w4(packed, N, depth, group)
     assert torch.equal(found[:, :K], integers)
     assert not found[:, K:].any()
-    assert torch.equal(found_scales[:, : scales.shape[1]], scales)
-    assert not found_scales[:, scales.shape[1] :].any()
+    assert torch.equal(times[:, : multipliers.shape[1]], multipliers)
+    assert not times[:, multipliers.shape[1] :].any()
 
 
 def test_bytes_lie_as_stated() -> None:
@@ -95,14 +96,14 @@ def test_bytes_lie_as_stated() -> None:
     bf16 = pack.pack_bf16(integers.float()).view(torch.bfloat16).view(2, K // 2, 4, 16, 2)
     assert bf16[1, k // 2, 1, 5, k % 2] == 3
     assert int((bf16 != 0).sum()) == 1
-    scales = torch.arange(128.0)[:, None].expand(128, 2).bfloat16()
-    w4 = pack.pack_w4(integers, scales, 64).view(2, 2, 64 * 2 + 64 * 32)
-    assert torch.equal(w4[1, :, :128].contiguous().view(torch.bfloat16), scales[64:].T)
-    lanes = w4[1, 1, 128:].view(8, 4, 16, 4)
+    multipliers = torch.arange(-64, 64)[:, None].expand(128, 2).to(torch.int8)
+    w4 = pack.pack_w4(integers, multipliers, 64).view(2, 2, 64 + 64 * 32)
+    assert torch.equal(w4[1, :, :64].view(torch.int8), multipliers[64:].T)
+    lanes = w4[1, 1, 64:].view(8, 4, 16, 4)
     assert lanes[1, 1, 5, 3] == 0x8B  # k = 64 + 8 + 3: the low half
     assert int((lanes != 0x88).sum()) == 1
     integers[n, k], integers[n, k + 2] = 0, 3
-    lanes = pack.pack_w4(integers, scales, 64).view(2, 2, -1)[1, 1, 128:].view(8, 4, 16, 4)
+    lanes = pack.pack_w4(integers, multipliers, 64).view(2, 2, -1)[1, 1, 64:].view(8, 4, 16, 4)
     assert lanes[1, 1, 5, 1] == 0xB8  # k = 64 + 8 + 5: the high half of byte 5 - 4
 
 
@@ -120,15 +121,16 @@ def test_w8_is_off_by_half_a_step(N: int, K: int, seed: int, size: float) -> Non
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(**SIZES, group=st.sampled_from(pack.GROUPS), size=st.sampled_from([1e-3, 1.0, 1e6]))
-def test_w4_is_never_worse_than_its_plain_scale(N: int, K: int, seed: int, group: int, size: float) -> None:
+def test_w4_is_never_worse_than_its_plain_multiplier(N: int, K: int, seed: int, group: int, size: float) -> None:
     weight = randn(N, K, seed=seed) * size
     importance = randn(K, seed=seed + 1).square()
     for weights, given_ in ((importance, importance), (torch.ones(K), None)):
         found = pack.quantize_w4(weight, group, given_)
-        assert (found[0].dtype, found[1].dtype) == (torch.int8, torch.bfloat16)
-        assert (found[0].shape, found[1].shape) == ((N, K), (N, -(-K // group)))
+        assert [x.dtype for x in found] == [torch.int8, torch.int8, torch.float32]
+        assert [x.shape for x in found] == [(N, K), (N, -(-K // group)), (N,)]
         assert int(found[0].min()) >= -8
         assert int(found[0].max()) <= 7
+        assert bool(((found[1].abs() >= 1) & (found[1].abs() <= 15)).all())
         floor = weighted(weight, plain(weight, group), group, weights)
         error = weighted(weight, found, group, weights)
         assert bool((error <= floor * (1 + 1e-5) + 1e-12 * size**2).all())
@@ -141,36 +143,33 @@ def test_the_kernel_searches_as_the_reference(isa: str, native: Any, group: int)
     weight[3] = 0
     weight[4, :128] = 1e-20
     weight[5] = 0.25
-    shrinks = torch.tensor(pack.SHRINKS)
-    found = native.quantize_w4(weight, importance, shrinks, group)
-    wanted = pack.search_w4(weight, importance, shrinks, group)
+    found = native.quantize_w4(weight, importance, group)
+    wanted = pack.search_w4(weight, importance, group)
     assert [(x.dtype, x.shape) for x in found] == [(x.dtype, x.shape) for x in wanted]
     assert float((found[0] != wanted[0]).float().mean()) < 1e-3
     assert float((found[1] != wanted[1]).float().mean()) < 1e-2
     error, least = (weighted(weight, x, group, importance) for x in (found, wanted))
     torch.testing.assert_close(error, least, rtol=1e-4, atol=1e-12)
-    alone = native.quantize_w4(weight[7:8], importance, shrinks, group)
+    alone = native.quantize_w4(weight[7:8], importance, group)
     assert all(torch.equal(a, b[7:8]) for a, b in zip(alone, found, strict=True))
 
 
 def test_arguments_of_the_search_are_checked(native: Any) -> None:
-    weight, importance, shrinks = randn(5, 64), torch.ones(64), torch.ones(2)
+    weight, importance = randn(5, 64), torch.ones(64)
     for bad in (randn(5, 63), randn(64), randn(5, 2, 32)):
         with pytest.raises(ValueError, match="not rows of whole groups of 32"):
-            native.quantize_w4(bad, importance, shrinks, 32)
+            native.quantize_w4(bad, importance, 32)
     for bad in (weight.double(), weight.bfloat16(), randn(64, 5).T):
         with pytest.raises(ValueError, match="weight must be a contiguous float32 tensor"):
-            native.quantize_w4(bad, importance, shrinks, 32)
+            native.quantize_w4(bad, importance, 32)
     for bad in (importance[1:], importance.double()):
         with pytest.raises(ValueError, match="importance must be a contiguous float32 tensor of 64"):
-            native.quantize_w4(weight, bad, shrinks, 32)
-    with pytest.raises(ValueError, match="shrinks must be a contiguous float32 tensor"):
-        native.quantize_w4(weight, importance, shrinks.double(), 32)
+            native.quantize_w4(weight, bad, 32)
     for group in (0, -32, 48):
         with pytest.raises(ValueError, match="32, 64 or 128"):
-            native.quantize_w4(weight, importance, shrinks, group)
-    assert native.quantize_w4(weight[:, :0], importance[:0], shrinks, 32)[1].shape == (5, 0)
-    assert native.quantize_w4(weight[:0], importance, shrinks, 32)[1].shape == (0, 2)
+            native.quantize_w4(weight, importance, group)
+    assert native.quantize_w4(weight[:, :0], importance[:0], 32)[1].shape == (5, 0)
+    assert native.quantize_w4(weight[:0], importance, 32)[1].shape == (0, 2)
 
 
 def test_importance_lowers_the_error_that_it_weighs() -> None:

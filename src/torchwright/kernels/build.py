@@ -30,6 +30,7 @@ COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", "-ffp-cont
 """No contraction: the compiler would fuse a product and a sum in one tile size and not in another, and a row's result
 would depend on the rows beside it. Where the kernels want a fused operation, they say so."""
 X86 = {
+    "amx": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     "avx512": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
     "avx2_vnni": ("-march=x86-64-v3", "-mavxvnni"),
     "avx2": ("-march=x86-64-v3",),

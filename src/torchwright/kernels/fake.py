@@ -25,13 +25,23 @@ def linear_w8a8(
 
 
 def linear_w4a8(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, features: int, group_size: int
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    features: int,
+    group_size: int,
 ) -> torch.Tensor:
     return _linear(x, features)
 
 
 def linear_w4a16(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, features: int, group_size: int
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    features: int,
+    group_size: int,
 ) -> torch.Tensor:
     return _linear(x, features)
 
@@ -70,10 +80,11 @@ def _linear(x: torch.Tensor, features: int) -> torch.Tensor:
 
 
 def quantize_w4(
-    weight: torch.Tensor, importance: torch.Tensor, shrinks: torch.Tensor, group_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    weight: torch.Tensor, importance: torch.Tensor, group_size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rows, features = weight.shape
     return (
         weight.new_empty((rows, features), dtype=torch.int8),
-        weight.new_empty((rows, features // group_size), dtype=torch.bfloat16),
+        weight.new_empty((rows, features // group_size), dtype=torch.int8),
+        weight.new_empty((rows,)),
     )

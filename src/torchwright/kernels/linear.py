@@ -1,7 +1,7 @@
 """Linear layers over packed weights: the modules that hold them, and what they compute in plain PyTorch.
 
 Schemes: `bf16`; `w8a8`, 8-bit weights per output feature on activations quantized per row in the kernel; `w4a8` and
-`w4a16`, 4-bit weights in groups along the input on 8-bit or bfloat16 activations.
+`w4a16`, 4-bit weights in groups along the input on activations quantized per row to 8 or 16 bits.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class PackedForm:
         rows = -(-self.out_features // pack.PANEL) * pack.PANEL
         count = rows * depth * {"bf16": 2, "w8a8": 1}.get(self.scheme, 0)
         if grouped:
-            count = rows * depth // 2 + rows * depth // self.group_size * 2
+            count = rows * depth // 2 + rows * depth // self.group_size
         found = {"packed": (count, torch.uint8)}
-        if self.scheme == "w8a8":
+        if self.scheme != "bf16":
             found["scale"] = (rows, torch.float32)
         if bias:
             found["bias"] = (self.out_features, torch.float32)
@@ -81,11 +81,10 @@ class PackedLinear(nn.Module):
             packed = pack.pack_bf16(weight_NK)
         elif scheme == "w8a8":
             integers, scale_N = pack.quantize_w8(weight_NK)
-            packed = pack.pack_w8(integers)
-            scale = nn.functional.pad(scale_N, (0, -len(scale_N) % pack.PANEL))
+            packed, scale = pack.pack_w8(integers), _padded(scale_N)
         else:
-            integers, scales = pack.quantize_w4(weight_NK, group_size, importance_K)
-            packed = pack.pack_w4(integers, scales, group_size)
+            integers, multipliers, scale_N = pack.quantize_w4(weight_NK, group_size, importance_K)
+            packed, scale = pack.pack_w4(integers, multipliers, group_size), _padded(scale_N)
         self.register_buffer("packed", packed)
         self.register_buffer("scale", scale)
         self.register_buffer("bias", None if bias_N is None else bias_N.detach().float())
@@ -129,16 +128,17 @@ class PackedLinear(nn.Module):
             return op(x, self.packed, self.bias, self.out_features)
         if self.scheme == "w8a8":
             return op(x, self.packed, self.scale, self.bias, self.out_features)
-        return op(x, self.packed, self.bias, self.out_features, self.group_size)
+        return op(x, self.packed, self.scale, self.bias, self.out_features, self.group_size)
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """The same in plain PyTorch: the weight made wide, activations rounded as the scheme rounds them."""
         wide = x.float() if x.dtype != torch.float64 else x
-        if self.scheme.endswith("a8"):
-            peak = wide.abs().amax(-1, keepdim=True)
-            wide = torch.round(wide * reference.steps(peak)) * (peak / 127)
-        else:
+        if self.scheme == "bf16":
             wide = x.bfloat16().to(wide.dtype)
+        else:
+            peak = wide.abs().amax(-1, keepdim=True)
+            levels = reference.LEVELS_16 if self.scheme.endswith("a16") else reference.LEVELS_8
+            wide = torch.round(wide * reference.steps(peak, levels)) * (peak / levels)
         y = nn.functional.linear(wide, self.wide_weight().to(wide.dtype))
         return (y if self.bias is None else y + self.bias.to(y.dtype)).to(x.dtype)
 
@@ -147,15 +147,21 @@ class PackedLinear(nn.Module):
         depth = pack.padded_depth(self.in_features, 0 if self.scheme in ("bf16", "w8a8") else self.group_size)
         if self.scheme == "bf16":
             wide = pack.unpack_bf16(self.packed, self.out_features, depth).float()
-        elif self.scheme == "w8a8":
-            assert self.scale is not None
-            wide = pack.unpack_w8(self.packed, self.out_features, depth).float()
-            wide *= self.scale[: self.out_features, None]
         else:
-            integers, scales = pack.unpack_w4(self.packed, self.out_features, depth, self.group_size)
-            wide = integers.float() * scales.float().repeat_interleave(self.group_size, 1)
+            assert self.scale is not None
+            if self.scheme == "w8a8":
+                wide = pack.unpack_w8(self.packed, self.out_features, depth).float()
+            else:
+                integers, times = pack.unpack_w4(self.packed, self.out_features, depth, self.group_size)
+                wide = integers.float() * times.float().repeat_interleave(self.group_size, 1)
+            wide *= self.scale[: self.out_features, None]
         return wide[:, : self.in_features]
 
     def extra_repr(self) -> str:
         group = "" if self.scheme in ("bf16", "w8a8") else f", group_size={self.group_size}"
         return f"{self.in_features}, {self.out_features}, scheme={self.scheme}{group}"
+
+
+def _padded(scale_N: torch.Tensor) -> torch.Tensor:
+    """Scales of whole panels."""
+    return nn.functional.pad(scale_N, (0, -len(scale_N) % pack.PANEL))

@@ -4,8 +4,12 @@ A panel is 64 output features, in four blocks of sixteen; input features are pad
 
     bf16   (panels, depth/2, 4, 16, 2) bfloat16
     w8     (panels, depth/4, 4, 16, 4) bytes, value + 128, and one float32 scale a feature
-    w4     (panels, groups, [64 bfloat16 scales, group/8 x 4 x 16 x 4 bytes]): byte j of a lane holds the values j
-           (low half) and j + 4 (high half) of eight inputs, each + 8
+    w4     (panels, groups, [64 int8 multipliers, group/8 x 4 x 16 x 4 bytes]): byte j of a lane holds the values j
+           (low half) and j + 4 (high half) of eight inputs, each + 8; and one float32 scale a feature
+
+A 4-bit weight is integer · multiplier · scale: the multiplier of its group is a whole number from 1 to 15 or its
+negative, so that integer · multiplier fits 8 bits and a whole row of products is summed as integers (the two levels of
+QServe, Lin et al., 2024).
 """
 
 from __future__ import annotations
@@ -21,8 +25,11 @@ PANEL, BLOCK, DEPTH = 64, 16, 64
 BLOCK_ELEMENTS = 1 << 19
 GROUPS = (32, 64, 128)
 """Group sizes of 4-bit weights."""
-SHRINKS = tuple(1.0 - 0.03 * i for i in range(-1, 12))
-"""Fractions of the scale that covers the largest weight; the one with the least weighted error is taken."""
+SHRINKS = (0.64, 1.03)
+"""Range of fractions of the scale that covers a group's largest weight; the multiplier in it with the least weighted
+error is taken."""
+WIDEST = 15
+"""Largest multiplier: 8 · 15 fits 8 bits."""
 
 
 def quantize_w8(weight_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,12 +46,11 @@ def quantize_w8(weight_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def quantize_w4(
     weight_NK: torch.Tensor, group_size: int, importance_K: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(int8 (N, K) in [-8, 7], bfloat16 scales (N, groups)): symmetric groups along the input.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(int8 (N, K) in [-8, 7], int8 multipliers (N, groups), float32 scale (N,)): symmetric groups along the input.
 
-    Each group takes the scale with the least Σ importance · error² among `SHRINKS`; `importance_K` is the mean square
-    of each input feature over calibration data, and None weighs all alike. The scales are rounded to bfloat16 before
-    the weights are, so that their rounding costs nothing. A last group that is not full is padded with zeros.
+    Each group takes the multiplier with the least Σ importance · error²; `importance_K` is the mean square of each
+    input feature over calibration data, and None weighs all alike. A last group that is not full is padded with zeros.
     """
     N, K = weight_NK.shape
     importance = torch.ones(K) if importance_K is None else importance_K.float()
@@ -52,18 +58,18 @@ def quantize_w4(
     native = build.load() is None and weight_NK.device.type == "cpu"
     search: Any = torch.ops.torchwright.quantize_w4 if native else search_w4
     integers = torch.empty(N, K, dtype=torch.int8)
-    scales = torch.empty(N, len(importance) // group_size, dtype=torch.bfloat16)
-    shrinks = torch.tensor(SHRINKS)
+    multipliers = torch.empty(N, len(importance) // group_size, dtype=torch.int8)
+    scale_N = torch.empty(N)
     for rows in _row_blocks(weight_NK):
         wide = _pad(weight_NK[rows].float(), 1, group_size, 0.0).contiguous()
-        block, scales[rows] = search(wide, importance, shrinks, group_size)
+        block, multipliers[rows], scale_N[rows] = search(wide, importance, group_size)
         integers[rows] = block[:, :K]
-    return integers, scales
+    return integers, multipliers, scale_N
 
 
 def search_w4(
-    wide_NK: torch.Tensor, importance_K: torch.Tensor, shrinks: torch.Tensor, group_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+    wide_NK: torch.Tensor, importance_K: torch.Tensor, group_size: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What the operator `quantize_w4` computes, in plain PyTorch; K is a multiple of the group."""
     N, K = wide_NK.shape
     groups = wide_NK.view(N, K // group_size, group_size)
@@ -71,16 +77,21 @@ def search_w4(
     # The range reaches one further down than up: the largest weight of a group is put on the longer side.
     largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
     full = torch.where(largest.abs() < 1e-12, torch.full_like(largest, 1e-12), largest) / -8
-    best_error = torch.full_like(full, torch.inf)
-    best = full.bfloat16().float()
-    for shrink in shrinks.tolist():
-        scale = (full * shrink).bfloat16().float()
-        error = torch.round(groups / scale).clamp(-8, 7) * scale - groups
+    scale = full.abs().amax(1, keepdim=True) / WIDEST
+    size, sign = (full / scale).abs(), torch.where(full < 0, -1.0, 1.0)
+    first = (SHRINKS[0] * size).floor().clamp_min(1)
+    last = (SHRINKS[1] * size).ceil().clamp_max(WIDEST)
+    best_error, best = torch.full_like(full, torch.inf), last
+    for multiplier in range(WIDEST, 0, -1):
+        step = scale * (sign * multiplier)
+        error = torch.round(groups / step).clamp(-8, 7) * step - groups
         error = (error.square() * importance).sum(2, keepdim=True)
-        better = error < best_error
-        best_error, best = torch.where(better, error, best_error), torch.where(better, scale, best)
-    integers = torch.round(groups / best).clamp(-8, 7).to(torch.int8)
-    return integers.view(N, K), best.squeeze(2).bfloat16()
+        better = (error < best_error) & (multiplier >= first) & (multiplier <= last)
+        best_error = torch.where(better, error, best_error)
+        best = torch.where(better, torch.full_like(best, multiplier), best)
+    best = sign * best
+    integers = torch.round(groups / (scale * best)).clamp(-8, 7).to(torch.int8)
+    return integers.view(N, K), best.squeeze(2).to(torch.int8), scale.flatten()
 
 
 def pack_bf16(weight_NK: torch.Tensor) -> torch.Tensor:
@@ -96,17 +107,17 @@ def pack_w8(integers_NK: torch.Tensor) -> torch.Tensor:
     return _interleave((padded.view(torch.uint8) ^ 0x80).view(torch.int32)).view(torch.uint8)
 
 
-def pack_w4(integers_NK: torch.Tensor, scales_NG: torch.Tensor, group_size: int) -> torch.Tensor:
-    """4-bit weights and their scales as the bytes that `linear_w4a8` and `linear_w4a16` read."""
+def pack_w4(integers_NK: torch.Tensor, multipliers_NG: torch.Tensor, group_size: int) -> torch.Tensor:
+    """4-bit weights and their multipliers as the bytes that `linear_w4a8` and `linear_w4a16` read."""
     step = max(group_size, DEPTH)
     padded = _pad(_pad(integers_NK, 0, PANEL, 0), 1, step, 0)
     N, K = padded.shape
-    scales = F.pad(scales_NG, (0, K // group_size - scales_NG.shape[1], 0, N - scales_NG.shape[0]))
+    missing = (0, K // group_size - multipliers_NG.shape[1], 0, N - multipliers_NG.shape[0])
     nibbles = (padded + 8).view(torch.uint8).view(N, K // 8, 2, 4)
     data = _interleave((nibbles[:, :, 0] | (nibbles[:, :, 1] << 4)).view(N, K // 2).view(torch.int32))
     data = data.view(torch.uint8).view(N // PANEL, K // group_size, -1)
-    heads = scales.view(N // PANEL, PANEL, -1).transpose(1, 2).contiguous().view(torch.uint8)
-    return torch.cat([heads, data], 2).flatten()
+    heads = F.pad(multipliers_NG, missing).view(N // PANEL, PANEL, -1).transpose(1, 2)
+    return torch.cat([heads.contiguous().view(torch.uint8), data], 2).flatten()
 
 
 def _interleave(words_NW: torch.Tensor) -> torch.Tensor:
@@ -124,15 +135,13 @@ def _row_blocks(weight_NK: torch.Tensor) -> list[slice]:
 def unpack_w4(
     packed: torch.Tensor, features: int, depth: int, group_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The (integers (N, depth), scales (N, groups)) that `pack_w4` packed, padding of the depth included."""
+    """The (integers (N, depth), multipliers (N, groups)) that `pack_w4` packed, padding of the depth included."""
     panels = -(-features // PANEL)
     rows = packed.view(panels, depth // group_size, -1)
-    scales = (
-        rows[..., : 2 * PANEL].contiguous().view(torch.bfloat16).transpose(1, 2).reshape(panels * PANEL, -1)
-    )
-    data = rows[..., 2 * PANEL :].reshape(panels, depth // 8, PANEL // BLOCK, BLOCK, 4).permute(0, 2, 3, 1, 4)
+    multipliers = rows[..., :PANEL].transpose(1, 2).reshape(panels * PANEL, -1).view(torch.int8)
+    data = rows[..., PANEL:].reshape(panels, depth // 8, PANEL // BLOCK, BLOCK, 4).permute(0, 2, 3, 1, 4)
     halves = torch.stack([data & 15, data >> 4], dim=-2).reshape(panels * PANEL, depth)
-    return halves[:features].to(torch.int8) - 8, scales[:features]
+    return halves[:features].to(torch.int8) - 8, multipliers[:features]
 
 
 def unpack_w8(packed: torch.Tensor, features: int, depth: int) -> torch.Tensor:

@@ -20,8 +20,10 @@ from torch.nn import functional as F
 
 PAGE = 16
 """Tokens of a page."""
-SMALLEST_PEAK = 1e-36
-"""Rows whose largest value is not beyond it are quantized to zeros: 127 / it has no float32."""
+SMALLEST_STEP = 1e-38
+"""Rows whose step would not be beyond it are quantized to zeros: its inverse has no float32."""
+LEVELS_8, LEVELS_16 = 127, 254 * 127 + 126
+"""Integers on each side of zero. Those of 16 bits are two digits to the base 254, each within ±127."""
 QUERY_BLOCK = 128
 """Queries that meet all keys at once, so that the scores of a long prompt fit in memory."""
 
@@ -131,9 +133,9 @@ def paged_attention(
     return out_THD
 
 
-def steps(peak: torch.Tensor) -> torch.Tensor:
-    """127 / peak, and 0 where that overflows; one division: torch's `127 / peak` multiplies by a rounded inverse."""
-    return torch.where(peak > SMALLEST_PEAK, torch.full_like(peak, 127) / peak, 0)
+def steps(peak: torch.Tensor, levels: int = LEVELS_8) -> torch.Tensor:
+    """levels / peak, and 0 where that overflows; one division: torch's `127 / peak` multiplies by a rounded inverse."""
+    return torch.where(peak > levels * SMALLEST_STEP, torch.full_like(peak, levels) / peak, 0)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

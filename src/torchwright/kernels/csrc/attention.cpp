@@ -16,7 +16,7 @@ using tw::PAGE;
 using tw::Type;
 
 constexpr int PAGES = 4, SPAN = PAGES * PAGE, ROWS = 4;
-constexpr float NOTHING = -1e30f;
+constexpr float NOTHING = -1e30f, LOG2_E = 1.44269504f;
 
 struct Row {
   int64_t first, last;  // keys that it sees: [first, last)
@@ -70,24 +70,26 @@ inline void scores(const AttentionTask& t, const Tile& tile, int64_t page, int c
 
 // Turns scores into weights, keeps the running maximum and sum; returns what the row's output shrinks by.
 inline float soften(const AttentionTask& t, Row& row, int64_t key, int count, F (&s)[PAGES], float* p, uint16_t* p16) {
+  // In powers of two: a weight is 2^(s · scale · log2 e - peak).
+  const float scale = t.soft_cap > 0 ? LOG2_E : t.scale * LOG2_E;
+  const bool whole = row.first <= key && row.last >= key + SPAN;
   const I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  I seen[PAGES];
-  float peak = row.peak;
   for (int i = 0; i < PAGES; i++) {
+    if (t.soft_cap > 0) s[i] = tanh(s[i] * t.scale / t.soft_cap) * t.soft_cap;
+    s[i] = s[i] * scale;
+    if (whole) continue;
     const I at = lane + int32_t(key + i * PAGE);
-    seen[i] = (at >= int32_t(row.first)) & (at < int32_t(row.last));
-    if (i >= count) seen[i] = I{};
-    s[i] = s[i] * t.scale;
-    if (t.soft_cap > 0) s[i] = tanh(s[i] / t.soft_cap) * t.soft_cap;
-    s[i] = seen[i] ? s[i] : splat(NOTHING);
-    peak = std::fmax(peak, largest(s[i]));
+    const I seen = (at >= int32_t(row.first)) & (at < int32_t(row.last));
+    s[i] = (i < count ? seen : I{}) ? s[i] : splat(NOTHING);
   }
-  const float shrink = peak > row.peak ? exp(splat(row.peak - peak))[0] : 1.0f;
+  const float peak = std::fmax(row.peak, largest(max(max(s[0], s[1]), max(s[2], s[3]))));
+  const float shrink = peak > row.peak ? exp2(splat(row.peak - peak))[0] : 1.0f;
   F total = F{};
   for (int i = 0; i < PAGES; i++) {
-    const F weight = seen[i] ? exp(s[i] - peak) : F{};
+    // Where nothing has been seen yet, the peak is NOTHING too.
+    const F weight = whole ? exp2(s[i] - peak) : s[i] > NOTHING ? exp2(s[i] - peak) : F{};
     total = total + weight;
-    store(p + i * PAGE, weight);
+    if (p) store(p + i * PAGE, weight);
     store_f32(p16 + i * PAGE, weight);
   }
   row.total = row.total * shrink + sum(total);
@@ -157,23 +159,174 @@ void run_typed(const AttentionTask& t, Tile& tile) {
   else run<R, int8_t>(t, tile);
 }
 
-// Rows are (query, head of the group) pairs; `begin` and `end` count them for this sequence and key/value head.
+#if defined(TW_AMX)
+
+// Up to 16 rows on tiles. Registers 0 to 3 hold sums, 4 queries, 5 keys, 6 weights, 7 values.
+struct AmxTile {
+  // Rows of q and out follow each other: a fixed stride of the largest head would put them all into one set of the cache.
+  alignas(64) uint16_t q[TILE_ROWS * LARGEST_HEAD];
+  alignas(64) float out[TILE_ROWS * LARGEST_HEAD];
+  alignas(64) float s[TILE_ROWS][SPAN];
+  alignas(64) uint16_t p[TILE_ROWS][SPAN];
+  alignas(64) uint16_t v[PAGE * LARGEST_HEAD];
+  Row rows[TILE_ROWS];
+
+  static bool takes(const AttentionTask& t) { return t.kv_type == Type::bf16 && t.head_size % 32 == 0; }
+
+  static void shape(int rows) {
+    TileShapes shapes;
+    for (int i = 0; i < 8; i++) {
+      shapes.bytes[i] = i == 6 ? PAGE * 2 : 64;
+      shapes.rows[i] = uint8_t(i == 5 ? TILE_ROWS : i == 7 ? PAGE / 2 : rows);
+    }
+    _tile_loadconfig(&shapes);
+  }
+
+  void run(const AttentionTask& t, int count) {
+    int64_t first = rows[0].first, last = rows[0].last;
+    for (int r = 1; r < count; r++) first = std::min(first, rows[r].first), last = std::max(last, rows[r].last);
+    for (int64_t key = first / SPAN * SPAN; key < last; key += SPAN) {
+      const int64_t page = key / PAGE;
+      const int pages = int((std::min<int64_t>(last - key, SPAN) + PAGE - 1) / PAGE);
+      scores(t, page, pages);
+      for (int r = 0; r < count; r++) {
+        F row[PAGES];
+        for (int i = 0; i < PAGES; i++) row[i] = load<F>(s[r] + i * PAGE);
+        const float shrink = soften(t, rows[r], key, pages, row, nullptr, p[r]);
+        if (shrink != 1)
+          for (int64_t d = r * t.head_size; d < (r + 1) * t.head_size; d += LANES)
+            store(out + d, load<F>(out + d) * splat(shrink));
+      }
+      weigh(t, page, pages);
+    }
+  }
+
+  void scores(const AttentionTask& t, int64_t page, int pages) {
+    const uint16_t* k[PAGES];
+    for (int i = 0; i < PAGES; i++) k[i] = Pages<uint16_t>().of(t.k, t, page + (i < pages ? i : 0));
+    constexpr int64_t STEP = 32 * PAGE;
+    memory_is_read();
+    clear_sums();
+    for (int64_t d = 0; d < t.head_size; d += 32) {
+      _tile_loadd(4, q + d, t.head_size * 2);
+      _tile_loadd(5, k[0] + d / 32 * STEP, 64);
+      _tile_dpbf16ps(0, 4, 5);
+      _tile_loadd(5, k[1] + d / 32 * STEP, 64);
+      _tile_dpbf16ps(1, 4, 5);
+      _tile_loadd(5, k[2] + d / 32 * STEP, 64);
+      _tile_dpbf16ps(2, 4, 5);
+      _tile_loadd(5, k[3] + d / 32 * STEP, 64);
+      _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_stored(0, s[0], SPAN * 4);
+    _tile_stored(1, s[0] + PAGE, SPAN * 4);
+    _tile_stored(2, s[0] + 2 * PAGE, SPAN * 4);
+    _tile_stored(3, s[0] + 3 * PAGE, SPAN * 4);
+    memory_is_read();
+  }
+
+  void weigh(const AttentionTask& t, int64_t page, int pages) {
+    const uint16_t* values[PAGES];
+    for (int i = 0; i < pages; i++) values[i] = readable(t, page + i);
+    for (int64_t d = 0; d < t.head_size; d += 32) {
+      float* to = out + d;
+      const int64_t stride = t.head_size * 4;
+      memory_is_read();
+      _tile_loadd(0, to, stride);
+      _tile_loadd(1, to + LANES, stride);
+      for (int i = 0; i < pages; i++) {
+        _tile_loadd(6, p[0] + i * PAGE, SPAN * 2);
+        _tile_loadd(7, values[i] + d * 2, stride);
+        _tile_dpbf16ps(0, 6, 7);
+        _tile_loadd(7, values[i] + (d + LANES) * 2, stride);
+        _tile_dpbf16ps(1, 6, 7);
+      }
+      _tile_stored(0, to, stride);
+      _tile_stored(1, to + LANES, stride);
+      memory_is_read();
+    }
+  }
+
+  // A page's values; beyond the context it holds whatever it held, and zero weights would not silence a NaN there.
+  const uint16_t* readable(const AttentionTask& t, int64_t page) {
+    const uint16_t* from = Pages<uint16_t>().of(t.v, t, page);
+    const int64_t keys = t.context - page * PAGE;
+    if (keys >= PAGE) return from;
+    for (int64_t j = 0; j < PAGE; j += 2) {
+      const U mask = U{} + (j + 1 < keys ? 0xffffffffu : j < keys ? 0xffffu : 0u);
+      for (int64_t at = j * t.head_size; at < (j + 2) * t.head_size; at += 2 * LANES)
+        store(v + at, load<U>(from + at) & mask);
+    }
+    return v;
+  }
+};
+
+#endif
+
+struct Place {
+  int64_t at;  // of the row in the queries and in the output
+  Row row;
+};
+
+// Rows are (query, head of the group) pairs of one sequence and key/value head.
+inline Place place(const AttentionTask& t, int64_t row) {
+  const int64_t group = t.heads / t.kv_heads, query = row / group, head = t.kv_head * group + row % group;
+  const int64_t position = t.context - t.queries + query;
+  const int64_t first = t.window > 0 && position >= t.window ? position - t.window + 1 : 0;
+  return {((t.first_query + query) * t.heads + head) * t.head_size, Row{first, position + 1}};
+}
+
+inline F query(const AttentionTask& t, int64_t at) {
+  return t.q_type == Type::f32 ? load_f32((const float*)t.q + at) : load_f32((const uint16_t*)t.q + at);
+}
+
+inline void finish(const AttentionTask& t, int64_t at, const Row& row, const float* out) {
+  const F inverse = splat(1 / row.total);
+  for (int64_t d = 0; d < t.head_size; d += LANES) {
+    const F y = load<F>(out + d) * inverse;
+    if (t.q_type == Type::f32) store_f32((float*)t.out + at + d, y);
+    else store_f32((uint16_t*)t.out + at + d, y);
+  }
+}
+
+#if defined(TW_AMX)
+void attention_tiles(const AttentionTask& t, int64_t begin, int64_t end) {
+  AmxTile tile;
+  const TilesInUse tiles(TILE_ROWS);
+  for (int64_t from = begin; from < end; from += TILE_ROWS) {
+    const int rows = int(std::min<int64_t>(end - from, TILE_ROWS));
+    for (int r = 0; r < rows; r++) {
+      const Place here = place(t, from + r);
+      tile.rows[r] = here.row;
+      for (int64_t d = 0; d < t.head_size; d += LANES) {
+        store_f32(tile.q + r * t.head_size + d, query(t, here.at + d));
+        store(tile.out + r * t.head_size + d, F{});
+      }
+    }
+    AmxTile::shape(rows);
+    tile.run(t, rows);
+    for (int r = 0; r < rows; r++) finish(t, place(t, from + r).at, tile.rows[r], tile.out + r * t.head_size);
+  }
+}
+#endif
+
+// `begin` and `end` count rows.
 void attention(const AttentionTask& t, int64_t begin, int64_t end) {
-  const int64_t group = t.heads / t.kv_heads;
+#if defined(TW_AMX)
+  if (AmxTile::takes(t)) return attention_tiles(t, begin, end);
+#endif
   Tile tile;
   for (int64_t from = begin; from < end; from += ROWS) {
     const int rows = int(end - from < ROWS ? end - from : ROWS);
     for (int r = 0; r < rows; r++) {
-      const int64_t query = (from + r) / group, head = t.kv_head * group + (from + r) % group;
-      const int64_t at = ((t.first_query + query) * t.heads + head) * t.head_size;
-      for (int64_t d = 0; d < t.head_size; d++) {
-        const float x = t.q_type == Type::f32 ? ((const float*)t.q)[at + d] : widen(((const uint16_t*)t.q)[at + d]);
-        tile.q[r][d] = x;
-        tile.q_bf16[r][d] = narrow(x);
-        tile.out[r][d] = 0;
+      const Place here = place(t, from + r);
+      tile.rows[r] = here.row;
+      for (int64_t d = 0; d < t.head_size; d += LANES) {
+        const F x = query(t, here.at + d);
+        store(tile.q[r] + d, x);
+        store_f32(tile.q_bf16[r] + d, x);
+        store(tile.out[r] + d, F{});
       }
-      const int64_t position = t.context - t.queries + query;
-      tile.rows[r] = Row{t.window > 0 && position >= t.window ? position - t.window + 1 : 0, position + 1};
     }
     switch (rows) {
       case 1: run_typed<1>(t, tile); break;
@@ -181,16 +334,7 @@ void attention(const AttentionTask& t, int64_t begin, int64_t end) {
       case 3: run_typed<3>(t, tile); break;
       default: run_typed<4>(t, tile);
     }
-    for (int r = 0; r < rows; r++) {
-      const int64_t query = (from + r) / group, head = t.kv_head * group + (from + r) % group;
-      const int64_t at = ((t.first_query + query) * t.heads + head) * t.head_size;
-      const float inverse = 1 / tile.rows[r].total;
-      for (int64_t d = 0; d < t.head_size; d += LANES) {
-        const F y = load<F>(tile.out[r] + d) * splat(inverse);
-        if (t.q_type == Type::f32) store_f32((float*)t.out + at + d, y);
-        else store_f32((uint16_t*)t.out + at + d, y);
-      }
-    }
+    for (int r = 0; r < rows; r++) finish(t, place(t, from + r).at, tile.rows[r], tile.out[r]);
   }
 }
 

@@ -10,31 +10,35 @@ constexpr int64_t PANEL = 64;   // output features per panel of packed weights
 constexpr int64_t DEPTH = 64;   // input features are padded to a multiple of this
 constexpr int64_t PAGE = 16;    // tokens per page of the KV cache
 constexpr int64_t LARGEST_HEAD = 512;  // elements of an attention head
-constexpr float SMALLEST_PEAK = 1e-36f;  // a row whose largest value is not beyond it becomes zeros: 127 / it overflows
 
 enum class Type { f32, bf16, s8 };
 
-// Rows of activations, quantized per row: value = scale · q.
+constexpr int64_t ROWS_AT_ONCE = 512;  // of activations, in one task
+constexpr int64_t SUMMED = 32;   // input features that share one sum of quantized activations
+constexpr int32_t DIGIT = 254;   // 16-bit activations are high · 254 + low, both within ±127
+constexpr float LEVELS_8 = 127, LEVELS_16 = 254 * 127 + 126;
+constexpr float SMALLEST_STEP = 1e-38f;  // rows whose step would not be beyond it become zeros
+
+// Activations, quantized per token: value = scale · q, or scale · (254 · q + the next row's q) with two digits.
 struct QuantizedRows {
-  int8_t* q;         // rows × depth, zero beyond the features
-  float* scale;      // rows
-  int32_t* sums;     // rows × (depth / group): Σ q over each group
-  int64_t depth, group;
+  int8_t* q;         // tokens × digits rows of `depth`, zero beyond the features, `stride` bytes apart
+  float* scale;      // tokens
+  int32_t* sums;     // tokens × digits × (depth / SUMMED + 1): Σ q over each part, and over all
+  int64_t depth, stride, digits;
 };
 
 // Some rows against some panels of a packed linear layer.
 struct LinearTask {
   const void* weight;      // packed
-  const float* scale;      // per output feature (w8a8), else null
+  const float* scale;      // per output feature (w8, w4), else null
   const float* bias;       // per output feature, or null
-  const void* rows;        // activations: int8 (QuantizedRows) or bfloat16, rows × depth
-  const float* row_scale;  // w8a8, w4a8
-  const int32_t* row_sums; // w8a8: one a row; w4a8: one a group
-  const float* row_sums_f; // w4a16: one a group
+  const void* rows;        // activations: int8 (QuantizedRows) or bfloat16
+  const float* row_scale;  // w8, w4
+  const int32_t* row_sums; // w8, w4
   void* out;
   Type out_type;
-  int64_t row_begin, row_end, panel_begin, panel_end;
-  int64_t depth, group, features, out_stride;
+  int64_t row_begin, row_end, panel_begin, panel_end;  // rows are tokens
+  int64_t depth, row_stride, digits, group, features, out_stride;  // row_stride in bytes
 };
 
 struct AttentionTask {
@@ -54,19 +58,18 @@ struct AttentionTask {
 struct Kernels {
   const char* name;
   void (*quantize)(const void* x, Type type, int64_t features, int64_t row, const QuantizedRows& to);
-  void (*widen_rows)(const void* x, Type type, int64_t features, int64_t row, uint16_t* to, int64_t depth,
-                     int64_t group, float* sums, bool paired);
-  void (*linear_w8a8)(const LinearTask&);
-  void (*linear_w4a8)(const LinearTask&);
-  void (*linear_w4a16)(const LinearTask&);
+  void (*widen_row)(const void* x, Type type, int64_t features, int64_t row, uint16_t* to, int64_t depth,
+                    int64_t stride);
+  void (*linear_w8)(const LinearTask&);
+  void (*linear_w4)(const LinearTask&);
   void (*linear_bf16)(const LinearTask&);
   void (*attention)(const AttentionTask&, int64_t query_begin, int64_t query_end);
   void (*rms_norm)(const void* x, const void* residual, const float* weight, void* out, void* sum, Type type,
                    int64_t features, int64_t row, float eps);
   void (*gated)(const void* x, void* out, Type type, int64_t features, int64_t row, bool silu);
   void (*rope_store)(const struct RopeTask&, int64_t token);
-  void (*quantize_w4)(const float* weight, const float* importance, int64_t features, int64_t group,
-                      const float* shrinks, int64_t count, int8_t* integers, uint16_t* scales);
+  void (*quantize_w4)(const float* weight, const float* importance, int64_t features, int64_t group, int8_t* integers,
+                      int8_t* multipliers, float* scale);
 };
 
 struct RopeTask {

@@ -1,15 +1,24 @@
-// Linear layers over packed weights: 8-bit weights on 8-bit activations, 4-bit on 8-bit, 4-bit on bfloat16, bfloat16.
+// Linear layers over packed weights: 8-bit and 4-bit integers on integer activations, and bfloat16.
 //
 // A panel holds PANEL output features as blocks of 16 (one lane each); its bytes are read in one direction, so that a
-// single row streams it from memory, and a tile of rows shares every vector it loads. A row's result is the same to
-// the bit whatever tile it fell into: integers are exact, and the float operations on it are the same in all.
+// single row streams it from memory, and a tile of rows shares every vector it loads. The same bytes are AMX tiles
+// (amx.h). A row's result is the same to the bit whatever tile it fell into: integers are exact, and the float
+// operations on it are the same in all.
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <type_traits>
+
+#include "amx.h"
 #include "kernels.h"
 #include "vec.h"
 
 namespace TW_ISA {
 
+using tw::DEPTH;
 using tw::LinearTask;
 using tw::PANEL;
+using tw::SUMMED;
 using tw::Type;
 
 constexpr int BLOCKS = PANEL / LANES;
@@ -19,20 +28,31 @@ constexpr int TALL = 12, WIDE = 4, GROUPED = 6, TALL_BLOCKS = 2;
 #else
 constexpr int TALL = 4, WIDE = 1, GROUPED = 4, TALL_BLOCKS = 1;
 #endif
+// Rows from which a 4-bit panel is widened to 8 bits first: the cost is shared by all rows, and AMX can read it.
+#if defined(TW_AMX)
+constexpr int WIDENED = 6;
+#elif defined(__AVX512F__)
+constexpr int WIDENED = 24;
+#else
+constexpr int WIDENED = 1 << 30;  // without byte dot products of full range the widened panel is slower
+#endif
 constexpr int AHEAD = 2048;  // bytes to prefetch ahead in a panel that comes from memory
 
 inline U nibbles(U x, int which) { return (which ? x >> 4 : x) & 0x0f0f0f0fu; }
 
-struct W8A8 {
+// Activations are rows of int8: one a token, or two (high and low digit) where they have 16 bits.
+inline int64_t sums_of(const LinearTask& t) { return t.depth / SUMMED + 1; }
+
+struct W8 {
+  using Sum = I;
   static constexpr int ROWS = TALL;
   static int64_t panel_bytes(const LinearTask& t) { return t.depth * PANEL; }
 
   template <int MR, int NB>
-  static inline void tile(const LinearTask& t, const char* panel, int64_t row, int block, F (&out)[MR][NB]) {
-    I acc[MR][NB];
-    const int8_t* a = (const int8_t*)t.rows + row * t.depth;
+  static inline void tile(const LinearTask& t, const char* panel, int64_t row, int block, I (&acc)[MR][NB]) {
+    const int8_t* a = (const int8_t*)t.rows + row * t.row_stride;
     for (int r = 0; r < MR; r++)
-      for (int b = 0; b < NB; b++) acc[r][b] = splat(-128 * t.row_sums[row + r]);
+      for (int b = 0; b < NB; b++) acc[r][b] = splat(-128 * t.row_sums[(row + r + 1) * sums_of(t) - 1]);
     const char* w = panel + block * 64;
     for (int64_t k = 0; k < t.depth; k += 4, w += PANEL * 4) {
       U weight[NB];
@@ -40,111 +60,89 @@ struct W8A8 {
       if constexpr (MR == 1)
         for (int b = 0; b < NB; b++) __builtin_prefetch(w + AHEAD + b * 64);
       for (int r = 0; r < MR; r++) {
-        const int32_t four = read<int32_t>(a + r * t.depth + k);
+        const int32_t four = read<int32_t>(a + r * t.row_stride + k);
         for (int b = 0; b < NB; b++) acc[r][b] = dot4<false>(acc[r][b], weight[b], four);
       }
     }
-    for (int r = 0; r < MR; r++)
-      for (int b = 0; b < NB; b++) out[r][b] = to_float(acc[r][b]) * splat(t.row_scale[row + r]);
-  }
-
-  static inline F finish(const LinearTask& t, F value, int64_t feature) {
-    return value * load<F>(t.scale + feature);
   }
 };
 
-// Bytes of one group of a 4-bit panel: its scales (bfloat16), then half a byte a weight.
-inline int64_t group_bytes(const LinearTask& t) { return PANEL * 2 + t.group * PANEL / 2; }
+// Bytes of one group of a 4-bit panel: a multiplier for each feature, then half a byte a weight.
+inline int64_t group_bytes(const LinearTask& t) { return PANEL + t.group * PANEL / 2; }
 
-struct W4A8 {
+// A weight is (n - 8) · m: a nibble and its group's multiplier, a whole number. So the sum over all groups is exact.
+struct W4 {
+  using Sum = I;
   static constexpr int ROWS = GROUPED;
   static int64_t panel_bytes(const LinearTask& t) { return t.depth / t.group * group_bytes(t); }
 
   template <int MR, int NB>
-  static inline void tile(const LinearTask& t, const char* panel, int64_t row, int block, F (&out)[MR][NB]) {
-    const int64_t groups = t.depth / t.group, step = group_bytes(t);
-    const int8_t* a = (const int8_t*)t.rows + row * t.depth;
+  static inline void tile(const LinearTask& t, const char* panel, int64_t row, int block, I (&acc)[MR][NB]) {
+    const int8_t* a = (const int8_t*)t.rows + row * t.row_stride;
+    const int64_t step = group_bytes(t), stride = sums_of(t);
     for (int r = 0; r < MR; r++)
-      for (int b = 0; b < NB; b++) out[r][b] = F{};
-    for (int64_t g = 0; g < groups; g++, panel += step) {
-      I acc[MR][NB];
-      for (int r = 0; r < MR; r++)
-        for (int b = 0; b < NB; b++) acc[r][b] = splat(-8 * t.row_sums[(row + r) * groups + g]);
-      const char* w = panel + PANEL * 2 + block * 64;
-      for (int64_t k = g * t.group; k < (g + 1) * t.group; k += 8, w += PANEL * 4) {
-        U raw[NB];
-        for (int b = 0; b < NB; b++) raw[b] = load<U>(w + b * 64);
-        if constexpr (MR == 1)
-          for (int b = 0; b < NB; b++) __builtin_prefetch(w + AHEAD + b * 64);
-        for (int half = 0; half < 2; half++) {
-          U weight[NB];
-          for (int b = 0; b < NB; b++) weight[b] = nibbles(raw[b], half);
-          for (int r = 0; r < MR; r++) {
-            const int32_t four = read<int32_t>(a + r * t.depth + k + 4 * half);
-            for (int b = 0; b < NB; b++) acc[r][b] = dot4<true>(acc[r][b], weight[b], four);
+      for (int b = 0; b < NB; b++) acc[r][b] = I{};
+    for (int64_t begin = 0; begin < t.depth; begin += t.group, panel += step) {
+      I times[NB];
+      for (int b = 0; b < NB; b++) times[b] = multipliers((const int8_t*)panel + (block + b) * LANES);
+      const char* w = panel + PANEL + block * 64;
+      for (int64_t part = begin; part < begin + t.group; part += SUMMED) {
+        // Over SUMMED products of at most 8 · 127 a sum fits 16 bits, as `multiply_add` asks.
+        I sum[MR][NB];
+        for (int r = 0; r < MR; r++)
+          for (int b = 0; b < NB; b++) sum[r][b] = splat(-8 * t.row_sums[(row + r) * stride + part / SUMMED]);
+        for (int64_t k = part; k < part + SUMMED; k += 8, w += PANEL * 4) {
+          U raw[NB];
+          for (int b = 0; b < NB; b++) raw[b] = load<U>(w + b * 64);
+          if constexpr (MR == 1)
+            for (int b = 0; b < NB; b++) __builtin_prefetch(w + AHEAD + b * 64);
+          for (int half = 0; half < 2; half++) {
+            U weight[NB];
+            for (int b = 0; b < NB; b++) weight[b] = nibbles(raw[b], half);
+            for (int r = 0; r < MR; r++) {
+              const int32_t four = read<int32_t>(a + r * t.row_stride + k + 4 * half);
+              for (int b = 0; b < NB; b++) sum[r][b] = dot4<true>(sum[r][b], weight[b], four);
+            }
           }
         }
-      }
-      for (int b = 0; b < NB; b++) {
-        const F scale = load_f32((const uint16_t*)panel + (block + b) * LANES);
-        for (int r = 0; r < MR; r++) out[r][b] = fma(to_float(acc[r][b]), scale, out[r][b]);
-      }
-    }
-    for (int r = 0; r < MR; r++)
-      for (int b = 0; b < NB; b++) out[r][b] = out[r][b] * splat(t.row_scale[row + r]);
-  }
-
-  static inline F finish(const LinearTask&, F value, int64_t) { return value; }
-};
-
-// A nibble n below bfloat16's 0x4300 is the number 128 + n: no table, no conversion. The activations come paired
-// (`widen_rows`), since nibbles j and j + 4 of a lane meet in one dot2.
-struct W4A16 {
-  static constexpr int ROWS = GROUPED;
-  static int64_t panel_bytes(const LinearTask& t) { return W4A8::panel_bytes(t); }
-
-  template <int MR, int NB>
-  static inline void tile(const LinearTask& t, const char* panel, int64_t row, int block, F (&out)[MR][NB]) {
-    const int64_t groups = t.depth / t.group, step = group_bytes(t);
-    const uint16_t* a = (const uint16_t*)t.rows + row * t.depth;
-    for (int r = 0; r < MR; r++)
-      for (int b = 0; b < NB; b++) out[r][b] = F{};
-    for (int64_t g = 0; g < groups; g++, panel += step) {
-      F acc[MR][NB];
-      for (int r = 0; r < MR; r++)
-        for (int b = 0; b < NB; b++) acc[r][b] = splat(-136.0f * t.row_sums_f[(row + r) * groups + g]);
-      const char* w = panel + PANEL * 2 + block * 64;
-      for (int64_t k = g * t.group; k < (g + 1) * t.group; k += 8, w += PANEL * 4) {
-        U raw[NB];
-        for (int b = 0; b < NB; b++) raw[b] = load<U>(w + b * 64);
-        if constexpr (MR == 1)
-          for (int b = 0; b < NB; b++) __builtin_prefetch(w + AHEAD + b * 64);
-        for (int j = 0; j < 4; j++) {
-          U weight[NB];
-          for (int b = 0; b < NB; b++) weight[b] = ((raw[b] >> (4 * j)) & 0x000f000fu) | 0x43004300u;
-          for (int r = 0; r < MR; r++) {
-            const uint32_t two = read<uint32_t>(a + r * t.depth + k + 2 * j);
-            for (int b = 0; b < NB; b++) acc[r][b] = dot2(acc[r][b], weight[b], two);
-          }
-        }
-      }
-      for (int b = 0; b < NB; b++) {
-        const F scale = load_f32((const uint16_t*)panel + (block + b) * LANES);
-        for (int r = 0; r < MR; r++) out[r][b] = fma(acc[r][b], scale, out[r][b]);
+        for (int r = 0; r < MR; r++)
+          for (int b = 0; b < NB; b++) acc[r][b] = multiply_add(acc[r][b], sum[r][b], times[b]);
       }
     }
   }
 
-  static inline F finish(const LinearTask&, F value, int64_t) { return value; }
+  // Input features `from` to `to` of a panel, whole steps of DEPTH, as W8 reads them.
+  static void widen(const LinearTask& t, const char* panel, int64_t from, int64_t to, char* out) {
+    for (int64_t k = from; k < to;) {
+      const char* group = panel + k / t.group * group_bytes(t);
+      const char* w = group + PANEL + k % t.group * (PANEL / 2);
+      U times[BLOCKS], shift[BLOCKS];
+      for (int b = 0; b < BLOCKS; b++) {
+        const I m = multipliers((const int8_t*)group + b * LANES);
+        times[b] = (U)m | ((U)m << 16);
+        shift[b] = ((U)(128 - 8 * m) & 0xffu) * 0x01010101u;
+      }
+      const int64_t end = std::min(to, (k / t.group + 1) * t.group);
+      for (; k < end; k += 8, w += PANEL * 4, out += PANEL * 8)
+        for (int b = 0; b < BLOCKS; b++) {
+          const U raw = load<U>(w + b * 64);
+          store(out + b * 64, scaled_bytes(nibbles(raw, 0), times[b], shift[b]));
+          store(out + PANEL * 4 + b * 64, scaled_bytes(nibbles(raw, 1), times[b], shift[b]));
+        }
+    }
+  }
+
+  static inline I multipliers(const int8_t* from) { return small_integers(from) & 0xffff; }
 };
 
 struct BF16 {
+  using Sum = F;
   static constexpr int ROWS = TALL;
   static int64_t panel_bytes(const LinearTask& t) { return t.depth * PANEL * 2; }
 
   template <int MR, int NB>
   static inline void tile(const LinearTask& t, const char* panel, int64_t row, int block, F (&out)[MR][NB]) {
-    const uint16_t* a = (const uint16_t*)t.rows + row * t.depth;
+    const char* a = (const char*)t.rows + row * t.row_stride;
     for (int r = 0; r < MR; r++)
       for (int b = 0; b < NB; b++) out[r][b] = F{};
     const char* w = panel + block * 64;
@@ -154,13 +152,11 @@ struct BF16 {
       if constexpr (MR == 1)
         for (int b = 0; b < NB; b++) __builtin_prefetch(w + AHEAD + b * 64);
       for (int r = 0; r < MR; r++) {
-        const uint32_t two = read<uint32_t>(a + r * t.depth + k);
+        const uint32_t two = read<uint32_t>(a + r * t.row_stride + 2 * k);
         for (int b = 0; b < NB; b++) out[r][b] = dot2(out[r][b], weight[b], two);
       }
     }
   }
-
-  static inline F finish(const LinearTask&, F value, int64_t) { return value; }
 };
 
 template <class T>
@@ -179,23 +175,34 @@ inline F load_some(const float* from, int64_t count) {
   return all;
 }
 
+// What the integers of one token stand for; `sum` is the first digit's, `low` the second's where there are two.
+inline F real(const LinearTask& t, I sum, I low, int64_t token, int64_t feature) {
+  F value = to_float(sum);
+  if (t.digits == 2) value = fma(value, splat(float(tw::DIGIT)), to_float(low));
+  return value * splat(t.row_scale[token]) * load<F>(t.scale + feature);
+}
+inline F real(const LinearTask&, F sum, F, int64_t, int64_t) { return sum; }
+
+inline void put_token(const LinearTask& t, F value, int64_t token, int64_t feature) {
+  const int64_t rest = t.features - feature, at = token * t.out_stride + feature;
+  if (t.bias) value = value + load_some(t.bias + feature, rest);
+  if (t.out_type == Type::f32)
+    put((float*)t.out + at, value, rest);
+  else
+    put((uint16_t*)t.out + at, value, rest);
+}
+
 template <class Kind, int MR, int NB>
 void rows_by_blocks(const LinearTask& t, const char* panel, int64_t first_feature, int64_t row) {
   for (int block = 0; block < BLOCKS; block += NB) {
-    F out[MR][NB];
-    Kind::template tile<MR, NB>(t, panel, row, block, out);
+    typename Kind::Sum sum[MR][NB];
+    Kind::template tile<MR, NB>(t, panel, row, block, sum);
     for (int b = 0; b < NB; b++) {
       const int64_t feature = first_feature + (block + b) * LANES;
       if (feature >= t.features) break;
-      const F bias = t.bias ? load_some(t.bias + feature, t.features - feature) : F{};
-      for (int r = 0; r < MR; r++) {
-        F value = Kind::finish(t, out[r][b], feature);
-        if (t.bias) value = value + bias;
-        const int64_t at = (row + r) * t.out_stride + feature;
-        if (t.out_type == Type::f32)
-          put((float*)t.out + at, value, t.features - feature);
-        else
-          put((uint16_t*)t.out + at, value, t.features - feature);
+      for (int r = 0; r < MR; r += int(t.digits)) {
+        const int64_t token = (row + r) / t.digits;
+        put_token(t, real(t, sum[r][b], sum[r + t.digits - 1][b], token, feature), token, feature);
       }
     }
   }
@@ -209,20 +216,135 @@ void dispatch(int64_t rows, const LinearTask& t, const char* panel, int64_t feat
   rows_by_blocks<Kind, MR, (MR <= WIDE ? BLOCKS : TALL_BLOCKS)>(t, panel, feature, row);
 }
 
+// All rows of a task against one panel, on vector registers.
 template <class Kind>
-void linear(const LinearTask& t) {
-  const int64_t bytes = Kind::panel_bytes(t), rows = t.row_end - t.row_begin;
-  const int64_t tiles = (rows + Kind::ROWS - 1) / Kind::ROWS;
-  for (int64_t panel = t.panel_begin; panel < t.panel_end; panel++) {
-    const char* weight = (const char*)t.weight + panel * bytes;
-    for (int64_t i = 0; i < tiles; i++) {
-      // Even tiles rather than full ones and a rest: no row count falls off a cliff.
-      const int64_t begin = t.row_begin + rows * i / tiles, end = t.row_begin + rows * (i + 1) / tiles;
-      dispatch<Kind, Kind::ROWS>(end - begin, t, weight, panel * PANEL, begin);
-    }
+void rows_by_vectors(const LinearTask& t, const char* panel, int64_t feature) {
+  const int64_t tokens = t.row_end - t.row_begin, most = Kind::ROWS / t.digits, tiles = (tokens + most - 1) / most;
+  for (int64_t i = 0; i < tiles; i++) {
+    // Even tiles rather than full ones and a rest: no row count falls off a cliff.
+    const int64_t begin = t.row_begin + tokens * i / tiles, end = t.row_begin + tokens * (i + 1) / tiles;
+    dispatch<Kind, Kind::ROWS>((end - begin) * t.digits, t, panel, feature, begin * t.digits);
   }
 }
 
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+using Bytes = std::unique_ptr<void, Free>;
+
+inline Bytes allocate(int64_t bytes) { return Bytes(std::aligned_alloc(64, (bytes + 63) / 64 * 64)); }
+
+#if defined(TW_AMX)
+inline I without_offset(const LinearTask& t, I sum, int64_t row) {
+  return sum - 128 * t.row_sums[(row + 1) * sums_of(t) - 1];
+}
+inline F without_offset(const LinearTask&, F sum, int64_t) { return sum; }
+
+// Sums of a block of rows, each PANEL wide, as the output's numbers.
+template <class Sum, class Number>
+void finish_rows(const LinearTask& t, const Number* sums, int64_t row, int64_t rows, int64_t first_feature) {
+  const int64_t blocks = std::min<int64_t>(BLOCKS, (t.features - first_feature + LANES - 1) / LANES);
+  for (int64_t r = 0; r < rows; r += t.digits, sums += t.digits * PANEL)
+    for (int64_t b = 0; b < blocks; b++) {
+      const int64_t feature = first_feature + b * LANES, token = (row + r) / t.digits, last = t.digits - 1;
+      const Sum sum = without_offset(t, load<Sum>(sums + b * LANES), row + r);
+      const Sum low = without_offset(t, load<Sum>(sums + last * PANEL + b * LANES), row + r + last);
+      put_token(t, real(t, sum, low, token, feature), token, feature);
+    }
+}
+
+// Some panels against all rows of a task, on tiles. Many rows meet SPAN steps of all panels before the next, so that
+// what is read of them stays in the second level of cache.
+template <class Kind, class Panels>
+class Tiled {
+ public:
+  Tiled(const LinearTask& t, const Panels& panels)
+      : t(t),
+        panels(panels),
+        blocks((t.row_end - t.row_begin) * t.digits, t.digits),
+        steps(Kind::panel_bytes(t) / STEP),
+        span(blocks.few() ? steps : std::min(steps, SPAN)),
+        together(span == steps ? 1 : 4),
+        scratch(allocate(together * blocks.count * BLOCK * sizeof(Number))) {}
+
+  void run() const {
+    const TilesInUse tiles(blocks.rows);
+    for (int64_t panel = t.panel_begin; panel < t.panel_end; panel += together)
+      some(panel, std::min(panel + together, t.panel_end));
+  }
+
+ private:
+  using Sum = typename Kind::Sum;
+  using Number = std::remove_reference_t<decltype(Sum{}[0])>;
+  static constexpr int64_t SPAN = 32, BLOCK = 2 * TILE_ROWS * PANEL;
+
+  void some(int64_t first_panel, int64_t last_panel) const {
+    const int64_t first = t.row_begin * t.digits;
+    for (int64_t begin = 0; begin < steps; begin += span) {
+      const int64_t end = std::min(begin + span, steps);
+      Number* sums = (Number*)scratch.get();
+      for (int64_t panel = first_panel; panel < last_panel; panel++, sums += blocks.count * BLOCK) {
+        multiply_tiles<std::is_same_v<Sum, I>>((const char*)t.rows + first * t.row_stride + begin * 64, t.row_stride,
+                                               blocks, panels.at(panel, begin, end), end - begin, !begin,
+                                               panels.from_memory(panel + 1, begin), sums);
+        if (end < steps) continue;
+        for (int64_t block = 0; block < blocks.count; block++)
+          finish_rows<Sum>(t, sums + block * BLOCK, first + blocks.start(block), blocks.rows, panel * PANEL);
+      }
+    }
+  }
+
+  const LinearTask& t;
+  const Panels& panels;
+  const RowBlocks blocks;
+  const int64_t steps, span, together;  // panels whose sums are kept at a time
+  const Bytes scratch;
+};
+#endif
+
+// Panels as they lie in memory; a step is 16 lines of four blocks.
+template <class Kind>
+struct StoredPanels {
+  const LinearTask& t;
+  const char* at(int64_t panel, int64_t begin, int64_t) const {
+    return (const char*)t.weight + panel * Kind::panel_bytes(t) + begin * 16 * PANEL * 4;
+  }
+  const char* from_memory(int64_t panel, int64_t begin) const { return at(panel, begin, 0); }
+};
+
+// 4-bit panels as W8 reads them, made when they are asked for.
+struct WidenedPanels {
+  const LinearTask& t;
+  const Bytes wide;
+  explicit WidenedPanels(const LinearTask& t) : t(t), wide(allocate(W8::panel_bytes(t))) {}
+  const char* at(int64_t panel, int64_t begin, int64_t end) const {
+    W4::widen(t, StoredPanels<W4>{t}.at(panel, 0, 0), begin * DEPTH, end * DEPTH, (char*)wide.get());
+    return (const char*)wide.get();
+  }
+  const char* from_memory(int64_t, int64_t) const { return nullptr; }
+};
+
+template <class Kind, class Panels>
+void linear(const LinearTask& t, const Panels& panels) {
+#if defined(TW_AMX)
+  // bfloat16 sums depend on their order, so tiles take every row count there.
+  if (std::is_same_v<Kind, BF16> || (t.row_end - t.row_begin) * t.digits >= TILED) return Tiled<Kind, Panels>(t, panels).run();
+#endif
+  for (int64_t panel = t.panel_begin; panel < t.panel_end; panel++)
+    rows_by_vectors<Kind>(t, panels.at(panel, 0, t.depth / DEPTH), panel * PANEL);
+}
+
+void linear_w8(const LinearTask& t) { linear<W8>(t, StoredPanels<W8>{t}); }
+void linear_bf16(const LinearTask& t) { linear<BF16>(t, StoredPanels<BF16>{t}); }
+
+void linear_w4(const LinearTask& t) {
+  if ((t.row_end - t.row_begin) * t.digits >= WIDENED) return linear<W8>(t, WidenedPanels(t));
+  const StoredPanels<W4> panels{t};
+  for (int64_t panel = t.panel_begin; panel < t.panel_end; panel++)
+    rows_by_vectors<W4>(t, panels.at(panel, 0, 0), panel * PANEL);
+}
+
+// Scale a row to ±`levels` and round it to integers; NaN and infinity make the row's scale one of them.
 template <class T>
 void quantize_row(const T* x, int64_t features, int64_t row, const tw::QuantizedRows& to) {
   I peak = I{};  // a NaN is the largest of all, and makes the row's scale one
@@ -238,21 +360,26 @@ void quantize_row(const T* x, int64_t features, int64_t row, const tw::Quantized
   const I all = max(peak, magnitude(last));
   int32_t most = 0;
   for (int j = 0; j < LANES; j++) most = all[j] > most ? all[j] : most;
-  const float top = read<float>(&most);
-  to.scale[row] = top / 127;
-  const F inverse = splat(top > tw::SMALLEST_PEAK ? 127 / top : 0.0f);
-  int8_t* q = to.q + row * to.depth;
+  const float top = read<float>(&most), levels = to.digits == 2 ? tw::LEVELS_16 : tw::LEVELS_8;
+  to.scale[row] = top / levels;
+  const F inverse = splat(top > levels * tw::SMALLEST_STEP ? levels / top : 0.0f);
+  int8_t* q = to.q + row * to.digits * to.stride;
   for (int64_t k = 0; k < to.depth; k += LANES) {
     const F v = k < i ? load_f32(x + k) : k == i ? last : F{};
-    store_s8(q + k, round_to_int(v * inverse));
+    const I whole = round_to_int(v * inverse);
+    if (to.digits == 1) {
+      store_s8(q + k, whole);
+    } else {
+      const I high = round_to_int(to_float(whole) * splat(1.0f / tw::DIGIT));
+      store_s8(q + k, high);
+      store_s8(q + to.stride + k, whole - high * tw::DIGIT);
+    }
   }
-  const int64_t groups = to.depth / to.group;
-  for (int64_t g = 0; g < groups; g++) {
-    // Σ q by the byte dot product with ones.
-    I total = I{};
-    const U ones = U{} + 0x01010101u;
-    for (int64_t k = 0; k < to.group; k += 4) total = dot4<true>(total, ones, read<int32_t>(q + g * to.group + k));
-    to.sums[row * groups + g] = total[0];
+  const int64_t count = to.depth / tw::SUMMED;
+  for (int64_t digit = 0; digit < to.digits; digit++, q += to.stride) {
+    int32_t* sums = to.sums + (row * to.digits + digit) * (count + 1);
+    sums[count] = 0;
+    for (int64_t g = 0; g < count; g++) sums[count] += sums[g] = byte_sum32(q + g * tw::SUMMED);
   }
 }
 
@@ -261,38 +388,18 @@ void quantize(const void* x, Type type, int64_t features, int64_t row, const tw:
   quantize_row((const uint16_t*)x + row * features, features, row, to);
 }
 
-// A row as bfloat16, padded with zeros to `depth`; `paired` orders each eight values as W4A16's nibbles meet them.
-void widen_rows(const void* x, Type type, int64_t features, int64_t row, uint16_t* to, int64_t depth, int64_t group,
-                float* sums, bool paired) {
-  static constexpr int ORDER[8] = {0, 2, 4, 6, 1, 3, 5, 7};
-  uint16_t* out = to + row * depth;
-  const uint16_t* half = (const uint16_t*)x + row * features;
-  const float* full = (const float*)x + row * features;
-  auto value = [&](int64_t k) -> uint16_t {
-    if (k >= features) return 0;
-    return type == Type::f32 ? narrow(full[k]) : half[k];
-  };
-  if (!paired) {
-    int64_t k = 0;
-    if (type == Type::f32)
-      for (; k + LANES <= features; k += LANES) store_f32(out + k, load_f32(full + k));
-    else
-      std::memcpy(out, half, (k = features) * 2);
-    for (; k < depth; k++) out[k] = value(k);
-    return;
+// A row as bfloat16, padded with zeros to `depth`; rows lie `stride` values apart.
+void widen_row(const void* x, Type type, int64_t features, int64_t row, uint16_t* to, int64_t depth, int64_t stride) {
+  uint16_t* out = to + row * stride;
+  int64_t k = 0;
+  if (type == Type::f32) {
+    const float* full = (const float*)x + row * features;
+    for (; k + LANES <= features; k += LANES) store_f32(out + k, load_f32(full + k));
+    for (; k < features; k++) out[k] = narrow(full[k]);
+  } else {
+    std::memcpy(out, (const uint16_t*)x + row * features, (k = features) * 2);
   }
-  for (int64_t k = 0; k < depth; k += 8)
-    for (int j = 0; j < 8; j++) out[k + j] = value(k + ORDER[j]);
-  for (int64_t g = 0; g < depth / group; g++) {
-    F total = F{};
-    for (int64_t k = 0; k < group; k += LANES) total = total + load_f32(out + g * group + k);
-    sums[row * (depth / group) + g] = sum(total);
-  }
+  for (; k < depth; k++) out[k] = 0;
 }
-
-void linear_w8a8(const LinearTask& t) { linear<W8A8>(t); }
-void linear_w4a8(const LinearTask& t) { linear<W4A8>(t); }
-void linear_w4a16(const LinearTask& t) { linear<W4A16>(t); }
-void linear_bf16(const LinearTask& t) { linear<BF16>(t); }
 
 }  // namespace TW_ISA

@@ -7,6 +7,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include <atomic>
@@ -16,6 +18,9 @@
 
 #include "kernels.h"
 
+#if defined(TW_HAVE_AMX)
+namespace amx { const tw::Kernels& table(); }
+#endif
 #if defined(TW_HAVE_AVX512)
 namespace avx512 { const tw::Kernels& table(); }
 #endif
@@ -44,14 +49,33 @@ bool has_avx_vnni() {
 }
 #endif
 
+#if defined(TW_HAVE_AMX)
+// Tiles need the CPU's word and the operating system's permission, which it gives to the whole process.
+bool has_amx() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1) || !(d >> 25 & 1)) return false;
+  constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
+  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
+}
+#endif
+
+#if defined(TW_HAVE_AVX512)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vnni") &&
+         __builtin_cpu_supports("avx512bf16");
+}
+#endif
+
 // What this CPU can run, best first. The names are those of TORCHWRIGHT_ISA.
 std::vector<std::pair<std::string, const tw::Kernels* (*)()>> runnable() {
   std::vector<std::pair<std::string, const tw::Kernels* (*)()>> all;
+#if defined(TW_HAVE_AMX)
+  if (has_avx512() && has_amx()) all.emplace_back("amx", [] { return &amx::table(); });
+#endif
 #if defined(TW_HAVE_AVX512)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd") &&
-      __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
-    all.emplace_back("avx512", [] { return &avx512::table(); });
+  if (has_avx512()) all.emplace_back("avx512", [] { return &avx512::table(); });
 #endif
 #if defined(TW_HAVE_AVX2_VNNI)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_avx_vnni())
@@ -134,12 +158,12 @@ void each(int64_t tasks, const Body& body) {
   });
 }
 
-// Row and panel ranges of a linear layer. A block of rows is small enough for its activations to stay in the second
-// level of cache while the panels pass; few rows are one block, and then threads share the panels only.
+// Row and panel ranges of a linear layer. A block of rows is small enough for what the kernels read of it again and
+// again to stay in the second level of cache; few rows are one block, and then threads share the panels only.
 template <class Run>
 void over_blocks(tw::LinearTask task, int64_t rows, int64_t panels, const Run& run) {
-  constexpr int64_t ROWS = 192;
-  const int64_t row_blocks = up(rows, ROWS) / ROWS, threads = at::get_num_threads();
+  const int64_t most = tw::ROWS_AT_ONCE / task.digits;
+  const int64_t row_blocks = up(rows, most) / most, threads = at::get_num_threads();
   // Enough pieces for the threads to end together, and none so small that taking it costs more than doing it.
   const int64_t pieces = std::min(panels, std::max<int64_t>(1, rows >= 8 ? 4 * threads : 2 * threads));
   each(row_blocks * pieces, [&](int64_t i) {
@@ -182,15 +206,18 @@ int64_t row_count(const Tensor& x) {
   return x.numel() / x.size(-1);
 }
 
+// Bytes between rows of activations beyond their own: rows a power of two apart would share one set of the cache.
+constexpr int64_t APART = 64;
+
 struct Scratch {
   Tensor q, scale, sums;
   tw::QuantizedRows rows;
 
-  Scratch(int64_t count, int64_t depth, int64_t group)
-      : q(at::empty({count, depth}, at::kChar)),
-        scale(at::empty({count}, at::kFloat)),
-        sums(at::empty({count, depth / group}, at::kInt)),
-        rows{q.data_ptr<int8_t>(), scale.data_ptr<float>(), sums.data_ptr<int32_t>(), depth, group} {}
+  Scratch(int64_t tokens, int64_t depth, int64_t digits)
+      : q(at::empty({tokens * digits, depth + APART}, at::kChar)),
+        scale(at::empty({tokens}, at::kFloat)),
+        sums(at::empty({tokens * digits, depth / tw::SUMMED + 1}, at::kInt)),
+        rows{q.data_ptr<int8_t>(), scale.data_ptr<float>(), sums.data_ptr<int32_t>(), depth, depth + APART, digits} {}
 };
 
 constexpr int64_t LONGEST = 65536;     // features whose products of two bytes, 128 · 255 at most, an int32 can sum
@@ -207,75 +234,65 @@ void check_group(int64_t group) {
   TORCH_CHECK_VALUE(group == 32 || group == 64 || group == 128, "group_size is ", group, "; 32, 64 or 128 is wanted");
 }
 
-Tensor linear_quantized(const Tensor& x_in, const Tensor& weight, const optional<Tensor>& scale,
-                        const optional<Tensor>& bias, int64_t features, int64_t group, bool four_bits) {
+// group 0 is 8-bit weights.
+Tensor linear_quantized(const Tensor& x_in, const Tensor& weight, const Tensor& scale, const optional<Tensor>& bias,
+                        int64_t features, int64_t group, int64_t digits) {
   const Tensor x = x_in.contiguous();
   const int64_t rows = row_count(x), width = x.size(-1);
   TORCH_CHECK_VALUE(width <= LONGEST, "x has ", width, " features; sums of int32 hold at most ", LONGEST);
-  const int64_t depth = up(width, four_bits ? std::max(group, DEPTH) : DEPTH);
-  const int64_t bytes = four_bits ? depth / group * (PANEL * 2 + group * PANEL / 2) : depth * PANEL;
+  const int64_t depth = up(width, std::max(group, DEPTH));
+  const int64_t bytes = group ? depth / group * (PANEL + group * PANEL / 2) : depth * PANEL;
   Tensor out;
-  auto task = linear_task(x, weight, bytes, depth, four_bits ? group : depth, bias, features, out);
+  auto task = linear_task(x, weight, bytes, depth, group, bias, features, out);
   task.scale = floats(scale, up(features, PANEL), "scale");
   if (!rows) return out;
   const auto& k = kernels();
-  Scratch scratch(rows, depth, task.group);
+  Scratch scratch(rows, depth, digits);
   const Type type = float_type(x, "x");
   each_row(rows, width, [&](int64_t row) { k.quantize(x.const_data_ptr(), type, width, row, scratch.rows); });
   task.rows = scratch.rows.q;
+  task.row_stride = scratch.rows.stride;
+  task.digits = digits;
   task.row_scale = scratch.rows.scale;
   task.row_sums = scratch.rows.sums;
-  over_blocks(task, rows, up(features, PANEL) / PANEL, four_bits ? k.linear_w4a8 : k.linear_w8a8);
+  over_blocks(task, rows, up(features, PANEL) / PANEL, group ? k.linear_w4 : k.linear_w8);
   return out;
 }
 
 Tensor linear_w8a8(const Tensor& x, const Tensor& weight, const Tensor& scale, const optional<Tensor>& bias,
                    int64_t features) {
-  return linear_quantized(x, weight, scale, bias, features, 0, false);
+  return linear_quantized(x, weight, scale, bias, features, 0, 1);
 }
 
-Tensor linear_w4a8(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, int64_t features,
-                   int64_t group_size) {
+Tensor linear_w4a8(const Tensor& x, const Tensor& weight, const Tensor& scale, const optional<Tensor>& bias,
+                   int64_t features, int64_t group_size) {
   check_group(group_size);
-  return linear_quantized(x, weight, std::nullopt, bias, features, group_size, true);
+  return linear_quantized(x, weight, scale, bias, features, group_size, 1);
 }
 
-Tensor linear_widened(const Tensor& x_in, const Tensor& weight, const optional<Tensor>& bias, int64_t features,
-                      int64_t group, bool four_bits) {
+Tensor linear_w4a16(const Tensor& x, const Tensor& weight, const Tensor& scale, const optional<Tensor>& bias,
+                    int64_t features, int64_t group_size) {
+  check_group(group_size);
+  return linear_quantized(x, weight, scale, bias, features, group_size, 2);
+}
+
+Tensor linear_bf16(const Tensor& x_in, const Tensor& weight, const optional<Tensor>& bias, int64_t features) {
   const Tensor x = x_in.contiguous();
-  const int64_t rows = row_count(x), width = x.size(-1);
-  const int64_t depth = up(width, four_bits ? std::max(group, DEPTH) : DEPTH);
-  const int64_t bytes = four_bits ? depth / group * (PANEL * 2 + group * PANEL / 2) : depth * PANEL * 2;
+  const int64_t rows = row_count(x), width = x.size(-1), depth = up(width, DEPTH), stride = depth + APART / 2;
   Tensor out;
-  auto task = linear_task(x, weight, bytes, depth, group, bias, features, out);
+  auto task = linear_task(x, weight, depth * PANEL * 2, depth, 0, bias, features, out);
   if (!rows) return out;
   const auto& k = kernels();
   const Type type = float_type(x, "x");
-  Tensor wide, sums;
-  if (four_bits || type == Type::f32 || depth != width) {
-    wide = at::empty({rows, depth}, at::kBFloat16);
-    sums = at::empty({four_bits ? rows : 0, depth / group}, at::kFloat);
-    each_row(rows, width, [&](int64_t row) {
-      k.widen_rows(x.const_data_ptr(), type, width, row, (uint16_t*)wide.data_ptr(), depth, group,
-                   sums.data_ptr<float>(), four_bits);
-    });
-    task.rows = wide.const_data_ptr();
-    task.row_sums_f = sums.const_data_ptr<float>();
-  } else {
-    task.rows = x.const_data_ptr();
-  }
-  over_blocks(task, rows, up(features, PANEL) / PANEL, four_bits ? k.linear_w4a16 : k.linear_bf16);
+  const Tensor wide = at::empty({rows, stride}, at::kBFloat16);
+  each_row(rows, width, [&](int64_t row) {
+    k.widen_row(x.const_data_ptr(), type, width, row, (uint16_t*)wide.data_ptr(), depth, stride);
+  });
+  task.rows = wide.const_data_ptr();
+  task.row_stride = 2 * stride;
+  task.digits = 1;
+  over_blocks(task, rows, up(features, PANEL) / PANEL, k.linear_bf16);
   return out;
-}
-
-Tensor linear_w4a16(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, int64_t features,
-                    int64_t group_size) {
-  check_group(group_size);
-  return linear_widened(x, weight, bias, features, group_size, true);
-}
-
-Tensor linear_bf16(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, int64_t features) {
-  return linear_widened(x, weight, bias, features, DEPTH, false);
 }
 
 std::tuple<Tensor, Tensor> norm(const Tensor& x_in, const optional<Tensor>& residual_in, const Tensor& weight,
@@ -458,25 +475,24 @@ Tensor paged_attention(const Tensor& q_in, const Tensor& k_pages, const Tensor& 
   return out;
 }
 
-// Rows (N, K), K a multiple of the group: (int8 (N, K), bfloat16 scales (N, K / group)).
-std::tuple<Tensor, Tensor> quantize_w4(const Tensor& weight, const Tensor& importance, const Tensor& shrinks,
-                                       int64_t group_size) {
+// Rows (N, K), K a multiple of the group: (int8 (N, K), int8 multipliers (N, K / group), float32 scale (N,)).
+std::tuple<Tensor, Tensor, Tensor> quantize_w4(const Tensor& weight, const Tensor& importance, int64_t group_size) {
   check_group(group_size);
   TORCH_CHECK_VALUE(weight.dim() == 2 && weight.size(1) % group_size == 0, "weight of shape ", weight.sizes(),
                     " is not rows of whole groups of ", group_size);
   const int64_t rows = weight.size(0), features = weight.size(1);
   const float* w = floats(weight, rows * features, "weight");
   const float* h = floats(importance, features, "importance");
-  const float* s = floats(shrinks, shrinks.numel(), "shrinks");
   Tensor integers = at::empty({rows, features}, weight.options().dtype(at::kChar));
-  Tensor scales = at::empty({rows, features / group_size}, weight.options().dtype(at::kBFloat16));
+  Tensor multipliers = at::empty({rows, features / group_size}, weight.options().dtype(at::kChar));
+  Tensor scale = at::empty({rows}, weight.options());
   const auto& k = kernels();
   each_row(rows, 64 * features, [&](int64_t row) {
-    k.quantize_w4(w + row * features, h, features, group_size, s, shrinks.numel(),
-                  integers.mutable_data_ptr<int8_t>() + row * features,
-                  (uint16_t*)scales.mutable_data_ptr() + row * (features / group_size));
+    k.quantize_w4(w + row * features, h, features, group_size, integers.mutable_data_ptr<int8_t>() + row * features,
+                  multipliers.mutable_data_ptr<int8_t>() + row * (features / group_size),
+                  scale.mutable_data_ptr<float>() + row);
   });
-  return {integers, scales};
+  return {integers, multipliers, scale};
 }
 
 }  // namespace
@@ -486,9 +502,9 @@ TORCH_LIBRARY(torchwright, m) {
   m.def("isas() -> str[]", isas);
   m.def("use_isa(str name) -> ()", use_isa);
   m.def("linear_w8a8(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int features) -> Tensor");
-  m.def("linear_w4a8(Tensor x, Tensor weight, Tensor? bias, int features, int group_size) -> Tensor");
-  m.def("linear_w4a16(Tensor x, Tensor weight, Tensor? bias, int features, int group_size) -> Tensor");
-  m.def("quantize_w4(Tensor weight, Tensor importance, Tensor shrinks, int group_size) -> (Tensor, Tensor)");
+  m.def("linear_w4a8(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int features, int group_size) -> Tensor");
+  m.def("linear_w4a16(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int features, int group_size) -> Tensor");
+  m.def("quantize_w4(Tensor weight, Tensor importance, int group_size) -> (Tensor, Tensor, Tensor)");
   m.def("linear_bf16(Tensor x, Tensor weight, Tensor? bias, int features) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");

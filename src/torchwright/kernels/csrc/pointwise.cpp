@@ -106,7 +106,7 @@ float step(const float* x, int64_t size, float* scale) {
     if (size_d > top || size_d != size_d) top = size_d;
   }
   *scale = top / 127;
-  return top > tw::SMALLEST_PEAK ? 127 / top : 0;
+  return top > tw::LEVELS_8 * tw::SMALLEST_STEP ? tw::LEVELS_8 / top : 0;
 }
 
 inline int8_t to_s8(float x) {

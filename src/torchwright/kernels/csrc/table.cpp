@@ -9,9 +9,8 @@
 
 namespace TW_ISA {
 const tw::Kernels& table() {
-  static const tw::Kernels all{TW_STRING(TW_ISA), quantize,  widen_rows, linear_w8a8, linear_w4a8, linear_w4a16,
-                               linear_bf16,       attention, rms_norm,   gated,       rope_store,
-                               quantize_w4};
+  static const tw::Kernels all{TW_STRING(TW_ISA), quantize, widen_row, linear_w8,  linear_w4,  linear_bf16,
+                               attention,         rms_norm, gated,     rope_store, quantize_w4};
   return all;
 }
 }  // namespace TW_ISA

@@ -183,6 +183,49 @@ inline I dot4(I acc, U w, int32_t a) {
 #endif
 }
 
+inline I small_integers(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (I)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+#else
+  typedef int8_t B __attribute__((vector_size(16)));
+  B bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(bytes, I);
+#endif
+}
+
+// acc[i] + x[i] · m[i], where x fits 16 bits and m is a 16-bit number with zeros above it.
+inline I multiply_add(I acc, I x, I m) {
+#if defined(__AVX512VNNI__)
+  return (I)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)x, (__m512i)m);
+#elif defined(__AVX2__)
+  __m256i xs[2], ms[2];
+  std::memcpy(xs, &x, 64);
+  std::memcpy(ms, &m, 64);
+  for (int h = 0; h < 2; h++) xs[h] = _mm256_madd_epi16(xs[h], ms[h]);
+  std::memcpy(&x, xs, 64);
+  return acc + x;
+#else
+  return acc + x * ((I)((U)m << 16) >> 16);
+#endif
+}
+
+// The bytes of x, all below 16, times the low byte of each of m's halves, plus those of `shift`, modulo 256.
+inline U scaled_bytes(U x, U m, U shift) {
+  typedef uint16_t H __attribute__((vector_size(64)));
+  typedef uint8_t B __attribute__((vector_size(64)));
+  const H even = (H)(x & 0x00ff00ffu) * (H)m, odd = (H)(x & 0xff00ff00u) * (H)m;
+  const U both = ((U)even & 0x00ff00ffu) | (U)odd;
+  return (U)((B)both + (B)shift);
+}
+
+// Σ of 32 signed bytes.
+inline int32_t byte_sum32(const int8_t* p) {
+  int32_t total = 0;
+  for (int i = 0; i < 32; i++) total += p[i];
+  return total;
+}
+
 // acc[i] + w[i][0]·a[0] + w[i][1]·a[1] over the two bfloat16 of each lane of w and of a.
 inline F dot2(F acc, U w, uint32_t a) {
 #if defined(__AVX512BF16__)
@@ -211,6 +254,31 @@ inline F exp(F x) {
   y = fma(y, f, splat(1.0f));
   const I power = (__builtin_convertvector(n, I) + 127) << 23;
   return alive ? y * (F)power : F{};
+}
+
+// 2^x to about 2 units in the last place, for x ≤ 127; 0 below -126.
+inline F exp2(F x) {
+  // Taylor's series of 2^f on |f| ≤ 1/2, to f^6.
+#if defined(__AVX512F__)
+  const F n = (F)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+  const I alive = x > splat(-126.0f);
+  x = max(x, splat(-126.0f));
+  const F n = to_float(round_to_int(x));
+#endif
+  const F f = x - n;
+  F y = fma(splat(1.54035304e-4f), f, splat(1.33335581e-3f));
+  y = fma(y, f, splat(9.61812911e-3f));
+  y = fma(y, f, splat(5.55041087e-2f));
+  y = fma(y, f, splat(2.40226507e-1f));
+  y = fma(y, f, splat(6.93147181e-1f));
+  y = fma(y, f, splat(1.0f));
+#if defined(__AVX512F__)
+  return (F)_mm512_scalef_ps((__m512)y, (__m512)n);
+#else
+  const I power = (__builtin_convertvector(n, I) + 127) << 23;
+  return alive ? y * (F)power : F{};
+#endif
 }
 
 inline F tanh(F x) {
