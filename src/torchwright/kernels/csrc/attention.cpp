@@ -2,9 +2,12 @@
 //
 // Keys are taken in spans of four pages, counted from the start of the sequence, with a running softmax; a span in
 // which a row sees nothing changes that row by nothing, to the bit. So a row's result depends neither on the rows it
-// is computed beside nor on how the prompt was cut.
+// is computed beside nor on how the prompt was cut. With AMX, both products of bfloat16 pages are tiles, for every
+// number of rows.
+#include <algorithm>
 #include <cmath>
 
+#include "amx.h"
 #include "kernels.h"
 #include "vec.h"
 
