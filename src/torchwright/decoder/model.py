@@ -60,7 +60,9 @@ class Decoder(nn.Module):
     def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:
         """Logits (N, V) in float32 of hidden states (N, E)."""
         config = self.config
-        logits_NV = self.head(hidden_NE).float() * config.logit_scale
+        logits_NV = self.head(hidden_NE).float()
+        if config.logit_scale != 1:
+            logits_NV = logits_NV * config.logit_scale
         if config.logit_soft_cap:
             logits_NV = torch.tanh(logits_NV / config.logit_soft_cap) * config.logit_soft_cap
         return logits_NV

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def write_packed(model: LoadedDecoder, folder: Path) -> None:
 
 
 def read_packed(folder: Path, model_folder: Path) -> LoadedDecoder:
-    """The decoder that `write_packed` kept; its tensors are read from the file as they are used.
+    """The decoder that `write_packed` kept: packed weights copied into huge pages, the rest read as it is used.
 
     `model_folder` holds config.json and the tokenizer. Raises `ArtifactError` for files that are damaged or that do
     not fit the configuration.
@@ -52,9 +51,8 @@ def read_packed(folder: Path, model_folder: Path) -> LoadedDecoder:
         described = json.loads((folder / FORMS).read_text())
         forms = {name: PackedForm(**form) for name, form in described["layers"].items()}
         kv_dtype = KV_DTYPES[described["kv"]]
-        with safe_open(folder / TENSORS, framework="pt") as file:
-            config = read_decoder_config(model_folder)
-            decoder = Decoder(config, _PackedWeights(forms, file.get_tensor, set(file.keys()))).eval()
+        config = read_decoder_config(model_folder)
+        decoder = Decoder(config, _PackedWeights(forms, folder / TENSORS)).eval()
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(
             f"the decoder in {folder} cannot be read", found=f"{type(error).__name__}: {error}"
@@ -65,10 +63,10 @@ def read_packed(folder: Path, model_folder: Path) -> LoadedDecoder:
 class _PackedWeights:
     """Gives a `Decoder` its parts by the names that they have in its own state dict."""
 
-    def __init__(
-        self, forms: dict[str, PackedForm], read: Callable[[str], torch.Tensor], names: set[str]
-    ) -> None:
-        self._forms, self._read, self._names = forms, read, names
+    def __init__(self, forms: dict[str, PackedForm], path: Path) -> None:
+        self._forms, self._path = forms, path
+        self._file: Any = None
+        self._names = set(self._open().keys())
 
     def embedding(self) -> torch.Tensor:
         return self._read("embedding")
@@ -94,7 +92,16 @@ class _PackedWeights:
         return self._read(f"layers.{layer}.mlp.router")
 
     def release(self) -> None:
-        """Nothing to let go of: the file stays mapped while its tensors live."""
+        """Let go of the file's memory, which would count twice; parts that were not copied keep their own hold on it."""
+        self._file = None
+
+    def _open(self) -> Any:
+        if self._file is None:
+            self._file = safe_open(self._path, framework="pt").__enter__()
+        return self._file
+
+    def _read(self, name: str) -> torch.Tensor:
+        return self._open().get_tensor(name)
 
     def _layer(self, name: str) -> nn.Module:
         found: dict[str, Any] = {

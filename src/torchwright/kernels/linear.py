@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from torchwright.kernels import ops, pack, reference
+from torchwright.kernels.memory import lasting
 
 SCHEMES = ("bf16", "w8a8", "w4a8", "w4a16")
 
@@ -85,7 +86,7 @@ class PackedLinear(nn.Module):
         else:
             integers, multipliers, scale_N = pack.quantize_w4(weight_NK, group_size, importance_K)
             packed, scale = pack.pack_w4(integers, multipliers, group_size), _padded(scale_N)
-        self.register_buffer("packed", packed)
+        self.register_buffer("packed", lasting(packed))
         self.register_buffer("scale", scale)
         self.register_buffer("bias", None if bias_N is None else bias_N.detach().float())
 
@@ -104,7 +105,8 @@ class PackedLinear(nn.Module):
         found = {name: (tensor.numel(), tensor.dtype) for name, tensor in tensors.items()}
         if expected != found:
             raise ValueError(f"tensors {found} are not those of {form}: {expected}")
-        for name in ("packed", "scale", "bias"):
+        layer.register_buffer("packed", lasting(tensors["packed"]))
+        for name in ("scale", "bias"):
             layer.register_buffer(name, tensors.get(name))
         return layer
 

@@ -36,7 +36,7 @@ constexpr int WIDENED = 24;
 #else
 constexpr int WIDENED = 1 << 30;  // without byte dot products of full range the widened panel is slower
 #endif
-constexpr int AHEAD = 2048;  // bytes to prefetch ahead in a panel that comes from memory
+constexpr int AHEAD = 1024;  // bytes to prefetch ahead in a panel that comes from memory
 
 inline U nibbles(U x, int which) { return (which ? x >> 4 : x) & 0x0f0f0f0fu; }
 

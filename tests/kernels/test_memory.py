@@ -1,0 +1,40 @@
+"""Memory of huge pages: zeros that are zeros, aligned, alive as long as their tensors."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from torchwright.kernels.memory import HUGE, lasting, zeros
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.uint8])
+@pytest.mark.parametrize("shape", [(0,), (3, 0, 2), (1,), (5, 7), (HUGE + 1,), (3, HUGE // 2)])
+def test_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    found = zeros(shape, dtype)
+    assert (found.shape, found.dtype) == (shape, dtype)
+    assert not found.any()
+    assert not found.numel() or found.data_ptr() % HUGE == 0
+    found.fill_(1)
+    assert bool((found == 1).all())
+
+
+def test_the_memory_lives_as_long_as_a_view_of_it() -> None:
+    whole = zeros((2, HUGE), torch.int8)
+    view = whole.fill_(7)[1, -5:]
+    del whole
+    gc.collect()
+    others = [zeros((2, HUGE), torch.int8) for _ in range(4)]
+    assert view.tolist() == [7] * 5
+    assert not any(other.any() for other in others)
+
+
+def test_only_large_tensors_move() -> None:
+    small, large = torch.randn(100), torch.randn(HUGE)
+    assert lasting(small) is small
+    moved = lasting(large)
+    assert torch.equal(moved, large)
+    assert moved.data_ptr() != large.data_ptr()
+    assert moved.data_ptr() % HUGE == 0
