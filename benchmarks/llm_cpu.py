@@ -5,7 +5,8 @@
 
 Random weights of real shapes (speed does not depend on the values). The bound of a decode step is its bytes (packed
 weights, keys and values) over the measured read bandwidth; that of a prompt its operations over the measured matrix
-rate of the type that the products are in. Ratios to peers are medians of turns in one run.
+rate of the type that the products are in; both as `torchwright bench` counts them. Ratios to peers are medians of turns
+in one run.
 """
 
 from __future__ import annotations
@@ -26,9 +27,8 @@ import torch
 import llm_shapes
 import torchwright.decoder as native
 import turns
+from torchwright.decode_bench import Sizes, Work, decode_work, point, prefill_work
 from torchwright.devices import get_device
-from torchwright.devices.base import Ceilings
-from torchwright.kernels.linear import PackedLinear
 
 PROMPT, NEW = 512, 32
 ROUNDS = 5
@@ -36,6 +36,7 @@ CONTEXTS = (128, 512, 2048, 8192)
 BATCHES = (1, 4, 16, 64)
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 13, 16, 24, 25, 32, 48, 64, 96, 128, 256, 512)
 PEER_SECONDS = 300
+PEERS = {"openvino": "OpenVINO GenAI", "llama": "llama.cpp", "vllm": "vLLM"}
 
 
 class Ours:
@@ -45,11 +46,6 @@ class Ours:
         quantize = None if scheme == "none" else scheme
         self.name = f"torchwright {scheme.replace('none', 'bf16')}, kv {kv}"
         self.model = native.load_decoder(folder, dtype=torch.bfloat16, quantize=quantize, kv=kv)
-        layers = [m for m in self.model.decoder.modules() if isinstance(m, PackedLinear)]
-        self.weight_bytes = sum(t.nbytes for layer in layers for t in layer.buffers())
-        self.weights = sum(layer.in_features * layer.out_features for layer in layers)
-        self.head = self.model.config.vocabulary * self.model.config.model
-        self.rate = "int8" if "a8" in scheme else "bfloat16"
 
     def turn(self, prompt: int, new: int, batch: int = 1) -> dict[str, float]:
         """Seconds of a prompt and of one new token after it, for `batch` sequences together."""
@@ -72,33 +68,29 @@ class Ours:
         batch = cache.append(list(zip(sequences, parts, strict=True)))
         return decoder.logits(decoder(batch, cache)[batch.last_rows_B]).argmax(-1)
 
-    def decode_bound(self, ceilings: Ceilings, context: int, batch: int = 1) -> float:
-        """Seconds of a decode step by its bytes."""
-        return (self.weight_bytes + batch * context * self._kv_bytes()) / (ceilings.read_gb_per_s * 1e9)
+    def decode_bound(self, context: int, new: int, batch: int = 1) -> float:
+        """Seconds of a decode step, the mean over `new` of them."""
+        return self._bound(
+            decode_work(self.model, Sizes(batch=batch, prompt_tokens=context, new_tokens=new + 1))
+        )
 
-    def prefill_bound(self, ceilings: Ceilings, prompt: int) -> float:
-        """Seconds of a prompt by the operations of its linear layers and of attention; the head sees its last token."""
-        config = self.model.config
-        linear = 2 * (prompt * (self.weights - self.head) + self.head)
-        attention = 2 * config.layers * config.heads * config.head_dim * prompt * prompt
-        rate = ceilings.tflops[self.rate] * 1e12
-        return linear / rate + attention / (ceilings.tflops["bfloat16"] * 1e12)
+    def prefill_bound(self, prompt: int, batch: int = 1) -> float:
+        """Seconds of a prompt of which only the last token is answered."""
+        return self._bound(prefill_work(self.model, Sizes(batch=batch, prompt_tokens=prompt, new_tokens=2)))
 
-    def _kv_bytes(self) -> int:
-        """Bytes of one token's keys and values."""
-        config, size = self.model.config, self.model.kv_dtype.itemsize
-        scales = 8 if size == 1 else 0
-        return config.layers * config.kv_heads * (2 * config.head_dim * size + scales)
+    def _bound(self, work: Work) -> float:
+        found = point("", 1.0, work, get_device("cpu").facts())
+        assert found is not None, "the machine's ceilings are not measured"
+        return found.bound_seconds
 
 
 class Peer:
-    """llm_peer.py in an interpreter of its own."""
+    """A peer's script in an interpreter of its own, which answers lines with lines of JSON."""
 
-    def __init__(self, kind: str, python: str, path: str) -> None:
-        self.name = f"{'OpenVINO GenAI' if kind == 'openvino' else 'llama.cpp'} {Path(path).stem}"
-        script = Path(__file__).with_name("llm_peer.py")
+    def __init__(self, kind: str, python: str, path: str, script: str = "llm_peer.py") -> None:
+        self.name = f"{PEERS[kind]} {Path(path).stem}"
         self.process = subprocess.Popen(
-            [python, str(script), kind, path, str(torch.get_num_threads())],
+            [python, str(Path(__file__).with_name(script)), kind, path, str(torch.get_num_threads())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -106,8 +98,11 @@ class Peer:
         self._answer()
 
     def turn(self, prompt: int, new: int) -> dict[str, float]:
+        return self.ask(f"{prompt} {new}")
+
+    def ask(self, line: str) -> dict[str, Any]:
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{prompt} {new}\n".encode())
+        self.process.stdin.write(f"{line}\n".encode())
         self.process.stdin.flush()
         return self._answer()
 
@@ -150,11 +145,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.models or scratch)
         for shape in options.shape or ["llama-3.2-1b"]:
-            rows += run(shape, llm_shapes.make(shape, folder), ceilings, options)
+            rows += run(shape, llm_shapes.make(shape, folder), options)
             turns.write_json(options.json, rows)
 
 
-def run(shape: str, folder: Path, ceilings: Ceilings, options: argparse.Namespace) -> list[dict[str, Any]]:
+def run(shape: str, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """One shape: every scheme, and the peers, in turn; then contexts and batches."""
     ours = []
     for scheme in options.scheme or ("none", "w8a8", "w4a8", "w4a16"):
@@ -166,17 +161,17 @@ def run(shape: str, folder: Path, ceilings: Ceilings, options: argparse.Namespac
         for kind in ("openvino", "llama"):
             for python, path in getattr(options, kind):
                 peers.append(Peer(kind, python, path))
-        rows = compare(shape, ours, peers, ceilings)
+        rows = compare(shape, ours, peers)
     finally:
         for peer in peers:
             peer.close()
     if not options.quick:
         for model in ours:
-            rows += sweep(shape, model, ceilings)
+            rows += sweep(shape, model)
     return rows
 
 
-def compare(shape: str, ours: list[Ours], peers: list[Peer], ceilings: Ceilings) -> list[dict[str, Any]]:
+def compare(shape: str, ours: list[Ours], peers: list[Peer]) -> list[dict[str, Any]]:
     """A prompt of PROMPT tokens and NEW after it, all contenders in turn."""
     everyone: list[Any] = [*ours, *peers]
     for contender in everyone:
@@ -205,8 +200,8 @@ def compare(shape: str, ours: list[Ours], peers: list[Peer], ceilings: Ceilings)
         }
         bounds = ratios = ("", "")
         if isinstance(contender, Ours):
-            row["prefill_of_bound"] = contender.prefill_bound(ceilings, PROMPT) / seconds["prefill"]
-            row["decode_of_bound"] = contender.decode_bound(ceilings, PROMPT + NEW // 2) / seconds["decode"]
+            row["prefill_of_bound"] = contender.prefill_bound(PROMPT) / seconds["prefill"]
+            row["decode_of_bound"] = contender.decode_bound(PROMPT, NEW) / seconds["decode"]
             bounds = tuple(f"{row[f'{call}_of_bound']:.0%}" for call in ("prefill", "decode"))
             if peers:
                 best = {
@@ -224,17 +219,17 @@ def compare(shape: str, ours: list[Ours], peers: list[Peer], ceilings: Ceilings)
     return rows
 
 
-def sweep(shape: str, model: Ours, ceilings: Ceilings) -> list[dict[str, Any]]:
+def sweep(shape: str, model: Ours) -> list[dict[str, Any]]:
     """Contexts at batch 1, batches at a context of 512, and row counts of one forward call."""
     rows = []
     for context in CONTEXTS:
         seconds = median(lambda context=context: model.turn(context, 8)["decode"], 3)
         rows.append({"context": context, "batch": 1, "decode_s": seconds, "tok_s": 1 / seconds})
-        rows[-1]["of_bound"] = model.decode_bound(ceilings, context + 4) / seconds
+        rows[-1]["of_bound"] = model.decode_bound(context, 8) / seconds
     for batch in BATCHES[1:]:
         seconds = median(lambda batch=batch: model.turn(128, 8, batch)["decode"], 3)
         rows.append({"context": 128, "batch": batch, "decode_s": seconds, "tok_s": batch / seconds})
-        rows[-1]["of_bound"] = model.decode_bound(ceilings, 132, batch) / seconds
+        rows[-1]["of_bound"] = model.decode_bound(128, 8, batch) / seconds
     print(
         f"### {shape}, {model.name}: decode\n\n| context | batch | tok/s | of the bytes' bound |\n|---|---|---|---|"
     )

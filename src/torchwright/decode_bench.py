@@ -223,7 +223,7 @@ def _arithmetic(module: Any) -> str:
     """The type that a layer's products are in."""
     if not isinstance(module, PackedLinear):
         return _name(module.weight.dtype)
-    return "int8" if module.scheme.endswith("a8") else "bfloat16"
+    return "bfloat16" if module.scheme == "bf16" else "int8"
 
 
 def _linear_operations(model: LoadedDecoder, tokens: int, last_tokens: int) -> defaultdict[str, float]:
@@ -233,7 +233,10 @@ def _linear_operations(model: LoadedDecoder, tokens: int, last_tokens: int) -> d
         if _is_linear(module):
             rows = last_tokens if name == "head" else tokens * _expert_share(model.config, name)
             layer: Any = module
-            found[_arithmetic(module)] += 2 * rows * layer.in_features * layer.out_features
+            digits = (
+                2 if _scheme(module).startswith("w4a16") else 1
+            )  # 16-bit activations are multiplied twice
+            found[_arithmetic(module)] += 2 * digits * rows * layer.in_features * layer.out_features
     return found
 
 

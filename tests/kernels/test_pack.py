@@ -121,7 +121,9 @@ def test_w8_is_off_by_half_a_step(N: int, K: int, seed: int, size: float) -> Non
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(**SIZES, group=st.sampled_from(pack.GROUPS), size=st.sampled_from([1e-3, 1.0, 1e6]))
-def test_w4_is_never_worse_than_its_plain_multiplier(N: int, K: int, seed: int, group: int, size: float) -> None:
+def test_w4_is_never_worse_than_its_plain_multiplier(
+    N: int, K: int, seed: int, group: int, size: float
+) -> None:
     weight = randn(N, K, seed=seed) * size
     importance = randn(K, seed=seed + 1).square()
     for weights, given_ in ((importance, importance), (torch.ones(K), None)):

@@ -17,7 +17,7 @@ from torchwright.techniques.wrapping import replace_module
 KERNELS = {
     "w8a8": "int8 weights, int8 rows",
     "w4a8": "int4 weights, int8 rows",
-    "w4a16": "int4 weights, bfloat16 rows",
+    "w4a16": "int4 weights, 16-bit rows",
 }
 
 

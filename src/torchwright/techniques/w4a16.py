@@ -1,4 +1,4 @@
-"""4-bit weights on bfloat16 activations, on the native decoder."""
+"""4-bit weights on 16-bit activations, on the native decoder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchwright.techniques.packed_weights import PackedWeights
 
 @dataclass(frozen=True, kw_only=True)
 class W4A16(PackedWeights):
-    """Native decoder: 4-bit weights in groups, scales chosen by calibration, on bfloat16 activations."""
+    """Native decoder: 4-bit weights in groups, scales chosen by calibration, on 16-bit activations."""
 
     name: ClassVar[str] = "w4a16"
     wider: ClassVar[str] = "w8a8"
