@@ -9,27 +9,36 @@ is text from the other end of the file. The budget and the interval are those of
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 import turns
 from torchwright.devices import get_device
 from torchwright.facts import Step
 from torchwright.kernels.linear import PackedLinear
 from torchwright.plan.apply import apply_steps, make_target
-from torchwright.techniques.packed_weights import mean_squares
+from torchwright.techniques.base import Target
+from torchwright.techniques.packed_weights import mean_products, mean_squares
 from torchwright.techniques.wrapping import replace_module
 from torchwright.workloads.language import LanguageWorkload
 
-WAYS: list[tuple[str, str, int, bool]] = [
-    ("bf16", "bf16", 32, False),
-    ("w8a8", "w8a8", 32, False),
+Calibration = Callable[[Target], dict[nn.Module, torch.Tensor]]
+CALIBRATIONS: dict[str, Calibration] = {
+    "": lambda target: {},
+    ", calibrated": mean_squares,
+    ", GPTQ": mean_products,
+}
+WAYS: list[tuple[str, str, int, Calibration]] = [
+    ("bf16", "bf16", 32, CALIBRATIONS[""]),
+    ("w8a8", "w8a8", 32, CALIBRATIONS[""]),
     *[
-        (f"{scheme} g{group}{', calibrated' if calibrated else ''}", scheme, group, calibrated)
+        (f"{scheme} g{group}{how}", scheme, group, calibration)
         for scheme in ("w4a8", "w4a16")
         for group in (32, 64, 128)
-        for calibrated in (False, True)
+        for how, calibration in CALIBRATIONS.items()
     ],
 ]
 
@@ -50,8 +59,8 @@ def main() -> None:
     print("| weights | loss of perplexity | at most | KL | top-1 agreement | MB of linear weights |")
     print("|---|---|---|---|---|---|", flush=True)
     rows: list[dict[str, Any]] = []
-    for name, scheme, group, calibrated in WAYS:
-        rows.append({"weights": name, **judge(workload, reference, scheme, group, calibrated)})
+    for name, scheme, group, calibration in WAYS:
+        rows.append({"weights": name, **judge(workload, reference, scheme, group, calibration)})
         row = rows[-1]
         print(
             f"| {name} | {row['drop']:.2%} | {row['drop_high']:.2%} | {row['kl_divergence']:.5f} "
@@ -62,16 +71,16 @@ def main() -> None:
 
 
 def judge(
-    workload: LanguageWorkload, reference: Any, scheme: str, group: int, calibrated: bool
+    workload: LanguageWorkload, reference: Any, scheme: str, group: int, calibration: Calibration
 ) -> dict[str, Any]:
     """The metric of one way of rounding every linear layer, the output layer too."""
     target = make_target(workload, get_device("cpu").facts())
     apply_steps(target, (Step(name="native"),))
-    importance = mean_squares(target) if calibrated else {}
+    importance = calibration(target)
     for layer in [module for module in target.model.modules() if isinstance(module, PackedLinear)]:
         if scheme != layer.scheme:
             packed = PackedLinear(
-                layer.wide_weight(), layer.bias, scheme, group_size=group, importance_K=importance.get(layer)
+                layer.wide_weight(), layer.bias, scheme, group_size=group, importance=importance.get(layer)
             )
             replace_module(target.model, layer, packed)
     with torch.inference_mode():

@@ -6,7 +6,7 @@
 Parts: `load` (many requests at once, and the peers on the same in turn), `poisson` (requests that arrive by chance),
 `prefix` (90% of each prompt shared), `schema` (JSON by a schema against free text), `ngram` (speculation on text that
 repeats itself), `http` (the server against the engine called directly). Llama-3.2-1B's shape with random weights, and
-for `schema` and `ngram` the bundled model, which writes text.
+for `ngram` the bundled model, which writes text.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ SHAPE = "llama-3.2-1b"
 ROUNDS = 3
 LOADS = ((1, 128, 64), (4, 128, 64), (16, 128, 64), (32, 128, 64), (64, 128, 64), (16, 512, 128))
 """Requests at once, tokens of each prompt, new tokens of each."""
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 24},
         "size": {"type": "integer"},
-        "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 6},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 50},
     },
     "required": ["name", "size", "tags"],
 }
@@ -185,7 +185,7 @@ def schema(model: LoadedDecoder) -> Iterator[dict[str, Any]]:
             engine = make_engine(model, 16 * 256)
             sampling = SamplingOptions(temperature=0.8, seed=random.getrandbits(32))
             requests = [
-                Submit(id=str(i), ids=random_ids(64), max_tokens=48, sampling=sampling, **more)
+                Submit(id=str(i), ids=random_ids(64, 4000), max_tokens=64, sampling=sampling, **more)
                 for i in range(16)
             ]
             rates[name].append(rate(drive(engine, requests)))
@@ -305,6 +305,7 @@ def main() -> None:
     peers: list[Peer] = []
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         folder = llm_shapes.make(SHAPE, Path(options.models or scratch))
+        served = with_tokenizer(folder, Path(scratch))
         model = load_decoder(folder, torch.bfloat16, options.quantize)
         small = load_decoder(BUNDLED, torch.bfloat16, "w8a8")
         if "load" in parts:
@@ -316,9 +317,9 @@ def main() -> None:
             "load": lambda: load(model, peers, options.quick),
             "poisson": lambda: poisson(model),
             "prefix": lambda: prefix(model),
-            "schema": lambda: schema(small),
+            "schema": lambda: schema(load_decoder(served, torch.bfloat16, options.quantize)),
             "ngram": lambda: ngram(small),
-            "http": lambda: http(with_tokenizer(folder, Path(scratch)), options.quantize, model),
+            "http": lambda: http(served, options.quantize, model),
         }
         for part in parts:
             for row in every[part]():

@@ -139,7 +139,7 @@ def test_calibration_lowers_what_counts(folder: Path, text: Path) -> None:
         x, wide = inputs[name], layer.wide_weight()
         importance = x.square().mean(0)
         for weights in (None, importance):
-            packed = PackedLinear(wide, None, "w4a8", importance_K=weights)
+            packed = PackedLinear(wide, None, "w4a8", importance=weights)
             error = ((packed.wide_weight() - wide).square() * importance).sum().item()
             plain, weighed = (plain + error, weighed) if weights is None else (plain, weighed + error)
     assert weighed < plain

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from torchwright.kernels import ops, pack, reference
+from torchwright.kernels.gptq import gptq_w4
 from torchwright.kernels.memory import lasting
 
 SCHEMES = ("bf16", "w8a8", "w4a8", "w4a16")
@@ -71,8 +72,10 @@ class PackedLinear(nn.Module):
         scheme: str,
         *,
         group_size: int = 32,
-        importance_K: torch.Tensor | None = None,
+        importance: torch.Tensor | None = None,
     ) -> None:
+        """`importance`, for 4-bit weights: mean squares (K,) of the input features over calibration data, or the means
+        of their products (K, K), with which errors are made up for (`gptq.py`)."""
         super().__init__()
         self.out_features, self.in_features = weight_NK.shape
         self.scheme, self.group_size = scheme, group_size
@@ -84,7 +87,8 @@ class PackedLinear(nn.Module):
             integers, scale_N = pack.quantize_w8(weight_NK)
             packed, scale = pack.pack_w8(integers), _padded(scale_N)
         else:
-            integers, multipliers, scale_N = pack.quantize_w4(weight_NK, group_size, importance_K)
+            quantize = gptq_w4 if importance is not None and importance.ndim == 2 else pack.quantize_w4
+            integers, multipliers, scale_N = quantize(weight_NK, group_size, importance)
             packed, scale = pack.pack_w4(integers, multipliers, group_size), _padded(scale_N)
         self.register_buffer("packed", lasting(packed))
         self.register_buffer("scale", scale)

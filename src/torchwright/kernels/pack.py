@@ -73,25 +73,41 @@ def search_w4(
     """What the operator `quantize_w4` computes, in plain PyTorch; K is a multiple of the group."""
     N, K = wide_NK.shape
     groups = wide_NK.view(N, K // group_size, group_size)
-    importance = importance_K.view(1, -1, group_size)
-    # The range reaches one further down than up: the largest weight of a group is put on the longer side.
-    largest = groups.gather(2, groups.abs().argmax(2, keepdim=True))
-    full = torch.where(largest.abs() < 1e-12, torch.full_like(largest, 1e-12), largest) / -8
-    scale = full.abs().amax(1, keepdim=True) / WIDEST
-    size, sign = (full / scale).abs(), torch.where(full < 0, -1.0, 1.0)
-    first = (SHRINKS[0] * size).floor().clamp_min(1)
-    last = (SHRINKS[1] * size).ceil().clamp_max(WIDEST)
+    scale_N = row_scale(wide_NK, group_size)
+    best_NG = best_multipliers(groups, importance_K.view(-1, group_size), scale_N)
+    steps = scale_N[:, None, None] * best_NG[..., None]
+    integers = torch.round(groups / steps).clamp(-8, 7).to(torch.int8)
+    return integers.view(N, K), best_NG.to(torch.int8), scale_N
+
+
+def row_scale(wide_NK: torch.Tensor, group_size: int) -> torch.Tensor:
+    """The scale (N,) with which the widest group of each row takes the largest multiplier."""
+    return _full_scales(wide_NK.view(len(wide_NK), -1, group_size)).abs().amax(1) / WIDEST
+
+
+def best_multipliers(
+    groups_NGK: torch.Tensor, importance_GK: torch.Tensor, scale_N: torch.Tensor
+) -> torch.Tensor:
+    """The multiplier (N, G) of each group with the least Σ importance · error², a float that is a whole number."""
+    full = _full_scales(groups_NGK)
+    size, sign = (full / scale_N[:, None]).abs(), torch.where(full < 0, -1.0, 1.0)
+    first = (SHRINKS[0] * size).floor().clamp(1, WIDEST)
+    last = (SHRINKS[1] * size).ceil().clamp(1, WIDEST)
     best_error, best = torch.full_like(full, torch.inf), last
     for multiplier in range(WIDEST, 0, -1):
-        step = scale * (sign * multiplier)
-        error = torch.round(groups / step).clamp(-8, 7) * step - groups
-        error = (error.square() * importance).sum(2, keepdim=True)
+        step = (scale_N[:, None] * (sign * multiplier))[..., None]
+        error = torch.round(groups_NGK / step).clamp(-8, 7) * step - groups_NGK
+        error = (error.square() * importance_GK).sum(2)
         better = (error < best_error) & (multiplier >= first) & (multiplier <= last)
         best_error = torch.where(better, error, best_error)
         best = torch.where(better, torch.full_like(best, multiplier), best)
-    best = sign * best
-    integers = torch.round(groups / (scale * best)).clamp(-8, 7).to(torch.int8)
-    return integers.view(N, K), best.squeeze(2).to(torch.int8), scale.flatten()
+    return sign * best
+
+
+def _full_scales(groups_NGK: torch.Tensor) -> torch.Tensor:
+    """The scale (N, G) that puts each group's largest weight on -8, the longer side of the range."""
+    largest = groups_NGK.gather(2, groups_NGK.abs().argmax(2, keepdim=True)).squeeze(2)
+    return torch.where(largest.abs() < 1e-12, torch.full_like(largest, 1e-12), largest) / -8
 
 
 def pack_bf16(weight_NK: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
@@ -39,8 +40,12 @@ class PackedWeights(Technique):
         """Inputs that share a scale, where the scheme has groups."""
         return 32
 
+    def importance(self, target: Target) -> dict[nn.Module, torch.Tensor]:
+        """What calibration says of each layer's input features, for schemes that ask; see `PackedLinear`."""
+        return {}
+
     def apply(self, target: Target) -> None:
-        importance = mean_squares(target) if self.name.startswith("w4") else {}
+        importance = self.importance(target)
         layers = [(n, m) for n, m in target.model.named_modules() if isinstance(m, PackedLinear)]
         skipped = {}
         for name, layer in layers:
@@ -65,27 +70,56 @@ class PackedWeights(Technique):
         if not isinstance(module, PackedLinear):
             return None
         expected = module.forward(x).float()  # not module(x): the ranking calls this from a hook on it
-        got = self._packed(module, self.name, x.float().square().flatten(0, -2).mean(0)).forward(x).float()
+        mean_squares_K = x.float().square().flatten(0, -2).mean(0)
+        got = self._packed(module, self.name, mean_squares_K).forward(x).float()
         norm = expected.norm()
         return ((got - expected).norm() / norm).item() if norm > 0 else 0.0
 
     def retreat(self, names: tuple[str, ...]) -> Self | None:
         return replace(self, skip=names)
 
-    def _packed(self, layer: PackedLinear, scheme: str, importance_K: torch.Tensor | None) -> PackedLinear:
+    def _packed(self, layer: PackedLinear, scheme: str, importance: torch.Tensor | None) -> PackedLinear:
         return PackedLinear(
-            layer.wide_weight(), layer.bias, scheme, group_size=self.group, importance_K=importance_K
+            layer.wide_weight(), layer.bias, scheme, group_size=self.group, importance=importance
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedWeights(PackedWeights):
+    """4-bit weights, chosen by calibration."""
+
+    group_size: Literal[32, 64, 128] = 32
+    """Inputs that share a scale; smaller is more exact and has more bytes."""
+    rounding: Literal["nearest", "gptq"] = "nearest"
+    """Each weight by itself, or each making up for the errors of those before it (slower; Frantar et al., 2023)."""
+
+    @property
+    def group(self) -> int:
+        return self.group_size
+
+    def importance(self, target: Target) -> dict[nn.Module, torch.Tensor]:
+        return mean_products(target) if self.rounding == "gptq" else mean_squares(target)
 
 
 def mean_squares(target: Target) -> dict[nn.Module, torch.Tensor]:
     """The mean square of each input feature of every packed layer over the calibration calls: layer → (K,)."""
-    sums: dict[nn.Module, tuple[torch.Tensor, int]] = {}
+    return _means(target, lambda rows: rows.square().sum(0))
+
+
+def mean_products(target: Target) -> dict[nn.Module, torch.Tensor]:
+    """The mean product of each two input features of every packed layer: layer → (K, K)."""
+    return _means(target, lambda rows: rows.T @ rows)
+
+
+def _means(target: Target, total_of: Callable[[torch.Tensor], torch.Tensor]) -> dict[nn.Module, torch.Tensor]:
+    sums: dict[nn.Module, torch.Tensor] = {}
+    counts: Counter[nn.Module] = Counter()
 
     def watch(module: nn.Module, args: tuple[Any, ...]) -> None:
         rows = args[0].float().flatten(0, -2)
-        total, count = sums.get(module, (torch.zeros(rows.shape[1]), 0))
-        sums[module] = total + rows.square().sum(0), count + len(rows)
+        total = total_of(rows)
+        sums[module] = sums[module].add_(total) if module in sums else total
+        counts[module] += len(rows)
 
     layers: Sequence[nn.Module] = [m for m in target.model.modules() if isinstance(m, PackedLinear)]
     handles = [layer.register_forward_pre_hook(watch) for layer in layers]
@@ -96,4 +130,4 @@ def mean_squares(target: Target) -> dict[nn.Module, torch.Tensor]:
     finally:
         for handle in handles:
             handle.remove()
-    return {module: total / count for module, (total, count) in sums.items()}
+    return {module: total / counts[module] for module, total in sums.items()}

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from torchwright.techniques.packed_weights import PackedWeights
+from torchwright.techniques.packed_weights import GroupedWeights
 
 
 @dataclass(frozen=True, kw_only=True)
-class W4A8(PackedWeights):
+class W4A8(GroupedWeights):
     """Native decoder: 4-bit weights in groups, scales chosen by calibration, on 8-bit activations."""
 
     name: ClassVar[str] = "w4a8"
     wider: ClassVar[str] = "w8a8"
-
-    group_size: Literal[32, 64, 128] = 32
-    """Inputs that share a scale; smaller is more exact and has more bytes."""
-
-    @property
-    def group(self) -> int:
-        return self.group_size
