@@ -1,18 +1,19 @@
 """Write the documentation that the code already knows: the technique tables and the command-line help.
 
-    python scripts/docs.py            writes docs/techniques.md, docs/cli.md and the marked blocks of README.md
+    python scripts/docs.py            writes docs/techniques.md, docs/cli.md and the marked blocks of other pages
     python scripts/docs.py --check    exit code 1 and a diff when one of them is out of step
 
 Either way exit code 1 when a link of a page leads nowhere, or a script that it names is not there.
 
-A marked block of README.md stands between `<!-- generated: NAME -->` and `<!-- end generated -->`; NAME is one of
-`help` (the verbs) and `techniques` (one line each).
+A marked block stands between `<!-- generated: NAME -->` and `<!-- end generated -->`. README.md has `help` (the verbs)
+and `techniques` (one line each), docs/serve.md `parameters` (of every request), `refused` and `limits`.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -20,9 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic.fields import FieldInfo
 
 from torchwright import cli
+from torchwright.serve.app import OPERATIONS
+from torchwright.serve.limits import Limits
+from torchwright.serve.openapi import Operation
+from torchwright.serve.parse import REFUSED
+from torchwright.serve.protocol import Shared
 from torchwright.techniques import techniques
+from torchwright.techniques.base import describe
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
@@ -42,7 +50,11 @@ def main() -> int:
     pages = {
         ROOT / "docs" / "techniques.md": techniques_page(rows),
         ROOT / "docs" / "cli.md": cli_page(),
-        ROOT / "README.md": readme(rows),
+        ROOT / "README.md": with_blocks(
+            ROOT / "README.md",
+            {"help": f"```text\n{next(_helps())[1]}\n```\n", "techniques": _techniques_table(rows)},
+        ),
+        ROOT / "docs" / "serve.md": with_blocks(ROOT / "docs" / "serve.md", serve_blocks()),
     }
     faults = [fault for path, text in pages.items() for fault in _settle(path, text, check)]
     faults += [fault for path in _markdown() for fault in [*dead_links(path), *missing_scripts(path)]]
@@ -84,16 +96,30 @@ def cli_page() -> str:
     return "\n".join(parts)
 
 
-def readme(rows: list[dict[str, Any]]) -> str:
-    """README.md with its marked blocks written afresh."""
-    blocks = {"help": f"```text\n{next(_helps())[1]}\n```\n", "techniques": _techniques_table(rows)}
+def serve_blocks() -> dict[str, str]:
+    """The tables of docs/serve.md: the parameters of each request, what is refused by name, and the limits."""
+    requests = [operation for operation in OPERATIONS if operation.body is not None]
+    return {
+        "parameters": "\n".join(_parameters(operation) for operation in requests),
+        "refused": _table(
+            ("name", "why, or what to use"), [(f"`{k}`", v) for k, v in sorted(REFUSED.items())]
+        ),
+        "limits": _table(
+            ("limit", "value", "of what"),
+            [(f"`{row.name}`", f"{row.default:,}", row.doc) for row in describe(Limits)],  # pyright: ignore[reportArgumentType],
+        ),
+    }
+
+
+def with_blocks(page: Path, blocks: dict[str, str]) -> str:
+    """A page with its marked blocks written afresh."""
 
     def block(match: re.Match[str]) -> str:
         if match[2] not in blocks:
-            raise SystemExit(f"README.md marks a block '{match[2]}'; there are {', '.join(blocks)}")
+            raise SystemExit(f"{page.name} marks a block '{match[2]}'; there are {', '.join(blocks)}")
         return match[1] + blocks[match[2]] + match[3]
 
-    return BLOCK.sub(block, (ROOT / "README.md").read_text())
+    return BLOCK.sub(block, page.read_text())
 
 
 def dead_links(page: Path) -> list[str]:
@@ -155,6 +181,50 @@ def _techniques_table(rows: list[dict[str, Any]]) -> str:
     return _table(
         ("technique", "phase", "what it does"), [(f"`{r['name']}`", r["phase"], r["summary"]) for r in rows]
     )
+
+
+def _parameters(operation: Operation) -> str:
+    """One request's fields; those that all generating requests share come after its own."""
+    assert operation.body is not None
+    fields = operation.body.model_fields
+    own = [name for name in fields if name not in Shared.model_fields or operation.body is Shared]
+    schema = operation.body.model_json_schema()
+    rows = [
+        (
+            f"`{name}`",
+            _type(schema["properties"][name], schema),
+            _default(fields[name]),
+            fields[name].description or "",
+        )
+        for name in [*own, *(name for name in fields if name not in own)]
+    ]
+    table = _table(("parameter", "type", "default", "meaning"), rows)
+    return f"### {operation.method} {operation.path}\n\n{operation.summary}.\n\n{table}"
+
+
+def _type(schema: dict[str, Any], whole: dict[str, Any]) -> str:
+    """A JSON schema in a few words: its type and its bounds."""
+    if "$ref" in schema:
+        return _type(whole["$defs"][schema["$ref"].rpartition("/")[2]], whole)
+    if alternatives := schema.get("anyOf") or schema.get("oneOf"):
+        found = [_type(item, whole) for item in alternatives if item.get("type") != "null"]
+        return " or ".join(dict.fromkeys(found))
+    if "enum" in schema or "const" in schema:
+        return ", ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        most = f", at most {schema['maxItems']}" if "maxItems" in schema else ""
+        return f"list of {_type(schema.get('items', {}), whole).partition(',')[0]}{most}"
+    lower = schema.get("minimum", schema.get("exclusiveMinimum"))
+    upper = schema.get("maximum", schema.get("exclusiveMaximum"))
+    kind = str(schema.get("type", "any"))
+    if kind not in ("integer", "number") or (lower is None and upper is None):
+        return kind
+    above = "over " if "exclusiveMinimum" in schema else ""
+    return f"{kind}, {above}{lower} to {upper}" if upper is not None else f"{kind}, {above}{lower} or more"
+
+
+def _default(field: FieldInfo) -> str:
+    return "required" if field.is_required() else f"`{json.dumps(field.get_default())}`"
 
 
 def _option(option: dict[str, Any]) -> tuple[str, ...]:

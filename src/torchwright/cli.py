@@ -1,7 +1,7 @@
 """The command line: a verb for each room. It parses, calls and prints.
 
-Only click and `torchwright.facts` are imported here; every verb imports its room when it runs, so that
-`--help` never waits for torch.
+Only click, `torchwright.facts` and the engine's options are imported here; every verb imports its room when it runs, so
+that `--help` never waits for torch.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from torchwright.errors import TorchwrightError
 from torchwright.facts import Budget, Objective
+from torchwright.serve.options import Options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-BUDGET = Budget()
+BUDGET, ENGINE = Budget(), Options()
 INTERRUPTED = 130
 
 
@@ -134,6 +136,28 @@ def _known_device(context: click.Context, parameter: click.Parameter, value: str
 
         check_name(value)
     return value
+
+
+def _bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    try:
+        return _serve_command().parse_bytes(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+
+
+def _serve_command() -> ModuleType:
+    """The room of `serve`, whose packages are an extra."""
+    try:
+        from torchwright.serve import command
+    except ModuleNotFoundError as error:
+        raise TorchwrightError(
+            "the server's packages are not installed",
+            found=str(error),
+            next="`pip install 'torchwright[serve]'`",
+        ) from error
+    return command
 
 
 def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -415,6 +439,72 @@ def generate(
         _print_json(found)
     elif sys.stdout.isatty():
         click.echo()
+
+
+@cli.command()
+@click.argument("model", metavar="[DIR|MODEL]", required=False)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="Where to listen.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    metavar="N",
+    help="0 takes a free one.",
+)
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    metavar="KEY",
+    help="Answer only requests with this key. Repeatable.",
+)
+@click.option(
+    "--max-running",
+    type=click.IntRange(min=1),
+    default=ENGINE.max_running,
+    show_default=True,
+    metavar="N",
+    help="Answers in progress at the same time.",
+)
+@click.option(
+    "--kv-memory",
+    callback=_bytes,
+    metavar="SIZE",
+    show_default="half of the available memory",
+    help="Memory for keys and values, such as 4GiB.",
+)
+@click.option(
+    "--max-context",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="the model's",
+    help="Tokens of prompt and answer together.",
+)
+@click.option(
+    "--speculate",
+    type=click.Choice(["ngram", "none"]),
+    default=ENGINE.speculate,
+    show_default=True,
+    help="Propose tokens from what stands in the text already; the answer is the same.",
+)
+@click.option("--log-requests", is_flag=True, help="Log a line for every request, not only for faults.")
+@click.option(
+    "--deterministic/--no-deterministic",
+    default=ENGINE.deterministic,
+    show_default=True,
+    help="The same request gives the same answer, alone or in any company.",
+)
+@_decoder_options
+@trust_option
+def serve(model: str | None, **options: Any) -> int:
+    """Serve a language model or a sentence encoder by OpenAI's API.
+
+    An artifact answers as it was optimized; any other language model runs on the native decoder. Ctrl-C lets
+    running requests finish, a second one stops at once.
+    """
+    command = _serve_command()
+    return command.serve(model, command.Options(**options), click.echo)
 
 
 @cli.command()

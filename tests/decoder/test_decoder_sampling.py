@@ -50,10 +50,45 @@ def test_kept_tokens_are_those_of_transformers(options: dict, warpers: list) -> 
         scores = TemperatureLogitsWarper(0.7)(
             torch.zeros(1, 0, dtype=torch.long), logits(seed)[None].double()
         )
-        got = _kept(scores[0].softmax(-1), Sampling(temperature=0.7, **options))
+        got = torch.from_numpy(_kept(scores[0].softmax(-1).numpy(), Sampling(temperature=0.7, **options)))
         for warper in warpers:
             scores = warper(torch.zeros(1, 0, dtype=torch.long), scores)
         torch.testing.assert_close(got / got.sum(), scores[0].softmax(-1))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])
+def test_a_large_vocabulary_is_cut_as_if_it_were_sorted(spread: float, ties: bool) -> None:
+    """20 thousand tokens, of which a few, some thousand or nearly all are kept."""
+    weight = (spread * torch.randn(20_000, generator=torch.Generator().manual_seed(1))).exp()
+    weight = weight.log2().round().exp2() if ties else weight
+    ordered, token = weight.double().sort(descending=True, stable=True)
+    before = ordered.cumsum(0) - ordered
+    wanted = token[before < 0.9 * ordered.sum()]
+    got = torch.from_numpy(_kept(weight.numpy(), Sampling(top_p=0.9)))
+    assert set(got.nonzero()[:, 0].tolist()) == set(wanted.tolist())
+
+
+def test_a_draw_depends_on_its_place_and_on_nothing_that_was_drawn_before() -> None:
+    sampling = Sampling(temperature=2.0)
+    often, once = Sampler(sampling, (), 5), Sampler(sampling, (), 5)
+    for _ in range(10):
+        often.choose(logits(3))
+    assert often.choose(logits()) == once.choose(logits())
+    often.accept(1)
+    once.accept(2)
+    assert often.choose(logits()) == once.choose(logits())
+    others = [Sampler(sampling, (), 5, index).choose(logits()) for index in range(20)]
+    assert len(set(others)) > 5
+
+
+def test_logits_that_are_no_numbers_are_refused() -> None:
+    for bad in (math.nan, math.inf):
+        broken = logits()
+        broken[7] = bad
+        for temperature in (0.0, 1.0):
+            with pytest.raises(TorchwrightError, match="not numbers"):
+                Sampler(Sampling(temperature=temperature), (), 0)(broken)
 
 
 def test_draws_follow_the_probabilities() -> None:

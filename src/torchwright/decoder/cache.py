@@ -11,7 +11,8 @@ cache.free(sequence)
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from torchwright.decoder.batch import Batch
 from torchwright.decoder.config import DecoderConfig
 from torchwright.errors import WorkloadError
+from torchwright.kernels.memory import zeros
 from torchwright.kernels.reference import PAGE
 
 __all__ = ["PAGE", "CacheFull", "CacheSequence", "LayerPages", "PagePool", "PagedCache"]
@@ -95,6 +97,14 @@ class PagePool:
     def shared(self, page: int) -> bool:
         return self._users[page] > 1
 
+    def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
+        """Raise `AssertionError` unless `holders`, the pages of each user, are all users that there are."""
+        users = Counter(page for pages in holders for page in pages)
+        for page, count in enumerate(self._users):
+            assert count == users[page], f"page {page} has {count} users, {users[page]} of them known"
+        free = [page for page, count in enumerate(self._users) if not count]
+        assert sorted(self._free) == free, f"{len(self._free)} pages are listed as free, {len(free)} are"
+
 
 class PagedCache:
     """Keys and values of all layers for `pages` · 16 tokens, shared out among sequences.
@@ -117,6 +127,18 @@ class PagedCache:
         self.pool.share(sequence.pages)
         return CacheSequence(sequence.prompt_tokens, sequence.length, array("i", sequence.pages))
 
+    def attach(self, sequence: CacheSequence, pages: Sequence[int]) -> None:
+        """Let an empty sequence begin with full pages that others hold; they share them from now on."""
+        assert not sequence.pages, "only an empty sequence can begin with shared pages"
+        self.pool.share(pages)
+        sequence.pages, sequence.length = array("i", pages), len(pages) * PAGE
+
+    def exchange(self, sequence: CacheSequence, place: int, page: int) -> None:
+        """Let a sequence read an equal full page of others in the place of its own one."""
+        self.pool.share([page])
+        self.pool.release([sequence.pages[place]])
+        sequence.pages[place] = page
+
     def free(self, sequence: CacheSequence) -> None:
         """Give the sequence's pages back and leave it empty."""
         self.pool.release(sequence.pages)
@@ -131,39 +153,42 @@ class PagedCache:
 
     def can_append(self, pieces: Sequence[tuple[CacheSequence, Sequence[int]]]) -> bool:
         """Whether `append` of the same pieces finds its pages."""
-        return sum(self._need(sequence, len(ids)) for sequence, ids in pieces) <= self.pool.free
+        return sum(self.need(sequence, len(ids)) for sequence, ids in pieces) <= self.pool.free
 
     def append(self, pieces: Sequence[tuple[CacheSequence, Sequence[int]]]) -> Batch:
         """Reserve slots for new tokens, at least one of each sequence, and describe them for `Decoder.forward`.
 
         Raises `CacheFull` and changes nothing when the pages do not suffice.
         """
-        new = self.pool.allocate(sum(self._need(sequence, len(ids)) for sequence, ids in pieces))
-        positions, slots, lengths = [], [], []
+        new = self.pool.allocate(sum(self.need(sequence, len(ids)) for sequence, ids in pieces))
         for sequence, ids in pieces:
             self._extend(sequence, len(ids), new)
-            position_T = np.arange(sequence.length - len(ids), sequence.length)
-            pages = np.array(sequence.pages, np.int64)
-            positions.append(position_T)
-            slots.append(pages[position_T // PAGE] * PAGE + position_T % PAGE)
-            lengths.append(np.maximum(position_T + 1, sequence.prompt_tokens))
         self.pool.release(new)  # left over when a sequence and its only fork stop sharing a page in one batch
-        contexts = [sequence.length for sequence, _ in pieces]
-        tables_BP = np.zeros((len(pieces), -(-max(contexts) // PAGE)), np.int32)
+        counts_B = np.array([len(ids) for _, ids in pieces])
+        contexts_B = np.array([sequence.length for sequence, _ in pieces])
+        prompts_B = np.array([sequence.prompt_tokens for sequence, _ in pieces])
+        longest = int(contexts_B.max())
+        tables_BP = np.zeros((len(pieces), -(-longest // PAGE)), np.int32)
         for row, (sequence, _) in enumerate(pieces):
-            tables_BP[row, : len(sequence.pages)] = np.frombuffer(sequence.pages, np.int32)
+            tables_BP[row, : len(sequence.pages)] = sequence.pages
+        starts = np.concatenate([[0], counts_B.cumsum()])
+        row_T = np.arange(len(pieces)).repeat(counts_B)
+        position_T = np.arange(starts[-1]) + (contexts_B - starts[1:])[row_T]
+        slot_T = tables_BP[row_T, position_T // PAGE].astype(np.int64) * PAGE + position_T % PAGE
+        ids_T = np.fromiter((token for _, ids in pieces for token in ids), np.int64, len(row_T))
         return Batch(
-            ids_T=self._tensor(np.array([token for _, ids in pieces for token in ids], np.int64)),
-            positions_T=self._tensor(np.concatenate(positions)),
-            slots_T=self._tensor(np.concatenate(slots)),
-            lengths_T=self._tensor(np.concatenate(lengths)),
+            ids_T=self._tensor(ids_T),
+            positions_T=self._tensor(position_T),
+            slots_T=self._tensor(slot_T),
+            lengths_T=self._tensor(np.maximum(position_T + 1, prompts_B[row_T])),
             block_tables_BP=self._tensor(tables_BP),
-            query_starts=self._tensor(np.cumsum([0, *(len(ids) for _, ids in pieces)], dtype=np.int32)),
-            context_lens_B=self._tensor(np.array(contexts, np.int32)),
-            longest=max(contexts),
+            query_starts=self._tensor(starts.astype(np.int32)),
+            context_lens_B=self._tensor(contexts_B.astype(np.int32)),
+            longest=longest,
         )
 
-    def _need(self, sequence: CacheSequence, tokens: int) -> int:
+    def need(self, sequence: CacheSequence, tokens: int) -> int:
+        """Pages that `append` takes for so many more tokens."""
         pages = -(-(sequence.length + tokens) // PAGE) - len(sequence.pages)
         return pages + self._splits(sequence)
 
@@ -204,10 +229,4 @@ def _layer(pages: int, config: DecoderConfig, dtype: torch.dtype, device: torch.
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros that take memory only once they are written (torch.zeros writes them all), aligned for vector loads."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    size = int(np.prod(shape)) * dtype.itemsize
-    raw = np.zeros(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return torch.from_numpy(raw[start : start + size]).view(dtype).view(shape)
+    return zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)

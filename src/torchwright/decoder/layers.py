@@ -11,6 +11,7 @@ from torchwright.decoder.cache import LayerPages
 from torchwright.decoder.config import DecoderConfig, Experts
 from torchwright.decoder.functional import ops
 from torchwright.decoder.weights import DecoderParts
+from torchwright.kernels.pack import pack_bf16
 
 Turn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Cosines and sines (rows, R/2) and each token's row."""
@@ -91,17 +92,26 @@ class MixtureOfExperts(nn.Module):
     """Each token's chosen experts, weighted by the router's softmax; an expert sees all of its tokens in one call."""
 
     router: torch.Tensor
+    packed_router: torch.Tensor | None
 
     def __init__(self, config: DecoderConfig, experts: Experts, weights: DecoderParts, layer: int) -> None:
         super().__init__()
-        self.chosen, self.normalize = experts.chosen, experts.normalize
-        self.register_buffer("router", weights.router(layer))
+        self.chosen, self.normalize, self.count = experts.chosen, experts.normalize, experts.count
+        router = weights.router(layer)
+        self.register_buffer("router", router)
+        # PyTorch's product depends on the number of rows, and a token near a tie would choose by its company.
+        takes = router.dtype == torch.bfloat16 and ops.fast(router)
+        self.register_buffer("packed_router", pack_bf16(router) if takes else None, persistent=False)
         self.experts = nn.ModuleList(
             FeedForward(config.activation, *weights.expert(layer, expert)) for expert in range(experts.count)
         )
 
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
-        share_TX = F.linear(x_TE, self.router).float().softmax(-1)
+        if self.packed_router is None:
+            score_TX = F.linear(x_TE, self.router)
+        else:
+            score_TX = ops.native.linear_bf16(x_TE, self.packed_router, None, self.count)
+        share_TX = score_TX.float().softmax(-1)
         share_TC, expert_TC = share_TX.topk(self.chosen, dim=-1)
         if self.normalize:
             share_TC = share_TC / share_TC.sum(-1, keepdim=True)

@@ -22,6 +22,7 @@ from torchwright.decoder.load import KV_DTYPES, stop_ids
 from torchwright.decoder.model import Decoder
 from torchwright.errors import ArtifactError
 from torchwright.kernels.linear import PackedForm, PackedLinear
+from torchwright.kernels.memory import lasting
 
 TENSORS, FORMS = "decoder.safetensors", "decoder.json"
 PARTS = {"qkv": "attention.qkv", "o": "attention.o", "gate_up": "mlp.gate_up", "down": "mlp.down"}
@@ -69,7 +70,8 @@ class _PackedWeights:
         self._names = set(self._open().keys())
 
     def embedding(self) -> torch.Tensor:
-        return self._read("embedding")
+        """Mapped: of its rows, only those of tokens that occur are read."""
+        return self._open().get_tensor("embedding")
 
     def head(self, embedding_VE: torch.Tensor) -> nn.Module:
         return self._layer("head")
@@ -92,7 +94,7 @@ class _PackedWeights:
         return self._read(f"layers.{layer}.mlp.router")
 
     def release(self) -> None:
-        """Let go of the file's memory, which would count twice; parts that were not copied keep their own hold on it."""
+        """Let go of what was read of the file, which would count twice."""
         self._file = None
 
     def _open(self) -> Any:
@@ -101,7 +103,7 @@ class _PackedWeights:
         return self._file
 
     def _read(self, name: str) -> torch.Tensor:
-        return self._open().get_tensor(name)
+        return lasting(self._open().get_tensor(name))
 
     def _layer(self, name: str) -> nn.Module:
         found: dict[str, Any] = {

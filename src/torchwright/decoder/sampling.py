@@ -1,18 +1,27 @@
-"""Choosing the next token: penalties, temperature, top-k, top-p, min-p, and a random generator for each sequence."""
+"""Choosing the next token: penalties, temperature, top-k, top-p, min-p, and draws that are each sequence's own."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 
-from torchwright.errors import WorkloadError, unknown
+from torchwright.errors import ModelError, WorkloadError, unknown
 
 SEEDS = 2**63
+COLDEST = 1e-30
+"""Temperatures below it are this one: the most likely token is drawn, and no division overflows into a NaN."""
+BLOCK = 256
+"""Tokens that are summed before the draw falls into one of their sums."""
+HEADS = (256, 8192)
+"""Most likely tokens that are sorted first; a whole vocabulary takes far longer than the rest of the draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,35 +68,62 @@ class Sampling:
 
 
 class Sampler:
-    """One sequence's choices: its options, its own random generator, and the tokens it has had.
+    """One sequence's choices: its options, its own draws, and the tokens it has had.
 
-    What a sequence draws depends on its logits, its options and its seed, never on other sequences.
+    What a sequence draws for its n-th token depends on its logits, its options, `seed`, `index` and n: never on other
+    sequences, nor on draws that were thrown away.
     """
 
-    def __init__(self, sampling: Sampling, prompt: Sequence[int], seed: int) -> None:
+    def __init__(self, sampling: Sampling, prompt: Sequence[int], seed: int, index: int = 0) -> None:
         self.sampling = sampling
-        self._random = torch.Generator().manual_seed(seed % SEEDS)
-        self._prompt = torch.tensor(sorted(set(prompt)))
+        self._seed, self._index, self._drawn = seed % SEEDS, index, 0
+        penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+        self._penalizes = penalties != (1, 0, 0)
+        self._prompt = torch.tensor(sorted(set(prompt)) if self._penalizes else [], dtype=torch.long)
         self._answer: Counter[int] = Counter()
 
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the choice is the first largest logit, which a caller may find for many sequences at once."""
+        return self.sampling.temperature == 0 and not self._penalizes
+
     def __call__(self, logits_V: torch.Tensor) -> int:
-        """The next token from logits (V,), which are not changed."""
-        logits_V = self._penalized(logits_V.cpu())
-        if self.sampling.temperature == 0:
-            token = int(logits_V.argmax())
-        else:
-            # float64, and the largest logit at 0: over a tiny temperature a float32 logit is infinite.
-            logits_V = (logits_V.double() - logits_V.max()) / self.sampling.temperature
-            kept_V = _kept(logits_V.softmax(-1), self.sampling)
-            token = int(torch.multinomial(kept_V, 1, generator=self._random))
-        self._answer[token] += 1
+        """The next token from logits (V,), which are not changed; it is accepted."""
+        token = self.choose(logits_V)
+        self.accept(token)
         return token
 
+    def choose(self, logits_V: torch.Tensor) -> int:
+        """The token after the accepted ones from logits (V,), which are not changed.
+
+        Raises `ModelError` where the logits are not numbers, or all of them are minus infinity.
+        """
+        # Rows are short, so that NumPy on one thread is faster than operators that share them out.
+        scores_V = self._penalized(logits_V.cpu()).numpy()
+        best = int(scores_V.argmax())
+        peak = float(scores_V[best])
+        if not math.isfinite(peak):
+            raise ModelError("the logits are not numbers", found=f"{peak} as the largest of {len(scores_V)}")
+        if self.sampling.temperature == 0:
+            return best
+        weight_V = np.exp((scores_V - peak) / max(self.sampling.temperature, COLDEST))
+        return _pick(_kept(weight_V, self.sampling), self._uniform())
+
+    def accept(self, token: int) -> None:
+        """Go on to the next place; penalties count the token."""
+        self._drawn += 1
+        if self._penalizes:
+            self._answer[token] += 1
+
+    def _uniform(self) -> float:
+        """In [0, 1): a hash of seed, index and place, so that it needs no state that could get out of step."""
+        place = struct.pack("<QQQ", self._seed, self._index, self._drawn)
+        return (int.from_bytes(hashlib.blake2b(place, digest_size=8).digest(), "little") >> 11) / 2**53
+
     def _penalized(self, logits_V: torch.Tensor) -> torch.Tensor:
-        sampling = self.sampling
-        plain = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
-        if plain == (1, 0, 0):
+        if not self._penalizes:
             return logits_V
+        sampling = self.sampling
         logits_V = logits_V.clone()
         answer = torch.tensor(list(self._answer), dtype=torch.long)
         seen = torch.cat([self._prompt, answer]).unique()
@@ -100,17 +136,54 @@ class Sampler:
         return logits_V
 
 
-def _kept(probability_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The probabilities with those of dropped tokens set to 0, not scaled back to a sum of 1."""
-    if 0 < sampling.top_k < len(probability_V):
-        least = probability_V.topk(sampling.top_k).values[-1]
-        probability_V = torch.where(probability_V >= least, probability_V, 0.0)
+def _pick(weight_V: np.ndarray, uniform: float) -> int:
+    """The token whose share of the sum of all weights, in the order of token ids, holds `uniform`."""
+    whole = len(weight_V) - len(weight_V) % BLOCK
+    sums = np.append(weight_V[:whole].reshape(-1, BLOCK).sum(1), weight_V[whole:].sum())
+    before = sums.cumsum(dtype=np.float64)
+    wanted = uniform * before[-1]
+    block = min(int(before.searchsorted(wanted, side="right")), int(before.searchsorted(before[-1])))
+    part = weight_V[block * BLOCK : (block + 1) * BLOCK]
+    place = int(
+        part.cumsum(dtype=np.float64).searchsorted(
+            wanted - (before[block - 1] if block else 0.0), side="right"
+        )
+    )
+    # Rounding may leave a draw at the very end, here as above; the last token that has any weight is then meant.
+    return block * BLOCK + min(place, int(part.nonzero()[0][-1]))
+
+
+def _kept(weight_V: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """The weights (probabilities up to a factor) with those of dropped tokens set to 0."""
+    if (sampling.top_k, sampling.top_p, sampling.min_p) == (0, 1, 0):
+        return weight_V
+    token: np.ndarray | slice = slice(None)
+    if 0 < sampling.top_k < len(weight_V):
+        token = (weight_V >= np.partition(weight_V, -sampling.top_k)[-sampling.top_k]).nonzero()[0]
     if sampling.top_p < 1:
-        ordered, token = probability_V.sort(descending=True, stable=True)
-        before = ordered.cumsum(0) - ordered
-        dropped = token[before >= sampling.top_p * probability_V.sum()]
-        probability_V = probability_V.index_fill(0, dropped, 0.0)
+        nucleus = _nucleus(weight_V[token], sampling.top_p)
+        token = nucleus if isinstance(token, slice) else token[nucleus]
+    kept_V = np.zeros_like(weight_V)
+    kept_V[token] = weight_V[token]
     if sampling.min_p > 0:
-        least = sampling.min_p * probability_V.max()
-        probability_V = torch.where(probability_V >= least, probability_V, 0.0)
-    return probability_V
+        kept_V[kept_V < sampling.min_p * kept_V.max()] = 0
+    return kept_V
+
+
+def _nucleus(weight: np.ndarray, top_p: float) -> np.ndarray:
+    """Places of the fewest largest weights that reach `top_p` of their sum; of equal ones the first."""
+    wanted = top_p * weight.sum(dtype=np.float64)
+    head = _head(weight, wanted)
+    head = head[np.argsort(-weight[head], kind="stable")]
+    ordered = weight[head]
+    return head[ordered.cumsum(dtype=np.float64) - ordered < wanted]
+
+
+def _head(weight: np.ndarray, wanted: float) -> np.ndarray:
+    """Places of weights that are all larger than the others and together more than `wanted`; few if possible."""
+    for count in HEADS:
+        if count < len(weight):
+            head = (weight > np.partition(weight, -count)[-count]).nonzero()[0]
+            if weight[head].sum(dtype=np.float64) > wanted:
+                return head
+    return np.arange(len(weight))

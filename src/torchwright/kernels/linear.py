@@ -109,8 +109,7 @@ class PackedLinear(nn.Module):
         found = {name: (tensor.numel(), tensor.dtype) for name, tensor in tensors.items()}
         if expected != found:
             raise ValueError(f"tensors {found} are not those of {form}: {expected}")
-        layer.register_buffer("packed", lasting(tensors["packed"]))
-        for name in ("scale", "bias"):
+        for name in ("packed", "scale", "bias"):
             layer.register_buffer(name, tensors.get(name))
         return layer
 

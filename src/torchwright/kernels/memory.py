@@ -29,7 +29,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def lasting(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy in huge pages where it is large enough to fill some."""
+    """A copy in memory of its own, in huge pages where it is large enough to fill some."""
     if tensor.nbytes < HUGE or tensor.device.type != "cpu":
-        return tensor
+        return tensor.clone()
     return zeros(tuple(tensor.shape), tensor.dtype).copy_(tensor)

@@ -1,0 +1,73 @@
+"""Packed weights of a real shape: seconds to the first token in a new process, and its peak memory.
+
+    python benchmarks/llm_startup.py [--models DIR] [--shape llama-3.2-1b] [--quantize w4a8] [--json FILE]
+
+Random weights; the files are in the page cache. Seconds count from `import torch`'s end; memory is what the process has
+at most beyond that (resident, shared file pages included), beside the bytes of packed weights, embedding and cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+import llm_shapes
+import turns
+from torchwright.decoder.load import load_decoder
+from torchwright.decoder.packed import write_packed
+
+STARTS = 5
+CHILD = """
+import json, sys, time, torch
+def status(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+before, begun = status("VmRSS"), time.perf_counter()
+from pathlib import Path
+from torchwright.decoder.packed import read_packed
+model = read_packed(Path(sys.argv[1]), Path(sys.argv[2]))
+ready = time.perf_counter() - begun
+ids = list(range(10, 42))
+model.generate(ids, max_new_tokens=1, stop=[])
+first = time.perf_counter() - begun
+model.generate(ids, max_new_tokens=64, stop=[])
+peak = status("VmHWM") - before
+kept = sum(t.nbytes for name, t in model.decoder.state_dict().items() if name != "embedding")
+cache = sum(t.nbytes for layer in model.new_cache([96]).layers for t in (layer.k, layer.v))
+print(json.dumps({"ready_s": ready, "first_token_s": first, "peak": peak, "weights": kept, "cache": cache}))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Start-up and memory of packed weights.")
+    parser.add_argument("--models", metavar="DIR", help="keep the random model here")
+    parser.add_argument("--shape", default="llama-3.2-1b", choices=llm_shapes.SHAPES)
+    parser.add_argument("--quantize", default="w4a8")
+    parser.add_argument("--json", metavar="FILE", help="write the figures here")
+    options = parser.parse_args()
+    turns.print_machine()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, packed = llm_shapes.make(options.shape, Path(options.models or scratch)), Path(scratch)
+        write_packed(load_decoder(folder, torch.bfloat16, options.quantize), packed)
+        command = [sys.executable, "-c", CHILD, str(packed), str(folder)]
+        rows = [
+            json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            for _ in range(STARTS)
+        ]
+    middle = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+    beyond = middle["peak"] - middle["weights"] - middle["cache"]
+    print(f"{options.shape}, {options.quantize}; from the end of `import torch`:")
+    print(f"ready after {middle['ready_s']:.2f} s, first token after {middle['first_token_s']:.2f} s;")
+    print(f"peak memory {middle['peak'] / 1e6:.0f} MB: packed weights {middle['weights'] / 1e6:.0f} MB,")
+    print(f"cache {middle['cache'] / 1e6:.0f} MB, all else {beyond / 1e6:.0f} MB")
+    turns.write_json(options.json, [middle])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""One connection: uvicorn's, with limits on how many there are and how slowly headers may come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import h11
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from torchwright.serve.api_error import ApiError
+from torchwright.serve.limits import Limits
+
+log = logging.getLogger("torchwright.serve")
+
+
+def connection_class(limits: Limits) -> type[H11Protocol]:
+    """The protocol that uvicorn makes for each connection."""
+
+    class Connection(H11Protocol):
+        _headers_due: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.app = _abortable(self.app, transport)
+            if len(self.connections) > limits.connections:
+                self._end(ApiError(503, f"more than {limits.connections} connections are open"))
+            else:
+                self._expect_headers()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.conn.their_state is not h11.IDLE:
+                self._headers_came()
+            elif self._headers_due is None:
+                self._expect_headers()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._headers_came()
+            super().connection_lost(exc)
+
+        def send_400_response(self, msg: str) -> None:
+            self._end(ApiError(400, "this is no HTTP request that can be read", code="invalid_http"))
+
+        def _expect_headers(self) -> None:
+            self._headers_due = self.loop.call_later(limits.header_seconds, self._too_slow)
+
+        def _headers_came(self) -> None:
+            if self._headers_due is not None:
+                self._headers_due.cancel()
+                self._headers_due = None
+
+        def _too_slow(self) -> None:
+            text = f"the headers did not come within {limits.header_seconds:g} s"
+            self._end(ApiError(408, text, code="timeout"))
+
+        def _end(self, error: ApiError) -> None:
+            """Answer without the application, and close."""
+            self._headers_came()
+            log.warning("%s: %s", self.client, error.message)
+            body = error.body()
+            head = (
+                f"HTTP/1.1 {error.status} Refused\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            )
+            if not self.transport.is_closing():
+                self.transport.write(head.encode() + body)
+                self.transport.close()
+
+    return Connection
+
+
+def _abortable(app: Any, transport: Any) -> ASGIApp:
+    """The application, told how to drop the connection without waiting for its reader."""
+
+    async def told(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["abort"] = transport.abort
+        await app(scope, receive, send)
+
+    return told

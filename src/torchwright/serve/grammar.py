@@ -1,0 +1,155 @@
+"""Structured output: which tokens a sequence's grammar allows next, through xgrammar.
+
+The HTTP process compiles a grammar and sends it as JSON; here it is read, and followed token by token. Reading and
+filling masks happen on a thread of their own, which xgrammar lets run while the model computes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchwright.errors import WorkloadError
+from torchwright.workloads.generation import load_tokenizer
+
+KEPT = 64
+"""Grammars that are kept for the next request with the same."""
+
+
+def tokenizer_info(folder: Path, vocabulary: int, stop_ids: list[int]) -> Any:
+    """xgrammar's description of a model folder's tokenizer; both processes must use this one.
+
+    `vocabulary` counts the model's logits. Raises `WorkloadError` where the folder has no tokenizer.json or the model
+    no stop token.
+    """
+    # It imports transformers, which takes a second.
+    import xgrammar
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        raise WorkloadError(f"{folder} has no tokenizer.json", next="grammars need one")
+    if not stop_ids:
+        raise WorkloadError(f"the model in {folder} names no end-of-text token", next="grammars need one")
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    return xgrammar.TokenizerInfo.from_huggingface(wrapped, vocab_size=vocabulary, stop_token_ids=stop_ids)
+
+
+class Constraint:
+    """What one sequence's grammar allows; it has accepted the sequence's answer so far."""
+
+    def __init__(self, grammar: Future[Any], stop_ids: list[int]) -> None:
+        self._grammar, self._stop_ids = grammar, stop_ids
+        self.seconds = 0.0
+        """Time spent on its masks, most of it while the model ran."""
+
+    @property
+    def loading(self) -> Future[Any]:
+        """Done when the grammar can be used; its exception is why it cannot."""
+        return self._grammar
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing can follow: its text is whole and, where the request has stop tokens, one was accepted."""
+        return self._matcher.is_terminated()
+
+    def accept(self, token: int) -> bool:
+        """Go on by one token; whether the grammar allows it."""
+        return self._matcher.accept_token(token)
+
+    def accepted(self, proposals: list[int]) -> list[int]:
+        """The first proposals, as many as the grammar allows in a row."""
+        count = next((i for i, token in enumerate(proposals) if not self.accept(token)), len(proposals))
+        self._matcher.rollback(count)
+        return proposals[:count]
+
+    def fill(self, masks: torch.Tensor, first: int, proposals: list[int]) -> None:
+        """The masks for the next token and for those after each of the proposals, all of which it allows."""
+        begun = time.perf_counter()
+        for place in range(len(proposals) + 1):
+            if not self._matcher.is_terminated():  # else the row is not read
+                self._matcher.fill_next_token_bitmask(masks, first + place)
+            if place < len(proposals):
+                self._matcher.accept_token(proposals[place])
+        self._matcher.rollback(len(proposals))
+        self.seconds += time.perf_counter() - begun
+
+    @cached_property
+    def _matcher(self) -> Any:
+        import xgrammar
+
+        return xgrammar.GrammarMatcher(
+            self._grammar.result(),
+            override_stop_tokens=self._stop_ids or None,
+            terminate_without_stop_token=not self._stop_ids,
+        )
+
+
+class Masks:
+    """Which tokens the rows of one step may take, as bits that are being filled."""
+
+    def __init__(self, bits: torch.Tensor, filling: Future[None], vocabulary: int) -> None:
+        self._bits, self._filling, self._vocabulary = bits, filling, vocabulary
+
+    def row(self, row: int) -> torch.Tensor:
+        """Allowed tokens (V,) as booleans; waits for the filling thread."""
+        self._filling.result()
+        bits = np.unpackbits(self._bits[row].numpy().view(np.uint8), bitorder="little")
+        return torch.from_numpy(bits[: self._vocabulary]).bool()
+
+
+class Grammars:
+    """The grammars of one model's requests, and the threads that work on them."""
+
+    def __init__(self, folder: Path, vocabulary: int, stop_ids: list[int]) -> None:
+        self._folder, self._vocabulary, self._stop_ids = folder, vocabulary, stop_ids
+        # Reading a large grammar takes longer than a step, and must not hold the masks of others up.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-grammar")
+        self._filler = ThreadPoolExecutor(1, thread_name_prefix="fill-masks")
+        self._kept: OrderedDict[bytes, Future[Any]] = OrderedDict()
+
+    def warm(self) -> None:
+        """Import what the first grammar needs, on the reading thread."""
+        self._reader.submit(lambda: self._info)
+
+    def constraint(self, grammar: str, stop_ids: list[int]) -> Constraint:
+        """For one sequence; the grammar is read unless it is kept from before."""
+        key = hashlib.blake2b(grammar.encode()).digest()
+        if key not in self._kept:
+            self._kept[key] = self._reader.submit(self._read, grammar)
+        self._kept.move_to_end(key)
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return Constraint(self._kept[key], stop_ids)
+
+    def fill(self, rows: int, wanted: list[tuple[Constraint, int, list[int]]]) -> Masks:
+        """Begin to fill masks for `rows` rows: of each constraint from its first row on, one for each proposal more."""
+        bits = torch.full((rows, -(-self._vocabulary // 32)), -1, dtype=torch.int32)
+        return Masks(bits, self._filler.submit(_fill, bits, wanted), self._vocabulary)
+
+    def close(self) -> None:
+        for threads in (self._reader, self._filler):
+            threads.shutdown(cancel_futures=True)
+
+    @cached_property
+    def _info(self) -> Any:
+        return tokenizer_info(self._folder, self._vocabulary, self._stop_ids)
+
+    def _read(self, grammar: str) -> Any:
+        info = self._info
+        import xgrammar
+
+        return xgrammar.CompiledGrammar.deserialize_json(grammar, info)
+
+
+def _fill(bits: torch.Tensor, wanted: list[tuple[Constraint, int, list[int]]]) -> None:
+    for constraint, first, proposals in wanted:
+        constraint.fill(bits, first, proposals)

@@ -1,0 +1,55 @@
+"""The most that one client can ask for. What goes beyond is refused by name, with the limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Sizes, counts and times that bound what a request costs."""
+
+    body_bytes: int = 8 * MIB
+    """Bytes of a request's body; more is a 413."""
+    connections: int = 1024
+    """Open connections; the next is answered 503 and closed."""
+    header_bytes: int = 64 * 1024
+    """A request's line and headers; more is a 400."""
+    header_seconds: float = 10.0
+    """From the connection, or a request's first byte, to the end of its headers."""
+    body_seconds: float = 30.0
+    """From the end of the headers to the end of the body."""
+    idle_seconds: int = 30
+    """How long a connection is kept open without a request."""
+    unread_seconds: float = 20.0
+    """How long a client may leave a stream unread before it is dropped."""
+    unread_outputs: int = 65_536
+    """Engine outputs waiting for one client before it is dropped."""
+    grammar_bytes: int = 64 * 1024
+    """A schema, regex or grammar as text."""
+    grammar_seconds: float = 5.0
+    """Compiling one grammar."""
+    grammar_compiled_bytes: int = 32 * MIB
+    """A compiled grammar on its way to the engine."""
+    grammar_memory_bytes: int = 4 * 1024 * MIB
+    """Address space of the process that compiles."""
+    grammars_waiting: int = 32
+    """Requests that wait for a grammar to be compiled; the next is a 429."""
+    tokenized_bytes: int = 4 * MIB
+    """Text of one prompt."""
+
+
+# Counts that the request's schema states itself, so that the OpenAPI document and the table of parameters have them.
+CHOICES = 64
+"""n"""
+PROMPTS = 256
+"""Prompts of one completion request, and texts of one embedding request."""
+SEQUENCES = 512
+"""Prompts times n."""
+STOPS, STOP_CHARACTERS = 16, 256
+LOGIT_BIASES = 1024
+TOP_LOGPROBS = 20
+MESSAGES = 2048
+TOOLS = 128

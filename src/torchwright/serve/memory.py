@@ -1,0 +1,65 @@
+"""How many pages of keys and values the engine gets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+from torchwright.decoder.cache import PAGE
+from torchwright.decoder.config import DecoderConfig
+from torchwright.devices.cpu import usable_memory_bytes
+from torchwright.errors import WorkloadError
+
+SHARE = 0.5
+"""Of the memory that is available, where nobody says how much."""
+MOST = 0.9
+"""Of it for one sequence of the whole context, if half is too little for that."""
+
+
+def page_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """One page's keys and values in all layers; int8 has a float32 scale for each token and head."""
+    vector = config.head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
+    return config.layers * 2 * config.kv_heads * PAGE * vector
+
+
+def page_count(
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    *,
+    context: int,
+    max_running: int,
+    kv_memory: int | None = None,
+    available: int | None = None,
+) -> int:
+    """Pages in `kv_memory` bytes, and no more than `max_running` sequences of `context` tokens can fill.
+
+    Without `kv_memory`: half of the `available` bytes (by default the machine's), or most of them where one whole
+    context needs it. Raises `WorkloadError` where there is not even room for one page.
+    """
+    size = page_bytes(config, dtype)
+    whole = -(-context // PAGE)
+    if kv_memory is None:
+        available = available_bytes() if available is None else available
+        kv_memory = int(available * SHARE)
+        if kv_memory < whole * size <= available * MOST:
+            kv_memory = whole * size
+    pages = min(kv_memory // size, max_running * whole)
+    if pages < 1:
+        raise WorkloadError(
+            f"{kv_memory} bytes for keys and values",
+            allowed=f"at least {size}, one page of {PAGE} tokens",
+            next=f"--kv-memory {whole * size} holds one sequence of {context} tokens",
+        )
+    return pages
+
+
+def available_bytes() -> int:
+    """Memory that programs can still have, within the limits of this process."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:  # no Linux
+        found = None
+    usable = usable_memory_bytes()
+    return min(usable, int(found[1]) * 1024) if found else usable // 2

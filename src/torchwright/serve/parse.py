@@ -1,0 +1,83 @@
+"""From bytes to a checked object: what every request's class has in common, and errors that name the field at fault."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from torchwright.serve.api_error import ApiError, invalid
+
+_NO_STORE = "nothing is stored here"
+_ONE_KIND = "this server takes and gives text"
+REFUSED = {
+    "audio": _ONE_KIND,
+    "modalities": _ONE_KIND,
+    "background": _NO_STORE,
+    "conversation": _NO_STORE,
+    "previous_response_id": f"{_NO_STORE}; send the whole conversation as input",
+    "metadata": _NO_STORE,
+    "prompt_cache_key": "every prompt is looked up in the prefix cache",
+    "prompt_cache_retention": "the prefix cache keeps what fits",
+    "best_of": "ask for n and choose",
+    "suffix": "the model continues text and fills no gaps",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "prediction": "speculation is chosen when the server is started",
+    "reasoning": "give the template's own switch in chat_template_kwargs of a chat completion",
+    "reasoning_effort": "give the template's own switch in chat_template_kwargs",
+    "verbosity": "the model has no such switch",
+    "service_tier": "there is one tier; use priority",
+    "safety_identifier": "use user",
+    "web_search_options": "there are no built-in tools",
+    "include": "there is nothing to include",
+    "max_tool_calls": "there are no built-in tools",
+    "truncation": "a prompt that does not fit is refused",
+    "dimensions": "embeddings have the model's own size",
+    "guided_json": 'use structured_outputs: {"json": …}',
+    "guided_regex": 'use structured_outputs: {"regex": …}',
+    "guided_choice": 'use structured_outputs: {"choice": …}',
+    "guided_grammar": 'use structured_outputs: {"grammar": …}',
+}
+"""Names that OpenAI or older servers know and this one does not take → why, or what to use instead."""
+
+
+class Body(BaseModel):
+    """A JSON object whose every field is known and has its own type: no text is taken for a number."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+Known = TypeVar("Known", bound=Body)
+
+
+def parse(kind: type[Known], body: bytes) -> Known:
+    """A request from its JSON; raises `ApiError` (400) that names the first field at fault."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _fault(error) from None
+
+
+def _fault(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"] if not _is_branch(part))
+    if first["type"] == "json_invalid":
+        return invalid(f"the body is not valid JSON: {first['msg']}", code="invalid_json")
+    if first["type"] == "extra_forbidden":
+        name = str(first["loc"][-1])
+        reason = REFUSED.get(name)
+        message = f"'{where}' is not supported" + (f": {reason}" if reason else "")
+        return invalid(message, where, "unsupported_parameter" if reason else "unknown_parameter")
+    if first["type"] == "missing":
+        return invalid(f"'{where}' is missing", where, "missing_parameter")
+    return invalid(f"'{where}': {first['msg']}" if where else first["msg"], where or None, "invalid_value")
+
+
+def _is_branch(part: str | int) -> bool:
+    """Whether a step of pydantic's path names an alternative of a union rather than a field."""
+    return isinstance(part, str) and (
+        "[" in part or not part.isidentifier() or part in ("str", "int", "bool")
+    )

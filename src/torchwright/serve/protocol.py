@@ -1,0 +1,367 @@
+"""What clients may send: OpenAI's requests, with vLLM's names for what OpenAI does not have.
+
+Every field works. A field of OpenAI's that is not here is refused by name with the reason (`parse.REFUSED`), and so is
+any other name. The OpenAPI document and the table of parameters in the documentation are made from these classes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from torchwright.serve.limits import (
+    CHOICES,
+    LOGIT_BIASES,
+    MESSAGES,
+    PROMPTS,
+    SEQUENCES,
+    STOP_CHARACTERS,
+    STOPS,
+    TOOLS,
+    TOP_LOGPROBS,
+)
+from torchwright.serve.parse import Body
+
+Text = Annotated[str, Field(min_length=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=STOP_CHARACTERS)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class StructuredOutputs(Body):
+    """A form that the answer must have; one of the four."""
+
+    json_schema: dict[str, Any] | bool | None = Field(None, alias="json")
+    """A JSON schema."""
+    regex: Text | None = None
+    """A regular expression that the whole answer matches."""
+    choice: Annotated[list[Text], Field(min_length=1, max_length=1024)] | None = None
+    """The answer is one of these texts."""
+    grammar: Text | None = None
+    """A grammar in EBNF with a rule `root`."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [name for name in self.model_fields_set if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise PydanticCustomError("one_of", "give one of json, regex, choice and grammar")
+        return self
+
+
+class JsonSchema(Body):
+    """A named schema; it is always enforced, strict or not."""
+
+    name: Name
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    """Send one more event with the usage, before the end."""
+
+
+class Shared(Body):
+    """What all generating requests have in common."""
+
+    model: Text | None = None
+    """The served model's name; the served one where it is left out. Another name is a 404."""
+    stream: bool = False
+    """Send the answer as server-sent events while it is made."""
+    temperature: float = Field(1.0, ge=0, le=100)
+    """Logits are divided by it; 0 takes the most likely token."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Draw among the fewest tokens that together reach this probability."""
+    top_k: int = Field(0, ge=-1, le=2**31)
+    """Draw among the k most likely tokens; 0 or -1 is all."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Draw no token less likely than this share of the most likely one."""
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    """Logits of tokens in the prompt or the answer are divided by it, or multiplied where they are negative."""
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    """Taken from the logit of every token in the answer."""
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    """Taken from a token's logit for each time it is in the answer."""
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field({}, max_length=LOGIT_BIASES)
+    """Token id → what is added to its logit."""
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    """The same seed gives the same answer to the same request; without one it is drawn."""
+    stop: Stop | Annotated[list[Stop], Field(max_length=STOPS)] | None = None
+    """Texts that end an answer; they are not part of it."""
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field([], max_length=STOPS)
+    """Tokens that end an answer, besides the model's own."""
+    ignore_eos: bool = False
+    """Go on after the model's own end-of-text tokens."""
+    min_tokens: int = Field(0, ge=0)
+    """No stop token or stop text before this many tokens."""
+    structured_outputs: StructuredOutputs | None = None
+    """A form that the answer must have: json, regex, choice or grammar."""
+    priority: int = Field(0, ge=-100, le=100)
+    """Lower is sooner."""
+    timeout: float | None = Field(None, gt=0, le=86_400)
+    """Seconds after which the request ends with what it has, and finish reason `timeout`."""
+    user: Annotated[str, Field(max_length=256)] | None = None
+    """Named in the request's line of the log."""
+    timing: bool = False
+    """Say in the answer where its time went; so does the header X-Torchwright-Timing."""
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class Choices(Shared):
+    """What the two completion requests have in common."""
+
+    n: int = Field(1, ge=1, le=CHOICES)
+    """Answers to each prompt."""
+    response_format: ResponseFormat | None = None
+    """text, json_object, or json_schema with a schema, which is always enforced."""
+    stream_options: StreamOptions | None = None
+    """With `stream`: include_usage."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError("stream_options", "stream_options is for stream: true")
+        if self.structured_outputs and self.response_format and self.response_format.type != "text":
+            raise PydanticCustomError("two_forms", "give response_format or structured_outputs, not both")
+        return self
+
+
+class CompletionRequest(Choices):
+    """POST /v1/completions"""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=PROMPTS)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=PROMPTS)]
+    )
+    """A text, a list of texts, token ids, or a list of lists of token ids."""
+    max_tokens: int = Field(16, ge=0)
+    """New tokens at most; 0 with `echo` scores the prompt."""
+    echo: bool = False
+    """Begin the answer with the prompt; with `logprobs` its tokens are scored too."""
+    logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
+    """Log-probabilities of the tokens and of this many most likely ones."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        prompts = len(self.prompt) if isinstance(self.prompt, list) and not _is_ids(self.prompt) else 1
+        if prompts * self.n > SEQUENCES:
+            raise PydanticCustomError(
+                "sequences",
+                "{prompts} prompts times n={n} are more than {most} answers",
+                {"prompts": prompts, "n": self.n, "most": SEQUENCES},
+            )
+        if self.max_tokens == 0 and not self.echo:
+            raise PydanticCustomError("no_tokens", "max_tokens 0 is for echo: true")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        prompt: Any = self.prompt
+        return [prompt] if isinstance(prompt, str) or _is_ids(prompt) else prompt
+
+
+class Function(Body):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of the arguments."""
+    strict: bool | None = None
+    """Whether arguments must match the schema even where the model decides by itself to call (tool_choice auto)."""
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: Name
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(Body):
+    name: Name
+    arguments: str
+
+
+class ToolCall(Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+def only_text(value: Any) -> Any:
+    """Other kinds of content are refused by their name, before their fields are looked at."""
+    for part in value if isinstance(value, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
+            raise PydanticCustomError(
+                "content_part",
+                "content part '{kind}' is not supported: this server takes text",
+                {"kind": kind},
+            )
+    return value
+
+
+class Message(Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    """Text, or a list of text parts; images and audio are refused."""
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=TOOLS)] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    """As in an answer that is sent back: null."""
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _content(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            only_text(data.get("content"))
+        return data
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise PydanticCustomError("content", "a message needs content, or an assistant's tool_calls")
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("tool_calls", "only an assistant's message has tool_calls")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise PydanticCustomError("tool_call_id", "tool_call_id belongs to messages of the role tool")
+        return self
+
+
+class ChatRequest(Choices):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES)]
+    """The conversation: roles system, developer, user, assistant and tool; content is text."""
+    max_tokens: int | None = Field(None, ge=1)
+    """New tokens at most; as many as fit where neither this nor max_completion_tokens is given."""
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """The newer name of max_tokens."""
+    logprobs: bool = False
+    """Log-probabilities of the answer's tokens."""
+    top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
+    """With `logprobs`: and of this many most likely ones."""
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=TOOLS)] | None = None
+    """Functions that the model may call, in the model's own format (Hermes or Llama 3)."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """auto (the default with tools), none, required, or one by name; the last two are enforced by a grammar."""
+    parallel_tool_calls: bool = True
+    """Whether one answer may hold several calls."""
+    chat_template_kwargs: dict[str, Any] = Field({})
+    """More variables for the model's chat template, such as enable_thinking."""
+    add_generation_prompt: bool = True
+    """Whether the prompt ends with the beginning of the assistant's message."""
+    store: Literal[False] | None = None
+    """Only false: nothing is stored here."""
+
+    @model_validator(mode="after")
+    def _chat_consistent(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise PydanticCustomError("top_logprobs", "top_logprobs is for logprobs: true")
+        both = self.max_tokens, self.max_completion_tokens
+        if None not in both and both[0] != both[1]:
+            raise PydanticCustomError("max_tokens", "max_tokens and max_completion_tokens differ")
+        names = [tool.function.name for tool in self.tools or []]
+        if len(set(names)) < len(names):
+            raise PydanticCustomError("tools", "two tools have the same name")
+        if self.tool_choice not in (None, "none") and not names:
+            raise PydanticCustomError("tool_choice", "tool_choice is for requests with tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise PydanticCustomError("tool_choice", "tool_choice names a tool that is not in tools")
+        calls = self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        formed = self.structured_outputs or (self.response_format and self.response_format.type != "text")
+        if calls and formed:
+            raise PydanticCustomError(
+                "two_forms", "an answer that must be a tool call cannot have another form"
+            )
+        return self
+
+
+class EmbeddingRequest(Body):
+    """POST /v1/embeddings"""
+
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=PROMPTS)]
+    """A text or a list of texts."""
+    model: Text | None = None
+    """The served model's name."""
+    encoding_format: Literal["float", "base64"] = "float"
+    """Numbers, or little-endian float32 in base64."""
+    user: Annotated[str, Field(max_length=256)] | None = None
+    """Named in the request's line of the log."""
+
+
+class TokenizeRequest(Body):
+    """POST /tokenize"""
+
+    prompt: str | None = None
+    """A text, or `messages` instead."""
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES)] | None = None
+    """A conversation, through the chat template."""
+    model: Text | None = None
+    """The served model's name."""
+    add_special_tokens: bool = True
+    """With `prompt`: the tokens that the model expects around a text."""
+    add_generation_prompt: bool = True
+    """With `messages`: end with the beginning of the assistant's message."""
+    return_token_strs: bool = False
+    """Give each token's text too."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise PydanticCustomError("one_of", "give prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """POST /detokenize"""
+
+    tokens: list[Annotated[int, Field(ge=0)]]
+    """Token ids."""
+    model: Text | None = None
+    """The served model's name."""
+
+
+def _is_ids(prompt: list[Any]) -> bool:
+    return isinstance(prompt[0], int)

@@ -1,0 +1,327 @@
+"""A fake engine that speaks `messages.py`, and servers to talk to: with the fake in a thread, with the real by command.
+
+The fake needs neither torch nor a model: it answers with the prompt's own tokens from the second on, over and over. A
+request's `priority` asks it for what goes wrong: see `Trouble`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import enum
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from torchwright.serve.app import Service
+from torchwright.serve.client import EngineClient
+from torchwright.serve.command import Server, load_model
+from torchwright.serve.folder import find
+from torchwright.serve.limits import Limits
+from torchwright.serve.messages import (
+    Cancel,
+    Embed,
+    Embedded,
+    Finish,
+    FromEngine,
+    Output,
+    Ready,
+    Refused,
+    Shutdown,
+    Stats,
+    StepOutput,
+    Submit,
+    Timing,
+    TokenLogprob,
+    decode_to_engine,
+    encode,
+)
+
+MODEL = "torchwright-bundled"
+CONTEXT = 1024
+STOP = 1
+
+
+class Trouble(enum.IntEnum):
+    """What a request's priority asks of the fake engine."""
+
+    FULL = 91
+    DIE = 92
+    FAIL = 93
+    SLOW = 94
+    """20 ms for each token."""
+    HANG = 95
+
+
+class FakeEngine:
+    """Repeats prompts, one token of every sequence a step."""
+
+    def __init__(self, endpoint: str, *, kind: str) -> None:
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+        self._socket.connect(endpoint)
+        self._kind = kind
+        self._running: dict[tuple[str, int], tuple[Submit, int]] = {}
+        self._totals = {"prompt_tokens": 0, "generated_tokens": 0, "steps": 0}
+
+    def run(self) -> None:
+        self._send(
+            Ready(
+                kind="encoder" if self._kind == "encoder" else "decoder",
+                vocabulary=4096,
+                context=CONTEXT,
+                pages=256,
+                page_tokens=16,
+                stop_ids=[STOP],
+                weight_bytes=1,
+                kv_bytes=1,
+                fingerprint="fake",
+            )
+        )
+        while True:
+            while self._socket.poll(0 if self._running else 100):
+                message = decode_to_engine(self._socket.recv())
+                if isinstance(message, Shutdown):
+                    return
+                self._take(message)
+            if self._running:
+                self._step()
+            if os.getppid() == 1:
+                return
+
+    def _take(self, message: Submit | Cancel | Embed) -> None:
+        if isinstance(message, Embed):
+            vectors = [[float(len(text)), 0.5] for text in message.texts]
+            self._send(Embedded(id=message.id, vectors=vectors, tokens=sum(map(len, message.texts))))
+        elif isinstance(message, Cancel):
+            for id, index in list(self._running):
+                if id == message.id and message.index in (None, index):
+                    self._finish([], id, index, "cancelled")
+        elif message.priority == Trouble.FULL:
+            self._send(Refused(id=message.id, reason="queue_full", text="the queue is full", retry_after_s=7))
+        elif message.priority == Trouble.DIE:
+            os._exit(3)
+        elif message.priority == Trouble.HANG:
+            time.sleep(600)
+        else:
+            self._totals["prompt_tokens"] += len(message.ids)
+            for index in range(message.n):
+                self._running[message.id, index] = (message, 0)
+
+    def _step(self) -> None:
+        outputs: list[Output] = []
+        if any(submit.priority == Trouble.SLOW for submit, _ in self._running.values()):
+            time.sleep(0.02)
+        for (id, index), (submit, count) in list(self._running.items()):
+            if submit.priority == Trouble.FAIL:
+                self._finish(outputs, id, index, "error")
+                continue
+            if submit.max_tokens == 0:
+                self._finish(outputs, id, index, "length")
+                continue
+            token = (submit.ids[1:] or submit.ids)[count % max(1, len(submit.ids) - 1)]
+            scored = [TokenLogprob(token, -0.5, [(token, -0.5), (7, -2.0)][: submit.logprobs or 0])]
+            self._running[id, index] = (submit, count + 1)
+            finish = (
+                "stop" if token in submit.stop_ids else "length" if count + 1 == submit.max_tokens else None
+            )
+            self._totals["generated_tokens"] += 1
+            prompt = None
+            if submit.prompt_logprobs is not None and count == 0 and index == 0:
+                prompt = [None, *(TokenLogprob(token, -1.0, []) for token in submit.ids[1:])]
+            outputs.append(
+                Output(
+                    id=id,
+                    index=index,
+                    tokens=[token],
+                    logprobs=scored if submit.logprobs is not None else None,
+                    prompt_logprobs=prompt,
+                    finish=finish,
+                    timing=TIMING if finish else None,
+                )
+            )
+            if finish:
+                del self._running[id, index]
+        self._totals["steps"] += 1
+        self._send(StepOutput(outputs=outputs, stats=self._stats()))
+
+    def _finish(self, outputs: list[Output], id: str, index: int, finish: Finish) -> None:
+        submit, _ = self._running.pop((id, index))
+        prompt = None
+        if submit.prompt_logprobs is not None and index == 0:
+            prompt = [None, *(TokenLogprob(token, -1.0, []) for token in submit.ids[1:])]
+        output = Output(
+            id=id,
+            index=index,
+            tokens=[],
+            finish=finish,
+            message="a fault",
+            timing=TIMING,
+            prompt_logprobs=prompt,
+        )
+        if finish == "cancelled":
+            self._send(StepOutput(outputs=[output], stats=self._stats()))
+        else:
+            outputs.append(output)
+
+    def _stats(self) -> Stats:
+        return Stats(
+            running=len(self._running),
+            waiting=0,
+            pages_used=len(self._running),
+            pages_cached=0,
+            pages=256,
+            prefix_queries=0,
+            prefix_hits=0,
+            preemptions=0,
+            speculated_tokens=0,
+            accepted_tokens=0,
+            step_s=0.001,
+            step_tokens=len(self._running),
+            **self._totals,
+        )
+
+    def _send(self, message: FromEngine) -> None:
+        self._socket.send(encode(message))
+
+
+TIMING = Timing(
+    queue_s=0.1,
+    prefill_s=0.2,
+    decode_s=0.3,
+    grammar_s=0.0,
+    preempted_s=0.0,
+    preemptions=0,
+    cached_tokens=3,
+    computed_tokens=5,
+    speculated_tokens=0,
+    accepted_tokens=0,
+)
+
+
+def fake_command(kind: str) -> Callable[[str], list[str]]:
+    """The command of a fake engine: `decoder`, `encoder`, or `broken`, which dies at once."""
+    return lambda endpoint: [sys.executable, __file__, "--endpoint", endpoint, "--kind", kind]
+
+
+@dataclass
+class Running:
+    """A server with a fake engine, in a thread of this process."""
+
+    url: str
+    service: Service
+    loop: asyncio.AbstractEventLoop
+
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the engine any more."""
+        return self.service.client.waiting == 0
+
+
+@contextlib.contextmanager
+def serving(
+    *, kind: str = "decoder", keys: Sequence[str] = (), limits: Limits | None = None
+) -> Iterator[Running]:
+    """A server with a fake engine, ready; ended with the block."""
+    limits = limits or Limits()
+    target = find(None)
+    client = EngineClient(fake_command(kind), mailbox_capacity=limits.unread_outputs)
+    model = None if kind == "encoder" else load_model(target, limits)
+    service = Service(name=MODEL, client=client, model=model, limits=limits, keys=keys, log_requests=True)
+    started: queue.Queue[tuple[Server, asyncio.AbstractEventLoop, str]] = queue.Queue()
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(service, started)))
+    thread.start()
+    server, loop, url = started.get(timeout=30)
+    try:
+        wait_until(lambda: client.state in ("ready", "failed"))
+        yield Running(url, service, loop)
+    finally:
+        loop.call_soon_threadsafe(server.handle_exit, signal.SIGINT, None)
+        thread.join(30)
+
+
+async def _serve(
+    service: Service, started: queue.Queue[tuple[Server, asyncio.AbstractEventLoop, str]]
+) -> None:
+    import socket
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    server = Server(service, url, 0.0, lambda text: None, warm=False)
+    task = asyncio.create_task(server.serve(sockets=[listening]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    started.put((server, asyncio.get_running_loop(), url))
+    await task
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for something that another thread or process does; fails when it does not come."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come in time"
+        time.sleep(0.01)
+
+
+@dataclass
+class Command:
+    """`torchwright serve` in a process of its own."""
+
+    process: subprocess.Popen[str]
+    url: str
+    said: list[str]
+
+    def engine_pid(self) -> int:
+        """The process that computes."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        names = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+        return next(pid for pid, words in names.items() if b"torchwright.serve.process" in words)
+
+
+@contextlib.contextmanager
+def command(*arguments: str) -> Iterator[Command]:
+    """`torchwright serve` on a free port with the real engine, ready; killed with the block."""
+    program = "import sys; from torchwright.cli import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "serve", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        yield Command(process, *_ready(process))
+    finally:
+        process.kill()
+        process.wait(30)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _ready(process: subprocess.Popen[str]) -> tuple[str, list[str]]:
+    """(URL, everything said) once the server is ready."""
+    assert process.stdout is not None
+    said: list[str] = []
+    for line in process.stdout:
+        said.append(line)
+        if match := re.search(r" at (http://\S+) after ", line):
+            return match[1], said
+    raise AssertionError(f"the server ended with {process.wait()}: {said}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--endpoint")
+    parser.add_argument("--kind")
+    given = parser.parse_args()
+    if given.kind == "broken":
+        sys.exit(4)
+    FakeEngine(given.endpoint, kind=given.kind).run()

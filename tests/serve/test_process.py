@@ -1,0 +1,299 @@
+"""The engine as a process: what it says over its socket, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import zmq
+from engine_support import Result, Results, bundled, drain, request, words
+
+from factories import make_recipe
+from folders import encoder, eval_text, save
+from torchwright.errors import TorchwrightError
+from torchwright.plan import artifact
+from torchwright.plan.load import load
+from torchwright.serve.messages import (
+    Cancel,
+    Embed,
+    Embedded,
+    Failed,
+    FromEngine,
+    Loading,
+    Ready,
+    Refused,
+    Shutdown,
+    StepOutput,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
+from torchwright.serve.process import ServedDecoder, ServedEncoder, open_served, parser, serve_encoder
+from torchwright.workloads.encoder import EncoderWorkload
+from torchwright.workloads.language import BUNDLED
+
+WAIT_S = 120
+
+
+class Peer:
+    """The HTTP process's end of the socket."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.PAIR)
+        self.socket.setsockopt(zmq.RCVTIMEO, WAIT_S * 1000)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        endpoint = f"ipc://{folder}/engine"
+        self.socket.bind(endpoint)
+        command = [sys.executable, "-m", "torchwright.serve.process", "--endpoint", endpoint, *arguments]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}  # enough for the bundled model
+        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        self.results: Results = {}
+        self.others: list[FromEngine] = []
+        self.last: StepOutput | None = None
+
+    def send(self, message: ToEngine) -> None:
+        self.socket.send(encode(message))
+
+    def receive(self) -> FromEngine:
+        return decode_from_engine(self.socket.recv())
+
+    def opened(self) -> Ready | Failed:
+        """What ends the loading."""
+        while True:
+            message = self.receive()
+            if not isinstance(message, Loading):
+                assert isinstance(message, Ready | Failed)
+                return message
+
+    def until(self, enough: Callable[[], bool]) -> None:
+        """Take messages into `results`, `others` and `last`."""
+        while not enough():
+            message = self.receive()
+            if not isinstance(message, StepOutput):
+                self.others.append(message)
+                continue
+            self.last = message
+            for output in message.outputs:
+                result = self.results.setdefault((output.id, output.index), Result())
+                result.tokens += output.tokens
+                result.finish = output.finish
+
+    def ended(self, *ids: str) -> bool:
+        return all((id, 0) in self.results and self.results[id, 0].finish for id in ids)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[Peer]:
+    peer = Peer(tmp_path, "--max-running", "4", "--kv-memory", str(8 << 20))
+    yield peer
+    peer.close()
+
+
+@pytest.fixture
+def encoder_artifact(tmp_path: Path) -> Path:
+    """A random sentence encoder, as `optimize` would leave it where nothing made it faster."""
+    sources = save(encoder(), tmp_path / "encoder")
+    workload = EncoderWorkload(sources, batch=4, tokens=32, eval_text=eval_text(tmp_path / "text.txt"))
+    with artifact.writing(tmp_path / "artifact") as out:
+        (out / artifact.MODEL).mkdir()
+        for name, file in workload.files(weights=True).items():
+            shutil.copy2(file, out / artifact.MODEL / name)
+        recipe = make_recipe(engine="eager", workload=workload.describe(), steps=())
+        artifact.finish(out, recipe, {"engine": "eager", "dtype": "float32"})
+    return tmp_path / "artifact"
+
+
+def test_a_request_from_loading_to_idle(peer: Peer) -> None:
+    ready = peer.opened()
+    assert isinstance(ready, Ready)
+    model = bundled()
+    assert (ready.kind, ready.vocabulary, ready.context) == ("decoder", 4096, 1024)
+    assert ready.stop_ids == list(model.stop)
+    assert ready.pages == (8 << 20) // (ready.kv_bytes // ready.pages)
+    assert ready.weight_bytes > 20e6
+    ids = words(30, seed=1)
+    peer.send(request("a", ids, 12))
+    peer.send(request("b", ids, 400))
+    peer.send(request("c", ids, 5000))
+    peer.send(Embed(id="d", texts=["no"]))
+    peer.until(lambda: len(peer.others) == 2)
+    refused, failed = peer.others
+    assert isinstance(refused, Refused)
+    assert (refused.id, refused.reason) == ("c", "too_long")
+    assert isinstance(failed, Failed)
+    assert failed.id == "d"
+    peer.send(Cancel(id="b", reason="a test"))
+    peer.until(lambda: peer.ended("a", "b"))
+    assert peer.results["b", 0].finish == "cancelled"
+    assert peer.results["a", 0].tokens == model.generate(ids, max_new_tokens=12, stop=[])
+    peer.until(lambda: peer.last is not None and not peer.last.outputs)
+    assert peer.last is not None
+    assert (peer.last.stats.running, peer.last.stats.pages_used) == (0, 0)
+
+
+def test_a_drain_ends_what_runs_and_refuses_what_comes(peer: Peer) -> None:
+    assert isinstance(peer.opened(), Ready)
+    peer.send(request("a", [5, 6], 400))
+    peer.until(lambda: ("a", 0) in peer.results)
+    peer.send(Shutdown(drain=True))
+    peer.send(request("late", [5, 6], 5))
+    peer.until(lambda: peer.ended("a") and len(peer.others) == 1)
+    assert len(peer.results["a", 0].tokens) == 400
+    (late,) = peer.others
+    assert isinstance(late, Refused)
+    assert late.id == "late"
+    assert peer.process.wait(WAIT_S) == 0
+
+
+def test_a_shutdown_at_once_tells_every_request(peer: Peer) -> None:
+    assert isinstance(peer.opened(), Ready)
+    for name in "ab":
+        peer.send(request(name, [5, 6], 900))
+    assert isinstance(peer.receive(), StepOutput)
+    peer.send(Shutdown(drain=False))
+    peer.until(lambda: peer.ended("a", "b"))
+    assert {result.finish for result in peer.results.values()} == {"cancelled"}
+    assert peer.process.wait(WAIT_S) == 0
+
+
+def test_a_killed_engine_is_noticed_by_its_exit(peer: Peer) -> None:
+    assert isinstance(peer.opened(), Ready)
+    peer.send(request("a", [5, 6], 900))
+    assert isinstance(peer.receive(), StepOutput)
+    peer.process.send_signal(signal.SIGKILL)
+    assert peer.process.wait(WAIT_S) == -signal.SIGKILL
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the signal is Linux's")
+def test_the_engine_dies_with_its_parent(tmp_path: Path) -> None:
+    """The parent is killed while the engine loads or waits; nothing stays behind."""
+    endpoint = f"ipc://{tmp_path}/engine"
+    code = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-m', 'torchwright.serve.process', '--endpoint', {endpoint!r}])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        socket.setsockopt(zmq.RCVTIMEO, WAIT_S * 1000)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(endpoint)
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+            assert parent.stdout is not None
+            child = int(parent.stdout.readline())
+            socket.recv()  # it lives
+            parent.kill()
+    until = time.monotonic() + WAIT_S
+    while _alive(child):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+class Script:
+    """A channel that brings what a test has written down, and keeps what is sent."""
+
+    def __init__(self, *messages: ToEngine) -> None:
+        self.messages, self.sent = list(messages), list[FromEngine]()
+
+    def send(self, message: FromEngine) -> None:
+        self.sent.append(decode_from_engine(encode(message)))
+
+    def receive(self, wait_ms: int) -> list[ToEngine]:
+        messages, self.messages = self.messages, []
+        return messages
+
+
+def opened(*arguments: str) -> ServedDecoder | ServedEncoder:
+    options = parser().parse_args(["--endpoint", "ipc://unused", *arguments])
+    return open_served(options, cast(Any, Script()))
+
+
+def test_what_cannot_be_served_is_said_before_the_end(tmp_path: Path) -> None:
+    peer = Peer(tmp_path, "--quantize", "w3")
+    try:
+        failed = peer.opened()
+        assert isinstance(failed, Failed)
+        assert "w3" in failed.text
+        assert peer.process.wait(WAIT_S) == 2
+    finally:
+        peer.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--model", "/nowhere"], "nowhere"),
+        (["--dtype", "fp32"], "--no-deterministic"),
+        (["--kv-memory", "10"], "--kv-memory"),
+        (["--max-running", "0"], "max_running"),
+    ],
+)
+def test_a_refusal_names_what_to_change(arguments: list[str], word: str) -> None:
+    with pytest.raises(TorchwrightError, match=word):
+        opened(*arguments)
+
+
+def test_an_artifact_of_the_native_decoder_is_served(tmp_path: Path) -> None:
+    from tiny import build
+    from tiny import save as save_tiny
+
+    from language_artifacts import native_artifact
+
+    folder = save_tiny(build("llama"), tmp_path / "model")
+    shutil.copy(BUNDLED / "tokenizer.json", folder)
+    path = str(native_artifact(folder, tmp_path / "artifact"))
+    served = opened("--model", path, "--max-running", "2")
+    assert isinstance(served, ServedDecoder)
+    assert served.ready.vocabulary == 128
+    assert served.engine.submit(request("a", [5, 6], 4)) is None
+    assert len(drain(served.engine)["a", 0].tokens) == 4
+    with pytest.raises(TorchwrightError, match="--quantize w8a8 is not for"):
+        opened("--model", path, "--quantize", "w8a8")
+
+
+def test_an_artifact_of_a_sentence_encoder_embeds(encoder_artifact: Path) -> None:
+    served = opened("--model", str(encoder_artifact))
+    assert isinstance(served, ServedEncoder)
+    assert (served.ready.kind, served.ready.context) == ("encoder", 32)
+    texts = ["a small sentence", "another one"]
+    script = Script(
+        Embed(id="a", texts=texts),
+        Embed(id="b", texts=[""]),
+        Embed(id="c", texts=["word " * 90]),
+        request("d", [5]),
+        Cancel(id="a", reason="too late"),
+        Shutdown(drain=True),
+    )
+    serve_encoder(served, cast(Any, script))
+    embedded, *failed, refused = script.sent
+    assert isinstance(embedded, Embedded)
+    assert embedded.tokens > 4
+    torch.testing.assert_close(torch.tensor(embedded.vectors), load(encoder_artifact).model.encode(texts))
+    assert [(message.id, type(message)) for message in failed if isinstance(message, Failed)] == [
+        ("b", Failed),
+        ("c", Failed),
+    ]
+    assert isinstance(refused, Refused)
+    assert refused.id == "d"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
