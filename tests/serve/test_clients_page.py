@@ -24,7 +24,13 @@ class Browser:
         reads, self._out = os.pipe()
         self._in, writes = os.pipe()
         flags = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run"
-        words = [CHROMIUM, *flags.split(), f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]
+        words = [
+            CHROMIUM,
+            *flags.split(),
+            f"--user-data-dir={profile}",
+            "--remote-debugging-pipe",
+            "about:blank",
+        ]
         self._process = subprocess.Popen(
             ["bash", "-c", f'exec "$@" 3<&{reads} 4>&{writes}', "bash", *words],
             pass_fds=(reads, writes),
