@@ -62,7 +62,8 @@ def api(monkeypatch: pytest.MonkeyPatch) -> FakeAPI:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["optimize", "--help"], ["generate", "--help"], ["optimise"], []]
+    "arguments",
+    [["--help"], ["optimize", "--help"], ["generate", "--help"], ["serve", "--help"], ["optimise"], []],
 )
 def test_help_and_usage_errors_import_nothing_heavy(arguments):
     code = f"import sys; from torchwright.cli import main; main({arguments!r}); "
@@ -74,7 +75,10 @@ def test_help_and_usage_errors_import_nothing_heavy(arguments):
 def test_the_verbs_are_listed_in_the_order_of_the_work(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    verbs = ["optimize", "verify", "bench", "generate", "report", "doctor", "techniques", "workloads"]
+    verbs = [
+        *("optimize", "verify", "bench", "generate", "serve"),
+        *("report", "doctor", "techniques", "workloads"),
+    ]
     places = [out.index(f"\n  {verb} ") for verb in verbs]
     assert places == sorted(places)
     assert list(cli.commands) == verbs

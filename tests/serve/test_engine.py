@@ -349,7 +349,7 @@ def test_waiting_makes_up_for_a_low_priority(model: LoadedDecoder) -> None:
 
 
 def test_every_end_is_logged_with_its_reason(model: LoadedDecoder, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "torchwright.serve")
+    caplog.set_level(logging.DEBUG, "torchwright.serve")
     made = engine(model)
     made.submit(request("one", [5], 2))
     made.submit(request("two", [5], 9))

@@ -309,7 +309,9 @@ class Engine:
         self._finish_s += FINISH_WEIGHT * (now - self._last_finish - self._finish_s)
         self._last_finish = now
         self._tell(sequence, answer, finish, message)
-        log.info(
+        # --log-requests says normal ends with what the HTTP side knows of them.
+        log.log(
+            logging.DEBUG if finish in ("stop", "length") else logging.INFO,
             "request %s[%d] ended: %s%s; %d prompt tokens, %d new in %.3f s",
             sequence.submit.id,
             sequence.index,

@@ -36,6 +36,11 @@ def _variant(decoder: Decoder) -> tuple[str, str] | None:
             f"heads of {decoder.config.head_dim} dimensions, which the compiled attention does not take",
             "",
         )
-    if any(isinstance(module, MixtureOfExperts) and module.packed_router is None for module in decoder.modules()):
-        return "a mixture of experts whose router is an operator of PyTorch", "--dtype bf16 takes the compiled one; "
+    if any(
+        isinstance(module, MixtureOfExperts) and module.packed_router is None for module in decoder.modules()
+    ):
+        return (
+            "a mixture of experts whose router is an operator of PyTorch",
+            "--dtype bf16 takes the compiled one; ",
+        )
     return None

@@ -11,11 +11,10 @@ from torchwright.decoder.cache import PAGE
 from torchwright.decoder.config import DecoderConfig
 from torchwright.devices.cpu import usable_memory_bytes
 from torchwright.errors import WorkloadError
+from torchwright.serve.options import KV_SHARE
 
-SHARE = 0.5
-"""Of the memory that is available, where nobody says how much."""
 MOST = 0.9
-"""Of it for one sequence of the whole context, if half is too little for that."""
+"""Of the available memory for one sequence of the whole context, if half is too little for that."""
 
 
 def page_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
@@ -42,7 +41,7 @@ def page_count(
     whole = -(-context // PAGE)
     if kv_memory is None:
         available = available_bytes() if available is None else available
-        kv_memory = int(available * SHARE)
+        kv_memory = int(available * KV_SHARE)
         if kv_memory < whole * size <= available * MOST:
             kv_memory = whole * size
     pages = min(kv_memory // size, max_running * whole)

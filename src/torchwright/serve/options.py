@@ -7,6 +7,9 @@ from typing import Literal
 
 from torchwright.errors import WorkloadError
 
+KV_SHARE = 0.5
+"""Of the memory that is available, for keys and values where nobody says how much."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:

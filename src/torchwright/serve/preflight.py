@@ -18,12 +18,11 @@ from typing import Any
 from torchwright.errors import ModelError
 from torchwright.paths import cache_folder
 from torchwright.serve.folder import Target
+from torchwright.serve.options import KV_SHARE
 from torchwright.serve.text import read_json
 
 PROMPT = 512
 """Tokens of the prompt whose time to first token is predicted."""
-KV_SHARE = 0.5
-"""Of the available memory, where --kv-memory is not given: the engine's rule."""
 KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 WEIGHT_BYTES = {"none": 2.0, "w8a8": 1.0, "w4a8": 0.5, "w4a16": 0.5}
 RATE = {"none": "bfloat16", "w4a16": "bfloat16", "w8a8": "int8", "w4a8": "int8"}
