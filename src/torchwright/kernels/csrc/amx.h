@@ -72,12 +72,22 @@ struct RowBlocks {
 
 constexpr int64_t LINE = tw::PANEL * 4, STEP = TILE_ROWS * LINE;  // bytes of a panel: one row, one tile step
 
-// At most 16 rows by the four blocks of a panel that comes from memory.
+// At most 16 rows by the four blocks of a panel, added to what `sums` holds (or to zero, at `first`); `streams` says
+// that the panel comes from memory.
 template <bool INTEGERS, class Number>
-inline void multiply_few(const char* a, int64_t stride, const char* panel, int64_t steps, Number* sums) {
-  clear_sums();
+inline void multiply_few(const char* a, int64_t stride, const char* panel, int64_t steps, bool first, bool streams,
+                         Number* sums) {
+  if (first) {
+    clear_sums();
+  } else {
+    _tile_loadd(0, sums, LINE);
+    _tile_loadd(1, sums + 16, LINE);
+    _tile_loadd(2, sums + 32, LINE);
+    _tile_loadd(3, sums + 48, LINE);
+  }
   for (const char* w = panel; w < panel + steps * STEP; w += STEP, a += 64) {
-    for (int64_t ahead = STEP; ahead < 2 * STEP; ahead += 64) __builtin_prefetch(w + ahead);
+    if (streams)
+      for (int64_t ahead = STEP; ahead < 2 * STEP; ahead += 64) __builtin_prefetch(w + ahead);
     _tile_loadd(4, a, stride);
     _tile_loadd(6, w, LINE);
     TW_TILE_DOT(0, 4, 6);
@@ -134,7 +144,7 @@ inline void multiply_tiles(const char* a, int64_t stride, const RowBlocks& block
   constexpr int64_t CHUNK = 8;
   memory_is_read();
   if (blocks.few()) {
-    multiply_few<INTEGERS>(a, stride, panel, steps, sums);
+    multiply_few<INTEGERS>(a, stride, panel, steps, first, next, sums);
   } else {
     const int64_t low_rows = std::min<int64_t>(blocks.rows, TILE_ROWS), passes = 2 * blocks.count;
     const int64_t count = next ? (STEP / 64 + passes - 1) / passes : 0;

@@ -191,6 +191,8 @@ struct AmxTile {
     for (int64_t key = first / SPAN * SPAN; key < last; key += SPAN) {
       const int64_t page = key / PAGE;
       const int pages = int((std::min<int64_t>(last - key, SPAN) + PAGE - 1) / PAGE);
+      // Few rows are a decode step, whose pages come from memory.
+      if (count < TILE_ROWS) fetch(t, page + PAGES, (std::min(last, key + 2 * SPAN) + PAGE - 1) / PAGE);
       scores(t, page, pages);
       for (int r = 0; r < count; r++) {
         F row[PAGES];
@@ -202,6 +204,14 @@ struct AmxTile {
       }
       weigh(t, page, pages);
     }
+  }
+
+  static void fetch(const AttentionTask& t, int64_t page, int64_t end) {
+    for (; page < end; page++)
+      for (const void* all : {t.k, t.v}) {
+        const uint16_t* from = Pages<uint16_t>().of(all, t, page);
+        for (int64_t at = 0; at < PAGE * t.head_size; at += 32) __builtin_prefetch(from + at);
+      }
   }
 
   void scores(const AttentionTask& t, int64_t page, int pages) {

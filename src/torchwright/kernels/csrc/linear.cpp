@@ -125,6 +125,7 @@ struct W4 {
       const int64_t end = std::min(to, (k / t.group + 1) * t.group);
       for (; k < end; k += 8, w += PANEL * 4, out += PANEL * 8)
         for (int b = 0; b < BLOCKS; b++) {
+          __builtin_prefetch(w + AHEAD + b * 64);
           const U raw = load<U>(w + b * 64);
           store(out + b * 64, scaled_bytes(nibbles(raw, 0), times[b], shift[b]));
           store(out + PANEL * 4 + b * 64, scaled_bytes(nibbles(raw, 1), times[b], shift[b]));
@@ -263,8 +264,8 @@ class Tiled {
         panels(panels),
         blocks((t.row_end - t.row_begin) * t.digits, t.digits),
         steps(Kind::panel_bytes(t) / STEP),
-        span(blocks.few() ? steps : std::min(steps, SPAN)),
-        together(span == steps ? 1 : 4),
+        span(std::min(steps, blocks.count == 1 ? Panels::FEW_STEPS : SPAN)),
+        together(span == steps || blocks.count == 1 ? 1 : 4),
         scratch(allocate(together * blocks.count * BLOCK * sizeof(Number))) {}
 
   void run() const {
@@ -305,6 +306,7 @@ class Tiled {
 // Panels as they lie in memory; a step is 16 lines of four blocks.
 template <class Kind>
 struct StoredPanels {
+  static constexpr int64_t FEW_STEPS = 1 << 30;  // few rows take a panel from memory in one go
   const LinearTask& t;
   const char* at(int64_t panel, int64_t begin, int64_t) const {
     return (const char*)t.weight + panel * Kind::panel_bytes(t) + begin * 16 * PANEL * 4;
@@ -314,6 +316,7 @@ struct StoredPanels {
 
 // 4-bit panels as W8 reads them, made when they are asked for.
 struct WidenedPanels {
+  static constexpr int64_t FEW_STEPS = 2;  // what was widened for few rows is read in the first level of cache
   const LinearTask& t;
   const Bytes wide;
   explicit WidenedPanels(const LinearTask& t) : t(t), wide(allocate(W8::panel_bytes(t))) {}
