@@ -233,30 +233,32 @@ def http(folder: Path, quantize: str, model: LoadedDecoder) -> Iterator[dict[str
 @contextlib.contextmanager
 def server(folder: Path, quantize: str) -> Iterator[int]:
     """`torchwright serve` on a free port, once it is ready."""
-    import httpx
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = ["serve", str(folder), "--port", str(port), "--quantize", quantize, "--speculate", "none"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torchwright.cli", *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while True:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
-                    break
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("the server did not become ready")
-            time.sleep(0.2)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(30)
+    command = [str(Path(sys.executable).with_name("torchwright")), *words]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 120
+            while not _is_ready(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    raise RuntimeError(f"the server did not become ready: {log.read().decode()[-500:]}")
+                time.sleep(0.2)
+            yield port
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _is_ready(port: int) -> bool:
+    import httpx
+
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+    return False
 
 
 async def streams(port: int, count: int, prompt: int, new: int) -> int:
