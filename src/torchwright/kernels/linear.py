@@ -87,8 +87,10 @@ class PackedLinear(nn.Module):
             integers, scale_N = pack.quantize_w8(weight_NK)
             packed, scale = pack.pack_w8(integers), _padded(scale_N)
         else:
-            quantize = gptq_w4 if importance is not None and importance.ndim == 2 else pack.quantize_w4
-            integers, multipliers, scale_N = quantize(weight_NK, group_size, importance)
+            if importance is not None and importance.ndim == 2:
+                integers, multipliers, scale_N = gptq_w4(weight_NK, group_size, importance)
+            else:
+                integers, multipliers, scale_N = pack.quantize_w4(weight_NK, group_size, importance)
             packed, scale = pack.pack_w4(integers, multipliers, group_size), _padded(scale_N)
         self.register_buffer("packed", lasting(packed))
         self.register_buffer("scale", scale)
