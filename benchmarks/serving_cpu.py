@@ -326,7 +326,7 @@ def main() -> None:
         for part in parts:
             for row in every[part]():
                 rows.append(row)
-                print(json.dumps(row, default=lambda x: x), flush=True)
+                print(json.dumps(row), flush=True)
                 turns.write_json(options.json, rows)
 
 

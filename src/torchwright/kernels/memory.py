@@ -18,13 +18,13 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     They start at a huge page's boundary, and lie in huge pages where the system grants them.
     """
     count = prod(shape)
+    if not count:
+        return torch.zeros(shape, dtype=dtype)
     size = count * dtype.itemsize
     memory = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has none
     if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE
-    if not count:
-        return torch.zeros(shape, dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape)
 
 

@@ -7,6 +7,7 @@ Every row is computed by itself, so that nothing depends on the rows beside it.
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import torch
 
@@ -56,15 +57,7 @@ class Chooser:
 
 def sampling_of(options: SamplingOptions) -> Sampling:
     """The options that the decoder's sampler knows; raises `WorkloadError` for one that is out of range."""
-    return Sampling(
-        repetition_penalty=options.repetition_penalty,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-    )
+    return Sampling(**{field.name: getattr(options, field.name) for field in fields(Sampling)})
 
 
 def logprob(logits_V: torch.Tensor, token: int, top: int) -> TokenLogprob:

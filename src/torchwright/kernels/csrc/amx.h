@@ -37,7 +37,6 @@ inline void shape_tiles(int64_t rows) {
 
 // The tile registers belong to a thread; whoever leaves gives them back, or the kernel saves 8 KB at every switch.
 struct TilesInUse {
-  explicit TilesInUse(int64_t rows) { shape_tiles(rows); }
   ~TilesInUse() { _tile_release(); }
 };
 

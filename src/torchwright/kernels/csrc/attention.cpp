@@ -305,7 +305,7 @@ inline void finish(const AttentionTask& t, int64_t at, const Row& row, const flo
 #if defined(TW_AMX)
 void attention_tiles(const AttentionTask& t, int64_t begin, int64_t end) {
   AmxTile tile;
-  const TilesInUse tiles(TILE_ROWS);
+  const TilesInUse tiles;
   for (int64_t from = begin; from < end; from += TILE_ROWS) {
     const int rows = int(std::min<int64_t>(end - from, TILE_ROWS));
     for (int r = 0; r < rows; r++) {

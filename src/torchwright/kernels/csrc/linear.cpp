@@ -269,7 +269,8 @@ class Tiled {
         scratch(allocate(together * blocks.count * BLOCK * sizeof(Number))) {}
 
   void run() const {
-    const TilesInUse tiles(blocks.rows);
+    const TilesInUse tiles;
+    shape_tiles(blocks.rows);
     for (int64_t panel = t.panel_begin; panel < t.panel_end; panel += together)
       some(panel, std::min(panel + together, t.panel_end));
   }
@@ -331,7 +332,8 @@ template <class Kind, class Panels>
 void linear(const LinearTask& t, const Panels& panels) {
 #if defined(TW_AMX)
   // bfloat16 sums depend on their order, so tiles take every row count there.
-  if (std::is_same_v<Kind, BF16> || (t.row_end - t.row_begin) * t.digits >= TILED) return Tiled<Kind, Panels>(t, panels).run();
+  if (std::is_same_v<Kind, BF16> || (t.row_end - t.row_begin) * t.digits >= TILED)
+    return Tiled<Kind, Panels>(t, panels).run();
 #endif
   for (int64_t panel = t.panel_begin; panel < t.panel_end; panel++)
     rows_by_vectors<Kind>(t, panels.at(panel, 0, t.depth / DEPTH), panel * PANEL);
@@ -347,7 +349,7 @@ void linear_w4(const LinearTask& t) {
     rows_by_vectors<W4>(t, panels.at(panel, 0, 0), panel * PANEL);
 }
 
-// Scale a row to ±`levels` and round it to integers; NaN and infinity make the row's scale one of them.
+// Scale a row to the levels of its digits and round it to integers.
 template <class T>
 void quantize_row(const T* x, int64_t features, int64_t row, const tw::QuantizedRows& to) {
   I peak = I{};  // a NaN is the largest of all, and makes the row's scale one

@@ -118,16 +118,18 @@ inline F load_f32(const uint16_t* p) {
 #endif
 }
 
-inline F load_f32(const int8_t* p) {
+inline I small_integers(const int8_t* p) {
 #if defined(__AVX512F__)
-  return (F)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+  return (I)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
 #else
   typedef int8_t B __attribute__((vector_size(16)));
   B bytes;
   std::memcpy(&bytes, p, sizeof bytes);
-  return __builtin_convertvector(bytes, F);
+  return __builtin_convertvector(bytes, I);
 #endif
 }
+
+inline F load_f32(const int8_t* p) { return to_float(small_integers(p)); }
 
 inline void store_f32(float* p, F x) { store(p, x); }
 
@@ -180,17 +182,6 @@ inline I dot4(I acc, U w, int32_t a) {
   std::memcpy(as, &a, 4);
   for (int j = 0; j < 4; j++) acc += (I)((w >> (8 * j)) & 0xffu) * int32_t(as[j]);
   return acc;
-#endif
-}
-
-inline I small_integers(const int8_t* p) {
-#if defined(__AVX512F__)
-  return (I)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
-#else
-  typedef int8_t B __attribute__((vector_size(16)));
-  B bytes;
-  std::memcpy(&bytes, p, sizeof bytes);
-  return __builtin_convertvector(bytes, I);
 #endif
 }
 
