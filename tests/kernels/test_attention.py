@@ -19,6 +19,8 @@ HEADS = [(2, 2, 16), (3, 1, 48), (6, 2, 64), (8, 1, 80), (3, 1, 128), (2, 2, 256
 """Query heads, key heads, head size: groups of 1, 2, 3 and 8."""
 MASKS = [(0, 0.0), (1, 0.0), (17, 0.0), (64, 2.0), (100, 0.0), (0, 30.0)]
 """Window, soft cap."""
+STRETCH = 1024
+"""Keys that share a softmax (csrc/kernels.h)."""
 TOLERANCE = {torch.float32: 3e-6, torch.int8: 3e-6, torch.bfloat16: 1e-2}
 """Of values around 1. With bfloat16 pages, queries and weights are rounded to bfloat16 before they are multiplied."""
 
@@ -225,6 +227,43 @@ def test_threads_do_not_change_a_bit(isa: str, kind: torch.dtype) -> None:
         assert torch.equal(call.found(), alone)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (1500, 0.0), (300, 2.0)])
+@pytest.mark.parametrize("heads", [(2, 1, 32), (3, 3, 48)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_stretches(isa: str, kind: torch.dtype, heads: tuple[int, int, int], window: int, cap: float) -> None:
+    """Queries before, at and behind the borders of stretches: right, and the same bits alone as in company."""
+    whole = make(
+        kind,
+        [STRETCH + 20, 3 * STRETCH + 5, STRETCH, STRETCH + 1],
+        [40, 3, 2, 1],
+        heads,
+        window=window,
+        cap=cap,
+    )
+    check(whole)
+    wanted = whole.found()
+    for query in (0, 19, 20, 21, 39):
+        assert torch.equal(whole.only(0, query, query + 1).found(), wanted[query : query + 1])
+    for sequence, first in ((1, 40), (2, 43), (3, 45)):
+        found = whole.only(sequence).found()
+        assert torch.equal(found, wanted[first : first + len(found)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_share_the_stretches_of_one_head(isa: str, kind: torch.dtype) -> None:
+    """One key head and few queries: one thread computes all, or each its stretches."""
+    call, threads = make(kind, [2500, 1100], [3, 1], (4, 1, 64), window=2000), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = call.found()
+        for count in (2, 5):
+            torch.set_num_threads(count)
+            assert torch.equal(call.found(), alone)
+    finally:
+        torch.set_num_threads(threads)
+    check(call)
 
 
 @pytest.mark.parametrize("kind", KINDS)

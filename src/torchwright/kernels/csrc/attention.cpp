@@ -1,11 +1,13 @@
 // Attention of some query rows over the pages of one sequence and one key/value head.
 //
 // Keys are taken in spans of four pages, counted from the start of the sequence, with a running softmax; a span in
-// which a row sees nothing changes that row by nothing, to the bit. So a row's result depends neither on the rows it
-// is computed beside nor on how the prompt was cut. With AMX, both products of bfloat16 pages are tiles, for every
-// number of rows.
+// which a row sees nothing changes that row by nothing, to the bit. The softmax begins anew with every stretch of the
+// sequence, and stretches are added up in their order, whether one thread has computed them or several. So a row's
+// result depends neither on the rows it is computed beside nor on how the prompt was cut or the work divided. With AMX,
+// both products of bfloat16 pages are tiles, for every number of rows.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "amx.h"
 #include "kernels.h"
@@ -24,6 +26,13 @@ constexpr float NOTHING = -1e30f, LOG2_E = 1.44269504f;
 struct Row {
   int64_t first, last;  // keys that it sees: [first, last)
   float peak = NOTHING, total = 0;
+};
+
+// What some rows have summed over stretches.
+template <int ROWS>
+struct Whole {
+  Row rows[ROWS];
+  alignas(64) float out[ROWS][LARGEST_HEAD];
 };
 
 // The query rows of a tile in the types that the products want, and what is accumulated for them.
@@ -128,12 +137,7 @@ inline void weigh(const AttentionTask& t, Tile& tile, int64_t page, int64_t keys
 }
 
 template <int R, class KV>
-void run(const AttentionTask& t, Tile& tile) {
-  int64_t first = tile.rows[0].first, last = tile.rows[0].last;
-  for (int r = 1; r < R; r++) {
-    first = tile.rows[r].first < first ? tile.rows[r].first : first;
-    last = tile.rows[r].last > last ? tile.rows[r].last : last;
-  }
+void run(const AttentionTask& t, Tile& tile, int64_t first, int64_t last) {
   for (int64_t key = first / SPAN * SPAN; key < last; key += SPAN) {
     const int64_t page = key / PAGE, keys = last - key < SPAN ? last - key : SPAN;
     const int count = int((keys + PAGE - 1) / PAGE);
@@ -156,10 +160,10 @@ void run(const AttentionTask& t, Tile& tile) {
 }
 
 template <int R>
-void run_typed(const AttentionTask& t, Tile& tile) {
-  if (t.kv_type == Type::f32) run<R, float>(t, tile);
-  else if (t.kv_type == Type::bf16) run<R, uint16_t>(t, tile);
-  else run<R, int8_t>(t, tile);
+void run_typed(const AttentionTask& t, Tile& tile, int64_t first, int64_t last) {
+  if (t.kv_type == Type::f32) run<R, float>(t, tile, first, last);
+  else if (t.kv_type == Type::bf16) run<R, uint16_t>(t, tile, first, last);
+  else run<R, int8_t>(t, tile, first, last);
 }
 
 #if defined(TW_AMX)
@@ -185,9 +189,7 @@ struct AmxTile {
     _tile_loadconfig(&shapes);
   }
 
-  void run(const AttentionTask& t, int count) {
-    int64_t first = rows[0].first, last = rows[0].last;
-    for (int r = 1; r < count; r++) first = std::min(first, rows[r].first), last = std::max(last, rows[r].last);
+  void run(const AttentionTask& t, int count, int64_t first, int64_t last) {
     for (int64_t key = first / SPAN * SPAN; key < last; key += SPAN) {
       const int64_t page = key / PAGE;
       const int pages = int((std::min<int64_t>(last - key, SPAN) + PAGE - 1) / PAGE);
@@ -302,23 +304,65 @@ inline void finish(const AttentionTask& t, int64_t at, const Row& row, const flo
   }
 }
 
+// Adds what a row has summed over one stretch to what it has over those before.
+inline void add(const AttentionTask& t, const Row& part, const float* from, Row& whole, float* to) {
+  if (part.total == 0) return;  // it sees nothing there
+  const float peak = std::fmax(whole.peak, part.peak);
+  const F old = whole.peak < peak ? exp2(splat(whole.peak - peak)) : splat(1.0f);
+  const F fresh = part.peak < peak ? exp2(splat(part.peak - peak)) : splat(1.0f);
+  for (int64_t d = 0; d < t.head_size; d += LANES)
+    store(to + d, fma(load<F>(from + d), fresh, load<F>(to + d) * old));
+  whole.total = std::fma(part.total, fresh[0], whole.total * old[0]);
+  whole.peak = peak;
+}
+
+// Rows `from` to `from + count`, which `compute(first_key, last_key)` sums over a part of one stretch and `part(r)`
+// then holds: over all stretches of the task.
+template <int ROWS, class Compute, class Clear, class Part>
+inline void by_stretches(const AttentionTask& t, int64_t begin, int64_t from, int count, Whole<ROWS>& whole, Row* rows,
+                         Clear clear, Compute compute, Part part) {
+  int64_t first = t.context, last = 0;
+  for (int r = 0; r < count; r++) {
+    whole.rows[r] = place(t, from + r).row;
+    first = std::min(first, whole.rows[r].first), last = std::max(last, whole.rows[r].last);
+    for (int64_t d = 0; d < t.head_size; d += LANES) store(whole.out[r] + d, F{});
+  }
+  first = std::max(first, t.first_key), last = std::min(last, t.last_key);
+  for (int64_t stretch = first / tw::STRETCH * tw::STRETCH; stretch < last; stretch += tw::STRETCH) {
+    for (int r = 0; r < count; r++) rows[r] = Row{whole.rows[r].first, whole.rows[r].last};
+    clear();
+    compute(std::max(first, stretch), std::min(last, stretch + tw::STRETCH));
+    for (int r = 0; r < count; r++) add(t, rows[r], part(r), whole.rows[r], whole.out[r]);
+  }
+  for (int r = 0; r < count; r++) {
+    const Row& row = whole.rows[r];
+    if (!t.sums) {
+      finish(t, place(t, from + r).at, row, whole.out[r]);
+      continue;
+    }
+    float* sums = t.sums + (from - begin + r) * t.sums_size();
+    std::memcpy(sums, whole.out[r], t.head_size * sizeof(float));
+    sums[t.head_size] = row.peak, sums[t.head_size + 1] = row.total;
+  }
+}
+
 #if defined(TW_AMX)
 void attention_tiles(const AttentionTask& t, int64_t begin, int64_t end) {
   AmxTile tile;
+  Whole<TILE_ROWS> whole;
   const TilesInUse tiles;
   for (int64_t from = begin; from < end; from += TILE_ROWS) {
     const int rows = int(std::min<int64_t>(end - from, TILE_ROWS));
     for (int r = 0; r < rows; r++) {
-      const Place here = place(t, from + r);
-      tile.rows[r] = here.row;
-      for (int64_t d = 0; d < t.head_size; d += LANES) {
-        store_f32(tile.q + r * t.head_size + d, query(t, here.at + d));
-        store(tile.out + r * t.head_size + d, F{});
-      }
+      const int64_t at = place(t, from + r).at;
+      for (int64_t d = 0; d < t.head_size; d += LANES)
+        store_f32(tile.q + r * t.head_size + d, query(t, at + d));
     }
     AmxTile::shape(rows);
-    tile.run(t, rows);
-    for (int r = 0; r < rows; r++) finish(t, place(t, from + r).at, tile.rows[r], tile.out + r * t.head_size);
+    by_stretches<TILE_ROWS>(
+        t, begin, from, rows, whole, tile.rows, [&] { std::memset(tile.out, 0, rows * t.head_size * sizeof(float)); },
+        [&](int64_t first, int64_t last) { tile.run(t, rows, first, last); },
+        [&](int r) { return tile.out + r * t.head_size; });
   }
 }
 #endif
@@ -329,25 +373,44 @@ void attention(const AttentionTask& t, int64_t begin, int64_t end) {
   if (AmxTile::takes(t)) return attention_tiles(t, begin, end);
 #endif
   Tile tile;
+  Whole<ROWS> whole;
   for (int64_t from = begin; from < end; from += ROWS) {
-    const int rows = int(end - from < ROWS ? end - from : ROWS);
+    const int rows = int(std::min<int64_t>(end - from, ROWS));
     for (int r = 0; r < rows; r++) {
-      const Place here = place(t, from + r);
-      tile.rows[r] = here.row;
+      const int64_t at = place(t, from + r).at;
       for (int64_t d = 0; d < t.head_size; d += LANES) {
-        const F x = query(t, here.at + d);
+        const F x = query(t, at + d);
         store(tile.q[r] + d, x);
         store_f32(tile.q_bf16[r] + d, x);
-        store(tile.out[r] + d, F{});
       }
     }
-    switch (rows) {
-      case 1: run_typed<1>(t, tile); break;
-      case 2: run_typed<2>(t, tile); break;
-      case 3: run_typed<3>(t, tile); break;
-      default: run_typed<4>(t, tile);
+    const auto clear = [&] {
+      for (int r = 0; r < rows; r++) std::memset(tile.out[r], 0, t.head_size * sizeof(float));
+    };
+    const auto compute = [&](int64_t first, int64_t last) {
+      switch (rows) {
+        case 1: return run_typed<1>(t, tile, first, last);
+        case 2: return run_typed<2>(t, tile, first, last);
+        case 3: return run_typed<3>(t, tile, first, last);
+        default: return run_typed<4>(t, tile, first, last);
+      }
+    };
+    by_stretches<ROWS>(t, begin, from, rows, whole, tile.rows, clear, compute, [&](int r) { return tile.out[r]; });
+  }
+}
+
+// Rows whose stretches several calls of `attention` have summed, one after another in `t.sums`.
+void add_stretches(const AttentionTask& t, int64_t begin, int64_t end, int64_t stretches) {
+  alignas(64) float out[LARGEST_HEAD];
+  for (int64_t row = begin; row < end; row++) {
+    const Place here = place(t, row);
+    Row whole = here.row;
+    std::memset(out, 0, t.head_size * sizeof(float));
+    for (int64_t i = 0; i < stretches; i++) {
+      const float* sums = t.sums + (i * (end - begin) + row - begin) * t.sums_size();
+      add(t, Row{0, 0, sums[t.head_size], sums[t.head_size + 1]}, sums, whole, out);
     }
-    for (int r = 0; r < rows; r++) finish(t, place(t, from + r).at, tile.rows[r], tile.out[r]);
+    finish(t, here.at, whole, out);
   }
 }
 

@@ -10,6 +10,7 @@ constexpr int64_t PANEL = 64;   // output features per panel of packed weights
 constexpr int64_t DEPTH = 64;   // input features are padded to a multiple of this
 constexpr int64_t PAGE = 16;    // tokens per page of the KV cache
 constexpr int64_t LARGEST_HEAD = 512;  // elements of an attention head
+constexpr int64_t STRETCH = 1024;  // keys of a sequence that share a softmax; stretches are added up in order
 
 enum class Type { f32, bf16, s8 };
 
@@ -52,7 +53,11 @@ struct AttentionTask {
   int64_t heads, kv_heads, head_size, kv_head;
   float scale, soft_cap;
   int64_t window;
+  int64_t first_key, last_key;  // computed of the context, whole stretches
+  float* sums;  // where a stretch's sums go, `sums_size` a row, to be added up later; or null
   void* out;
+
+  int64_t sums_size() const { return head_size + 16; }  // the largest score and the weights' sum come last
 };
 
 struct Kernels {
@@ -63,7 +68,8 @@ struct Kernels {
   void (*linear_w8)(const LinearTask&);
   void (*linear_w4)(const LinearTask&);
   void (*linear_bf16)(const LinearTask&);
-  void (*attention)(const AttentionTask&, int64_t query_begin, int64_t query_end);
+  void (*attention)(const AttentionTask&, int64_t row_begin, int64_t row_end);
+  void (*add_stretches)(const AttentionTask&, int64_t row_begin, int64_t row_end, int64_t stretches);
   void (*rms_norm)(const void* x, const void* residual, const float* weight, void* out, void* sum, Type type,
                    int64_t features, int64_t row, float eps);
   void (*gated)(const void* x, void* out, Type type, int64_t features, int64_t row, bool silu);

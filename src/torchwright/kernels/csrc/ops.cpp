@@ -11,6 +11,7 @@
 #include <unistd.h>
 #endif
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <string>
@@ -462,15 +463,47 @@ Tensor paged_attention(const Tensor& q_in, const Tensor& k_pages, const Tensor& 
   task.out = out.mutable_data_ptr();
   const auto& k = kernels();
   if (pieces.empty()) return out;
-  each(int64_t(pieces.size()), [&](int64_t i) {
-    const Piece& piece = pieces[i];
+  const auto of = [&](const Piece& piece) {
     tw::AttentionTask part = task;
     part.kv_head = piece.kv_head;
     part.table = tables + piece.sequence * width;
     part.first_query = starts[piece.sequence];
     part.queries = starts[piece.sequence + 1] - starts[piece.sequence];
-    part.context = contexts[piece.sequence];
+    part.context = part.last_key = contexts[piece.sequence];
+    return part;
+  };
+  // Too few pieces for the threads: the stretches of each are divided, and added up afterwards.
+  struct Part {
+    int64_t piece, first_key, sums;
+  };
+  std::vector<Part> parts;
+  std::vector<int64_t> firsts;
+  int64_t room = 0;
+  if (int64_t(pieces.size()) < 2 * at::get_num_threads())
+    for (const Piece& piece : pieces) {
+      firsts.push_back(room);
+      for (int64_t key = 0; key < contexts[piece.sequence]; key += tw::STRETCH) {
+        parts.push_back({int64_t(&piece - pieces.data()), key, room});
+        room += (piece.end - piece.begin) * task.sums_size();
+      }
+    }
+  if (parts.size() <= pieces.size()) {
+    each(int64_t(pieces.size()), [&](int64_t i) { k.attention(of(pieces[i]), pieces[i].begin, pieces[i].end); });
+    return out;
+  }
+  const Tensor sums = at::empty({room}, q.options().dtype(at::kFloat));
+  each(int64_t(parts.size()), [&](int64_t i) {
+    const Piece& piece = pieces[parts[i].piece];
+    tw::AttentionTask part = of(piece);
+    part.first_key = parts[i].first_key;
+    part.last_key = std::min<int64_t>(part.context, part.first_key + tw::STRETCH);
+    part.sums = sums.mutable_data_ptr<float>() + parts[i].sums;
     k.attention(part, piece.begin, piece.end);
+  });
+  each(int64_t(pieces.size()), [&](int64_t i) {
+    tw::AttentionTask whole = of(pieces[i]);
+    whole.sums = sums.mutable_data_ptr<float>() + firsts[i];
+    k.add_stretches(whole, pieces[i].begin, pieces[i].end, (whole.context + tw::STRETCH - 1) / tw::STRETCH);
   });
   return out;
 }

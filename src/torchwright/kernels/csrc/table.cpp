@@ -9,8 +9,8 @@
 
 namespace TW_ISA {
 const tw::Kernels& table() {
-  static const tw::Kernels all{TW_STRING(TW_ISA), quantize, widen_row, linear_w8,  linear_w4,  linear_bf16,
-                               attention,         rms_norm, gated,     rope_store, quantize_w4};
+  static const tw::Kernels all{TW_STRING(TW_ISA), quantize,      widen_row, linear_w8, linear_w4,  linear_bf16,
+                               attention,         add_stretches, rms_norm,  gated,     rope_store, quantize_w4};
   return all;
 }
 }  // namespace TW_ISA

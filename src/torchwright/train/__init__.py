@@ -1,0 +1,1 @@
+"""Training: layouts planned and proved, the trainer, its ledger, sparse embeddings, and why a run hangs."""
