@@ -5,13 +5,14 @@
 
 Random weights of real shapes (speed does not depend on the values). The bound of a decode step is its bytes (packed
 weights, keys and values) over the measured read bandwidth; that of a prompt its operations over the measured matrix
-rate of the type that the products are in; both as `torchwright bench` counts them. Ratios to peers are medians of turns
-in one run.
+rate of the type that the products are in; both as `torchwright bench` counts them. These rates are measured between the
+turns, and the best of each counts. Ratios to peers are medians of turns in one run.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import selectors
 import statistics
@@ -34,21 +35,42 @@ PROMPT, NEW = 512, 32
 ROUNDS = 5
 CONTEXTS = (128, 512, 2048, 8192)
 BATCHES = (1, 4, 16, 64)
+STEPS = 24
+"""Decode steps of which the median counts."""
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 13, 16, 24, 25, 32, 48, 64, 96, 128, 256, 512)
 PEER_SECONDS = 300
 PEERS = {"openvino": "OpenVINO GenAI", "llama": "llama.cpp", "vllm": "vLLM"}
 
 
+class Machine:
+    """The device's ceilings, measured in turn with the contenders: the best so far counts."""
+
+    def __init__(self) -> None:
+        self._device = get_device("cpu")
+        self.facts = self._device.facts()
+
+    def measure(self) -> None:
+        found, known = self._device.measure(), self.facts
+        rates = {kind: max(rate, known.tflops.get(kind, 0)) for kind, rate in found.tflops.items()}
+        bandwidth = max(found.read_gb_per_s or 0, known.read_gb_per_s or 0)
+        self.facts = dataclasses.replace(known, read_gb_per_s=bandwidth, tflops=rates)
+
+    def say(self) -> None:
+        rates = ", ".join(f"{name} {rate:.2f}" for name, rate in self.facts.tflops.items())
+        print(f"measured: read {self.facts.read_gb_per_s:.1f} GB/s; tera-operations per second: {rates}\n")
+
+
 class Ours:
     """The native decoder on one shape and scheme."""
 
-    def __init__(self, folder: Path, scheme: str, kv: str) -> None:
+    def __init__(self, folder: Path, scheme: str, kv: str, machine: Machine) -> None:
+        self.machine = machine
         quantize = None if scheme == "none" else scheme
         self.name = f"torchwright {scheme.replace('none', 'bf16')}, kv {kv}"
         self.model = native.load_decoder(folder, dtype=torch.bfloat16, quantize=quantize, kv=kv)
 
     def turn(self, prompt: int, new: int, batch: int = 1) -> dict[str, float]:
-        """Seconds of a prompt and of one new token after it, for `batch` sequences together."""
+        """Seconds of a prompt and of a step after it (`decode`: the mean; `step`: the median), `batch` sequences."""
         vocabulary = self.model.config.vocabulary
         ids = torch.randint(10, min(8000, vocabulary), (batch, prompt)).tolist()
         cache = self.model.new_cache([prompt + new] * batch)
@@ -58,9 +80,15 @@ class Ours:
             parts = [row[start : start + 512] for row in ids]
             self._step(cache, sequences, parts)
         middle = time.perf_counter()
+        steps = []
         for _ in range(new):
+            before = time.perf_counter()
             self._step(cache, sequences, [[17]] * batch)
-        return {"prefill": middle - begun, "decode": (time.perf_counter() - middle) / max(new, 1)}
+            steps.append(time.perf_counter() - before)
+        if not steps:
+            return {"prefill": middle - begun}
+        mean, middle_step = statistics.mean(steps), statistics.median(steps)
+        return {"prefill": middle - begun, "decode": mean, "step": middle_step}
 
     @torch.inference_mode()
     def _step(self, cache: Any, sequences: list[Any], parts: list[list[int]]) -> torch.Tensor:
@@ -79,7 +107,7 @@ class Ours:
         return self._bound(prefill_work(self.model, Sizes(batch=batch, prompt_tokens=prompt, new_tokens=2)))
 
     def _bound(self, work: Work) -> float:
-        found = point("", 1.0, work, get_device("cpu").facts())
+        found = point("", 1.0, work, self.machine.facts)
         assert found is not None, "the machine's ceilings are not measured"
         return found.bound_seconds
 
@@ -138,30 +166,28 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the rows here as they finish")
     options = parser.parse_args()
     turns.print_machine()
-    ceilings = get_device("cpu").ceilings()
-    rates = ", ".join(f"{name} {rate:.2f}" for name, rate in ceilings.tflops.items())
-    print(f"measured: read {ceilings.read_gb_per_s:.1f} GB/s; tera-operations per second: {rates}\n")
+    machine = Machine()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(options.models or scratch)
         for shape in options.shape or ["llama-3.2-1b"]:
-            rows += run(shape, llm_shapes.make(shape, folder), options)
+            rows += run(shape, llm_shapes.make(shape, folder), options, machine)
             turns.write_json(options.json, rows)
 
 
-def run(shape: str, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+def run(shape: str, folder: Path, options: argparse.Namespace, machine: Machine) -> list[dict[str, Any]]:
     """One shape: every scheme, and the peers, in turn; then contexts and batches."""
     ours = []
     for scheme in options.scheme or ("none", "w8a8", "w4a8", "w4a16"):
         begun = time.perf_counter()
-        ours.append(Ours(folder, scheme, options.kv))
+        ours.append(Ours(folder, scheme, options.kv, machine))
         turns.say(f"{ours[-1].name}: loaded and packed in {time.perf_counter() - begun:.1f} s")
     peers: list[Peer] = []
     try:
         for kind in ("openvino", "llama"):
             for python, path in getattr(options, kind):
                 peers.append(Peer(kind, python, path))
-        rows = compare(shape, ours, peers)
+        rows = compare(shape, ours, peers, machine)
     finally:
         for peer in peers:
             peer.close()
@@ -171,19 +197,21 @@ def run(shape: str, folder: Path, options: argparse.Namespace) -> list[dict[str,
     return rows
 
 
-def compare(shape: str, ours: list[Ours], peers: list[Peer]) -> list[dict[str, Any]]:
+def compare(shape: str, ours: list[Ours], peers: list[Peer], machine: Machine) -> list[dict[str, Any]]:
     """A prompt of PROMPT tokens and NEW after it, all contenders in turn."""
     everyone: list[Any] = [*ours, *peers]
     for contender in everyone:
         contender.turn(PROMPT, 4)
     timed: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in everyone}
     for _ in range(ROUNDS):
+        machine.measure()
         for contender in everyone:
             timed[contender.name].append(contender.turn(PROMPT, NEW))
     middle = {
         name: {key: statistics.median(turn[key] for turn in all_turns) for key in ("prefill", "decode")}
         for name, all_turns in timed.items()
     }
+    machine.say()
     print(f"### {shape}: prompt of {PROMPT}, decode at {PROMPT} to {PROMPT + NEW}\n")
     print(
         "| contender | prefill, tok/s | of bound | decode, tok/s | of bound | over the best peer: prefill, decode |"
@@ -220,16 +248,16 @@ def compare(shape: str, ours: list[Ours], peers: list[Peer]) -> list[dict[str, A
 
 
 def sweep(shape: str, model: Ours) -> list[dict[str, Any]]:
-    """Contexts at batch 1, batches at a context of 512, and row counts of one forward call."""
+    """Contexts at batch 1, batches at a context of 128, and row counts of one forward call."""
     rows = []
     for context in CONTEXTS:
-        seconds = median(lambda context=context: model.turn(context, 8)["decode"], 3)
+        seconds = model.turn(context, STEPS)["step"]
         rows.append({"context": context, "batch": 1, "decode_s": seconds, "tok_s": 1 / seconds})
-        rows[-1]["of_bound"] = model.decode_bound(context, 8) / seconds
+        rows[-1]["of_bound"] = model.decode_bound(context, STEPS) / seconds
     for batch in BATCHES[1:]:
-        seconds = median(lambda batch=batch: model.turn(128, 8, batch)["decode"], 3)
+        seconds = model.turn(128, STEPS, batch)["step"]
         rows.append({"context": 128, "batch": batch, "decode_s": seconds, "tok_s": batch / seconds})
-        rows[-1]["of_bound"] = model.decode_bound(128, 8, batch) / seconds
+        rows[-1]["of_bound"] = model.decode_bound(128, STEPS, batch) / seconds
     print(
         f"### {shape}, {model.name}: decode\n\n| context | batch | tok/s | of the bytes' bound |\n|---|---|---|---|"
     )

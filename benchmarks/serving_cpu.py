@@ -4,9 +4,9 @@
                                      [--openvino PYTHON FOLDER] [--vllm PYTHON FOLDER]
 
 Parts: `load` (many requests at once, and the peers on the same in turn), `poisson` (requests that arrive by chance),
-`prefix` (90% of each prompt shared), `schema` (JSON by a schema against free text), `ngram` (speculation on text that
-repeats itself), `http` (the server against the engine called directly). Llama-3.2-1B's shape with random weights, and
-for `ngram` the bundled model, which writes text.
+`prefix` (90% of each prompt shared: one request after another, and as traffic), `schema` (JSON by a schema against free
+text), `ngram` (speculation on text that repeats itself), `http` (the server against the engine called directly).
+Llama-3.2-1B's shape with random weights, and for `ngram` also the bundled model, which writes text.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import shutil
@@ -168,6 +169,37 @@ def prefix(model: LoadedDecoder) -> Iterator[dict[str, Any]]:
         "cold_ttft_s": statistics.median(colds),
         "warm_over_cold": statistics.median(ratios),
     }
+    yield prefix_traffic(model)
+
+
+def prefix_traffic(model: LoadedDecoder) -> dict[str, Any]:
+    """24 requests of 480 tokens, 432 of them shared, that arrive by chance: with the prefix cache, and without.
+
+    They come at four fifths of the rate that fits without it. The shared tokens are cached when the first arrives.
+    """
+    shared = random_ids(432)
+
+    def requests() -> list[Submit]:
+        return [request(shared + random_ids(48), 8) for _ in range(24)]
+
+    cold = make_engine(model, 24 * 512, prefix_cache=False)
+    begun = time.perf_counter()
+    drive(cold, requests()[:6])
+    apart = (time.perf_counter() - begun) / 6 / 0.8
+    arrivals, at = [], 0.0
+    for _ in range(24):
+        arrivals.append(at)
+        at += random.expovariate(1 / apart)
+    found: dict[str, list[float]] = {}
+    for name, engine in (("cold", cold), ("warm", make_engine(model, 24 * 512))):
+        drive(engine, requests()[:1])
+        found[name] = sorted(life.ttft for life in drive(engine, requests(), arrivals))
+    row: dict[str, Any] = {"part": "prefix traffic", "seconds_apart": apart}
+    for name, values in found.items():
+        row[f"{name}_ttft_p50_s"] = statistics.median(values)
+        row[f"{name}_ttft_p99_s"] = values[-1]
+    row["warm_over_cold"] = row["warm_ttft_p50_s"] / row["cold_ttft_p50_s"]
+    return row
 
 
 def schema(model: LoadedDecoder) -> Iterator[dict[str, Any]]:
@@ -193,10 +225,8 @@ def schema(model: LoadedDecoder) -> Iterator[dict[str, Any]]:
     yield {"part": "schema", **found, "schema_over_free": found["schema"] / found["free"]}
 
 
-def ngram(model: LoadedDecoder) -> Iterator[dict[str, Any]]:
-    """A prompt that repeats a passage of code many times: tokens per second with speculation over without."""
-    text = (BUNDLED / "eval.txt").read_text()[:600]
-    ids = model.text.encode(text * 3)
+def ngram(model: LoadedDecoder, ids: list[int]) -> Iterator[dict[str, Any]]:
+    """A prompt that repeats itself: tokens per second with speculation over without."""
     found: dict[str, list[float]] = {"none": [], "ngram": []}
     outputs: dict[str, list[int]] = {}
     for _ in range(ROUNDS):
@@ -212,7 +242,8 @@ def ngram(model: LoadedDecoder) -> Iterator[dict[str, Any]]:
             outputs[how] = tokens
     assert outputs["none"] == outputs["ngram"], "speculation changed the answer"
     rates = {how: statistics.median(values) for how, values in found.items()}
-    yield {"part": "ngram", **rates, "ngram_over_none": rates["ngram"] / rates["none"]}
+    ratio = rates["ngram"] / rates["none"]
+    yield {"part": "ngram", "layers": model.config.layers, **rates, "ngram_over_none": ratio}
 
 
 def http(folder: Path, quantize: str, model: LoadedDecoder) -> Iterator[dict[str, Any]]:
@@ -320,7 +351,10 @@ def main() -> None:
             "poisson": lambda: poisson(model),
             "prefix": lambda: prefix(model),
             "schema": lambda: schema(load_decoder(served, torch.bfloat16, options.quantize)),
-            "ngram": lambda: ngram(small),
+            "ngram": lambda: itertools.chain(
+                ngram(small, small.text.encode((BUNDLED / "eval.txt").read_text()[:600] * 3)),
+                ngram(model, random_ids(64) * 3),
+            ),
             "http": lambda: http(served, options.quantize, model),
         }
         for part in parts:

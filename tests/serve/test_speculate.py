@@ -25,6 +25,14 @@ def test_the_longer_run_and_the_latest_place_count() -> None:
     assert Lookup([2, 3, 7, 7, 2, 3, 8, 8, 2, 3]).propose(2) == [8, 8]
 
 
+def test_a_long_run_tells_two_continuations_apart() -> None:
+    """The last three tokens were followed by 7 and by 8 in turn; only what stands further back tells which comes next."""
+    text = [1, 2, 3, 4, 5, 7, 1, 9, 3, 4, 5, 8]
+    for rounds in (2, 40):
+        for cut, follows in ((5, 7), (11, 8)):
+            assert Lookup(text * rounds + text[:cut]).propose(1) == [follows]
+
+
 def test_new_tokens_have_no_proposal() -> None:
     assert Lookup([1, 2, 3, 4]).propose(8) == []
     assert Lookup([1]).propose(8) == []

@@ -1,4 +1,4 @@
-"""Speculation by prompt look-up: what followed the last tokens when they stood in the text before.
+"""Speculation by prompt look-up: what followed the longest run of last tokens that stood in the text before.
 
 Proposed tokens are verified as rows of the same forward call: the token that a sequence's own sampler chooses at each
 place must equal the proposal, or the rest is thrown away. So the answer is the same with and without.
@@ -6,8 +6,12 @@ place must equal the proposal, or the rest is thrown away. So the answer is the 
 
 from __future__ import annotations
 
-LONGEST, SHORTEST = 3, 2
-"""Last tokens that are looked up, the longer run first."""
+from collections import deque
+
+SHORTEST, LONGEST = 2, 32
+"""Last tokens that are compared: fewer say little, and more say no more."""
+PLACES = 32
+"""Latest places of a run that are compared."""
 FIRST_PROPOSAL, LARGEST_PROPOSAL = 4, 8
 LONGEST_PAUSE = 32
 """Steps without a proposal after many that failed."""
@@ -18,8 +22,8 @@ class Lookup:
 
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
-        self._after: dict[tuple[int, ...], int] = {}
-        """A run of tokens → where its latest continuation begins."""
+        self._places: dict[tuple[int, ...], deque[int]] = {}
+        """A run of `SHORTEST` tokens → where its continuations begin, the latest last."""
         self._indexed = 0
         self._size, self._pause, self._wait = FIRST_PROPOSAL, 0, 0
 
@@ -29,12 +33,11 @@ class Lookup:
         if self._wait:
             self._wait -= 1
             return []
-        for length in range(LONGEST, SHORTEST - 1, -1):
-            start = self._after.get(tuple(self._tokens[-length:]))
-            if start is not None:
-                period = len(self._tokens) - start  # a text that repeats itself goes on repeating
-                return [self._tokens[start + i % period] for i in range(min(self._size, most))]
-        return []
+        start = self._longest()
+        if start is None:
+            return []
+        period = len(self._tokens) - start  # a text that repeats itself goes on repeating
+        return [self._tokens[start + i % period] for i in range(min(self._size, most))]
 
     def learn(self, proposed: int, accepted: int) -> None:
         """Propose more after success, less after failure, and pause, longer each time, where nothing is accepted."""
@@ -47,11 +50,22 @@ class Lookup:
             self._pause = min(LONGEST_PAUSE, 2 * self._pause + 1)
             self._wait = self._pause
 
+    def _longest(self) -> int | None:
+        """Where the continuation begins of the longest run that equals the last tokens; of equal ones, the latest."""
+        tokens, best, most = self._tokens, None, 0
+        for place in reversed(self._places.get(tuple(tokens[-SHORTEST:]), ())):
+            run = SHORTEST
+            while run < min(LONGEST, place) and tokens[place - run - 1] == tokens[-run - 1]:
+                run += 1
+            if run > most:
+                best, most = place, run
+            if run == LONGEST:
+                break
+        return best
+
     def _index(self) -> None:
         """Runs that end before the last token: the last run's own continuation is not known."""
-        tokens, after = self._tokens, self._after
-        for end in range(self._indexed, len(tokens)):
-            for length in range(SHORTEST, LONGEST + 1):
-                if end >= length:
-                    after[tuple(tokens[end - length : end])] = end
+        tokens = self._tokens
+        for end in range(max(self._indexed, SHORTEST), len(tokens)):
+            self._places.setdefault(tuple(tokens[end - SHORTEST : end]), deque(maxlen=PLACES)).append(end)
         self._indexed = len(tokens)
