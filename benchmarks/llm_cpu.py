@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import selectors
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -122,6 +124,7 @@ class Peer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         self._answer()
 
@@ -146,7 +149,7 @@ class Peer:
         return json.loads(line)
 
     def close(self) -> None:
-        self.process.kill()
+        os.killpg(self.process.pid, signal.SIGKILL)  # vLLM's workers outlive it otherwise, and go on spinning
         self.process.wait()
 
 
