@@ -23,7 +23,9 @@ from typing import Any
 import click
 from pydantic.fields import FieldInfo
 
-from torchwright import cli
+from torchwright.cli.group import cli
+from torchwright.cli.printing import plain
+from torchwright.cli.registries import describe_registry
 from torchwright.serve.app import OPERATIONS
 from torchwright.serve.limits import Limits
 from torchwright.serve.openapi import Operation
@@ -46,7 +48,7 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 when out of step")
     check = parser.parse_args().check
-    rows = cli.describe_registry(techniques)
+    rows = describe_registry(techniques)
     pages = {
         ROOT / "docs" / "techniques.md": techniques_page(rows),
         ROOT / "docs" / "cli.md": cli_page(),
@@ -165,9 +167,9 @@ def _markdown() -> Iterator[Path]:
 
 def _helps() -> Iterator[tuple[str, str]]:
     """(title, help text) of the command, then of its verbs."""
-    top = _context(cli.cli, "torchwright", None)
-    yield "torchwright", cli.cli.get_help(top)
-    for name, command in cli.cli.commands.items():
+    top = _context(cli, "torchwright", None)
+    yield "torchwright", cli.get_help(top)
+    for name, command in cli.commands.items():
         yield f"torchwright {name}", command.get_help(_context(command, name, top))
 
 
@@ -228,7 +230,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _option(option: dict[str, Any]) -> tuple[str, ...]:
-    return f"`{option['name']}`", option["type"], f"`{cli.plain(option['default'])}`", option["doc"]
+    return f"`{option['name']}`", option["type"], f"`{plain(option['default'])}`", option["doc"]
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -18,14 +18,14 @@ class Layout:
     """Degrees of parallelism; 1 is an axis not used. The product, without `ep`, is the number of processes.
 
     The mesh's dimensions lie in the order of the fields, the outermost first, so that neighbours in rank share `tp`.
-    Experts are spread over the processes of `dp_shard` and `cp` that a group already has: `ep` divides their product and
-    adds no process of its own.
+    Experts are spread over the processes of `dp_shard` and `cp` that a group already has: `ep` divides their product
+    and adds no process of its own.
     """
 
     dp_replicate: int = 1
     """Copies of the sharded model; each sees its own part of the batch (the outer axis of HSDP)."""
     dp_shard: int = 1
-    """Processes that share out parameters, gradients and optimizer state (FSDP2), each with its own part of the batch."""
+    """Processes that share out parameters, gradients and optimizer state (FSDP2), each with its part of the batch."""
     pp: int = 1
     """Stages of consecutive layers."""
     cp: int = 1
@@ -39,7 +39,9 @@ class Layout:
         for axis, degree in asdict(self).items():
             if degree < 1:
                 raise LayoutError(
-                    f"the layout's {axis} is {degree}", allowed="whole numbers of at least 1", next=f"leave {axis} out"
+                    f"the layout's {axis} is {degree}",
+                    allowed="whole numbers of at least 1",
+                    next=f"leave {axis} out",
                 )
         if self.dp_shard * self.cp % self.ep:
             raise LayoutError(
@@ -72,7 +74,9 @@ class Layout:
                 raise LayoutError(f"the layout names {axis} twice", found=text, next="name each axis once")
             if not degree.isdecimal():
                 raise LayoutError(
-                    f"the layout's part '{part}' is not AXIS=NUMBER", found=text, next="write it as dp_shard=4,tp=2"
+                    f"the layout's part '{part}' is not AXIS=NUMBER",
+                    found=text,
+                    next="write it as dp_shard=4,tp=2",
                 )
             degrees[axis] = int(degree)
         return cls.from_degrees(degrees)
@@ -95,7 +99,9 @@ class Layout:
         if world == self.processes:
             return
         others = self.processes // self.dp_replicate
-        fits = f"dp_replicate={world // others}" if world % others == 0 else f"a multiple of {others} processes"
+        fits = (
+            f"dp_replicate={world // others}" if world % others == 0 else f"a multiple of {others} processes"
+        )
         raise LayoutError(
             f"the layout {self} takes {self.processes} processes",
             found=f"{world} processes",

@@ -1,0 +1,48 @@
+"""The command line: a verb for each room, a file for each verb. It parses, calls and prints.
+
+Only click, `torchwright.facts` and the engine's options are imported here; every verb imports its room when it runs, so
+that `--help` never waits for torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from torchwright.plan.interrupts import Interrupted
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    0 is success, 1 a regression that `verify` found or an internal fault (with its traceback), 2 something that
+    the user can mend (one paragraph, no traceback), 130 Ctrl-C. With `--json` an error is printed as JSON on
+    standard output too.
+    """
+    from torchwright.plan.interrupts import Interrupted, handled
+
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with handled(leave=functools.partial(_leave, words) if arguments is None else None):
+        try:
+            from torchwright.cli.failures import exit_code
+            from torchwright.cli.group import run
+        except Interrupted as interrupt:
+            print(interrupt, file=sys.stderr)
+            return interrupt.exit_code
+        return exit_code(run, words)
+
+
+def _leave(words: list[str], interrupt: Interrupted) -> NoReturn:
+    """From within a signal's handler: past Python's own buffers, which may be in use."""
+    from torchwright.cli.failures import as_json
+
+    try:
+        os.write(2, f"{interrupt}\n".encode())
+        if "--json" in words:
+            os.write(1, as_json("Interrupted", str(interrupt), interrupt.exit_code).encode() + b"\n")
+    finally:
+        os._exit(interrupt.exit_code)

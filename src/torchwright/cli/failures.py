@@ -1,0 +1,104 @@
+"""Failures as exit codes: 0 success, 1 a regression or an internal fault, 2 what a user can mend, 130 Ctrl-C
+(128 and the signal's number for any other).
+
+With `--json` an error is printed as JSON on standard output too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Callable
+from signal import SIGINT
+from typing import Any
+
+import click
+
+from torchwright.cli.printing import to_json
+from torchwright.errors import TorchwrightError
+from torchwright.plan import interrupts
+
+
+def exit_code(run: Callable[[list[str]], int], words: list[str]) -> int:
+    """Run the command line; whatever it raises is said and becomes an exit code."""
+    try:
+        code = run(words)
+        sys.stdout.flush()
+        return code
+    except (
+        BrokenPipeError
+    ):  # the reader left, as `| head` does; click returns 1 where it is the one to notice
+        _discard_stdout()
+        return 1
+    except click.ClickException as error:
+        error.show()
+        return _failed(words, type(error).__name__, error.format_message(), error.exit_code)
+    except TorchwrightError as error:
+        click.echo(f"torchwright: {error}", err=True)
+        return _failed(words, type(error).__name__, str(error), error.exit_code, error)
+    except KeyboardInterrupt as error:
+        interrupts.only_note()  # the next one would end in a traceback
+        interrupt = error if isinstance(error, interrupts.Interrupted) else interrupts.Interrupted(SIGINT)
+        with contextlib.suppress(OSError):  # a terminal that was closed
+            click.echo(str(interrupt), err=True)
+        return _failed(words, "Interrupted", str(interrupt), interrupt.exit_code)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _internal_fault(words, error)
+        full = _disk_full(error)
+        click.echo(f"torchwright: {full}", err=True)
+        return _failed(words, "DiskFull", str(full), full.exit_code, full)
+    except Exception as error:
+        return _internal_fault(words, error)
+
+
+def _failed(
+    words: list[str], kind: str, message: str, code: int, error: TorchwrightError | None = None
+) -> int:
+    """Say the failure on standard output too if JSON was asked for; returns the exit code."""
+    if "--json" in words:
+        try:
+            click.echo(as_json(kind, message, code, error))
+            sys.stdout.flush()
+        except OSError:  # standard output is what failed: standard error has said it
+            _discard_stdout()
+    return code
+
+
+def as_json(kind: str, message: str, code: int, error: TorchwrightError | None = None) -> str:
+    """A failure as standard output says it with `--json`."""
+    facts: dict[str, Any] = {"type": kind, "message": message, "exit_code": code}
+    if error is not None:
+        facts |= {"found": error.found, "allowed": error.allowed, "next": error.next}
+    return to_json({"error": facts})
+
+
+def _internal_fault(words: list[str], error: Exception) -> int:
+    import traceback
+
+    traceback.print_exception(error)
+    click.echo(
+        "torchwright: this is a fault in Torchwright, not in what you asked. Please report it with the lines "
+        "above and the output of `torchwright doctor`.",
+        err=True,
+    )
+    return _failed(words, type(error).__name__, f"internal fault: {error}", 1)
+
+
+def _disk_full(error: OSError) -> TorchwrightError:
+    where = f" while writing {error.filename}" if error.filename else ""
+    return TorchwrightError(
+        f"the disk is full{where}",
+        found=os.strerror(error.errno or 0),
+        next="free some space, or choose another folder with `-o DIR`; nothing half-written was left behind",
+    )
+
+
+def _discard_stdout() -> None:
+    """Keep Python from complaining about the buffer it flushes at exit."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):  # standard output is no file, as in a test
+        return

@@ -1,0 +1,103 @@
+"""`torchwright generate`: a text continued."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from torchwright.cli.options import decoder_options, json_option, trust_option
+from torchwright.cli.printing import print_json
+from torchwright.plan.interrupts import importing
+
+
+@click.command("generate")
+@click.argument("model", metavar="[DIR|MODEL]", required=False)
+@click.option(
+    "--prompt", required=True, metavar="TEXT", help="The text to continue; - reads it from standard input."
+)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="64, or as many as fit",
+    help="Most tokens to generate.",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    metavar="X",
+    show_default="0, the most likely token",
+    help="How freely tokens are drawn.",
+)
+@click.option("--top-k", type=int, metavar="N", help="Draw among the N most likely tokens.")
+@click.option(
+    "--top-p", type=float, metavar="X", help="Draw among the fewest tokens that reach probability X."
+)
+@click.option(
+    "--min-p", type=float, metavar="X", help="Never draw a token less likely than X times the most likely."
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of the draws."
+)
+@decoder_options
+@trust_option
+@json_option
+def command(
+    model: str | None,
+    prompt: str,
+    max_new_tokens: int | None,
+    seed: int,
+    quantize: str | None,
+    kv: str | None,
+    dtype: str | None,
+    trust: bool,
+    as_json: bool,
+    **sampling: float | None,
+) -> None:
+    """Continue a text, printed as it appears.
+
+    An artifact answers as it was optimized; any other language model on the native decoder, without a search.
+    """
+    with importing():
+        from torchwright import answer
+
+    found = answer.generate(
+        model,
+        _standard_input() if prompt == "-" else prompt,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        sampling={name: value for name, value in sampling.items() if value is not None},
+        quantize=quantize,
+        kv=kv,
+        dtype=dtype,
+        trust=trust,
+        on_text=_nothing if as_json else _write,
+        on_notice=lambda text: click.echo(f"torchwright: {text}", err=True),
+    )
+    if as_json:
+        print_json(found)
+    elif sys.stdout.isatty():
+        click.echo()
+
+
+def _standard_input() -> str:
+    """All of it, but for a last line break, which `echo` adds."""
+    try:
+        text = sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(
+            f"standard input is no UTF-8 text ({error}).", param_hint="--prompt"
+        ) from error
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _write(text: str) -> None:
+    """Text on standard output at once and as it is; `click.echo` would take escape sequences out of it."""
+    encoding = sys.stdout.encoding or "utf-8"  # of which a model knows nothing
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
+
+
+def _nothing(text: str) -> None:
+    """For text that is wanted whole, later."""

@@ -1,0 +1,93 @@
+"""The group of all verbs. A new verb is a file here with a `command`, and one entry in `VERBS`.
+
+A verb imports its room when it runs, within `importing`: an interrupt that is raised in the middle of torch's start, by
+way of its C++, ends the process with a core dump.
+"""
+
+from __future__ import annotations
+
+import click
+
+from torchwright.cli import (
+    bench,
+    doctor,
+    ett,
+    generate,
+    optimize,
+    plan_layout,
+    prove,
+    report,
+    serve,
+    techniques,
+    train,
+    verify,
+    why_stuck,
+    workloads,
+)
+
+VERBS = (
+    optimize,
+    verify,
+    bench,
+    generate,
+    serve,
+    plan_layout,
+    prove,
+    train,
+    ett,
+    why_stuck,
+    report,
+    doctor,
+    techniques,
+    workloads,
+)
+"""In the order of the work, in which `--help` lists them."""
+
+
+class InOrder(click.Group):
+    """Lists its verbs in the order of the work, not of the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    import platform
+    from importlib.metadata import version
+
+    click.echo(
+        f"torchwright {version('torchwright')} (torch {version('torch')}, Python {platform.python_version()})"
+    )
+    context.exit()
+
+
+@click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Show versions and exit.",
+)
+def cli() -> None:
+    """Give any PyTorch model back faster, within an accuracy budget, and prove it.
+
+    MODEL is a Hugging Face folder or hub id, `package.module:factory` (returns a module and its example inputs),
+    or an artifact folder. Without MODEL the bundled language model is taken.
+    """
+
+
+for verb in VERBS:
+    cli.add_command(verb.command)
+
+
+def run(words: list[str]) -> int:
+    """Click's own `main`, with its exit code returned and its translation of Ctrl-C undone."""
+    try:
+        result = cli.main(words, prog_name="torchwright", standalone_mode=False)
+    except click.Abort as abort:
+        raise (abort.__cause__ or KeyboardInterrupt()) from None
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,118 @@
+"""`torchwright optimize`: the search."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from typing import Any, get_args
+
+import click
+
+from torchwright.cli.options import finite, json_option, known_device, quiet_option, shape_options
+from torchwright.cli.printing import console, print_json
+from torchwright.facts import Budget, Objective
+from torchwright.plan.interrupts import importing
+
+BUDGET = Budget()
+
+
+@click.command("optimize")
+@click.argument("model", required=False)
+@click.option(
+    "--max-drop",
+    type=click.FloatRange(min=0),
+    metavar="DROP",
+    default=BUDGET.max_drop,
+    show_default=True,
+    callback=finite,
+    help="Most that the metric may lose; 0.01 is one per cent.",
+)
+@click.option(
+    "--objective",
+    type=click.Choice(get_args(Objective)),
+    default=BUDGET.objective,
+    show_default=True,
+    help="What to make better.",
+)
+@click.option(
+    "--time-budget",
+    type=click.FloatRange(min=0, min_open=True),
+    default=BUDGET.time_seconds,
+    show_default=True,
+    metavar="SECONDS",
+    callback=finite,
+    help="How long the search may take.",
+)
+@shape_options
+@click.option(
+    "--eval-text",
+    type=click.Path(exists=True, dir_okay=False, readable=True),
+    metavar="FILE",
+    show_default="the workload's",
+    help="Language models: the text the metric is measured on.",
+)
+@click.option(
+    "--with",
+    "with_steps",
+    multiple=True,
+    metavar="TECH[:opt=value,…]",
+    help="Apply this technique; an error if it cannot run here. Repeatable.",
+)
+@click.option("--without", multiple=True, metavar="TECH", help="Never try this technique. Repeatable.")
+@click.option(
+    "--device",
+    metavar="cpu|cuda",
+    callback=known_device,
+    show_default="cuda where there is one, else cpu",
+    help="Where to run.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    show_default="a folder named after the model",
+    help="Where the artifact goes.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Seed of random inputs.",
+)
+@quiet_option
+@json_option
+def command(
+    model: str | None,
+    with_steps: tuple[str, ...],
+    without: tuple[str, ...],
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Find the fastest recipe within the budget.
+
+    Every technique is tried in a fresh process against the original; the waterfall at the end says for each one
+    what it gained, what it cost, and why it was kept or dropped. The result is written as an artifact.
+    """
+    with importing():
+        from torchwright import api
+    from torchwright.report.terminal import LiveProgress, waterfall
+
+    with LiveProgress(quiet=quiet) as progress:
+        result = api.optimize_cli(
+            model,
+            with_steps=list(with_steps),
+            without=list(without),
+            on_event=progress,
+            command=shlex.join(["torchwright", *sys.argv[1:]]),
+            **options,
+        )
+    path = None if result.path is None else str(result.path)
+    if as_json:
+        print_json({"path": path, "recipe": dataclasses.asdict(result.recipe)})
+    else:
+        console().print(waterfall(result.recipe, artifact=path))

@@ -1,0 +1,65 @@
+"""Options that several verbs share, and what is checked of their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+quiet_option = click.option("--quiet", is_flag=True, help="No live progress; the result alone.")
+trust_option = click.option(
+    "--trust",
+    is_flag=True,
+    help="Load native code that an artifact carries even though this user did not build it here.",
+)
+
+
+def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How much is run in one call. Where nothing is given, the workload decides."""
+    positive = click.IntRange(min=1)
+    for name, help in reversed(
+        (
+            ("--batch", "Sequences or images in one call."),
+            ("--prompt-tokens", "Language models: tokens of the prompt."),
+            ("--new-tokens", "Language models: tokens to generate."),
+        )
+    ):
+        command = click.option(name, type=positive, metavar="N", show_default="the workload's", help=help)(
+            command
+        )
+    return command
+
+
+def decoder_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How a language model runs on the native decoder where no search has decided it. The decoder knows the values."""
+    for name, metavar, default, help in reversed(
+        (
+            (
+                "--quantize",
+                "none|w8a8|w4a8|w4a16[:group_size=N]",
+                "none",
+                "Weights: as they are, 8 bits, or 4 bits in groups of 32, 64 or 128, rounded to nearest.",
+            ),
+            ("--kv", "bf16|int8|fp32", "the dtype's", "Cached keys and values."),
+            ("--dtype", "bf16|fp32", "bf16 where the compiled kernels are", "Everything else."),
+        )
+    ):
+        command = click.option(name, metavar=metavar, show_default=default, help=help)(command)
+    return command
+
+
+def finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number.", context, parameter)
+    return value
+
+
+def known_device(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None:
+        from torchwright.devices import check_name
+
+        check_name(value)
+    return value

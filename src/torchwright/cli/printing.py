@@ -1,0 +1,90 @@
+"""What several verbs print: plain data as JSON, or as a table for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def console() -> Console:
+    from rich.console import Console
+
+    # Into a pipe or a file the text is as wide as the documentation, not the 80 columns of an unknown terminal.
+    return Console(width=None if sys.stdout.isatty() else 110, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    click.echo(to_json(value))
+
+
+def to_json(value: Any) -> str:
+    """Plain data, dataclasses, sets and paths as JSON."""
+    return json.dumps(value, indent=2, allow_nan=False, default=_to_plain)
+
+
+def _to_plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"{type(value).__name__} is no plain data: {value!r}")
+
+
+def print_result(title: str, facts: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+        return
+    screen = console()
+    screen.print(title, style="bold")
+    screen.print(_facts_table(facts))
+
+
+def _facts_table(facts: Mapping[str, Any]) -> Any:
+    """Plain data as a two-column table; nested data is indented, lists of rows become tables."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    for key, value in facts.items():
+        label = Text(key.replace("_", " "), "cyan")
+        if isinstance(value, Mapping):
+            grid.add_row(label, _facts_table(value))
+        elif isinstance(value, list | tuple) and value and all(isinstance(item, Mapping) for item in value):
+            columns = list(dict.fromkeys(key for item in value for key in item))
+            table = Table(*(column.replace("_", " ") for column in columns), box=None, padding=(0, 1))
+            for item in value:
+                table.add_row(*(_number(item.get(column)) for column in columns))
+            grid.add_row(label, table)
+        elif isinstance(value, list | tuple):
+            grid.add_row(label, Text("\n".join(map(_number, value)) or "none"))
+        else:
+            grid.add_row(label, Text(_number(value)))
+    return grid
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return plain(value)
+
+
+def plain(value: Any) -> str:
+    """An option's value as the command line and the documentation write it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "+".join(map(str, value)) or "none"
+    return str(value) or "none"

@@ -1,0 +1,104 @@
+"""`torchwright serve`: the server."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import click
+
+from torchwright.cli.options import decoder_options, trust_option
+from torchwright.errors import TorchwrightError
+from torchwright.plan.interrupts import importing
+from torchwright.serve.options import Options
+
+ENGINE = Options()
+
+
+def _bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    try:
+        return _serve_command().parse_bytes(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+
+
+def _serve_command() -> ModuleType:
+    """The room of `serve`, whose packages are an extra."""
+    try:
+        with importing():
+            from torchwright.serve import command
+    except ModuleNotFoundError as error:
+        raise TorchwrightError(
+            "the server's packages are not installed",
+            found=str(error),
+            next="`pip install 'torchwright[serve]'`",
+        ) from error
+    return command
+
+
+@click.command("serve")
+@click.argument("model", metavar="[DIR|MODEL]", required=False)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="Where to listen.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    metavar="N",
+    help="0 takes a free one.",
+)
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    metavar="KEY",
+    help="Answer only requests with this key. Repeatable.",
+)
+@click.option(
+    "--max-running",
+    type=click.IntRange(min=1),
+    default=ENGINE.max_running,
+    show_default=True,
+    metavar="N",
+    help="Answers in progress at the same time.",
+)
+@click.option(
+    "--kv-memory",
+    callback=_bytes,
+    metavar="SIZE",
+    show_default="half of the available memory",
+    help="Memory for keys and values, such as 4GiB.",
+)
+@click.option(
+    "--max-context",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="the model's",
+    help="Tokens of prompt and answer together.",
+)
+@click.option(
+    "--speculate",
+    type=click.Choice(["ngram", "none"]),
+    default=ENGINE.speculate,
+    show_default=True,
+    help="Propose tokens from what stands in the text already; the answer is the same.",
+)
+@click.option("--log-requests", is_flag=True, help="Log a line for every request, not only for faults.")
+@click.option(
+    "--deterministic/--no-deterministic",
+    default=ENGINE.deterministic,
+    show_default=True,
+    help="The same request gives the same answer, alone or in any company.",
+)
+@decoder_options
+@trust_option
+def command(model: str | None, **options: Any) -> int:
+    """Serve a language model or a sentence encoder by OpenAI's API.
+
+    An artifact answers as it was optimized; any other language model runs on the native decoder. Ctrl-C lets
+    running requests finish, a second one stops at once.
+    """
+    room = _serve_command()
+    return room.serve(model, room.Options(**options), click.echo)
