@@ -1,0 +1,125 @@
+"""What a training step really takes: bytes of the tensors that live, counted operator by operator on the CPU.
+
+The CPU's allocator keeps no statistics, so every tensor that an operator returns is watched for as long as its storage
+lives, and its present size is read, since FSDP2 frees gathered parameters by resizing them to nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from torchwright.decoder.config import DecoderConfig
+from torchwright.train.loss import shift_labels
+from torchwright.train.model import Transformer
+from torchwright.train.parallel import local_batch, make_mesh, parallelize
+from torchwright.train.planning.job import Job, Plan
+from torchwright.train.step import recompute
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts while it is entered; `peak` is the most that lived at once, tensors given to `watch` included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.peak = 0
+
+    def watch(self, values: Any) -> bool:
+        """Count these tensors from now on; whether any of them is new."""
+        new = False
+        for leaf in tree_leaves(values):
+            if isinstance(leaf, torch.Tensor):
+                storage = getattr(leaf, "_local_tensor", leaf).untyped_storage()
+                known = self._storages.get(storage._cdata)
+                if known is None or known() is None:
+                    self._storages[storage._cdata] = weakref.ref(storage)
+                    new = True
+        return new
+
+    def now(self) -> int:
+        """Bytes that live at this moment."""
+        total = 0
+        for key, reference in list(self._storages.items()):
+            storage = reference()
+            if storage is None:
+                del self._storages[key]
+            else:
+                total += storage.nbytes()
+        return total
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        # Adding up is slow, and no peak comes about but by a new tensor.
+        if self.watch(result):
+            self.peak = max(self.peak, self.now())
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """Bytes on one process."""
+
+    parameters: int
+    gradients: int
+    """After the last backward pass."""
+    optimizer: int
+    peak: int
+    """The most that lived at once in a step."""
+
+
+def count_step(config: DecoderConfig, job: Job, plan: Plan) -> Counted:
+    """Train two steps of `config`'s model in the plan's layout on random tokens, and count in the second.
+
+    Collective: every process of the default group calls it, and the group is as large as the layout. Nothing is
+    compiled, so the job must be eager.
+    """
+    assert not job.compile
+    model, mesh = Transformer(config), make_mesh(plan.layout, "cpu")
+    model.reset_parameters(0)
+    recompute(model, plan.recompute)
+    kind = torch.float32 if job.precision == "fp32" else torch.bfloat16
+    precision = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    parallelize(model, plan.layout, mesh, precision=precision)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    rows = plan.micro_batch * plan.layout.batch_ways
+    ids_BT = torch.randint(config.vocabulary, (rows, job.context), generator=torch.Generator().manual_seed(0))
+    ids, labels, positions = local_batch(ids_BT, shift_labels(ids_BT), plan.layout, mesh)
+
+    def backward() -> None:
+        for _ in range(plan.micro_batches):
+            total, _ = model.loss(ids, labels, positions)
+            total.backward()
+
+    backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    live = LiveBytes()
+    states = [list(state.values()) for state in optimizer.state.values()]
+    live.watch([list(model.parameters()), states])
+    with live:
+        backward()
+        gradients = _size(parameter.grad for parameter in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    return Counted(
+        parameters=_size(model.parameters()),
+        gradients=gradients,
+        optimizer=_size(leaf for leaf in tree_leaves(states) if isinstance(leaf, torch.Tensor) and leaf.ndim),
+        peak=live.peak,
+    )
+
+
+def _size(tensors: Iterable[torch.Tensor | None]) -> int:
+    """Bytes of this process's parts."""
+    locals_ = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors if tensor is not None)
+    return sum(tensor.numel() * tensor.element_size() for tensor in locals_)

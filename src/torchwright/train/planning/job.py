@@ -1,0 +1,92 @@
+"""What is to be trained, and one way of doing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from torchwright.errors import TorchwrightError, unknown
+from torchwright.train.layout import Layout
+
+Precision = Literal[
+    "fp32", "bf16", "float8_tensorwise", "float8_rowwise", "float8_rowwise_with_gw_hp", "mxfp8"
+]
+Optimizer = Literal["adamw", "adamw8bit"]
+Recompute = Literal["none", "selective", "full"]
+
+OPTIMIZER_BYTES: dict[str, float] = {"adamw": 8.0, "adamw8bit": 2 * (1 + 4 / 256)}
+"""State of one parameter: two moments in float32, or in 8 bits with a float32 scale for each 256 (torchao)."""
+
+
+class JobError(TorchwrightError):
+    """A batch, context or type of number that cannot be planned for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one optimizer step has to do, however it is laid out."""
+
+    tokens_per_step: int
+    context: int
+    precision: Precision = "bf16"
+    optimizer: Optimizer = "adamw"
+    compile: bool = True
+    """Layers and loss are compiled: element-wise operators are fused, and fewer of their results kept."""
+
+    def __post_init__(self) -> None:
+        if self.context < 1 or self.tokens_per_step < 1:
+            raise JobError("tokens per step and context must be at least 1")
+        if self.tokens_per_step % self.context:
+            raise JobError(
+                f"{self.tokens_per_step} tokens a step are no whole number of sequences of {self.context}",
+                found=f"{self.tokens_per_step / self.context:.2f} sequences",
+                next=f"use {max(1, round(self.tokens_per_step / self.context)) * self.context} tokens a step",
+            )
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of one step, over all devices."""
+        return self.tokens_per_step // self.context
+
+    @property
+    def width(self) -> int:
+        """Bytes of an activation and of a gathered parameter."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def rate(self) -> str:
+        """The type of number whose peak rate the linear layers run at."""
+        return {"fp32": "float32", "bf16": "bfloat16"}.get(self.precision, "float8")
+
+
+def make_job(tokens_per_step: int, context: int, precision: str, optimizer: str, *, compile: bool) -> Job:
+    """A job from words; raises `UnknownName` and `JobError`."""
+    if precision not in get_args(Precision):
+        raise unknown("precision", precision, get_args(Precision))
+    if optimizer not in OPTIMIZER_BYTES:
+        raise unknown("optimizer", optimizer, OPTIMIZER_BYTES)
+    return Job(
+        tokens_per_step=tokens_per_step,
+        context=context,
+        precision=cast(Precision, precision),
+        optimizer=cast(Optimizer, optimizer),
+        compile=compile,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A layout and how its devices go through their part of the batch."""
+
+    layout: Layout
+    micro_batch: int
+    """Sequences that a device computes at once."""
+    micro_batches: int
+    """How often it does so in a step."""
+    recompute: Recompute
+    interleave: int = 1
+    """Pieces of a pipeline stage that lie apart, so that micro-batches fill the stages sooner."""
+
+    def tokens(self, job: Job) -> int:
+        """Tokens of a micro-batch on one device; tensor-parallel neighbours share them."""
+        return self.micro_batch * job.context // self.layout.cp

@@ -1,0 +1,92 @@
+"""Models to plan for: a Hugging Face folder, a config.json, or a well-known shape that needs no file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture, read_decoder_config
+from torchwright.decoder.families import FAMILIES
+from torchwright.decoder.fields import Fields
+from torchwright.errors import unknown
+from torchwright.workloads.huggingface import read_object
+
+
+def _llama(
+    size: int, ffn: int, layers: int, heads: int, kv_heads: int, vocabulary: int, context: int
+) -> dict:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": size,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": context,
+    }
+
+
+KNOWN: dict[str, dict[str, Any]] = {
+    "llama-2-7b": _llama(4096, 11008, 32, 32, 32, 32000, 4096),
+    "llama-2-13b": _llama(5120, 13824, 40, 40, 40, 32000, 4096),
+    "llama-2-70b": _llama(8192, 28672, 80, 64, 8, 32000, 4096),
+    "llama-3.2-1b": _llama(2048, 8192, 16, 32, 8, 128256, 131072)
+    | {"head_dim": 64, "tie_word_embeddings": True},
+    "llama-3.1-8b": _llama(4096, 14336, 32, 32, 8, 128256, 131072),
+    "llama-3.1-70b": _llama(8192, 28672, 80, 64, 8, 128256, 131072),
+    "llama-3.1-405b": _llama(16384, 53248, 126, 128, 8, 128256, 131072),
+    "mixtral-8x7b": _llama(4096, 14336, 32, 32, 8, 32000, 32768)
+    | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3-30b-a3b": _llama(2048, 6144, 48, 32, 4, 151936, 40960)
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    },
+    "qwen3-235b-a22b": _llama(4096, 12288, 94, 64, 4, 151936, 40960)
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1536,
+        "norm_topk_prob": True,
+    },
+}
+"""Name → what the published config.json says of the shape."""
+
+
+def read_model(name: str) -> DecoderConfig:
+    """The decoder's shape of a folder, a config.json, or a name in `KNOWN`.
+
+    Raises `UnknownName` for what is none of these, and `ModelError` for a configuration that cannot be read.
+    """
+    if name in KNOWN:
+        return _from_data(Path(name), KNOWN[name])
+    path = Path(name)
+    if path.is_dir():
+        return read_decoder_config(path)
+    if path.is_file():
+        return _from_data(path, read_object(path))
+    raise unknown(
+        "model",
+        name,
+        KNOWN,
+        next="give one of these names, a Hugging Face folder, or the path of a config.json",
+    )
+
+
+def _from_data(path: Path, data: dict[str, Any]) -> DecoderConfig:
+    architectures = data.get("architectures")
+    found = [name for name in architectures if name in FAMILIES] if isinstance(architectures, list) else []
+    if not found:
+        raise UnsupportedArchitecture(
+            f"the planner does not know the model of {path}",
+            found=str(architectures or "no 'architectures'"),
+            allowed=", ".join(sorted(FAMILIES)),
+        )
+    return FAMILIES[found[0]].read(found[0], Fields(path, data))

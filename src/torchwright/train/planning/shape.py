@@ -1,0 +1,170 @@
+"""How many parameters and operations a decoder has, layer by layer, counted from its configuration alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+from torchwright.decoder.config import DecoderConfig
+from torchwright.decoder.families import FAMILIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What layers may differ in; layers of one kind cost the same."""
+
+    sparse: bool
+    """The feed-forward block is a mixture of experts."""
+    window: int
+    """Keys that a query sees, itself included; 0 is all before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerParameters:
+    """Parameters of one layer."""
+
+    attention: int
+    """Matrices and biases of q, k, v and o."""
+    feed_forward: int
+    """Matrices and biases of a dense block."""
+    experts: int
+    """All experts together."""
+    chosen_experts: int
+    """The experts that one token passes through."""
+    replicated: int
+    """Norms and the router, which tensor parallelism does not divide."""
+
+    @property
+    def total(self) -> int:
+        return self.attention + self.feed_forward + self.experts + self.replicated
+
+    @property
+    def active(self) -> int:
+        """Those that one token passes through."""
+        return self.total - self.experts + self.chosen_experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A run of consecutive layers, one of a pipeline's stages; without a pipeline there is one."""
+
+    index: int
+    layers: tuple[tuple[Kind, int], ...]
+    """How many layers of each kind."""
+    embeds: bool
+    """It holds the embedding."""
+    heads: bool
+    """It holds the final norm and the output layer."""
+
+
+class Shape:
+    """A decoder's counts."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        self.config = config
+        kinds = zip(config.sparse, config.windows, strict=True)
+        self.kinds = tuple(Kind(sparse=sparse, window=window) for sparse, window in kinds)
+        self._layers = {kind: self._count(kind) for kind in set(self.kinds)}
+        self._stages: dict[int, list[Stage]] = {}
+
+    @property
+    def q_width(self) -> int:
+        """All query heads side by side (H · D)."""
+        return self.config.heads * self.config.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """All key heads side by side (K · D)."""
+        return self.config.kv_heads * self.config.head_dim
+
+    def feed_forward_width(self, kind: Kind) -> int:
+        """Columns of gate and up that one token passes through (F, or F of an expert times the chosen experts)."""
+        experts = self.config.experts
+        if kind.sparse and experts is not None:
+            return experts.chosen * experts.feed_forward
+        return self.config.feed_forward
+
+    def layer(self, kind: Kind) -> LayerParameters:
+        return self._layers[kind]
+
+    def stages(self, pp: int) -> list[Stage]:
+        """`pp` stages, as even as they come; the first ones have a layer less where the layers do not divide."""
+        if pp not in self._stages:
+            ends = [len(self.kinds) * (index + 1) // pp for index in range(pp)]
+            self._stages[pp] = [
+                Stage(
+                    index=index,
+                    layers=tuple(Counter(self.kinds[start:end]).items()),
+                    embeds=index == 0,
+                    heads=index == pp - 1,
+                )
+                for index, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
+            ]
+        return self._stages[pp]
+
+    def _count(self, kind: Kind) -> LayerParameters:
+        config, names = self.config, FAMILIES[self.config.architecture].names
+        E, q, kv = config.model, self.q_width, self.kv_width
+        attention = E * (q + 2 * kv) + q * E
+        attention += (q + 2 * kv) * config.qkv_bias + E * config.o_bias
+        norms = (names.pre_attention, names.post_attention, names.pre_mlp, names.post_mlp)
+        replicated = E * sum(name is not None for name in norms)
+        replicated += {"none": 0, "head": 2 * config.head_dim, "projection": q + kv}[config.qk_norm]
+        if kind.sparse and config.experts is not None:
+            one = 3 * E * config.experts.feed_forward
+            return LayerParameters(
+                attention=attention,
+                feed_forward=0,
+                experts=config.experts.count * one,
+                chosen_experts=config.experts.chosen * one,
+                replicated=replicated + E * config.experts.count,
+            )
+        F = config.feed_forward
+        return LayerParameters(
+            attention=attention,
+            feed_forward=3 * E * F + (2 * F + E) * config.mlp_bias,
+            experts=0,
+            chosen_experts=0,
+            replicated=replicated,
+        )
+
+    @property
+    def embedding(self) -> int:
+        return self.config.vocabulary * self.config.model
+
+    @property
+    def head(self) -> int:
+        """Parameters of an output layer of its own; 0 where it is the embedding table."""
+        return 0 if self.config.tied else self.embedding
+
+    @cached_property
+    def parameters(self) -> int:
+        """All of them; a tied output layer counts once."""
+        layers = sum(self.layer(kind).total * count for kind, count in Counter(self.kinds).items())
+        return layers + self.embedding + self.head + self.config.model
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Those that one token passes through, all of the embedding table included."""
+        layers = sum(self.layer(kind).active * count for kind, count in Counter(self.kinds).items())
+        return layers + self.embedding + self.head + self.config.model
+
+    def keys(self, kind: Kind, context: int) -> float:
+        """Keys that a query sees, averaged over a causal sequence of `context` tokens."""
+        window = min(kind.window or context, context)
+        return (window * (window + 1) / 2 + (context - window) * window) / context
+
+    def attention_flops(self, kind: Kind, context: int) -> float:
+        """Operations per token of scores and weighted values in one layer's forward pass, masked ones left out."""
+        return 4 * self.q_width * self.keys(kind, context)
+
+    def model_flops(self, context: int) -> float:
+        """Operations per token of forward and backward that MFU counts (PaLM, appendix B).
+
+        Six for each parameter in a matrix product, and attention as if nothing were masked; recomputation is not
+        counted. torchtitan counts the same.
+        """
+        matrices = self.active_parameters - self.embedding * (0 if self.config.tied else 1)
+        seen = sum(min(kind.window or context, context) for kind in self.kinds)
+        return 6 * matrices + 12 * self.q_width * seen

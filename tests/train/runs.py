@@ -1,0 +1,128 @@
+"""Small runs for the trainer's tests: a run file, its data, and what a finished run left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from torchwright.train.checkpoint import FOLDER, whole
+from torchwright.train.metrics import read_figures
+
+BUNDLED = Path(__file__).parents[2] / "src" / "torchwright" / "bundled"
+VOCABULARY = 128
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def make_run(folder: Path, **changes: Any) -> Path:
+    """A run file in `folder` with two shards of learnable tokens; `changes` replace whole fields."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    for name, size in (("a.npy", 3000), ("b.npy", 2000), ("held.npy", 700)):
+        # Each token depends on the one before, so that there is something to learn.
+        steps = rng.integers(1, 4, size)
+        np.save(folder / name, (2 + np.cumsum(steps) % (VOCABULARY - 2)).astype(np.uint16))
+    run: dict[str, Any] = {
+        "out": "out",
+        "tokens": 6 * 256,
+        "batch_tokens": 256,
+        "context": 32,
+        "micro_batches": 2,
+        "precision": "fp32",
+        "log_every": 1,
+        "peak_tflops": 1.0,
+        "threads": 1,
+        "model": {"config": CONFIG},
+        "data": {"train": ["a.npy", "b.npy"]},
+        "optimizer": {"lr": 3e-3},
+        "checkpoint": {"every_steps": 2},
+        **changes,
+    }
+    path = folder / "run.toml"
+    path.write_text(to_toml(run))
+    return path
+
+
+def to_toml(data: dict[str, Any], prefix: str = "") -> str:
+    """Plain data as TOML: values first, then a table for each dictionary."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in data.items() if not isinstance(value, dict)]
+    for key, value in data.items():
+        if isinstance(value, dict):
+            lines += [f"\n[{prefix}{key}]", to_toml(value, f"{prefix}{key}.")]
+    return "\n".join(lines)
+
+
+def checkpoints(run_file: Path) -> list[Path]:
+    return whole(run_file.parent / "out" / FOLDER)
+
+
+def state(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint that one process wrote."""
+    (file,) = checkpoint.glob("*.safetensors")
+    return load_file(file)
+
+
+def losses(run_file: Path) -> dict[int, float]:
+    figures = read_figures(run_file.parent / "out")
+    return {step: line["loss"] for step, line in figures.items() if "loss" in line}
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """Bit for bit."""
+    assert one.keys() == other.keys()
+    different = [name for name in one if not torch.equal(one[name], other[name])]
+    assert not different, different
+
+
+def run_processes(
+    run_file: Path | list[Path], *, world: int = 1, rank: int = 0, fault: str = "none", resume: bool = False
+) -> list[tuple[int, str]]:
+    """Run `world` processes of a run, or one of each run file, one of which meets a fault (faulty.py).
+
+    (exit code, standard error) of each.
+    """
+    files = run_file if isinstance(run_file, list) else [run_file] * world
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    words = [str(Path(__file__).with_name("faulty.py")), str(rank), fault, str(resume), *map(str, files)]
+    with subprocess.Popen(
+        [sys.executable, *words],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    ) as parent:
+        try:
+            codes = json.loads(parent.communicate(timeout=240)[0])
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(parent.pid, signal.SIGKILL)
+    told = [Path(f"{file}.{place}.err").read_text(errors="replace") for place, file in enumerate(files)]
+    return list(zip(codes, told, strict=True))

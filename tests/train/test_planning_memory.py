@@ -1,0 +1,114 @@
+"""Estimated memory against what a real step takes under FSDP2, tensor, context and expert parallelism."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import planning_worker
+import pytest
+import torch.multiprocessing
+from planning_worker import Case, plan_of
+
+from torchwright.train.layout import Layout
+from torchwright.train.planning.job import Job, Plan
+from torchwright.train.planning.memory import peak_memory
+from torchwright.train.planning.models import KNOWN, read_model
+from torchwright.train.planning.shape import Shape
+
+SMALL: dict[str, Any] = KNOWN["llama-3.1-8b"] | {
+    "hidden_size": 128,
+    "intermediate_size": 448,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 768,
+}
+MANY_WORDS = SMALL | {"vocab_size": 12288, "num_hidden_layers": 2}
+EXPERTS = SMALL | {
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 192,
+}
+CASES: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
+    # model, layout, rows, context, precision, recompute, micro-batches
+    (SMALL, "dp_shard=4", 2, 192, "fp32", "none", 1),
+    (SMALL, "dp_shard=4", 2, 192, "bf16", "none", 1),
+    (SMALL, "dp_shard=4", 4, 192, "bf16", "full", 1),
+    (SMALL, "dp_shard=4", 2, 192, "bf16", "selective", 1),
+    (SMALL, "dp_shard=4", 1, 32, "bf16", "none", 2),
+    (SMALL, "dp_replicate=2,dp_shard=2", 1, 96, "bf16", "none", 1),
+    (MANY_WORDS, "dp_shard=4", 1, 64, "bf16", "none", 1),
+    (SMALL, "dp_shard=2,tp=2", 4, 192, "bf16", "none", 1),
+    (SMALL, "dp_shard=2,cp=2", 2, 256, "bf16", "none", 1),
+    (EXPERTS, "dp_shard=4", 2, 128, "bf16", "none", 1),
+    (EXPERTS, "dp_shard=4,ep=2", 2, 128, "bf16", "none", 1),
+]
+WORLD = 4
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Case, dict[str, int]]]:
+    """Every case with what a process took in it, counted in one start of four processes."""
+    folder = tmp_path_factory.mktemp("memory")
+    cases: list[Case] = []
+    for index, (config, layout, rows, context, precision, recompute, micro_batches) in enumerate(CASES):
+        path = folder / f"{index}.json"
+        path.write_text(json.dumps(config))
+        cases.append(
+            {
+                "config": str(path),
+                "layout": layout,
+                "rows": rows,
+                "context": context,
+                "precision": precision,
+                "recompute": recompute,
+                "micro_batches": micro_batches,
+            }
+        )
+    torch.multiprocessing.spawn(planning_worker.work, args=(WORLD, str(folder), cases), nprocs=WORLD)
+    return list(zip(cases, json.loads((folder / "counted.json").read_text()), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(len(CASES)), ids=lambda index: f"{index}-{CASES[index][1]}")
+def test_peak_is_within_15_per_cent_of_what_a_step_takes(
+    counted: list[tuple[Case, dict[str, int]]], index: int
+) -> None:
+    case, real = counted[index]
+    job, plan = plan_of(case)
+    estimated = peak_memory(Shape(read_model(case["config"])), job, plan, fused_norms=False)
+    assert estimated.parameters == pytest.approx(real["parameters"], rel=0.02)
+    assert estimated.optimizer == pytest.approx(real["optimizer"], rel=0.02)
+    assert real["gradients"] == real["parameters"]
+    assert estimated.total == pytest.approx(real["peak"], rel=0.15)
+
+
+def test_the_parts_follow_the_layout() -> None:
+    """Ratios that hold whatever the constants are."""
+    shape = Shape(read_model("llama-3.1-8b"))
+    job = Job(tokens_per_step=64 * 8192, context=8192)
+
+    def peak(layout: str, recompute: str = "none", rows: int = 1) -> Any:
+        plan = Plan(layout=Layout.parse(layout), micro_batch=rows, micro_batches=2, recompute=recompute)  # type: ignore[arg-type]
+        return peak_memory(shape, job, plan)
+
+    one, sharded = peak("dp_replicate=8"), peak("dp_shard=8")
+    assert one.parameters == pytest.approx(8 * sharded.parameters)
+    assert one.parameters == 4 * shape.parameters
+    assert one.optimizer == 2 * one.parameters
+    assert peak("cp=8").parameters == sharded.parameters
+    assert peak("dp_shard=8", rows=2).activations == pytest.approx(2 * sharded.activations)
+    assert peak("dp_shard=4,cp=2").activations < 0.6 * sharded.activations
+    kept = [peak("dp_shard=8", recompute).activations for recompute in ("none", "selective", "full")]
+    assert kept[0] > kept[2]
+    assert kept[1] > kept[2]
+
+
+def test_eight_bit_moments_take_a_quarter_and_their_scales() -> None:
+    shape = Shape(read_model("llama-3.1-8b"))
+    plan = Plan(layout=Layout(dp_shard=8), micro_batch=1, micro_batches=1, recompute="full")
+    small = peak_memory(shape, Job(tokens_per_step=65536, context=8192, optimizer="adamw8bit"), plan)
+    large = peak_memory(shape, Job(tokens_per_step=65536, context=8192), plan)
+    assert small.optimizer / large.optimizer == pytest.approx((2 + 8 / 256) / 8)
