@@ -1,0 +1,1 @@
+"""The kernels for GPUs, in Triton: the same operators as the C++ for CPUs, under the namespace `torchwright_gpu`."""

@@ -1,0 +1,165 @@
+"""The blocks of one layer: norm, attention, feed-forward block, mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torchwright.decoder.config import DecoderConfig
+from torchwright.decoder.config import Experts as ExpertsConfig
+from torchwright.train.model.attention import Attend, Scores, fused_attention
+from torchwright.train.model.rotary import rotate
+
+Turn = tuple[torch.Tensor, torch.Tensor] | None
+"""Cosines and sines, None where a layer does not rotate."""
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · (weight + offset), computed in float32 or better."""
+
+    def __init__(self, size: int, eps: float, offset: float) -> None:
+        super().__init__()
+        self.eps, self.offset = eps, offset
+        self.weight = nn.Parameter(torch.empty(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        weight = self.weight.to(dtype)
+        if self.offset:
+            weight = weight + self.offset
+        return F.rms_norm(x.to(dtype), self.weight.shape, weight, self.eps).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention.
+
+    How many heads there are is read from the projections' outputs, so that a part of the heads works as well.
+    """
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        E, D, heads, kv_heads = config.model, config.head_dim, config.heads, config.kv_heads
+        self.head_dim, self.clip, self.norm_kind = D, config.clip_qkv, config.qk_norm
+        self.scores = Scores(
+            scale=config.scale, window=config.windows[layer], soft_cap=config.attention_soft_cap
+        )
+        self.q = nn.Linear(E, heads * D, bias=config.qkv_bias)
+        self.k = nn.Linear(E, kv_heads * D, bias=config.qkv_bias)
+        self.v = nn.Linear(E, kv_heads * D, bias=config.qkv_bias)
+        self.o = nn.Linear(heads * D, E, bias=config.o_bias)
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if config.qk_norm != "none":
+            by_head = config.qk_norm == "head"
+            self.q_norm = RMSNorm(D * (1 if by_head else heads), config.eps, config.norm_offset)
+            self.k_norm = RMSNorm(D * (1 if by_head else kv_heads), config.eps, config.norm_offset)
+        self.attend: Attend = fused_attention
+
+    def forward(self, x_BTE: torch.Tensor, turn: Turn) -> torch.Tensor:
+        q, k, v = self.q(x_BTE), self.k(x_BTE), self.v(x_BTE)
+        if self.norm_kind == "projection":
+            assert self.q_norm is not None
+            assert self.k_norm is not None
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.clip is not None:
+            q, k, v = (part.clamp(-self.clip, self.clip) for part in (q, k, v))
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
+        if self.norm_kind == "head":
+            assert self.q_norm is not None
+            assert self.k_norm is not None
+            q, k = self.q_norm(q), self.k_norm(k)
+        if turn is not None:
+            q, k = rotate(q, *turn), rotate(k, *turn)
+        out_BHTD = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.scores)
+        return self.o(out_BHTD.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """down(activation(gate(x)) · up(x))."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        E, hidden = config.model, config.feed_forward
+        self.activation = config.activation
+        self.gate = nn.Linear(E, hidden, bias=config.mlp_bias)
+        self.up = nn.Linear(E, hidden, bias=config.mlp_bias)
+        self.down = nn.Linear(hidden, E, bias=config.mlp_bias)
+
+    def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
+        return self.down(activate(self.gate(x_BTE), self.activation) * self.up(x_BTE))
+
+
+ComputeExperts = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, str], torch.Tensor
+]
+"""See `compute_experts`; expert and tensor parallelism put theirs in its place."""
+
+
+def compute_experts(
+    x_SE: torch.Tensor,
+    counts_X: torch.Tensor,
+    gate_XFE: torch.Tensor,
+    up_XFE: torch.Tensor,
+    down_XEF: torch.Tensor,
+    activation: str,
+) -> torch.Tensor:
+    """(S, E): the first `counts_X[0]` rows through expert 0, the next through expert 1, and so on.
+
+    An expert without a row is computed all the same, on nothing, so that its gradient is zero and not missing: sharded
+    parameters need a gradient on every process.
+    """
+    parts = []
+    for x_NE, gate_FE, up_FE, down_EF in zip(
+        x_SE.split(counts_X.tolist()), gate_XFE, up_XFE, down_XEF, strict=True
+    ):
+        hidden_NF = activate(F.linear(x_NE, gate_FE), activation) * F.linear(x_NE, up_FE)
+        parts.append(F.linear(hidden_NF, down_EF))
+    return torch.cat(parts)
+
+
+class Experts(nn.Module):
+    """The experts' matrices, one tensor for all of a kind."""
+
+    def __init__(self, config: DecoderConfig, experts: ExpertsConfig) -> None:
+        super().__init__()
+        X, F_, E = experts.count, experts.feed_forward, config.model
+        self.activation = config.activation
+        self.gate = nn.Parameter(torch.empty(X, F_, E))
+        self.up = nn.Parameter(torch.empty(X, F_, E))
+        self.down = nn.Parameter(torch.empty(X, E, F_))
+        self.compute: ComputeExperts = compute_experts
+
+    def forward(self, x_SE: torch.Tensor, counts_X: torch.Tensor) -> torch.Tensor:
+        return self.compute(x_SE, counts_X, self.gate, self.up, self.down, self.activation)
+
+
+class MixtureOfExperts(nn.Module):
+    """Each token's chosen experts, weighted by the router's softmax."""
+
+    def __init__(self, config: DecoderConfig, experts: ExpertsConfig) -> None:
+        super().__init__()
+        self.count, self.chosen, self.normalize = experts.count, experts.chosen, experts.normalize
+        self.router = nn.Linear(config.model, experts.count, bias=False)
+        self.experts = Experts(config, experts)
+
+    def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
+        x_TE = x_BTE.flatten(0, -2)
+        score_TX = self.router(x_TE)
+        share_TX = score_TX.softmax(-1, dtype=torch.promote_types(score_TX.dtype, torch.float32))
+        share_TC, expert_TC = share_TX.topk(self.chosen, dim=-1)
+        if self.normalize:
+            share_TC = share_TC / share_TC.sum(-1, keepdim=True)
+        # The (token, choice) pairs in the order of their experts.
+        order_S = expert_TC.flatten().argsort(stable=True)
+        counts_X = expert_TC.flatten().bincount(minlength=self.count)
+        out_SE = self.experts(x_TE[order_S // self.chosen], counts_X)
+        pair_SE = torch.empty_like(out_SE).index_copy(0, order_S, out_SE)
+        out_TE = (pair_SE.unflatten(0, (-1, self.chosen)) * share_TC[..., None].to(out_SE.dtype)).sum(1)
+        return out_TE.view_as(x_BTE)
+
+
+def activate(x: torch.Tensor, activation: str) -> torch.Tensor:
+    return F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh")

@@ -1,0 +1,77 @@
+"""Values for parameters, whole or sharded: a process keeps its own part of a tensor that it has in full."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Replicate
+
+if TYPE_CHECKING:
+    from torchwright.train.model.transformer import Transformer
+
+DEVIATION = 0.02
+
+
+@torch.no_grad()
+def fill(parameter: torch.Tensor, full: torch.Tensor) -> None:
+    """Copy `full`, or this process's part of it, into `parameter`."""
+    if isinstance(parameter, DTensor):
+        parameter.to_local().copy_(own_part(full, parameter))
+    else:
+        parameter.copy_(full)
+
+
+def own_part(full: torch.Tensor, like: DTensor) -> torch.Tensor:
+    """The part of `full` that this process holds of `like`; nothing is sent.
+
+    Inner mesh dimensions first: where FSDP shards what tensor parallelism has sharded on the same dimension, it cuts
+    the inner part.
+    """
+    mesh = like.device_mesh
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "the process is not part of the parameter's mesh"
+    for place in reversed(range(mesh.ndim)):
+        placement = like.placements[place]
+        if isinstance(placement, Replicate):
+            continue
+        dim = placement.dim  # pyright: ignore[reportAttributeAccessIssue]  # Shard and _StridedShard
+        parts = full.chunk(mesh.size(place), dim)
+        empty = full.narrow(dim, 0, 0)
+        full = parts[coordinate[place]] if coordinate[place] < len(parts) else empty
+    return full
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The full tensor; of a sharded one every process of its mesh must ask.
+
+    Gathered one mesh dimension at a time, in the order that undoes `own_part`.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    for place in range(tensor.device_mesh.ndim):
+        placements = list(tensor.placements)
+        placements[place] = Replicate()
+        tensor = tensor.redistribute(placements=placements)
+    return tensor.to_local()
+
+
+@torch.no_grad()
+def initialize(model: Transformer, seed: int) -> None:
+    """See `Transformer.reset_parameters`."""
+    into_residual = DEVIATION / (2 * model.config.layers) ** 0.5
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        elif "norm" in name or name.split(".")[-2].startswith(("pre_", "post_")):
+            nn.init.constant_(parameter, 1 - model.config.norm_offset)
+        else:
+            generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
+            # A matrix is called by its module, stacked experts by the parameter itself.
+            parts = name.removesuffix(".weight").split(".")
+            deviation = into_residual if parts[-1] in ("o", "down") else DEVIATION
+            full = torch.empty(parameter.shape, device="cpu")
+            fill(parameter, full.normal_(std=deviation, generator=generator))

@@ -1,0 +1,146 @@
+"""The trainable decoder of every family: embedding, layers, final norm, output layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from torchwright.decoder.config import DecoderConfig
+from torchwright.decoder.families import FAMILIES
+from torchwright.train.loss import chunked_loss, token_loss
+from torchwright.train.model.attention import Attend
+from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm, Turn
+from torchwright.train.model.fill import initialize
+from torchwright.train.model.rotary import Rotary
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward block, each with a norm before it, after it, or both."""
+
+    def __init__(self, config: DecoderConfig, layer: int, norms: dict[str, bool]) -> None:
+        super().__init__()
+
+        def norm(part: str) -> RMSNorm | None:
+            return RMSNorm(config.model, config.eps, config.norm_offset) if norms[part] else None
+
+        self.residual_scale = config.residual_scale
+        self.pre_attention = norm("pre_attention")
+        self.attention = Attention(config, layer)
+        self.post_attention = norm("post_attention")
+        self.pre_mlp = norm("pre_mlp")
+        self.mlp: FeedForward | MixtureOfExperts
+        if config.sparse[layer]:
+            assert config.experts
+            self.mlp = MixtureOfExperts(config, config.experts)
+        else:
+            self.mlp = FeedForward(config)
+        self.post_mlp = norm("post_mlp")
+
+    def forward(self, x_BTE: torch.Tensor, turn: Turn) -> torch.Tensor:
+        delta_BTE = self.attention(_normed(self.pre_attention, x_BTE), turn)
+        x_BTE = x_BTE + self._scaled(_normed(self.post_attention, delta_BTE))
+        delta_BTE = self.mlp(_normed(self.pre_mlp, x_BTE))
+        return x_BTE + self._scaled(_normed(self.post_mlp, delta_BTE))
+
+    def _scaled(self, delta_BTE: torch.Tensor) -> torch.Tensor:
+        return delta_BTE if self.residual_scale == 1 else delta_BTE * self.residual_scale
+
+
+class Transformer(nn.Module):
+    """A decoder-only language model over whole sequences, built on whatever device is the default (meta as well).
+
+    logits_BTV = model(ids_BT)
+    total, valid = model.loss(ids_BT, shift_labels(ids_BT))
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        names = FAMILIES[config.architecture].names
+        norms = {
+            part: getattr(names, part) is not None
+            for part in ("pre_attention", "post_attention", "pre_mlp", "post_mlp")
+        }
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.model)
+        self.layers = nn.ModuleList(Layer(config, layer, norms) for layer in range(config.layers))
+        self.norm = RMSNorm(config.model, config.eps, config.norm_offset)
+        self.head = nn.Linear(config.model, config.vocabulary, bias=False)
+        self.tie()
+        distinct = list(dict.fromkeys(rope for rope in config.ropes if rope))
+        self.rotaries = nn.ModuleList(Rotary(rope) for rope in distinct)
+        self._rotary_of = [distinct.index(rope) if rope else None for rope in config.ropes]
+
+    def forward(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits (B, T, V) in the model's dtype of ids (B, T).
+
+        `positions_BT`, (B, T) or (T,), turn rotary embeddings, and are 0, 1, 2, … where none are given; attention is
+        causal by place in the row whatever they are.
+        """
+        return self.logits(self.hidden(ids_BT, positions_BT))
+
+    def hidden(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor | None = None) -> torch.Tensor:
+        """Hidden states (B, T, E) after the final norm."""
+        T = ids_BT.shape[1]
+        positions = torch.arange(T, device=ids_BT.device) if positions_BT is None else positions_BT
+        x_BTE = self.embedding(ids_BT)
+        if self.config.embedding_scale != 1:
+            # Gemma scales by the factor as the model's dtype rounds it.
+            x_BTE = x_BTE * torch.full(
+                (), self.config.embedding_scale, dtype=x_BTE.dtype, device=x_BTE.device
+            )
+        turns: list[Turn] = [rotary(positions, T) for rotary in self.rotaries]
+        for layer, rotary in zip(self.layers, self._rotary_of, strict=True):
+            x_BTE = layer(x_BTE, None if rotary is None else turns[rotary])
+        return self.norm(x_BTE)
+
+    def logits(self, hidden_BTE: torch.Tensor) -> torch.Tensor:
+        """Logits (B, T, V) of hidden states (B, T, E)."""
+        logits_BTV = self.head(hidden_BTE)
+        if self.config.logit_scale != 1:
+            logits_BTV = logits_BTV * self.config.logit_scale
+        if cap := self.config.logit_soft_cap:
+            logits_BTV = torch.tanh(logits_BTV / cap) * cap
+        return logits_BTV
+
+    def loss(
+        self,
+        ids_BT: torch.Tensor,
+        labels_BT: torch.Tensor,
+        positions_BT: torch.Tensor | None = None,
+        chunk: int = 0,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The summed negative log-likelihood and the number of labels that count (`token_loss`).
+
+        With `chunk`, logits exist for that many tokens of each sequence at a time, forward and backward
+        (`chunked_loss`).
+        """
+        hidden_BTE = self.hidden(ids_BT, positions_BT)
+        if chunk:
+            return chunked_loss(self.logits, hidden_BTE, labels_BT, chunk)
+        return token_loss(self.logits(hidden_BTE), labels_BT)
+
+    def tie(self) -> None:
+        """Share the embedding's parameter with the output layer where the configuration says so.
+
+        To be called again after the embedding's parameter has been replaced.
+        """
+        if self.config.tied:
+            self.head.weight = self.embedding.weight
+
+    def use_attention(self, attend: Attend) -> None:
+        """Compute attention by `attend` in every layer."""
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.attend = attend
+
+    def reset_parameters(self, seed: int) -> None:
+        """Random weights that depend on `seed` and each parameter's name and shape alone, however it is sharded.
+
+        Matrices are normal with deviation 0.02, the two that write into the residual stream with 0.02 / √(2 · layers)
+        (Radford et al., 2019); norms are the identity, biases zero.
+        """
+        initialize(self, seed)
+
+
+def _normed(norm: RMSNorm | None, x_BTE: torch.Tensor) -> torch.Tensor:
+    return x_BTE if norm is None else norm(x_BTE)

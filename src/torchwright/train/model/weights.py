@@ -1,0 +1,206 @@
+"""A model's weights from and to Hugging Face folders, under the names of its family."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from torchwright.decoder.config import DecoderConfig
+from torchwright.decoder.families import FAMILIES, Names
+from torchwright.decoder.weights import INDEX, Checkpoint
+from torchwright.errors import ModelError
+from torchwright.train.model.fill import fill, whole
+from torchwright.train.model.transformer import Transformer
+from torchwright.workloads.huggingface import model_files, read_object
+
+SHARD_BYTES = 4 * 2**30
+"""The most bytes of one file, unless a single tensor is larger."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileTensor:
+    """One tensor of a file: whole parameters one below the other, or one expert of a parameter."""
+
+    name: str
+    parameters: tuple[str, ...]
+    expert: int | None = None
+
+
+def file_tensors(config: DecoderConfig) -> Iterator[FileTensor]:
+    """Every tensor of the model's files, in the order of the layers."""
+    names = FAMILIES[config.architecture].names
+    yield FileTensor(name="model.embed_tokens.weight", parameters=("embedding.weight",))
+    for layer in range(config.layers):
+        yield from _layer_tensors(config, names, layer)
+    yield FileTensor(name="model.norm.weight", parameters=("norm.weight",))
+    if not config.tied:
+        yield FileTensor(name="lm_head.weight", parameters=("head.weight",))
+
+
+def _layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[FileTensor]:
+    file, ours = f"model.layers.{layer}.", f"layers.{layer}."
+    norms = {
+        part: getattr(names, part) for part in ("pre_attention", "post_attention", "pre_mlp", "post_mlp")
+    }
+    if config.qk_norm != "none":
+        norms |= {"attention.q_norm": names.q_norm, "attention.k_norm": names.k_norm}
+    for part, name in norms.items():
+        if name is not None:
+            yield FileTensor(name=f"{file}{name}.weight", parameters=(f"{ours}{part}.weight",))
+
+    linears = [
+        (names.qkv, ("attention.q", "attention.k", "attention.v"), config.qkv_bias),
+        ((names.o,), ("attention.o",), config.o_bias),
+    ]
+    if config.sparse[layer]:
+        linears.append(((names.router,), ("mlp.router",), False))
+    else:
+        linears.append((names.gate_up, ("mlp.gate", "mlp.up"), config.mlp_bias))
+        linears.append(((names.down,), ("mlp.down",), config.mlp_bias))
+    for file_names, parts, bias in linears:
+        for kind in ("weight", "bias") if bias else ("weight",):
+            full = tuple(f"{ours}{part}.{kind}" for part in parts)
+            if len(file_names) == 1:
+                yield FileTensor(name=f"{file}{file_names[0]}.{kind}", parameters=full)
+            else:
+                for name, parameter in zip(file_names, full, strict=True):
+                    yield FileTensor(name=f"{file}{name}.{kind}", parameters=(parameter,))
+
+    if config.sparse[layer]:
+        assert config.experts
+        patterns = zip((*names.expert_gate_up, names.expert_down), ("gate", "up", "down"), strict=True)
+        for pattern, part in patterns:
+            for expert in range(config.experts.count):
+                yield FileTensor(
+                    name=f"{file}{pattern.format(expert)}.weight",
+                    parameters=(f"{ours}mlp.experts.{part}",),
+                    expert=expert,
+                )
+
+
+@torch.no_grad()
+def load_weights(model: Transformer, folder: Path) -> None:
+    """Fill the model from a folder's safetensors, in the parameters' own dtype; sharded ones take their part.
+
+    Raises `ModelError`, naming file and tensor, for what is missing, damaged or of another shape.
+    """
+    checkpoint = Checkpoint(folder)
+    parameters = dict(model.named_parameters())
+    # An expert's matrix is read when its turn comes; the parameter of all of them is filled when they are complete.
+    gathered: dict[str, list[torch.Tensor]] = {}
+    for tensor in file_tensors(model.config):
+        shapes = [tuple(parameters[name].shape) for name in tensor.parameters]
+        if tensor.expert is not None:
+            (name,), (shape,) = tensor.parameters, shapes
+            parts = gathered.setdefault(name, [])
+            parts.append(checkpoint.read(tensor.name, shape[1:]))
+            if len(parts) == shape[0]:
+                fill(parameters[name], torch.stack(gathered.pop(name)))
+            continue
+        rows = [shape[0] for shape in shapes]
+        full = checkpoint.read(tensor.name, (sum(rows), *shapes[0][1:]))
+        for name, part in zip(tensor.parameters, full.split(rows), strict=True):
+            fill(parameters[name], part)
+    checkpoint.close()
+
+
+@torch.no_grad()
+def save_folder(model: Transformer, config: DecoderConfig, folder: Path, source: Path | None = None) -> None:
+    """Write the weights as safetensors under the family's names, whole, beside the folder, and rename.
+
+    With `source`, its config.json (told the new dtype), tokenizer and licence files are copied, so that
+    `load_decoder(folder)` and transformers read the result; without, the folder holds the weights alone. Where the
+    model is sharded every process calls this, and the first one of the group writes. Raises `ModelError` for a folder
+    that exists and holds anything.
+    """
+    writes = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    if folder.exists() and any(folder.iterdir()):
+        raise ModelError(
+            f"the folder to save to, {folder}, is not empty",
+            found=", ".join(sorted(path.name for path in folder.iterdir())[:6]),
+            next="name a new folder",
+        )
+    temporary = None
+    if writes:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        dtype = _write_tensors(model, config, temporary)
+        if temporary is not None:
+            if source is not None:
+                _copy_files(source, temporary, dtype)
+            temporary.chmod(0o755)
+            os.replace(temporary, folder)
+    finally:
+        if temporary is not None and temporary.exists():
+            shutil.rmtree(temporary)
+
+
+def _write_tensors(model: Transformer, config: DecoderConfig, folder: Path | None) -> torch.dtype:
+    """Write the shards and their index; with no folder only take part in gathering."""
+    parameters = dict(model.named_parameters())
+    files: list[dict[str, torch.Tensor]] = [{}]
+    weight_map: list[list[str]] = []
+    size = total = 0
+    experts: tuple[str, torch.Tensor] | None = None
+
+    def flush() -> None:
+        weight_map.append(list(files[-1]))
+        if folder is not None:
+            save_file(files[-1], folder / f"part-{len(weight_map)}", metadata={"format": "pt"})
+        files[-1] = {}
+
+    for tensor in file_tensors(config):
+        if tensor.expert is None:
+            value = torch.cat([whole(parameters[name]) for name in tensor.parameters])
+        else:
+            # Gathered once for all experts of a kind, which follow each other.
+            (name,) = tensor.parameters
+            if experts is None or experts[0] != name:
+                experts = name, whole(parameters[name])
+            value = experts[1][tensor.expert]
+        if size and size + value.nbytes > SHARD_BYTES:
+            flush()
+            size = 0
+        size, total = size + value.nbytes, total + value.nbytes
+        if folder is not None:
+            files[-1][tensor.name] = value.detach().cpu().contiguous()
+        else:
+            files[-1][tensor.name] = torch.empty(0)
+    flush()
+    if folder is not None:
+        _name_shards(folder, weight_map, total)
+    return next(iter(parameters.values())).dtype
+
+
+def _name_shards(folder: Path, weight_map: list[list[str]], total: int) -> None:
+    count = len(weight_map)
+    if count == 1:
+        (folder / "part-1").rename(folder / "model.safetensors")
+        return
+    index: dict[str, str] = {}
+    for place, names in enumerate(weight_map, 1):
+        file = f"model-{place:05}-of-{count:05}.safetensors"
+        (folder / f"part-{place}").rename(folder / file)
+        index |= dict.fromkeys(names, file)
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2)
+    (folder / INDEX).write_text(text, encoding="utf-8")
+
+
+def _copy_files(source: Path, folder: Path, dtype: torch.dtype) -> None:
+    for name, file in model_files(source, weights=False).items():
+        if name != INDEX:
+            shutil.copyfile(file, folder / name)
+    config = read_object(source / "config.json")
+    for key in ("dtype", "torch_dtype"):
+        if key in config:
+            config[key] = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,141 @@
+"""A layout applied to a model in place: tensor, expert and context parallelism, then sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor, Shard
+
+from torchwright.decoder.config import DecoderConfig
+from torchwright.train.layout import Layout, LayoutError
+from torchwright.train.model.blocks import MixtureOfExperts
+from torchwright.train.model.transformer import Transformer
+from torchwright.train.parallel.context import apply_context_parallel
+from torchwright.train.parallel.experts import apply_expert_parallel
+from torchwright.train.parallel.mesh import experts_shard_mesh, make_experts_mesh, shard_mesh
+from torchwright.train.parallel.tensor import apply_tensor_parallel
+
+
+def parallelize(
+    model: Transformer,
+    layout: Layout,
+    mesh: DeviceMesh,
+    *,
+    precision: MixedPrecisionPolicy | None = None,
+    reshard_after_forward: bool = True,
+) -> None:
+    """Apply the layout's axes to `model` in place; `mesh` is `make_mesh`'s.
+
+    The model may be on the meta device: fill it afterwards (`to_empty`, then `load_weights` or `reset_parameters`).
+    Else every process must hold the same weights. Gradients are sums over all processes, not means: divide the loss by
+    the global number of labels. `precision` is FSDP's; a layout of one process has none. With
+    `reshard_after_forward=False` layers keep their gathered parameters until the backward pass.
+
+    Raises `LayoutError` for a layout that the model's shape does not allow.
+    """
+    check_fits(model.config, layout)
+    if layout.tp > 1:
+        apply_tensor_parallel(model, mesh["tp"])
+    experts = [module.experts for module in model.modules() if isinstance(module, MixtureOfExperts)]
+    # Without ep experts lie on the mesh of all others.
+    experts_mesh = make_experts_mesh(layout, mesh.device_type) if experts and layout.ep > 1 else mesh
+    for block in experts:
+        apply_expert_parallel(block, experts_mesh)
+    if layout.cp > 1:
+        apply_context_parallel(model, mesh["cp"], model.config.kv_heads // layout.tp)
+
+    if layout.processes == 1:
+        return
+    # With tp alone there is one process to shard over; FSDP still sums what tp's processes have of a norm's gradient,
+    # and computes in the precision asked for.
+    policy = precision or MixedPrecisionPolicy()
+    part = shard_mesh(mesh, layout)
+    for block in experts:
+        fully_shard(
+            block,
+            mesh=part if experts_mesh is mesh else experts_shard_mesh(experts_mesh, layout),
+            mp_policy=policy,
+            reshard_after_forward=reshard_after_forward,
+            shard_placement_fn=_expert_placement(layout),
+        )
+    for layer in model.layers:
+        fully_shard(layer, mesh=part, mp_policy=policy, reshard_after_forward=reshard_after_forward)
+    fully_shard(model, mesh=part, mp_policy=policy)
+    for method in ("loss", "hidden"):
+        register_fsdp_forward_method(model, method)
+    sum_gradients(model)
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Tell FSDP to add gradients up: the loss is divided by the global number of labels already.
+
+    Said in plain sums, because gloo has no premultiplied ones, and its averages once were sums.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def check_fits(config: DecoderConfig, layout: Layout) -> None:
+    """Raise `LayoutError` for the first degree that the model's shape does not allow."""
+    if layout.pp > 1:
+        raise LayoutError(
+            f"the layout has {layout.pp} pipeline stages, and training runs without any",
+            allowed="pp=1",
+            next="use dp_shard or tp in its place",
+        )
+    if layout.ep > 1 and config.experts is None:
+        raise LayoutError(
+            f"the layout has ep={layout.ep}, and the model has no experts",
+            allowed="ep=1",
+            next="use dp_shard in its place",
+        )
+    divided = [
+        ("tp", layout.tp, "query heads", config.heads),
+        ("tp", layout.tp, "key-value heads", config.kv_heads),
+    ]
+    if not all(config.sparse):
+        divided.append(("tp", layout.tp, "feed-forward features", config.feed_forward))
+    if config.experts is not None:
+        divided.append(("tp", layout.tp, "features of an expert", config.experts.feed_forward))
+        divided.append(("ep", layout.ep, "experts", config.experts.count))
+    for axis, degree, what, count in divided:
+        if count % degree:
+            raise LayoutError(
+                f"the layout has {axis}={degree}, which does not divide the model's {what}",
+                found=f"{count} {what}",
+                allowed=", ".join(str(ways) for ways in range(1, count + 1) if count % ways == 0)[:60],
+                next=f"choose another {axis}",
+            )
+
+
+def _expert_placement(layout: Layout) -> Callable[[nn.Parameter], Shard | None]:
+    """Where FSDP cuts the experts' matrices: between experts while there are enough, else in the model size."""
+    ways = layout.dp_shard * layout.cp // layout.ep
+
+    def place(parameter: nn.Parameter) -> Shard | None:
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if local.shape[0] % ways == 0 and not _divided(parameter, 0):
+            return Shard(0)
+        for dim in (2, 1):
+            if local.shape[dim] % ways == 0 and not _divided(parameter, dim):
+                return Shard(dim)
+        return None
+
+    return place
+
+
+def _divided(parameter: torch.Tensor, dim: int) -> bool:
+    return isinstance(parameter, DTensor) and any(
+        placement.is_shard(dim) for placement in parameter.placements
+    )

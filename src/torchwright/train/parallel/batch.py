@@ -1,0 +1,50 @@
+"""Each process's part of a batch, and sums over all parts."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from torchwright.train.layout import Layout, LayoutError
+
+LOSS_AXES = ("dp_replicate", "dp_shard", "cp")
+"""Processes along these see different tokens; those along tp see the same."""
+
+
+def local_batch(
+    ids_BT: torch.Tensor, labels_BT: torch.Tensor, layout: Layout, mesh: DeviceMesh
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """This process's ids, labels and positions (T/cp,) of a global batch whose labels are shifted already.
+
+    Rows are divided over dp_replicate and dp_shard, each row's tokens over cp, both in order. Raises `LayoutError` for
+    rows or tokens that do not divide.
+    """
+    B, T = ids_BT.shape
+    _check_divides("rows in the batch", B, layout.batch_ways, "dp_replicate · dp_shard")
+    _check_divides("tokens in a row", T, layout.cp * layout.tp, "cp · tp")
+    row = mesh.get_local_rank("dp_replicate") * layout.dp_shard + mesh.get_local_rank("dp_shard")
+    rows = slice(row * B // layout.batch_ways, (row + 1) * B // layout.batch_ways)
+    part, length = mesh.get_local_rank("cp"), T // layout.cp
+    tokens = slice(part * length, (part + 1) * length)
+    positions_T = torch.arange(T, device=ids_BT.device)[tokens]
+    return ids_BT[rows, tokens], labels_BT[rows, tokens], positions_T
+
+
+def global_sum(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """The sum of each process's `value` over all parts of the batch; without gradient, in the value's own dtype."""
+    total = value.detach().clone()
+    for axis in LOSS_AXES:
+        if mesh[axis].size() > 1:
+            dist.all_reduce(total, group=mesh.get_group(axis))
+    return total
+
+
+def _check_divides(what: str, count: int, ways: int, axes: str) -> None:
+    if count % ways:
+        raise LayoutError(
+            f"the layout divides the {what} into {axes} = {ways} parts",
+            found=f"{count} {what}",
+            allowed=f"multiples of {ways}",
+            next="change the batch or the layout",
+        )

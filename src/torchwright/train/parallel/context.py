@@ -1,0 +1,78 @@
+"""Context parallelism: each process holds a part of every sequence.
+
+Where the heads divide, an all-to-all gives each process all tokens of some heads (Ulysses: Jacobs et al., 2023); where
+they run out, keys and values go around in a ring (Liu et al., 2023; `ring.py`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single, wait_tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from torchwright.train.model.attention import Attend, Scores
+from torchwright.train.model.blocks import Attention
+from torchwright.train.model.rotary import Rotary
+from torchwright.train.model.transformer import Transformer
+from torchwright.train.parallel.ring import ring_attention
+
+
+def apply_context_parallel(model: Transformer, mesh: DeviceMesh, kv_heads: int) -> None:
+    """Make attention see whole sequences whose tokens are divided over `mesh`, in order.
+
+    `kv_heads` is how many a process has after tensor parallelism. To be called after `Transformer.use_attention`.
+    """
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.attend = (
+                RingAttention(mesh) if kv_heads % mesh.size() else HeadExchange(mesh, module.attend)
+            )
+        elif isinstance(module, Rotary):
+            # Some embeddings depend on the whole sequence's length.
+            module.register_forward_pre_hook(partial(_whole_length, mesh.size()))
+
+
+class HeadExchange:
+    """All tokens of H/cp heads in place of T/cp tokens of all heads, around attention over whole sequences."""
+
+    def __init__(self, mesh: DeviceMesh, attend: Attend) -> None:
+        self.ways, self.group, self.attend = mesh.size(), mesh.get_group(), attend
+
+    def __call__(
+        self, q_BHTD: torch.Tensor, k_BKTD: torch.Tensor, v_BKTD: torch.Tensor, scores: Scores
+    ) -> torch.Tensor:
+        heads = [part.shape[1] // self.ways for part in (q_BHTD, k_BKTD, v_BKTD)]
+        # One exchange for all three: first axis the receiver's part of the heads.
+        parts = [part.unflatten(1, (self.ways, -1)) for part in (q_BHTD, k_BKTD, v_BKTD)]
+        arrived = self._exchange(torch.cat(parts, dim=2).movedim(1, 0))
+        whole_BHTD = arrived.movedim(0, 2).flatten(2, 3)
+        q, k, v = whole_BHTD.split(heads, dim=1)
+        out_BHTD = self.attend(q, k, v, scores)
+        # Back: first axis the receiver's part of the tokens, then the sender's part of the heads.
+        back = self._exchange(out_BHTD.unflatten(2, (self.ways, -1)).movedim(2, 0))
+        return back.movedim(0, 1).flatten(1, 2)
+
+    def _exchange(self, x: torch.Tensor) -> torch.Tensor:
+        return wait_tensor(all_to_all_single(x.contiguous(), None, None, self.group))
+
+
+class RingAttention:
+    """`ring_attention` over a mesh."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+
+    def __call__(
+        self, q_BHTD: torch.Tensor, k_BKTD: torch.Tensor, v_BKTD: torch.Tensor, scores: Scores
+    ) -> torch.Tensor:
+        return ring_attention(q_BHTD, k_BKTD, v_BKTD, scores, self.mesh.get_group())  # pyright: ignore[reportCallIssue]
+
+
+def _whole_length(ways: int, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A pre-hook for `Rotary.forward(positions, length)`."""
+    positions, length = arguments
+    return positions, length * ways

@@ -1,0 +1,128 @@
+"""Tensor parallelism with sequence parallelism: matrices and heads divided, and between blocks the tokens.
+
+Column-wise, then row-wise matrices (Shoeybi et al., 2019); between them each process keeps T/tp tokens of the residual
+stream (Korthikanti et al., 2022). Embedding and output layer are divided over the vocabulary, logits stay so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from torchwright.train.model.blocks import MixtureOfExperts
+from torchwright.train.model.transformer import Layer, Transformer
+
+TOKENS, FEATURES, HEADS = Shard(1), Shard(-1), 2
+NORMS = ("pre_attention", "post_attention", "pre_mlp", "post_mlp")
+
+
+def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
+    """Divide the model over `mesh`; its experts are left to `experts.py`.
+
+    `hidden` then gives a replicated DTensor of all tokens, `logits` one divided over the vocabulary.
+    """
+    parallelize_module(
+        model,
+        mesh,
+        {
+            "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS),
+            "norm": SequenceParallel(),
+            "head": ColwiseParallel(
+                input_layouts=Replicate(), output_layouts=FEATURES, use_local_output=False
+            ),
+        },
+    )
+    # A DTensor, because the gradients of the output layer's calls are partial sums: a chunked loss adds them up as
+    # such, and they are summed over processes once.
+    gather = PrepareModuleOutput(
+        output_layouts=TOKENS, desired_output_layouts=Replicate(), use_local_output=False
+    )
+    parallelize_module(model.norm, mesh, gather)
+    model.tie()
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        parallelize_module(layer, mesh, _layer_plan(layer))
+
+
+def _layer_plan(layer: Layer) -> dict[str, ParallelStyle]:
+    plan: dict[str, ParallelStyle] = {
+        part: SequenceParallel(use_local_output=True) for part in NORMS if getattr(layer, part) is not None
+    }
+    plan |= {
+        "attention": PrepareModuleInput(
+            input_layouts=(TOKENS, None), desired_input_layouts=(Replicate(), None)
+        ),
+        "attention.q": ColwiseParallel(),
+        "attention.k": ColwiseParallel(),
+        "attention.v": ColwiseParallel(),
+        "attention.o": RowwiseParallel(output_layouts=TOKENS),
+    }
+    kind = layer.attention.norm_kind
+    if kind != "none":
+        style = (
+            SequenceParallel(sequence_dim=HEADS, use_local_output=True) if kind == "head" else Whole(FEATURES)
+        )
+        plan |= {"attention.q_norm": style, "attention.k_norm": style}
+    if isinstance(layer.mlp, MixtureOfExperts):
+        return plan | {
+            "mlp": TokensGathered(),
+            "mlp.router": Whole(Replicate()),
+        }
+    return plan | {
+        "mlp": PrepareModuleInput(input_layouts=TOKENS, desired_input_layouts=Replicate()),
+        "mlp.gate": ColwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(output_layouts=TOKENS),
+    }
+
+
+class Whole(ParallelStyle):
+    """A module that every process computes on whole tensors, between neighbours that hold `layout`.
+
+    Its parameters become replicated DTensors, so that all parameters lie on one mesh.
+    """
+
+    def __init__(self, layout: Placement) -> None:
+        self.layout = layout
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(
+            module,
+            device_mesh,
+            None,
+            self._enter,  # pyright: ignore[reportArgumentType]  # its annotation says None; it takes what is returned
+            self._leave,  # pyright: ignore[reportArgumentType]
+        )
+
+    def _enter(self, _module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> DTensor:
+        (x,) = inputs
+        return DTensor.from_local(x, mesh, [self.layout], run_check=False).redistribute(
+            placements=[Replicate()]
+        )
+
+    def _leave(self, _module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> torch.Tensor:
+        return output.redistribute(placements=[self.layout]).to_local()
+
+
+class TokensGathered(ParallelStyle):
+    """A block that takes and gives whole local tensors, inside a stream of divided tokens."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        before = PrepareModuleInput(
+            input_layouts=TOKENS, desired_input_layouts=Replicate(), use_local_output=True
+        )
+        behind = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=TOKENS)
+        return parallelize_module(parallelize_module(module, device_mesh, before), device_mesh, behind)

@@ -1,0 +1,7 @@
+"""Layouts proved on one machine: a small model in each combination of axes against the same model on one process."""
+
+from torchwright.train.prove.diagnose import Divergence
+from torchwright.train.prove.processes import ProveError
+from torchwright.train.prove.proof import Proof, Run, prove
+
+__all__ = ["Divergence", "Proof", "ProveError", "Run", "prove"]

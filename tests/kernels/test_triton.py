@@ -1,0 +1,85 @@
+"""Triton's kernels: their checks in its interpreter and on a card, what they compile to, and life without Triton."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchwright.kernels import pack
+from torchwright.kernels.gpu import operators
+from torchwright.kernels.gpu import pack as gpu_pack
+
+HERE = Path(__file__).parent
+CHECKS = ["triton_linear.py", "triton_pointwise.py", "triton_attention.py"]
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed (`pip install triton`)"
+)
+
+
+def run(file: str, **environment: str) -> None:
+    """One file's tests in a process of their own: Triton looks for its interpreter when it is imported."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", str(HERE / file)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@needs_triton
+@pytest.mark.parametrize("file", CHECKS)
+def test_in_the_interpreter(file: str) -> None:
+    run(file, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
+
+
+@pytest.mark.cuda
+@needs_triton
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("file", CHECKS)
+def test_on_a_card(file: str) -> None:
+    run(file, TRITON_INTERPRET="0")
+
+
+@needs_triton
+def test_names_and_arguments_are_those_of_the_cpu(native: Any) -> None:
+    assert operators.load() is None
+    for name, schema in operators.SCHEMAS.items():
+        assert str(getattr(native, name).default._schema) == f"torchwright::{name}{schema}"
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(operators, "_outcome", [])
+    assert "Triton is not installed" in (operators.load() or "")
+
+
+@pytest.mark.parametrize("group", pack.GROUPS)
+def test_packing_is_undone(group: int) -> None:
+    """And takes as many bytes as on a CPU, so that one description fits both."""
+    random = torch.Generator().manual_seed(group)
+    N, K = 70, 200
+    groups = -(-K // group)
+    integers = torch.randint(-8, 8, (N, K), generator=random).to(torch.int8)
+    multipliers = torch.randint(-15, 16, (N, groups), generator=random).to(torch.int8)
+    packed, depth = gpu_pack.pack_w4(integers, multipliers, group), pack.padded_depth(K, group)
+    found, times = gpu_pack.unpack_w4(packed, N, depth, group)
+    assert torch.equal(found[:, :K], integers)
+    assert not found[:, K:].any()
+    assert torch.equal(times[:, :groups], multipliers)
+    assert packed.shape == pack.pack_w4(integers, multipliers, group).shape
+
+    wide, weight = integers * 15, torch.randn(N, K, generator=random)
+    depth = pack.padded_depth(K)
+    assert torch.equal(gpu_pack.unpack_w8(gpu_pack.pack_w8(wide), N, depth)[:, :K], wide)
+    assert torch.equal(gpu_pack.unpack_bf16(gpu_pack.pack_bf16(weight), N, depth)[:, :K], weight.bfloat16())
+    assert gpu_pack.pack_w8(wide).shape == pack.pack_w8(wide).shape
+    assert gpu_pack.pack_bf16(weight).shape == pack.pack_bf16(weight).shape

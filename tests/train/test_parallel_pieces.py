@@ -1,0 +1,346 @@
+"""The parts of parallel training on four gloo processes, each against the plain computation.
+
+All checks run in one start of the processes; each returns what its test looks at.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tiny import build, save, token_ids
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from torchwright.decoder import DecoderConfig, read_decoder_config
+from torchwright.train.layout import Layout, LayoutError
+from torchwright.train.loss import IGNORE, shift_labels, token_loss
+from torchwright.train.model import Scores, Transformer, explicit_attention, load_weights, save_folder
+from torchwright.train.model.fill import whole
+from torchwright.train.parallel import (
+    by_mesh,
+    check_fits,
+    clip_grad_norm,
+    global_sum,
+    grad_norm,
+    local_batch,
+    make_mesh,
+    parallelize,
+)
+from torchwright.train.parallel.context import HeadExchange
+from torchwright.train.parallel.ring import ring_attention
+from torchwright.train.prove.processes import ProveError, on_processes
+
+WORLD = 4
+FULL = Scores(scale=0.3, window=0, soft_cap=0.0)
+VARIANTS = {
+    "full": FULL,
+    "window within a part": dataclasses.replace(FULL, window=3),
+    "window over two parts": dataclasses.replace(FULL, window=9),
+    "window as wide as a part": dataclasses.replace(FULL, window=6),
+    "soft cap": dataclasses.replace(FULL, soft_cap=1.5, window=7),
+}
+
+
+def error(actual: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((actual - wanted).norm() / wanted.norm())
+
+
+def attention_inputs(heads: int, kv_heads: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    shapes = [(2, heads, 24, 8), (2, kv_heads, 24, 8), (2, kv_heads, 24, 8), (2, heads, 24, 8)]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def context_errors(kv_heads: int, make: Callable[..., Any]) -> dict[str, float]:
+    """Output and gradients of a context-parallel attention against the whole one, for every variant."""
+    errors = {}
+    for name, scores in VARIANTS.items():
+        *inputs, gradient = attention_inputs(2 * kv_heads, kv_heads)
+        wholes = [x.clone().requires_grad_() for x in inputs]
+        wanted = explicit_attention(*wholes, scores)
+        wanted.backward(gradient)
+        rank = dist.get_rank()
+        parts = [x.chunk(WORLD, 2)[rank].clone().requires_grad_() for x in inputs]
+        actual = make()(*parts, scores)
+        actual.backward(gradient.chunk(WORLD, 2)[rank])
+        pairs = [
+            (actual, wanted),
+            *((part.grad, full.grad) for part, full in zip(parts, wholes, strict=True)),
+        ]
+        errors[name] = max(error(a, b.chunk(WORLD, 2)[rank]) for a, b in pairs)
+    return errors
+
+
+def ring() -> dict[str, float]:
+    return context_errors(3, lambda: lambda *inputs: ring_attention(*inputs, dist.group.WORLD))
+
+
+def heads_exchanged() -> dict[str, float]:
+    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("cp",))
+    return context_errors(4, lambda: HeadExchange(mesh, explicit_attention))
+
+
+def vocabulary() -> dict[str, float]:
+    """The loss over divided logits; the vocabularies do not divide, one leaves a process without any."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    errors = {}
+    for size in (64, 67, 3):
+        generator = torch.Generator().manual_seed(size)
+        logits = 5 * torch.randn(2, 6, size, generator=generator, dtype=torch.float64)
+        labels = torch.randint(0, size, (2, 6), generator=generator)
+        labels[0, :2] = IGNORE
+        plain = logits.clone().requires_grad_()
+        wanted, valid = token_loss(plain, labels)
+        (wanted * 0.7).backward()
+        divided = distribute_tensor(logits, mesh, [Shard(2)]).requires_grad_()
+        actual, count = token_loss(divided, labels)
+        (actual * 0.7).backward()
+        assert count == valid
+        errors[f"loss {size}"] = error(actual, wanted)
+        errors[f"gradient {size}"] = error(whole(divided.grad), plain.grad)
+    return errors
+
+
+def model(config: DecoderConfig, layout: Layout, **options: Any) -> tuple[Transformer, Any]:
+    """Built without memory, divided, and only then filled."""
+    mesh = make_mesh(layout, "cpu")
+    with torch.device("meta"):
+        built = Transformer(config)
+    parallelize(built, layout, mesh, **options)
+    built.to_empty(device="cpu")
+    built.tie()
+    return built, mesh
+
+
+LAYOUTS = {
+    "qwen3-moe": [
+        "dp_shard=2,cp=2,ep=2",
+        "dp_shard=4,ep=2",
+        "dp_replicate=2,dp_shard=2,ep=2",
+        "dp_shard=2,tp=2,ep=2",
+    ],
+    "llama-tied-biases": ["dp_shard=2,tp=2", "cp=2,tp=2", "dp_replicate=2,dp_shard=2"],
+    "olmo2": ["dp_replicate=2,tp=2"],
+}
+
+
+def folders(sources: dict[str, str]) -> dict[str, bool]:
+    """Folders read into every layout and written from it again are the same; so are seeded weights."""
+    same = {}
+    for name, texts in LAYOUTS.items():
+        source = Path(sources[name])
+        config = read_decoder_config(source)
+        alone = Transformer(config)
+        load_weights(alone, source)
+        for text in texts:
+            divided, _ = model(config, Layout.parse(text))
+            load_weights(divided, source)
+            shared = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+            dist.broadcast_object_list(shared)
+            out = Path(str(shared[0])) / "out"
+            save_folder(divided, config, out, source=source)
+            dist.barrier()
+            again = Transformer(config)
+            load_weights(again, out)
+            pairs = zip(alone.parameters(), again.parameters(), strict=True)
+            same[f"{name} {text}"] = all(torch.equal(one, two) for one, two in pairs)
+            divided.reset_parameters(11)
+            seeded = Transformer(config)
+            seeded.reset_parameters(11)
+            pairs = zip(seeded.parameters(), divided.parameters(), strict=True)
+            same[f"{name} {text} seeded"] = all(torch.equal(one, whole(two)) for one, two in pairs)
+    return same
+
+
+def step(sources: dict[str, str]) -> dict[str, Any]:
+    """One clipped optimizer step on a mix of meshes, and the same on one process."""
+    layout = Layout(dp_shard=2, cp=2, ep=2)
+    source = Path(sources["qwen3-moe"])
+    config = read_decoder_config(source)
+    ids, labels = token_ids(4, 16), shift_labels(token_ids(4, 16), torch.tensor([16, 4, 9, 16]))
+    alone = Transformer(config)
+    load_weights(alone, source)
+    total, valid = alone.loss(ids, labels)
+    (total / valid).backward()
+    wanted = grad_norm(alone.parameters())
+    alone_norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+
+    divided, mesh = model(config, layout)
+    load_weights(divided, source)
+    own_ids, own_labels, positions = local_batch(ids, labels, layout, mesh)
+    total, own_valid = divided.loss(own_ids, own_labels, positions)
+    (total / global_sum(own_valid, mesh)).backward()
+    norm = clip_grad_norm(divided.parameters(), 0.1)
+    clipped = max(
+        error(whole(two.grad), one.grad)
+        for one, two in zip(alone.parameters(), divided.parameters(), strict=True)
+    )
+    groups = by_mesh(divided.parameters())
+    optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=0.1, foreach=True)
+    optimizer.step()
+    return {
+        "labels": (int(global_sum(own_valid, mesh)), int(valid)),
+        "norms": (float(norm), float(wanted), float(alone_norm)),
+        "clipped": clipped,
+        "meshes": len(groups),
+        "own": float(own_valid),
+    }
+
+
+def bfloat16(sources: dict[str, str]) -> dict[str, Any]:
+    """Parameters in float32, computed with in bfloat16."""
+    layout = Layout(dp_shard=2, tp=2)
+    config = read_decoder_config(Path(sources["llama-tied-biases"]))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    divided, mesh = model(config, layout, precision=policy, reshard_after_forward=False)
+    divided.reset_parameters(1)
+    ids = token_ids(4, 16)
+    own_ids, own_labels, positions = local_batch(ids, shift_labels(ids), layout, mesh)
+    logits = divided(own_ids, positions)
+    total, valid = token_loss(logits, own_labels)
+    (total / global_sum(valid, mesh)).backward()
+    return {
+        "logits": str(logits.dtype),
+        "divided": isinstance(logits, DTensor) and logits.to_local().shape[-1] == config.vocabulary // 2,
+        "loss": str(total.dtype),
+        "gradients": {
+            str(parameter.grad.dtype) for parameter in divided.parameters() if parameter.grad is not None
+        },
+        "parts": float(global_sum(total, mesh) / global_sum(valid, mesh)),
+    }
+
+
+def refusals(sources: dict[str, str]) -> dict[str, str]:
+    """What each call says."""
+    said = {}
+
+    def refused(name: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except LayoutError as refusal:
+            said[name] = str(refusal)
+
+    layout = Layout(dp_shard=2, cp=2)
+    mesh = make_mesh(layout, "cpu")
+    refused("processes", lambda: make_mesh(Layout(dp_shard=2, tp=3), "cpu"))
+    refused("rows", lambda: local_batch(token_ids(3, 8), token_ids(3, 8), layout, mesh))
+    refused("tokens", lambda: local_batch(token_ids(2, 7), token_ids(2, 7), layout, mesh))
+    return said
+
+
+def every_check(sources: dict[str, str]) -> dict[str, Any]:
+    checks = {"ring": ring, "heads": heads_exchanged, "vocabulary": vocabulary}
+    with_sources = {"folders": folders, "step": step, "bfloat16": bfloat16, "refusals": refusals}
+    results: dict[str, Any] = {name: check() for name, check in checks.items()}
+    return results | {name: check(sources) for name, check in with_sources.items()}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {name: str(save(build(name), tmp_path_factory.mktemp(name))) for name in LAYOUTS}
+
+
+@pytest.fixture(scope="module")
+def found(sources: dict[str, str]) -> list[dict[str, Any]]:
+    return on_processes(WORLD, every_check, sources)
+
+
+@pytest.mark.parametrize("way", ["ring", "heads"])
+def test_attention_over_divided_sequences(found: list[dict[str, Any]], way: str) -> None:
+    for rank in found:
+        assert set(rank[way]) == set(VARIANTS)
+        assert max(rank[way].values()) < 1e-13, rank[way]
+
+
+def test_loss_over_a_divided_vocabulary(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert max(rank["vocabulary"].values()) < 1e-13, rank["vocabulary"]
+
+
+def test_weights_survive_every_layout_and_seeds_do_not_depend_on_it(found: list[dict[str, Any]]) -> None:
+    count = 2 * sum(map(len, LAYOUTS.values()))
+    for rank in found:
+        assert len(rank["folders"]) == count
+        assert all(rank["folders"].values()), rank["folders"]
+
+
+def test_a_clipped_step_over_several_meshes(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        step = rank["step"]
+        assert step["labels"][0] == step["labels"][1]
+        assert step["meshes"] == 2  # experts lie on one of their own
+        norm, wanted, torchs = step["norms"]
+        assert norm == pytest.approx(wanted, rel=1e-5)
+        assert norm == pytest.approx(torchs, rel=1e-5)
+        assert norm > 0.1, "nothing was clipped"
+        assert step["clipped"] < 1e-4
+    assert len({rank["step"]["own"] for rank in found}) > 1, (
+        "every process has as many labels: weights cannot show"
+    )
+
+
+def test_bfloat16_computation_keeps_float32_parameters(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        result = rank["bfloat16"]
+        assert result["logits"] == "torch.bfloat16"
+        assert result["divided"]
+        assert result["loss"] == "torch.float32"
+        assert result["gradients"] == {"torch.float32"}
+        assert result["parts"] == pytest.approx(math.log(128), rel=0.05)
+
+
+def test_what_does_not_divide_is_refused_on_every_process(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert "takes 6 processes" in rank["refusals"]["processes"]
+        assert "multiples of 2" in rank["refusals"]["rows"]
+        assert "7 tokens in a row" in rank["refusals"]["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "words"),
+    [
+        ("llama", "tp=4", "2 key-value heads"),
+        ("llama", "dp_shard=2,ep=2", "has no experts"),
+        ("qwen3-moe", "dp_shard=4,ep=4", "6 experts"),
+        ("llama", "pp=2", "pipeline stages"),
+    ],
+)
+def test_a_layout_that_the_model_does_not_allow(name: str, layout: str, words: str, tmp_path: Path) -> None:
+    config = read_decoder_config(save(build(name), tmp_path))
+    with pytest.raises(LayoutError, match=words):
+        check_fits(config, Layout.parse(layout))
+
+
+def fails(place: int) -> None:
+    if dist.get_rank() == place:
+        raise ValueError("on purpose")
+    dist.barrier()
+
+
+def waits_for_a_collective_that_nobody_else_calls() -> None:
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(torch.ones(1))
+    else:
+        dist.all_reduce(torch.ones(1))
+        time.sleep(60)
+
+
+def test_a_failing_process_is_named() -> None:
+    with pytest.raises(ProveError, match=r"process 1 of 2 failed.*ValueError: on purpose"):
+        on_processes(2, fails, 1)
+
+
+def test_processes_that_hang_are_given_up() -> None:
+    with pytest.raises(ProveError, match="did not finish in time"):
+        on_processes(2, waits_for_a_collective_that_nobody_else_calls, limit=3.0)
