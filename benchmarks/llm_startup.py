@@ -1,9 +1,11 @@
 """Packed weights of a real shape: seconds to the first token in a new process, and its peak memory.
 
     python benchmarks/llm_startup.py [--models DIR] [--shape llama-3.2-1b] [--quantize w4a8] [--json FILE]
+    python benchmarks/llm_startup.py --serve ARTIFACT
 
 Random weights; the files are in the page cache. Seconds count from `import torch`'s end; memory is what the process has
 at most beyond that (resident, shared file pages included), beside the bytes of packed weights, embedding and cache.
+`--serve` measures `torchwright serve ARTIFACT` instead: from the command to the line that says it is ready.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
 
 import llm_shapes
 import turns
+from serving_load import server
 from torchwright.decoder.load import load_decoder
 from torchwright.decoder.packed import write_packed
 
@@ -49,9 +53,18 @@ def main() -> None:
     parser.add_argument("--models", metavar="DIR", help="keep the random model here")
     parser.add_argument("--shape", default="llama-3.2-1b", choices=llm_shapes.SHAPES)
     parser.add_argument("--quantize", default="w4a8")
+    parser.add_argument("--serve", metavar="ARTIFACT", help="measure the server's start with this artifact")
     parser.add_argument("--json", metavar="FILE", help="write the figures here")
     options = parser.parse_args()
     turns.print_machine()
+    if options.serve:
+        seconds = [_serving(options.serve) for _ in range(STARTS)]
+        print(
+            f"torchwright serve {options.serve}: ready {statistics.median(seconds):.2f} s after the command,"
+        )
+        print(f"{min(seconds):.2f} to {max(seconds):.2f} s in {STARTS} starts")
+        turns.write_json(options.json, [{"serve_ready_s": seconds}])
+        return
     with tempfile.TemporaryDirectory() as scratch:
         folder, packed = llm_shapes.make(options.shape, Path(options.models or scratch)), Path(scratch)
         write_packed(load_decoder(folder, torch.bfloat16, options.quantize), packed)
@@ -67,6 +80,13 @@ def main() -> None:
     print(f"peak memory {middle['peak'] / 1e6:.0f} MB: packed weights {middle['weights'] / 1e6:.0f} MB,")
     print(f"cache {middle['cache'] / 1e6:.0f} MB, all else {beyond / 1e6:.0f} MB")
     turns.write_json(options.json, [middle])
+
+
+def _serving(artifact: str) -> float:
+    """Seconds from the command to the server's word that it is ready."""
+    begun = time.perf_counter()
+    with server(artifact):
+        return time.perf_counter() - begun
 
 
 if __name__ == "__main__":

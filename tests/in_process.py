@@ -62,9 +62,9 @@ class InProcessTrial:
 
 def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = None) -> None:
     """Run trials here and now; with `speedup`, every comparison finds just that, whatever the clock says."""
-    for room in ("torchwright.plan.trial", "torchwright.plan.search", "torchwright.api"):
+    for room in ("torchwright.plan.trial", "torchwright.api"):
         monkeypatch.setattr(f"{room}.TrialProcess", InProcessTrial)
-    monkeypatch.setattr("torchwright.plan.search.COMPARE_SECONDS", 0.0)
+    monkeypatch.setattr("torchwright.plan.compare.COMPARE_SECONDS", 0.0)
     monkeypatch.setattr("torchwright.plan.worker.TURN_SECONDS", 0.0)
     monkeypatch.setattr("torchwright.measure.microbench.linear_kernel_seconds", lambda *args: {})
     monkeypatch.setattr("torchwright.report.html.render", lambda recipe: "<!doctype html>")
@@ -73,5 +73,5 @@ def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = N
     monkeypatch.setattr(techniques, "_targets", known)
     if speedup is not None:
         decree = Interval(value=speedup, low=speedup * 0.99, high=speedup * 1.01)
-        monkeypatch.setattr("torchwright.plan.search.paired_speedup", lambda before, after: decree)
+        monkeypatch.setattr("torchwright.plan.compare.paired_speedup", lambda before, after: decree)
         monkeypatch.setattr("torchwright.api.paired_speedup", lambda before, after: decree)

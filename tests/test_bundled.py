@@ -156,15 +156,3 @@ def test_shared_paragraphs_leave_the_training_text(corpus):
 def test_an_excerpt_ends_with_a_whole_paragraph(corpus):
     assert corpus.excerpt("one\n\ntwo\n\nthree", 11) == "one\n\ntwo\n"
     assert corpus.excerpt("a long first paragraph\n\nnext", 3) == "a long first paragraph\n"
-
-
-def test_progress_warms_up_stays_and_decays(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    Progress = importlib.import_module("train_bundled").Progress
-
-    assert Progress(tokens=49).rate(warmup_tokens=100) == pytest.approx(0.5)
-    assert Progress(tokens=5000).rate(100) == 1.0
-    falling = Progress(tokens=5500, decay_from=5000, decay_tokens=1000)
-    assert falling.rate(100) == pytest.approx(0.5)
-    assert not falling.finished
-    assert Progress(tokens=6000, decay_from=5000, decay_tokens=1000).finished

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchwright.errors import ModelError, WorkloadError
+from torchwright.errors import ModelError, RefusedTechnique, WorkloadError
 from torchwright.facts import Step
 from torchwright.plan.optimize import pickled
 from torchwright.plan.trial import Context, TrialFailed, TrialProcess, start_candidate
@@ -175,6 +176,19 @@ def test_a_model_that_raises_later_fails_the_trial_with_its_first_line(tmp_path:
         assert "and more" in found.value.details
 
 
+def fill() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "scratch")
+
+
+def test_a_full_disk_is_no_fault_of_the_trial(tmp_path: Path):
+    """It comes back as what it is, for the command line to say, and not as a row of the waterfall."""
+    with TrialProcess(context(Trap(fill, after=20), tmp_path)) as process:
+        process.ask("prepare", steps=())
+        with pytest.raises(OSError, match="No space left on device: 'scratch'") as found:
+            collections.deque((process.ask("time") for _ in range(40)), maxlen=0)
+        assert found.value.errno == errno.ENOSPC
+
+
 def bad_metric(model: Any) -> float:
     raise KeyError("label")
 
@@ -215,6 +229,32 @@ def metric(model):
         process.ask("prepare", steps=())
         observed = process.ask("observe")
     assert observed == pytest.approx(expected, rel=1e-5)
+
+
+class Doubtful(nn.Module):
+    """Looks at its numbers within a loop, which is where Dynamo gives a whole function up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            if float(x.detach().mean()) > 100:
+                x = x / 2
+        return x
+
+
+def test_a_compiler_that_compiled_nothing_is_refused_and_not_timed(tmp_path: Path):
+    """Otherwise the original, run in silence, would be compared with itself and called compiled."""
+    step = Step(name="compile", options={"engine": "jit"})
+    with (
+        context(Doubtful(), tmp_path) as shared,
+        TrialProcess(shared) as process,
+        pytest.raises(RefusedTechnique, match=r"compiled nothing of it: Unsupported Tensor\.item"),
+    ):
+        process.ask("prepare", steps=(step,))
 
 
 def test_a_candidate_carries_what_the_worker_found_and_cleans_up(tmp_path: Path):

@@ -20,11 +20,11 @@ import torch
 from torchwright.decoder.generate import PREFILL_CHUNK, LoadedDecoder
 from torchwright.decoder.load import load_decoder
 from torchwright.decoder.sampling import Sampling
-from torchwright.decoder.text import TextStream
 from torchwright.errors import ArtifactError, ModelError, WorkloadError, unknown
 from torchwright.kernels import build
 from torchwright.plan import artifact
 from torchwright.plan.load import load
+from torchwright.text_stream import TextStream
 from torchwright.workloads.generation import Generator
 from torchwright.workloads.language import BUNDLED
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import statistics
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +18,11 @@ from torchwright import decode_bench
 from torchwright.answer import is_artifact, refuse_for_artifact
 from torchwright.devices import default_name
 from torchwright.errors import ArtifactError, RegressionFound, TorchwrightError, WorkloadError
-from torchwright.facts import Budget, CaseTime, Event, Objective, Recipe, RooflinePoint
+from torchwright.facts import Budget, Event, Objective, Recipe, RooflinePoint
 from torchwright.measure.clock import paired_speedup
-from torchwright.measure.roofline import roofline_point
-from torchwright.plan import artifact
-from torchwright.plan.optimize import Request
+from torchwright.measure.roofline import Work, point
+from torchwright.plan import artifact, folders, interrupts
+from torchwright.plan.optimize import Request, pickled
 from torchwright.plan.optimize import optimize as run_optimize
 from torchwright.plan.result import Result
 from torchwright.plan.trial import Context, TrialFailed, TrialProcess
@@ -80,17 +78,20 @@ def optimize(
         seed=seed,
         command="torchwright.optimize(…)",
     )
-    keep = Path(tempfile.mkdtemp(prefix="torchwright-"))  # lives as long as the result does
-    out = keep / "artifact"
-    try:
-        with LiveProgress(quiet=not progress) as show:
-            recipe = run_optimize(request, out, show)
-        _, manifest = artifact.open_artifact(out)
-        result = Result(out, recipe, original=None if manifest.self_contained else workload.build())
-    except BaseException:
-        shutil.rmtree(keep, ignore_errors=True)
-        raise
-    weakref.finalize(result, shutil.rmtree, keep, ignore_errors=True)
+    with interrupts.deferred():
+        keep = folders.make_temporary()  # lives as long as the result does
+        out = keep.path / "artifact"
+        try:
+            with LiveProgress(quiet=not progress) as show:
+                recipe = run_optimize(request, out, show)
+            _, manifest = artifact.open_artifact(out)
+            # By torch.compile the caller's own module takes other inputs too, as they come.
+            replayed = recipe.engine == "jit" or not manifest.self_contained
+            result = Result(out, recipe, original=workload.build() if replayed else None)
+        except BaseException:
+            keep.remove()
+            raise
+        weakref.finalize(result, keep.remove)
     return result
 
 
@@ -152,13 +153,12 @@ def verify(path: str | Path, *, trust: bool = False) -> dict[str, Any]:
     path = Path(path)
     recipe, _ = artifact.open_artifact(path)
     workload = _workload_of(path, recipe, trust=trust)
-    with tempfile.TemporaryDirectory() as scratch, _failure_in_words(path):
-        context = _context(workload, Path(scratch), recipe)
-        with TrialProcess(context) as original, TrialProcess(context) as candidate:
-            original.ask("prepare", steps=())
-            loaded = candidate.ask("load_artifact", path=str(path), trust=trust)
-            quality = candidate.ask("compare", reference=original.ask("observe"))
-            rows = [(original.ask("time"), candidate.ask("time")) for _ in range(VERIFY_ROUNDS)]
+    with _trials(path, workload, recipe) as context:
+        original, candidate = TrialProcess(context), TrialProcess(context)
+        original.ask("prepare", steps=())
+        loaded = candidate.ask("load_artifact", path=str(path), trust=trust)
+        quality = candidate.ask("compare", reference=original.ask("observe"))
+        rows = [(original.ask("time"), candidate.ask("time")) for _ in range(VERIFY_ROUNDS)]
     repeats = {case.name: case.repeat for case in recipe.baseline.cases}
     before, after = (
         [sum(turn[n] * r for n, r in repeats.items()) for turn in column]
@@ -228,15 +228,14 @@ def bench(
         return decode_bench.bench(target, **decoder, **options)
     else:
         workload = from_target(target, **options)
-    with tempfile.TemporaryDirectory() as scratch, _failure_in_words(target):
-        context = _context(workload, Path(scratch), recipe)
-        with TrialProcess(context) as process:
-            if recipe:
-                ready = process.ask("load_artifact", path=str(target), trust=trust)
-            else:
-                ready = process.ask("prepare", steps=())
-            turns = [process.ask("time") for _ in range(VERIFY_ROUNDS)]
-            memory = process.ask("memory")["peak"]
+    with _trials(target, workload, recipe) as context:
+        process = TrialProcess(context)
+        if recipe:
+            ready = process.ask("load_artifact", path=str(target), trust=trust)
+        else:
+            ready = process.ask("prepare", steps=())
+        turns = [process.ask("time") for _ in range(VERIFY_ROUNDS)]
+        memory = process.ask("memory")["peak"]
     medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
     result: dict[str, Any] = {"runs_as": ready.get("how", "the original, eager"), "ready_s": ready["seconds"]}
     described = workload.describe()
@@ -251,7 +250,7 @@ def bench(
             "decode_tokens_per_s": rows / medians["decode"],
         }
     result["peak_memory_bytes"] = memory
-    points = {point.case: point for point in _bounds(recipe, medians)}
+    points = {found.case: found for found in _bounds(recipe, medians)}
     for name in medians if "geometry" in described else points:
         result |= decode_bench.roofline_facts(name, points.get(name))
     return result
@@ -272,12 +271,11 @@ def _bounds(recipe: Recipe | None, medians: dict[str, float]) -> list[RooflinePo
     if recipe is None:
         return []
     points = []
-    for point in recipe.roofline:
-        if point.stage == "final" and point.case in medians:
-            case = CaseTime(name=point.case, seconds=medians[point.case])
-            counts = {"operations": point.operations, "bytes": point.bytes}
-            points.append(roofline_point(case, counts, 0, point.dtype, recipe.fingerprint.device, "final"))
-    return [point for point in points if point is not None]
+    for then in recipe.roofline:
+        if then.stage == "final" and then.case in medians:
+            work = Work(bytes=then.bytes, operations={then.dtype: then.operations})
+            points.append(point(then.case, medians[then.case], work, recipe.fingerprint.device))
+    return [found for found in points if found is not None]
 
 
 def _workload_of(path: Path, recipe: Recipe, *, trust: bool, cases_only: bool = False) -> Workload:
@@ -306,25 +304,23 @@ def _workload_of(path: Path, recipe: Recipe, *, trust: bool, cases_only: bool = 
 
 
 @contextlib.contextmanager
-def _failure_in_words(what: str | Path) -> Iterator[None]:
-    """A process that dies while it is measured is no fault of ours."""
-    try:
-        yield
-    except TrialFailed as failure:
-        raise TorchwrightError(f"{what} could not be measured", found=failure.reason) from failure
-
-
-def _context(workload: Workload, scratch: Path, recipe: Recipe | None) -> Context:
-    from torchwright.plan.optimize import pickled
-
-    return Context(
-        workload=pickled(workload),
-        device=recipe.fingerprint.device.kind if recipe else default_name(),
-        threads=recipe.fingerprint.threads if recipe else torch.get_num_threads(),
-        seed=0,
-        scratch=scratch,
-        deadline=time.monotonic() + VERIFY_SECONDS,
-    )
+def _trials(what: str | Path, workload: Workload, recipe: Recipe | None) -> Iterator[Context]:
+    """A place to measure `what` in; a process that dies of it is no fault of ours."""
+    packed = pickled(workload)
+    with interrupts.deferred(), folders.temporary() as scratch:
+        context = Context(
+            workload=packed,
+            device=recipe.fingerprint.device.kind if recipe else default_name(),
+            threads=recipe.fingerprint.threads if recipe else torch.get_num_threads(),
+            seed=0,
+            scratch=scratch,
+            deadline=time.monotonic() + VERIFY_SECONDS,
+        )
+        try:
+            with context:
+                yield context
+        except TrialFailed as failure:
+            raise TorchwrightError(f"{what} could not be measured", found=failure.reason) from failure
 
 
 def _known(names: Sequence[str]) -> frozenset[str]:

@@ -26,9 +26,10 @@ from torchwright.decoder.load import KV_DTYPES
 from torchwright.decoder.sampling import Sampling
 from torchwright.devices import get_device
 from torchwright.errors import WorkloadError
-from torchwright.facts import DeviceFacts, RooflinePoint
+from torchwright.facts import RooflinePoint
 from torchwright.kernels import ops
 from torchwright.kernels.linear import PackedLinear
+from torchwright.measure.roofline import Work, point
 from torchwright.workloads.language import LanguageWorkload
 
 TURNS = (3, 9)
@@ -56,15 +57,6 @@ class Sizes:
                 f"--new-tokens {sizes['new_tokens']}", allowed="2 or more: the first comes with the prompt"
             )
         return cls(**sizes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """The least that one call must move and compute."""
-
-    bytes: float
-    operations: dict[str, float]
-    """Type that the products are in → operations, multiply and add apart."""
 
 
 def bench(
@@ -150,25 +142,6 @@ def decode_work(model: LoadedDecoder, sizes: Sizes) -> Work:
     operations[_name(model.decoder.embedding.dtype)] += _attention_operations(model.config, pairs)
     moved = _weight_bytes(model, sizes.batch) + pairs * _kv_bytes(model)
     return Work(bytes=moved, operations=dict(operations))
-
-
-def point(case: str, seconds: float, work: Work, device: DeviceFacts) -> RooflinePoint | None:
-    """The call against the device's ceilings; None where one of them was not measured."""
-    rates = {kind: device.tflops.get(kind) for kind in work.operations}
-    if not device.read_gb_per_s or not all(rates.values()):
-        return None
-    by_bytes = work.bytes / (device.read_gb_per_s * 1e9)
-    by_operations = sum(count / ((rates[kind] or 0) * 1e12) for kind, count in work.operations.items())
-    return RooflinePoint(
-        case=case,
-        stage="final",
-        dtype=max(work.operations, key=lambda kind: work.operations[kind]),
-        bytes=round(work.bytes),
-        operations=round(sum(work.operations.values())),
-        seconds=seconds,
-        bound_seconds=max(by_bytes, by_operations),
-        bound_by="bytes" if by_bytes >= by_operations else "operations",
-    )
 
 
 def _turns(model: LoadedDecoder, sizes: Sizes) -> list[tuple[float, float]]:

@@ -33,6 +33,7 @@ TOLERANCE = {
     "dtype": 3e-2,
     "int8_static": 0.1,
     "int8_dynamic": 0.1,
+    "int8_rows": 0.1,
     "int4_weight_only": 0.25,
     "torchao": 0.25,
     "sparse24": 0.8,

@@ -33,6 +33,11 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
     return {
         "linear_bf16": (x, linear["bf16"].packed, linear["bf16"].bias, 70),
         "linear_w8a8": (x, linear["w8a8"].packed, linear["w8a8"].scale, linear["w8a8"].bias, 70),
+        "linear_w8a8_fused": (
+            *(x, linear["w8a8"].packed, linear["w8a8"].scale, torch.randn(128), linear["w8a8"].bias),
+            *(70, "gelu", torch.randn(2, 3, 70).to(kind)),
+        ),
+        "attention": (*(torch.randn(1, 2, 5, 16).bfloat16() for _ in range(3)), None, 0.25),
         "linear_w4a8": (x, linear["w4a8"].packed, linear["w4a8"].scale, None, 70, 32),
         "linear_w4a16": (
             *(x, linear["w4a16"].packed, linear["w4a16"].scale, linear["w4a16"].bias),

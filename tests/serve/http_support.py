@@ -24,10 +24,9 @@ from pathlib import Path
 
 import zmq
 
-from torchwright.serve.app import Service
 from torchwright.serve.client import EngineClient
-from torchwright.serve.command import Server, load_model
 from torchwright.serve.folder import find
+from torchwright.serve.launch import Launcher
 from torchwright.serve.limits import Limits
 from torchwright.serve.messages import (
     Cancel,
@@ -47,6 +46,8 @@ from torchwright.serve.messages import (
     decode_to_engine,
     encode,
 )
+from torchwright.serve.server import Server, load_model
+from torchwright.serve.service import Service
 
 MODEL = "torchwright-bundled"
 CONTEXT = 1024
@@ -62,6 +63,7 @@ class Trouble(enum.IntEnum):
     SLOW = 94
     """20 ms for each token."""
     HANG = 95
+    SLOW_GRAMMAR = 96
 
 
 class FakeEngine:
@@ -123,8 +125,8 @@ class FakeEngine:
         if any(submit.priority == Trouble.SLOW for submit, _ in self._running.values()):
             time.sleep(0.02)
         for (id, index), (submit, count) in list(self._running.items()):
-            if submit.priority == Trouble.FAIL:
-                self._finish(outputs, id, index, "error")
+            if submit.priority in (Trouble.FAIL, Trouble.SLOW_GRAMMAR):
+                self._finish(outputs, id, index, "error" if submit.priority == Trouble.FAIL else "grammar")
                 continue
             if submit.max_tokens == 0:
                 self._finish(outputs, id, index, "length")
@@ -234,7 +236,8 @@ def serving(
     """A server with a fake engine, ready; ended with the block."""
     limits = limits or Limits()
     target = find(None)
-    client = EngineClient(fake_command(kind), mailbox_capacity=limits.unread_outputs)
+    launcher = Launcher(fake_command(kind))
+    client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
     model = None if kind == "encoder" else load_model(target, limits)
     service = Service(name=MODEL, client=client, model=model, limits=limits, keys=keys, log_requests=True)
     started: queue.Queue[tuple[Server, asyncio.AbstractEventLoop, str]] = queue.Queue()
@@ -247,6 +250,7 @@ def serving(
     finally:
         loop.call_soon_threadsafe(server.handle_exit, signal.SIGINT, None)
         thread.join(30)
+        launcher.close()
 
 
 async def _serve(

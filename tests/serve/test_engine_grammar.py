@@ -10,6 +10,7 @@ import pytest
 from engine_support import alone, answers, bundled, compiled, drain, engine, request, words
 
 from torchwright.decoder import LoadedDecoder
+from torchwright.serve import grammar as grammars
 from torchwright.serve.messages import Cancel
 
 SCHEMA: dict[str, Any] = {
@@ -103,6 +104,21 @@ def test_a_request_can_be_cancelled_while_its_grammar_is_read(model: LoadedDecod
     assert results["a", 0].finish == "cancelled"
     for index in (1, 2):
         check(json.loads(model.text.decode(results["a", index].tokens)))
+
+
+def test_a_grammar_that_is_too_slow_ends_its_own_request_only(
+    model: LoadedDecoder, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "TOKEN_SECONDS", 0.0)
+    made = engine(model)
+    made.submit(request("slow", [5], 60, grammar=schema, n=2, stop_ids=list(model.stop)))
+    made.submit(request("free", [5], 8))
+    results = drain(made)
+    made.close()
+    for index in (0, 1):
+        assert results["slow", index].finish == "grammar"
+        assert "s to follow by one token" in (results["slow", index].message or "")
+    assert results["free", 0].finish == "length"
 
 
 def test_preemption_and_few_pages_leave_the_grammar_in_step(model: LoadedDecoder, schema: str) -> None:

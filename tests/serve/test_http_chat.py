@@ -12,7 +12,7 @@ from torchwright.errors import ModelError
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.chat import ChatTemplate
 from torchwright.serve.conversation import Tools, prompt_text
-from torchwright.serve.protocol import CalledFunction, Function, Message, TextPart, ToolCall
+from torchwright.serve.parts import CalledFunction, Function, Message, TextPart, ToolCall
 from torchwright.serve.tools import HERMES, LLAMA3, format_of
 
 HELLO = [{"role": "user", "content": "hi"}]

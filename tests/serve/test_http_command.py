@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import struct
 import sys
@@ -178,11 +179,11 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("torchwright.serve.command", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(TorchwrightError, match=r"torchwright\[serve\]"):
-        cli._serve_command()
+        importlib.import_module("torchwright.cli.serve")._serve_command()
 
 
 def test_the_http_process_imports_no_torch() -> None:
     import subprocess
 
-    script = "import sys, torchwright.serve.command; sys.exit('torch' in sys.modules)"
+    script = "import sys, torchwright.serve.server; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

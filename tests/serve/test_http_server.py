@@ -378,6 +378,12 @@ def test_an_engine_fault_is_a_500_that_says_so(http: httpx.Client) -> None:
     assert error(response)["message"] == "a fault"
 
 
+def test_a_grammar_that_is_too_slow_to_follow_is_a_400(http: httpx.Client) -> None:
+    response = http.post("/v1/completions", json={"prompt": PROMPT, "priority": Trouble.SLOW_GRAMMAR})
+    assert response.status_code == 400
+    assert error(response)["code"] == "grammar_limit"
+
+
 def test_a_client_that_leaves_is_cancelled_at_once(server: Running, http: httpx.Client) -> None:
     body = {"prompt": PROMPT, "max_tokens": 900, "priority": Trouble.SLOW}
     with pytest.raises(httpx.ReadTimeout):
@@ -462,7 +468,7 @@ def test_an_engine_that_hangs_is_killed(
 
 def test_an_engine_that_cannot_live_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchwright.serve.client.BACKOFF_SECONDS", (0.01,))
-    monkeypatch.setattr("torchwright.serve.command.Server._announce", _silent)
+    monkeypatch.setattr("torchwright.serve.server.Server._announce", _silent)
     with serving(kind="broken") as running, httpx.Client(base_url=running.url) as http:
         health = http.get("/health")
         assert health.status_code == 503

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from torchwright.errors import ModelError
 from torchwright.serve.folder import find
-from torchwright.serve.text import HELD_TOKENS, INCOMPLETE, StopStrings, TextStream, Tokenizer
+from torchwright.serve.text import StopStrings, Tokenizer
+from torchwright.text_stream import HELD_TOKENS, INCOMPLETE, TextStream
 
 TOKENIZER = Tokenizer(find(None).folder)
 TEXT = "Zwölf Boxkämpfer 🥊 jagen\n\tVictor; naïve 日本語 \\x"
@@ -21,9 +22,9 @@ def pieces(ids: list[int], sizes: list[int]) -> list[str]:
     """A stream's pieces, with as many tokens at a time as `sizes` say."""
     stream, found, at = TextStream(TOKENIZER), [], 0
     for size in sizes:
-        found.append(stream.put(ids[at : at + size]))
+        found.append(stream.put(*ids[at : at + size]))
         at += size
-    return [*found, stream.put(ids[at:]), stream.rest()]
+    return [*found, stream.put(*ids[at:]), stream.rest()]
 
 
 @given(st.lists(st.integers(1, 4), max_size=20))
@@ -37,7 +38,7 @@ def test_pieces_are_whole_characters_and_together_the_text(sizes: list[int]) -> 
 def test_a_cut_character_comes_with_the_rest() -> None:
     ids = TOKENIZER.encode("a🥊", special=False)[:-1]
     stream = TextStream(TOKENIZER)
-    assert stream.put(ids) == ""
+    assert stream.put(*ids) == ""
     assert stream.rest() == TOKENIZER.decode(ids)
 
 
@@ -45,7 +46,7 @@ def test_bytes_that_are_no_text_are_not_held_for_ever() -> None:
     half = TOKENIZER.encode("é", special=False)[0]
     assert TOKENIZER.decode([half]) == INCOMPLETE
     stream = TextStream(TOKENIZER)
-    shown = [stream.put([half]) for _ in range(3 * HELD_TOKENS)]
+    shown = [stream.put(half) for _ in range(3 * HELD_TOKENS)]
     assert sum(map(len, shown)) >= 2 * HELD_TOKENS
 
 

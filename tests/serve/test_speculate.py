@@ -26,7 +26,7 @@ def test_the_longer_run_and_the_latest_place_count() -> None:
 
 
 def test_a_long_run_tells_two_continuations_apart() -> None:
-    """The last three tokens were followed by 7 and by 8 in turn; only what stands further back tells which comes next."""
+    """The last three tokens were followed by 7 and by 8 in turn: what stands further back tells."""
     text = [1, 2, 3, 4, 5, 7, 1, 9, 3, 4, 5, 8]
     for rounds in (2, 40):
         for cut, follows in ((5, 7), (11, 8)):

@@ -21,6 +21,7 @@ import torch
 from torchwright.decoder.batch import Batch
 from torchwright.decoder.config import DecoderConfig
 from torchwright.errors import WorkloadError
+from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.memory import zeros
 from torchwright.kernels.reference import PAGE
 
@@ -214,7 +215,7 @@ class PagedCache:
 
 def _layer(pages: int, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> LayerPages:
     heads, size = config.kv_heads, config.head_dim
-    if dtype == torch.bfloat16:
+    if dtype == torch.bfloat16 and not gpu.takes(device):
         k, v = (pages, heads, size // 2, PAGE, 2), (pages, heads, PAGE // 2, size, 2)
     else:
         k, v = (pages, heads, size, PAGE), (pages, heads, PAGE, size)

@@ -11,7 +11,7 @@ from torchwright.decoder.cache import LayerPages
 from torchwright.decoder.config import DecoderConfig, Experts
 from torchwright.decoder.functional import ops
 from torchwright.decoder.weights import DecoderParts
-from torchwright.kernels.pack import pack_bf16
+from torchwright.kernels.gpu import operators as gpu
 
 Turn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Cosines and sines (rows, R/2) and each token's row."""
@@ -100,8 +100,10 @@ class MixtureOfExperts(nn.Module):
         router = weights.router(layer)
         self.register_buffer("router", router)
         # PyTorch's product depends on the number of rows, and a token near a tie would choose by its company.
-        takes = router.dtype == torch.bfloat16 and ops.fast(router)
-        self.register_buffer("packed_router", pack_bf16(router) if takes else None, persistent=False)
+        takes = router.dtype == torch.bfloat16 and ops.on(weights.device, router.dtype) is not None
+        layout = ops.layout(for_gpu=gpu.takes(weights.device))
+        packed = layout.pack_bf16(router) if takes else None
+        self.register_buffer("packed_router", packed, persistent=False)
         self.experts = nn.ModuleList(
             FeedForward(config.activation, *weights.expert(layer, expert)) for expert in range(experts.count)
         )
@@ -110,7 +112,8 @@ class MixtureOfExperts(nn.Module):
         if self.packed_router is None:
             score_TX = F.linear(x_TE, self.router)
         else:
-            score_TX = ops.native.linear_bf16(x_TE, self.packed_router, None, self.count)
+            kernels = ops.on(x_TE.device, x_TE.dtype)
+            score_TX = kernels.linear_bf16(x_TE, self.packed_router, None, self.count)
         share_TX = score_TX.float().softmax(-1)
         share_TC, expert_TC = share_TX.topk(self.chosen, dim=-1)
         if self.normalize:

@@ -7,15 +7,16 @@ from pathlib import Path
 import torch
 
 from torchwright.decoder.config import DecoderConfig, read_decoder_config
-from torchwright.decoder.fields import Fields
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.weights import Checkpoint, DecoderWeights, MakeLinear, plain_linear
+from torchwright.devices import get_device
 from torchwright.errors import ModelError, unknown
 from torchwright.kernels import ops
 from torchwright.kernels.linear import SCHEMES, PackedLinear
 from torchwright.kernels.pack import GROUPS
-from torchwright.workloads.huggingface import read_object, resolve
+from torchwright.workloads.huggingface import resolve
+from torchwright.workloads.language import generation_eos
 
 KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 DEFAULT_KV = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -27,38 +28,41 @@ def load_decoder(
     quantize: str | None = None,
     kv: str | None = None,
     make_linear: MakeLinear | None = None,
+    device: str = "cpu",
 ) -> LoadedDecoder:
     """The language model of a Hugging Face folder or hub id on Torchwright's own decoder.
 
     `dtype` is float32 or bfloat16. `quantize` is none, w8a8, w4a8 or w4a16, the last two with `:group_size=N` (32, 64
     or 128) where it is not 32; weights are rounded to nearest, and `optimize` chooses them with calibration. `kv` is
     the type of cached keys and values: fp32, bf16 or int8, by default the model's own. `make_linear(weight (N, K),
-    bias (N,) or None)` makes every linear layer but the experts' routers, in place of `quantize`.
+    bias (N,) or None)` makes every linear layer but the experts' routers, in place of `quantize`. `device` is cpu or
+    cuda, which is the current card; each layer goes there once it is packed.
 
     Raises `UnsupportedArchitecture` for a family that is not in `FAMILIES`, and `ModelError`, naming the file, for
-    weights or configurations that cannot be used.
+    weights or configurations that cannot be used, and `TorchwrightError` for a device that this machine does not have.
     """
+    if device != "cpu":
+        get_device(device)
     if dtype not in DEFAULT_KV:
         raise ModelError(f"dtype {dtype}", allowed=", ".join(str(dtype) for dtype in DEFAULT_KV))
     kv = DEFAULT_KV[dtype] if kv is None else kv
     if kv not in KV_DTYPES:
         raise unknown("type of cached keys and values", kv, KV_DTYPES)
-    make_linear = make_linear or _linear_maker(quantize, dtype)
+    place = torch.device(device)
+    make_linear = make_linear or _linear_maker(quantize, dtype, place)
     path = resolve(str(folder))
     config = read_decoder_config(path)
-    weights = DecoderWeights(config, Checkpoint(path), dtype, make_linear)
+    weights = DecoderWeights(config, Checkpoint(path), dtype, make_linear, place)
     decoder = Decoder(config, weights).eval()
     return LoadedDecoder(decoder, path, kv_dtype=KV_DTYPES[kv], stop=stop_ids(config, path))
 
 
 def stop_ids(config: DecoderConfig, folder: Path) -> tuple[int, ...]:
     """End-of-text ids of config.json and of generation_config.json, which may name more."""
-    path = folder / "generation_config.json"
-    more = Fields(path, read_object(path)).ids("eos_token_id") if path.is_file() else ()
-    return tuple(sorted({*config.eos, *more}))
+    return tuple(sorted({*config.eos, *generation_eos(folder)}))
 
 
-def _linear_maker(quantize: str | None, dtype: torch.dtype) -> MakeLinear:
+def _linear_maker(quantize: str | None, dtype: torch.dtype, device: torch.device) -> MakeLinear:
     """What makes a linear layer: PyTorch's own in float32, packed ones else, where the kernels are there."""
     scheme, _, option = (quantize or "none").partition(":")
     known = ["none", *(name for name in SCHEMES if name != "bf16")]
@@ -72,7 +76,7 @@ def _linear_maker(quantize: str | None, dtype: torch.dtype) -> MakeLinear:
         )
     group_size = int(value) if option else GROUPS[0]
     if scheme == "none":
-        if dtype == torch.float32 or not ops.available():
+        if dtype == torch.float32 or ops.on(device, dtype) is None:
             return plain_linear
         scheme = "bf16"
-    return lambda weight, bias: PackedLinear(weight, bias, scheme, group_size=group_size)
+    return lambda weight, bias: PackedLinear(weight, bias, scheme, group_size=group_size, device=device)

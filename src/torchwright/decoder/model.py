@@ -29,15 +29,15 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         embedding_VE = weights.embedding()
-        self.register_buffer("embedding", embedding_VE)
+        self.register_buffer("embedding", embedding_VE.to(weights.device))
         # Gemma scales by the factor as the model's dtype rounds it.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding_VE.dtype).item()
         self.layers = nn.ModuleList()
         for layer in range(config.layers):
-            self.layers.append(Layer(config, weights, layer))
+            self.layers.append(Layer(config, weights, layer).to(weights.device))
             weights.release()
-        self.register_buffer("norm", weights.final_norm())
-        self.head = weights.head(embedding_VE)
+        self.register_buffer("norm", weights.final_norm().to(weights.device))
+        self.head = weights.head(embedding_VE).to(weights.device)
         weights.release()
         distinct = list(dict.fromkeys(rope for rope in config.ropes if rope))
         self._rotary = [Rotary(rope, config.context) for rope in distinct]

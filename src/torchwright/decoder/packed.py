@@ -30,12 +30,12 @@ NORMS = {"q_norm": "attention.q_norm", "k_norm": "attention.k_norm"}
 
 
 def write_packed(model: LoadedDecoder, folder: Path) -> None:
-    """Keep a decoder whose linear layers are packed."""
-    forms = {
-        name: dataclasses.asdict(module.form)
-        for name, module in model.decoder.named_modules()
-        if isinstance(module, PackedLinear)
-    }
+    """Keep a decoder whose linear layers are packed for a CPU."""
+    forms: dict[str, dict[str, Any]] = {}
+    for name, module in model.decoder.named_modules():
+        if isinstance(module, PackedLinear):
+            assert not module.for_gpu, "an artifact would be read as packed for a CPU"
+            forms[name] = dataclasses.asdict(module.form)
     kv = next(name for name, dtype in KV_DTYPES.items() if dtype == model.kv_dtype)
     tensors = {name: tensor.contiguous() for name, tensor in model.decoder.state_dict().items()}
     save_file(tensors, folder / TENSORS)
@@ -63,6 +63,8 @@ def read_packed(folder: Path, model_folder: Path) -> LoadedDecoder:
 
 class _PackedWeights:
     """Gives a `Decoder` its parts by the names that they have in its own state dict."""
+
+    device = torch.device("cpu")
 
     def __init__(self, forms: dict[str, PackedForm], path: Path) -> None:
         self._forms, self._path = forms, path

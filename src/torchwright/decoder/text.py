@@ -1,4 +1,4 @@
-"""Text in and out: the folder's tokenizer, and text that appears token by token."""
+"""Text in and out: the folder's tokenizer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.errors import ModelError, WorkloadError
+from torchwright.text_stream import TextStream
 from torchwright.workloads.generation import load_tokenizer
 from torchwright.workloads.huggingface import read_object
 
-INCOMPLETE = "\ufffd"
-"""What a tokenizer puts in place of bytes that are no character, or not yet one."""
+__all__ = ["Text", "TextStream"]
 
 
 class Text:
@@ -37,38 +37,6 @@ class Text:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
-
-
-class TextStream:
-    """Text of tokens that come one by one; all pieces and the rest together are the text of all tokens.
-
-    A token may be a part of a character, and its text may depend on the token before it (a leading space). So a piece
-    is what the text grows by when the new tokens are decoded together with those of the last piece, and is held back
-    while it ends in an incomplete character.
-    """
-
-    def __init__(self, text: Text) -> None:
-        self._text = text
-        self._before: list[int] = []
-        self._new: list[int] = []
-
-    def put(self, token: int) -> str:
-        """What can be shown after one more token, perhaps nothing."""
-        self._new.append(token)
-        grown = self._grown()
-        if not grown or grown.endswith(INCOMPLETE):
-            return ""
-        self._before, self._new = self._new, []
-        return grown
-
-    def rest(self) -> str:
-        """What was held back when no more tokens come."""
-        grown = self._grown()
-        self._before, self._new = [], []
-        return grown
-
-    def _grown(self) -> str:
-        return self._text.decode(self._before + self._new)[len(self._text.decode(self._before)) :]
 
 
 def _adds_bos(folder: Path) -> bool:

@@ -101,6 +101,9 @@ class Checkpoint:
 class DecoderParts(Protocol):
     """What a `Decoder` is built from, wherever it comes from."""
 
+    device: torch.device
+    """Where the decoder will run; the parts may lie on a CPU until they are moved there."""
+
     def embedding(self) -> torch.Tensor: ...
     def head(self, embedding_VE: torch.Tensor) -> nn.Module: ...
     def final_norm(self) -> torch.Tensor: ...
@@ -115,9 +118,15 @@ class DecoderWeights:
     """A decoder's parts from a checkpoint, in the model's `dtype`; linear layers as `make_linear` makes them."""
 
     def __init__(
-        self, config: DecoderConfig, checkpoint: Checkpoint, dtype: torch.dtype, make_linear: MakeLinear
+        self,
+        config: DecoderConfig,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        make_linear: MakeLinear,
+        device: torch.device,
     ) -> None:
         self.config, self.checkpoint, self.dtype, self.make_linear = config, checkpoint, dtype, make_linear
+        self.device = device
         self.names = FAMILIES[config.architecture].names
 
     def embedding(self) -> torch.Tensor:

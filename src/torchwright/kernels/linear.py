@@ -7,6 +7,7 @@ Schemes: `bf16`; `w8a8`, 8-bit weights per output feature on activations quantiz
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Self
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from torchwright.kernels import ops, pack, reference
 from torchwright.kernels.gptq import gptq_w4
+from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.memory import lasting
 
 SCHEMES = ("bf16", "w8a8", "w4a8", "w4a16")
@@ -58,9 +60,12 @@ class PackedForm:
 class PackedLinear(nn.Module):
     """y = x Wᵀ + b on a packed weight; x is float32 or bfloat16 (..., K), y has x's type.
 
-    A row of y does not depend on the other rows of x, to the bit (on the compiled kernels).
+    A row of y does not depend on the other rows of x, to the bit (on the compiled kernels). The bytes are laid out for
+    the device that the layer is made for; on any other it computes in plain PyTorch.
     """
 
+    for_gpu: bool
+    """How its bytes lie."""
     packed: torch.Tensor
     scale: torch.Tensor | None
     bias: torch.Tensor | None
@@ -73,32 +78,37 @@ class PackedLinear(nn.Module):
         *,
         group_size: int = 32,
         importance: torch.Tensor | None = None,
+        device: torch.device | None = None,
     ) -> None:
-        """`importance`, for 4-bit weights: mean squares (K,) of the input features over calibration data, or the means
-        of their products (K, K), with which errors are made up for (`gptq.py`)."""
+        """`device` is where the layer will run, by default that of the weight; its tensors stay where they are.
+
+        `importance`, for 4-bit weights: mean squares (K,) of the input features over calibration data, or the means of
+        their products (K, K), with which errors are made up for (`gptq.py`).
+        """
         super().__init__()
         self.out_features, self.in_features = weight_NK.shape
         self.scheme, self.group_size = scheme, group_size
         self.form.check()
+        self.for_gpu = gpu.takes(device or weight_NK.device)
         scale = None
         if scheme == "bf16":
-            packed = pack.pack_bf16(weight_NK)
+            packed = self.layout.pack_bf16(weight_NK)
         elif scheme == "w8a8":
             integers, scale_N = pack.quantize_w8(weight_NK)
-            packed, scale = pack.pack_w8(integers), _padded(scale_N)
+            packed, scale = self.layout.pack_w8(integers), _padded(scale_N)
         else:
             if importance is not None and importance.ndim == 2:
                 integers, multipliers, scale_N = gptq_w4(weight_NK, group_size, importance)
             else:
                 integers, multipliers, scale_N = pack.quantize_w4(weight_NK, group_size, importance)
-            packed, scale = pack.pack_w4(integers, multipliers, group_size), _padded(scale_N)
+            packed, scale = self.layout.pack_w4(integers, multipliers, group_size), _padded(scale_N)
         self.register_buffer("packed", lasting(packed))
         self.register_buffer("scale", scale)
         self.register_buffer("bias", None if bias_N is None else bias_N.detach().float())
 
     @classmethod
     def from_packed(cls, form: PackedForm, tensors: dict[str, torch.Tensor]) -> Self:
-        """The layer around tensors packed before: `packed`, and `scale` and `bias` where it has them.
+        """The layer around tensors packed before for a CPU: `packed`, and `scale` and `bias` where it has them.
 
         Raises `ValueError` where they do not fit the form: a kernel would read beyond them.
         """
@@ -106,6 +116,7 @@ class PackedLinear(nn.Module):
         nn.Module.__init__(layer)
         layer.in_features, layer.out_features = form.in_features, form.out_features
         layer.scheme, layer.group_size = form.scheme, form.group_size
+        layer.for_gpu = False
         form.check()
         expected = form.shapes(bias="bias" in tensors)
         found = {name: (tensor.numel(), tensor.dtype) for name, tensor in tensors.items()}
@@ -114,6 +125,11 @@ class PackedLinear(nn.Module):
         for name in ("packed", "scale", "bias"):
             layer.register_buffer(name, tensors.get(name))
         return layer
+
+    @property
+    def layout(self) -> ModuleType:
+        """The module that packs and unpacks its bytes."""
+        return ops.layout(for_gpu=self.for_gpu)
 
     @property
     def form(self) -> PackedForm:
@@ -128,9 +144,10 @@ class PackedLinear(nn.Module):
         if x.shape[-1] != self.in_features:
             # The kernel counts in whole groups and would take a row that ends in the padding.
             raise ValueError(f"x has {x.shape[-1]} features; the layer takes {self.in_features}")
-        if not ops.fast(x):
+        kernels = ops.on(x.device, x.dtype)
+        if kernels is None or gpu.takes(x.device) != self.for_gpu:
             return self.reference(x)
-        op: Any = getattr(ops.native, f"linear_{self.scheme}")
+        op: Any = getattr(kernels, f"linear_{self.scheme}")
         if self.scheme == "bf16":
             return op(x, self.packed, self.bias, self.out_features)
         if self.scheme == "w8a8":
@@ -153,13 +170,15 @@ class PackedLinear(nn.Module):
         """The weight that the integers stand for, float32 (N, K)."""
         depth = pack.padded_depth(self.in_features, 0 if self.scheme in ("bf16", "w8a8") else self.group_size)
         if self.scheme == "bf16":
-            wide = pack.unpack_bf16(self.packed, self.out_features, depth).float()
+            wide = self.layout.unpack_bf16(self.packed, self.out_features, depth).float()
         else:
             assert self.scale is not None
             if self.scheme == "w8a8":
-                wide = pack.unpack_w8(self.packed, self.out_features, depth).float()
+                wide = self.layout.unpack_w8(self.packed, self.out_features, depth).float()
             else:
-                integers, times = pack.unpack_w4(self.packed, self.out_features, depth, self.group_size)
+                integers, times = self.layout.unpack_w4(
+                    self.packed, self.out_features, depth, self.group_size
+                )
                 wide = integers.float() * times.float().repeat_interleave(self.group_size, 1)
             wide *= self.scale[: self.out_features, None]
         return wide[:, : self.in_features]

@@ -1,50 +1,66 @@
 """The kernels as the decoder calls them: the compiled operators where they can run, else what `reference` says.
 
-Compiled: float32 and bfloat16 on a CPU. float64, other devices and machines without a C++ compiler take the plain
-PyTorch of `reference`, with the same results within rounding.
+Compiled: float32 and bfloat16, by C++ on a CPU and by Triton on a GPU. float64, other devices and machines without a
+C++ compiler or Triton take the plain PyTorch of `reference`, with the same results within rounding.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from torchwright.kernels import build, reference
+from torchwright.kernels import build, pack, reference
+from torchwright.kernels.gpu import operators as gpu
+from torchwright.kernels.gpu import pack as gpu_pack
 
 native: Any = torch.ops.torchwright
+triton: Any = torch.ops.torchwright_gpu
 FAST = (torch.float32, torch.bfloat16)
 LANES = 16
-"""Head sizes that are no multiple of it are rare enough to be left to `reference`."""
+"""Head sizes that are no multiple of it are rare enough to be left to `reference` on a CPU."""
 
 
 def available() -> bool:
-    """Whether the compiled kernels are there; the first call may compile them."""
+    """Whether the kernels for CPUs are there; the first call may compile them."""
     return build.load() is None
 
 
+def on(device: torch.device, dtype: torch.dtype) -> Any:
+    """The operators that take tensors of this type on this device, or None where `reference` has to."""
+    if dtype not in FAST:
+        return None
+    if gpu.takes(device):
+        return triton if gpu.load() is None else None
+    return native if device.type == "cpu" and available() else None
+
+
+def layout(*, for_gpu: bool) -> ModuleType:
+    """How weights are packed: the module with `pack_bf16`, `unpack_bf16` and so on."""
+    return gpu_pack if for_gpu else pack
+
+
 def fast(x: torch.Tensor) -> bool:
-    """Whether the compiled kernels take this tensor."""
-    return x.device.type == "cpu" and x.dtype in FAST and available()
+    """Whether compiled kernels take this tensor."""
+    return on(x.device, x.dtype) is not None
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See `reference.rms_norm`."""
-    return native.rms_norm(x, weight, eps) if fast(x) else reference.rms_norm(x, weight, eps)
+    return (on(x.device, x.dtype) or reference).rms_norm(x, weight, eps)
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `reference.add_rms_norm`."""
-    if fast(x):
-        return native.add_rms_norm(x, residual, weight, eps)
-    return reference.add_rms_norm(x, residual, weight, eps)
+    return (on(x.device, x.dtype) or reference).add_rms_norm(x, residual, weight, eps)
 
 
 def gated(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
     """See `reference.gated`."""
-    return native.gated(gate_up, kind) if fast(gate_up) else reference.gated(gate_up, kind)
+    return (on(gate_up.device, gate_up.dtype) or reference).gated(gate_up, kind)
 
 
 def rope_store(
@@ -58,13 +74,15 @@ def rope_store(
     *args: Any,
 ) -> torch.Tensor:
     """See `reference.rope_store`."""
-    kernels = (
-        native if fast(qkv) and v_pages.shape[-2 if v_pages.dim() == 5 else -1] % LANES == 0 else reference
-    )
+    kernels = _paged(qkv, v_pages.shape[-2 if v_pages.dim() == reference.PAIRED else -1])
     return kernels.rope_store(qkv, cos, sin, positions_T, slots_T, k_pages, v_pages, *args)
 
 
 def paged_attention(q_THD: torch.Tensor, *args: Any) -> torch.Tensor:
     """See `reference.paged_attention`."""
-    kernels = native if fast(q_THD) and q_THD.shape[-1] % LANES == 0 else reference
-    return kernels.paged_attention(q_THD, *args)
+    return _paged(q_THD, q_THD.shape[-1]).paged_attention(q_THD, *args)
+
+
+def _paged(x: torch.Tensor, head_size: int) -> Any:
+    kernels = on(x.device, x.dtype)
+    return reference if kernels is None or (kernels is native and head_size % LANES) else kernels

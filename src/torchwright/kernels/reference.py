@@ -10,6 +10,7 @@ Keys and values lie in pages of 16 tokens, in the order in which vector kernels 
     bfloat16           k (P, K, D/2, 16, 2)   v (P, K, 8, D, 2)    pairs of dimensions, pairs of keys innermost
     int8               k (P, K, D, 16)        v (P, K, 16, D)      with float32 scales (P, K, 16) beside each
 
+For GPUs, whose tiles need no pairs, bfloat16 pages are laid out as float32 ones: theirs have four dimensions, not five.
 A slot is page · 16 + the token's place in the page.
 """
 
@@ -20,6 +21,8 @@ from torch.nn import functional as F
 
 PAGE = 16
 """Tokens of a page."""
+PAIRED = 5
+"""Dimensions of pages of bfloat16 pairs."""
 SMALLEST_STEP = 1e-38
 """Rows whose step would not be beyond it are quantized to zeros: its inverse has no float32."""
 LEVELS_8, LEVELS_16 = 127, 254 * 127 + 126
@@ -153,7 +156,7 @@ def _store_keys(
     k_TKD: torch.Tensor, slots_T: torch.Tensor, pages: torch.Tensor, scale: torch.Tensor | None
 ) -> None:
     page, place = slots_T // PAGE, slots_T % PAGE
-    if pages.dtype == torch.bfloat16:
+    if pages.dim() == PAIRED:
         pages[page, :, :, place] = k_TKD.unflatten(-1, (-1, 2)).to(pages.dtype)
         return
     if scale is not None:
@@ -165,7 +168,7 @@ def _store_values(
     v_TKD: torch.Tensor, slots_T: torch.Tensor, pages: torch.Tensor, scale: torch.Tensor | None
 ) -> None:
     page, place = slots_T // PAGE, slots_T % PAGE
-    if pages.dtype == torch.bfloat16:
+    if pages.dim() == PAIRED:
         pages[page, :, place // 2, :, place % 2] = v_TKD.to(pages.dtype)
         return
     if scale is not None:
@@ -181,7 +184,7 @@ def _quantize(x_TKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _load_keys(pages: torch.Tensor, scale: torch.Tensor | None, table_P: torch.Tensor) -> torch.Tensor:
     chosen = pages[table_P]
-    if pages.dtype == torch.bfloat16:
+    if pages.dim() == PAIRED:
         k_KSD = chosen.permute(1, 0, 3, 2, 4).flatten(3).flatten(1, 2)
     else:
         k_KSD = chosen.permute(1, 0, 3, 2).flatten(1, 2)
@@ -190,7 +193,7 @@ def _load_keys(pages: torch.Tensor, scale: torch.Tensor | None, table_P: torch.T
 
 def _load_values(pages: torch.Tensor, scale: torch.Tensor | None, table_P: torch.Tensor) -> torch.Tensor:
     chosen = pages[table_P]
-    if pages.dtype == torch.bfloat16:
+    if pages.dim() == PAIRED:
         v_KSD = chosen.permute(1, 0, 2, 4, 3).flatten(1, 3)
     else:
         v_KSD = chosen.permute(1, 0, 2, 3).flatten(1, 2)

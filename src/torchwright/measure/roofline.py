@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from torchwright.facts import CaseTime, DeviceFacts, RooflinePoint
+from torchwright.facts import DeviceFacts, RooflinePoint
 from torchwright.workloads.base import Case
 
 
@@ -33,32 +34,39 @@ def count_operations(model: nn.Module, case: Case) -> dict[str, int]:
     return {"operations": counter.get_total_flops(), "bytes": moved}
 
 
-def roofline_point(
-    case: CaseTime,
-    counts: dict[str, int],
-    weight_bytes: int,
-    dtype: str,
-    device: DeviceFacts,
-    stage: Literal["original", "final"],
-) -> RooflinePoint | None:
-    """One case against the device's ceilings; None where a ceiling was not measured.
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The least that one call must move and compute."""
 
-    `weight_bytes` are read once a call; a model whose calls touch only part of its weights (embedding tables,
-    experts) can beat this bound, which is then no bound.
+    bytes: float
+    operations: dict[str, float]
+    """Type that the products are in → operations, multiply and add apart."""
+
+
+def point(
+    case: str,
+    seconds: float,
+    work: Work,
+    device: DeviceFacts,
+    stage: Literal["original", "final"] = "final",
+) -> RooflinePoint | None:
+    """One call against the device's ceilings; None where one of them was not measured.
+
+    A model whose calls touch only part of its weights (embedding tables, experts) can beat a bound that counts them
+    all, which is then no bound.
     """
-    rate = device.tflops.get(dtype)
-    if not device.read_gb_per_s or not rate:
+    rates = {kind: device.tflops.get(kind) for kind in work.operations}
+    if not device.read_gb_per_s or not all(rates.values()):
         return None
-    moved = counts["bytes"] + weight_bytes
-    by_bytes = moved / (device.read_gb_per_s * 1e9)
-    by_operations = counts["operations"] / (rate * 1e12)
+    by_bytes = work.bytes / (device.read_gb_per_s * 1e9)
+    by_operations = sum(count / ((rates[kind] or 0) * 1e12) for kind, count in work.operations.items())
     return RooflinePoint(
-        case=case.name,
+        case=case,
         stage=stage,
-        dtype=dtype,
-        bytes=moved,
-        operations=counts["operations"],
-        seconds=case.seconds,
+        dtype=max(work.operations, key=lambda kind: work.operations[kind]),
+        bytes=round(work.bytes),
+        operations=round(sum(work.operations.values())),
+        seconds=seconds,
         bound_seconds=max(by_bytes, by_operations),
         bound_by="bytes" if by_bytes >= by_operations else "operations",
     )

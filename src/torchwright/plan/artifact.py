@@ -23,7 +23,6 @@ import json
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,6 +31,7 @@ from typing import Any
 from torchwright.errors import ArtifactError
 from torchwright.facts import RECIPE_FORMAT, Fingerprint, Recipe, to_json
 from torchwright.paths import cache_folder
+from torchwright.plan import folders, interrupts
 
 RECIPE, MANIFEST, REPORT, NATIVE, MODEL = "recipe.json", "manifest.json", "report.html", "native", "model"
 SIGNATURE = "signature"
@@ -57,7 +57,8 @@ class Manifest:
 def writing(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path` that takes its place when the block ends well, and vanishes when it does not.
 
-    An artifact that was there is replaced; anything else that was there is left alone.
+    An artifact that was there is replaced; anything else that was there is left alone. What processes that were killed
+    in the middle left beside `path` is removed, and an artifact that one of them had moved aside is put back.
 
     Raises `ArtifactError` when `path` exists and is no artifact.
     """
@@ -68,24 +69,33 @@ def writing(path: Path) -> Iterator[Path]:
             next="choose another folder with -o, or remove it yourself",
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    unfinished, replaced = f".{path.name}.unfinished-", f".{path.name}.replaced-"
+    folders.sweep(path.parent, unfinished)
+    for left in folders.dead(path.parent, replaced):
+        if not path.exists() and (left / path.name).is_dir():
+            os.replace(left / path.name, path)
+        shutil.rmtree(left, ignore_errors=True)
+    temporary = folders.make(path.parent, unfinished)
     try:
-        yield temporary
-        temporary.chmod(0o755)
+        yield temporary.path
+        interrupts.check()
+        temporary.path.chmod(0o755)
         if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent))
-            os.replace(path, old / "old")
-            os.replace(temporary, path)
-            shutil.rmtree(old, ignore_errors=True)
+            old = folders.make(path.parent, replaced)
+            os.replace(path, old.path / path.name)
+            os.replace(temporary.path, path)
+            old.remove()
         else:
-            os.replace(temporary, path)
+            os.replace(temporary.path, path)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.remove()
 
 
 def finish(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> None:
     """Write the recipe, and the manifest with the checksums of everything else, and sign the manifest."""
     (folder / RECIPE).write_text(to_json(recipe))
+    for name in _names(folder):  # safetensors writes files that nobody else may read
+        (folder / name).chmod((folder / RECIPE).stat().st_mode)
     files = {name: digest(folder / name) for name in _names(folder)}
     (folder / MANIFEST).write_text(json.dumps(asdict(Manifest(**manifest, files=files)), indent=2) + "\n")
     (folder / SIGNATURE).write_text(sign(folder / MANIFEST))

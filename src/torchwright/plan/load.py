@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import nn
 
 from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError
 from torchwright.facts import Fingerprint, Recipe
-from torchwright.plan import artifact
+from torchwright.plan import artifact, folders
 from torchwright.plan.artifact import Manifest
 from torchwright.plan.fingerprint import fingerprint_here
 from torchwright.plan.package import AotRunner, signature
@@ -176,14 +175,10 @@ class _Loader:
         from torchwright.measure.toolchain import compiler_fault
         from torchwright.plan.program import read_programs
 
-        fault = (
-            compiler_fault(self.here.device)
-            if self.manifest.engine == "aot"
-            else "the recipe does not compile"
-        )
-        if fault is None:
-            return self._packages(self._recompiled()), "recompiled graphs", OTHER_MACHINE_ERROR
-        if self.manifest.engine == "aot":
+        if self.manifest.engine != "eager":
+            fault = compiler_fault(self.here.device)
+            if fault is None:
+                return self._packages(self._recompiled()), "recompiled graphs", OTHER_MACHINE_ERROR
             self.notices.append(f"running uncompiled: {fault}")
         programs = read_programs(self.path)
         modules = {name: program.module() for name, program in programs.items()}
@@ -200,17 +195,20 @@ class _Loader:
         if folder.is_dir():
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = folder.with_name(folder.name + ".new")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+        unfinished = f"{key}.unfinished-"
+        folders.sweep(folder.parent, unfinished)
+        temporary = folders.make(folder.parent, unfinished)
         try:
             programs = read_programs(self.path)
             settings = inductor_settings(self.recipe)
             for index, name in enumerate(self.manifest.cases):
-                compile_program(programs[name], temporary / f"package-{index}.pt2", settings)
-            temporary.replace(folder)
+                compile_program(programs[name], temporary.path / f"package-{index}.pt2", settings)
+            temporary.path.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster
+                raise
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.remove()
         return folder
 
     def _rebuild(self) -> tuple[Run, str, float]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +13,19 @@ import cloudpickle
 import torch
 
 from torchwright.devices import get_device
-from torchwright.errors import WorkloadError
+from torchwright.errors import TorchwrightError, WorkloadError
 from torchwright.facts import Budget, Recipe, Step
-from torchwright.plan import artifact
+from torchwright.plan import artifact, interrupts
 from torchwright.plan.fingerprint import fingerprint_here
 from torchwright.plan.save import make_recipe, write_contents
-from torchwright.plan.search import Search, Watch
-from torchwright.plan.trial import Context
+from torchwright.plan.search import run
+from torchwright.plan.state import Search, Watch
+from torchwright.plan.trial import Context, TrialFailed
 from torchwright.report import html
 from torchwright.workloads.base import Workload
 
+SCRATCH = ".trials"
+"""Where trials keep what they compile, in the unfinished artifact."""
 WRITE_SECONDS = 120.0
 """Writing the artifact is not the search's time; a process that hangs in it is stopped after this."""
 
@@ -51,34 +53,39 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
     budget = request.budget
     if budget.max_drop < 0 or budget.time_seconds <= 0:
         raise WorkloadError(f"a budget of {budget}", allowed="max_drop of 0 or more, time above 0 seconds")
-    with artifact.writing(out) as folder:
-        scratch = Path(tempfile.mkdtemp(prefix=".trials-", dir=folder))
-        device = get_device(request.device)
+    device, workload = get_device(request.device), pickled(request.workload)
+    with interrupts.deferred(), artifact.writing(out) as folder:
+        scratch = folder / SCRATCH
+        scratch.mkdir()
         context = Context(
-            workload=pickled(request.workload),
+            workload=workload,
             device=device.name,
             threads=torch.get_num_threads(),
             seed=request.seed,
             scratch=scratch,
             deadline=time.monotonic() + budget.time_seconds,
         )
-        search = Search(
-            context=context,
-            budget=budget,
-            watch=watch,
-            wanted=tuple(request.wanted),
-            only=request.only,
-            without=request.without,
-        )
-        outcome = search.run()
-        context.deadline = time.monotonic() + WRITE_SECONDS
-        try:
-            contents = write_contents(folder, outcome, request.workload)
-        finally:
-            outcome.best.close(keep=True)
+        with context:
+            search = Search(
+                context=context,
+                budget=budget,
+                watch=watch,
+                wanted=tuple(request.wanted),
+                only=request.only,
+                without=request.without,
+            )
+            outcome = run(search)
+            context.deadline = time.monotonic() + WRITE_SECONDS
+            try:
+                contents = write_contents(folder, scratch, outcome, request.workload)
+            except TrialFailed as failure:
+                raise TorchwrightError(
+                    "the result could not be written", found=failure.reason, next="optimize again"
+                ) from failure
         shutil.rmtree(scratch)
         fingerprint = fingerprint_here(device.name, threads=context.threads)
         recipe = make_recipe(outcome, request.workload, budget, fingerprint, request.command)
+        interrupts.check()
         (folder / artifact.REPORT).write_text(html.render(recipe))
         artifact.finish(folder, recipe, contents)
     return recipe

@@ -7,13 +7,15 @@ call specification at every call; both are avoided by using the loader beneath i
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torchwright.errors import WorkloadError
+from torchwright.errors import ArtifactError, WorkloadError
+from torchwright.kernels import build
 from torchwright.workloads.base import Case
 
 
@@ -21,6 +23,7 @@ class Package:
     """One compiled graph, called with the arguments it was exported with."""
 
     def __init__(self, path: Path) -> None:
+        _register_operators(path)
         self._loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
         arguments, result = self._loader.get_call_spec()
         spec = pytree.treespec_loads(arguments)
@@ -31,6 +34,19 @@ class Package:
         ordered = {key: kwargs[key] for key in self._keywords}
         inputs = [leaf for leaf in pytree.tree_leaves((args, ordered)) if isinstance(leaf, torch.Tensor)]
         return pytree.tree_unflatten(self._loader.boxed_run(inputs), self._result)
+
+
+def _register_operators(path: Path) -> None:
+    """Load Torchwright's own kernels where the compiled code calls them; Inductor lists such calls as JSON."""
+    with zipfile.ZipFile(path) as archive:
+        listed = [name for name in archive.namelist() if name.endswith(".wrapper.json")]
+        if not any(b"torchwright::" in archive.read(name) for name in listed):
+            return
+    missing = build.load()
+    if missing:
+        raise ArtifactError(
+            "the compiled code calls Torchwright's kernels, which are not here", found=missing
+        )
 
 
 class AotRunner:

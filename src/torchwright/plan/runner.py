@@ -11,9 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright.errors import TorchwrightError
+from torchwright.errors import RefusedTechnique, TorchwrightError
 from torchwright.plan import compile_package
-from torchwright.plan.program import compile_program, export, ignore_library_warnings, write_programs
+from torchwright.plan.program import (
+    compile_program,
+    export,
+    first_line,
+    ignore_library_warnings,
+    write_programs,
+)
 from torchwright.techniques.base import Settings, Target
 from torchwright.techniques.blocks import repeated_blocks
 from torchwright.workloads.base import Case
@@ -49,6 +55,19 @@ class JitRunner:
     def __call__(self, case: Case) -> Any:
         with torch._inductor.config.patch(self.settings.inductor), ignore_library_warnings():
             return self._compiled(*case.args, **case.kwargs)
+
+    @staticmethod
+    def check_compiled() -> None:
+        """Raise `RefusedTechnique` where Dynamo compiled nothing in this process, and runs the original in silence."""
+        counts = torch._dynamo.utils.counters
+        if counts["stats"]["unique_graphs"]:
+            return
+        reasons = [*counts["unimplemented"], *counts["graph_break"]]
+        reason = first_line(Exception(reasons[-1])) if reasons else "Dynamo gives no reason"
+        raise RefusedTechnique(
+            "torch.compile compiled nothing of this model",
+            found=f"torch.compile compiled nothing of it: {reason}",
+        )
 
     @staticmethod
     def recompiles() -> int:

@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchwright.facts import Budget, DeviceFacts, Fingerprint, Measurement, Recipe, RooflinePoint
-from torchwright.measure.roofline import roofline_point
+from torchwright.measure.roofline import Work, point
 from torchwright.plan import artifact
 from torchwright.plan.apply import reshaped
 from torchwright.plan.program import GRAPHS, TENSORS
-from torchwright.plan.search import Outcome
+from torchwright.plan.state import Outcome
 from torchwright.plan.trial import TrialFailed
 from torchwright.workloads.base import Workload
+
+NOT_KEPT = (
+    "torch keeps nothing of what it compiled with frozen weights: who loads this compiles again at the first call "
+    "(`--with compile:engine=jit,freezing=false` makes what can be kept)"
+)
 
 
 def make_recipe(
@@ -40,41 +45,60 @@ def make_recipe(
     )
 
 
-def write_contents(folder: Path, outcome: Outcome, workload: Workload) -> dict[str, Any]:
-    """Everything of an artifact but recipe, report and manifest; returns the manifest's own fields."""
+def write_contents(folder: Path, scratch: Path, outcome: Outcome, workload: Workload) -> dict[str, Any]:
+    """Everything of an artifact but recipe, report and manifest; returns the manifest's own fields.
+
+    `scratch` is a place for what is compiled for it.
+    """
     best = outcome.best
     native = folder / artifact.NATIVE
-    portable = False
+    native.mkdir()
+    signatures = best.process.ask("signatures")
+    _ask(outcome, "self_test", path=str(folder / "selftest"))
+    portable, engine = False, best.engine
     if best.folder is not None:
-        native.mkdir()
-        for package in sorted(best.folder.glob("*.pt2")):
-            shutil.copy2(package, native / package.name)
-        for name in (GRAPHS, TENSORS):
-            shutil.copy2(best.folder / name, folder / name)
+        _copy_packages(best.folder, folder)
         portable = True
     elif best.engine == "native":
         portable = bool(best.process.ask("save_native", folder=str(folder)))
+    elif best.engine == "jit":
+        # torch.compile's own cache for whoever replays the recipe on a module of his own; graphs and packages, where it
+        # exports after all, for whoever has none. Packages come last, because this may take longer than there is time.
+        cached = _ask(outcome, "save_cache", path=str(native / "cache.bin"))
+        if _ask(outcome, "package", folder=str(scratch)):
+            _copy_packages(scratch, folder)
+            portable, engine = True, "aot"
+        elif "language" not in outcome.description["properties"] and _ask(
+            outcome, "export", folder=str(folder)
+        ):
+            portable = True
+        elif not cached:
+            outcome.notes += (NOT_KEPT,)
     elif "language" not in outcome.description["properties"]:
         portable = _ask(outcome, "export", folder=str(folder))
-    if best.engine == "jit":
-        native.mkdir()
-        if not _ask(outcome, "save_cache", path=str(native / "cache.bin")):
-            native.rmdir()
-    _ask(outcome, "self_test", path=str(folder / "selftest"))
+    if not any(native.iterdir()):
+        native.rmdir()
     files = workload.files(weights=not portable)
     if files:
         for name, file in files.items():
             (folder / artifact.MODEL / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, folder / artifact.MODEL / name)
-    signatures = best.process.ask("signatures")
     return {
-        "engine": best.engine,
+        "engine": engine,
         "dtype": best.dtype,
         "threads": best.threads,
         "cases": tuple(signatures),
         "signatures": signatures,
         "self_contained": portable or bool(files),
     }
+
+
+def _copy_packages(source: Path, folder: Path) -> None:
+    """Packages of compiled code, and the portable graphs that they were made from."""
+    for package in sorted(source.glob("*.pt2")):
+        shutil.copy2(package, folder / artifact.NATIVE / package.name)
+    for name in (GRAPHS, TENSORS):
+        shutil.copy2(source / name, folder / name)
 
 
 def _ask(outcome: Outcome, method: str, **arguments: Any) -> bool:
@@ -95,8 +119,12 @@ def _roofline(outcome: Outcome, device: DeviceFacts) -> tuple[RooflinePoint, ...
         for case in measurement.cases:
             counts = outcome.description["operations"].get(case.name)
             if counts:
-                points.append(roofline_point(case, counts, measurement.weight_bytes, dtype, device, stage))
-    return tuple(point for point in points if point is not None)
+                work = Work(
+                    bytes=counts["bytes"] + measurement.weight_bytes,  # weights are read once a call
+                    operations={dtype: counts["operations"]},
+                )
+                points.append(point(case.name, case.seconds, work, device, stage))
+    return tuple(found for found in points if found is not None)
 
 
 def _arithmetic(outcome: Outcome) -> str:

@@ -21,6 +21,10 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from torchwright.facts import CaseTime, Coverage, Measurement, Quality, Step
+from torchwright.plan import interrupts
+
+POLL_SECONDS = 0.2
+"""How soon an interrupt is seen whose exception was lost."""
 
 
 class TrialFailed(Exception):
@@ -44,6 +48,15 @@ class Context:
     deadline: float
     """time.monotonic() at which whatever runs is stopped."""
     clock: Callable[[], float] = field(default=time.monotonic)
+    processes: list[TrialProcess] = field(default_factory=list)
+    """Those that were started and not closed, so that none outlives the block, whoever lost hold of it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in list(self.processes):
+            process.close()
 
     def remaining(self) -> float:
         """Seconds until the deadline, never negative."""
@@ -59,7 +72,7 @@ class TrialProcess:
         ours, theirs = socket.socketpair()
         self._log = tempfile.TemporaryFile(dir=context.scratch)  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "torchwright.plan.worker", str(theirs.fileno())],
+            [sys.executable, "-m", "torchwright.plan.worker", str(theirs.fileno()), str(os.getpid())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -69,6 +82,7 @@ class TrialProcess:
         )
         theirs.close()
         self._connection = Connection(ours.detach())
+        context.processes.append(self)
         try:
             self.ask(
                 "init",
@@ -85,15 +99,16 @@ class TrialProcess:
     def ask(self, method: str, **arguments: Any) -> Any:
         """The worker's answer.
 
-        Raises `TrialFailed` when it crashes, raises or is not done by the context's deadline, and the worker's own
-        `TorchwrightError` when that is what it raised.
+        Raises `TrialFailed` when it crashes, raises or is not done by the context's deadline, the worker's own
+        `TorchwrightError` when that is what it raised, and its `OSError` when the disk is full.
         """
+        interrupts.check()
         if self._ended:
             raise TrialFailed(self._ended)
         allowed = self._context.remaining()
         try:
             self._connection.send_bytes(pickle.dumps((method, arguments)))
-            if not self._connection.poll(allowed):
+            if not self._answered(allowed):
                 self.close("stopped: it was not done in time")
                 raise TrialFailed(f"not done after {allowed:.0f} s, the time that was left", timed_out=True)
             kind, value = pickle.loads(self._connection.recv_bytes())
@@ -108,6 +123,15 @@ class TrialProcess:
             raise TrialFailed(f"{name}: {line}" if line else name, details=trace)
         return value
 
+    def _answered(self, seconds: float) -> bool:
+        """Wait for an answer; an interrupt ends the wait."""
+        end = time.monotonic() + seconds
+        while not self._connection.poll(min(POLL_SECONDS, max(0.0, end - time.monotonic()))):
+            interrupts.check()
+            if time.monotonic() >= end:
+                return False
+        return True
+
     def close(self, reason: str = "closed already") -> None:
         """End the process and everything it started; what is asked of it from now on fails for `reason`."""
         if self._ended:
@@ -118,6 +142,7 @@ class TrialProcess:
         self._process.wait()
         self._connection.close()
         self._log.close()
+        self._context.processes.remove(self)
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +153,10 @@ class TrialProcess:
         self.close()
 
     def _death(self) -> str:
-        code = self._process.wait(10)
+        try:
+            code = self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            return "hung up and did not end"
         if code == -signal.SIGKILL:
             return "killed (signal 9): most likely out of memory"
         if code < 0:

@@ -1,17 +1,15 @@
 # pyright: basic, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
 """The other end of a trial: a fresh process that builds the model, applies steps, compiles, times and judges.
 
-Started as `python -m torchwright.plan.worker FD`; requests and answers are tuples over the socket FD, which only
-the process that started this one holds.
+Started as `python -m torchwright.plan.worker FD PARENT`; requests and answers are tuples over the socket FD, which only
+the process PARENT, that started this one, holds.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
+import errno
 import gc
 import pickle
-import signal
 import sys
 import time
 import traceback
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.errors import ModelError, TorchwrightError
+from torchwright.plan.orphans import be_killed_first, die_with_parent
 
 TURN_SECONDS = 0.02
 """A turn of timing repeats a short call until it has taken this long."""
@@ -89,6 +88,8 @@ class Session:
             self.run = self.workload.front(self.runner)
         if self.run:
             self._warm_up()
+        if isinstance(self.runner, JitRunner):
+            self.runner.check_compiled()
         return {
             "seconds": time.perf_counter() - start,
             "stages": stages,
@@ -198,6 +199,17 @@ class Session:
             return False
         return True
 
+    def package(self, *, folder: str) -> bool:
+        """Compile ahead of time what ran by torch.compile, for those who load it; False where it does not export."""
+        from torchwright.errors import RefusedTechnique
+        from torchwright.plan.runner import build_packages
+
+        try:
+            build_packages(self.target, Path(folder), self.workload.graphs(self._dtype()))
+        except RefusedTechnique:
+            return False
+        return True
+
     def save_native(self, *, folder: str) -> bool:
         """Keep the native decoder's packed weights."""
         self.target.model.save(Path(folder))
@@ -302,6 +314,13 @@ def _clone(value: Any) -> Any:
     return value.clone() if hasattr(value, "clone") else value
 
 
+def _failed(error: BaseException) -> tuple[str, tuple[str, str, str]]:
+    """The answer for an error that is the trial's: its type, its first line, and where it came from."""
+    line = str(error).strip().splitlines()
+    text = "".join(traceback.format_exception(error))
+    return "failed", (type(error).__name__, line[0][:300] if line else "", text)
+
+
 def serve(connection: Connection) -> None:
     """Answer requests until the parent hangs up."""
     session = Session()
@@ -314,23 +333,17 @@ def serve(connection: Connection) -> None:
             answer = ("ok", getattr(session, method)(**arguments))
         except TorchwrightError as error:
             answer = ("refused", error)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # nothing that another trial would do better
+            answer = ("refused", error) if full else _failed(error)
         except BaseException as error:
-            text = "".join(traceback.format_exception(error))
-            line = str(error).strip().splitlines()
-            answer = ("failed", (type(error).__name__, line[0][:300] if line else "", text))
+            answer = _failed(error)
         # Plain pickle, not Connection.send: torch's reductions would pass tensors by shared memory of two processes
         # that have no common ancestor to authenticate them.
         connection.send_bytes(pickle.dumps(answer))
 
 
-def die_with_parent() -> None:
-    """On Linux, end this process when the one that started it ends, even in the middle of a compilation."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-
-
 if __name__ == "__main__":
-    die_with_parent()
+    die_with_parent(int(sys.argv[2]))
+    be_killed_first()
     serve(Connection(int(sys.argv[1])))

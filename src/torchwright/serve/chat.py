@@ -89,7 +89,7 @@ class ChatTemplate:
         try:
             return template.render(
                 **self._special,
-                **extra,
+                **{"documents": None, **extra},  # as transformers: templates ask whether it is none
                 messages=messages,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,

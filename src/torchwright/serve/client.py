@@ -1,6 +1,6 @@
 """The HTTP process's end of the engine: it starts the engine, talks to it, notices its death and starts it again.
 
-client = EngineClient(lambda endpoint: [sys.executable, "-m", "torchwright.serve.process", "--endpoint", endpoint])
+client = EngineClient(Launcher(lambda endpoint: [sys.executable, "-m", …, "--endpoint", endpoint]))
 await client.start()
 mailbox = client.mailbox()
 client.submit(Submit(…), mailbox)
@@ -12,26 +12,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 import zmq
 import zmq.asyncio
 
+from torchwright.serve.launch import Launched, Launcher
+from torchwright.serve.mailbox import Dropped, Item, Lost, Mailbox
 from torchwright.serve.messages import (
     Cancel,
     Embed,
     Embedded,
-    Failed,
     Loading,
-    Output,
     Ready,
     Refused,
     Shutdown,
@@ -71,56 +66,17 @@ KILL_SECONDS = 5.0
 """How long an engine that was told to end may take."""
 
 
-@dataclass(frozen=True)
-class Lost:
-    """The request ends without an answer from the engine, for this reason."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """The request ends because its client has gone, or does not read."""
-
-    reason: str
-
-
-Item = Output | Refused | Embedded | Failed | Lost | Dropped
-
-
-class Mailbox:
-    """What the engine sends for one request, in order. At most `capacity` items wait to be taken."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._items: list[Item] = []
-        self._arrived = asyncio.Event()
-
-    @property
-    def full(self) -> bool:
-        return len(self._items) >= self._capacity
-
-    def put(self, item: Item) -> None:
-        self._items.append(item)
-        self._arrived.set()
-
-    async def take(self) -> list[Item]:
-        """Everything that has come; waits until there is something."""
-        await self._arrived.wait()
-        items, self._items = self._items, []
-        self._arrived.clear()
-        return items
-
-
 class EngineClient:
     """One engine process and the requests that wait for it."""
 
-    def __init__(self, argv: Callable[[str], Sequence[str]], *, mailbox_capacity: int = 4096) -> None:
-        self._argv = argv
+    def __init__(self, launcher: Launcher, *, mailbox_capacity: int = 4096) -> None:
+        self._launcher = launcher
         self._capacity = mailbox_capacity
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._engine: Launched | None = None
+        self._ended: asyncio.Task[int] | None = None
+        """Its exit code, once it has ended."""
         self._life: asyncio.Task[None] | None = None
         self._mailboxes: dict[str, Mailbox] = {}
         self._early_deaths = 0
@@ -148,14 +104,14 @@ class EngineClient:
         was = self.state
         if was != "failed":
             self._become("closing", "the server is stopping")
-        if was == "ready" and self.pid is not None and self._process is not None:
+        if was == "ready" and self._ended is not None:
             self._send(Shutdown(drain=drain))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if drain and self._mailboxes else KILL_SECONDS):
-                    await self._process.wait()
+                    await asyncio.shield(self._ended)
         self.kill()
-        if self._process is not None:
-            await self._process.wait()
+        if self._ended is not None:
+            await self._ended
         if self._life is not None:
             self._life.cancel()
             await asyncio.gather(self._life, return_exceptions=True)
@@ -168,15 +124,8 @@ class EngineClient:
 
     def kill(self) -> None:
         """End this engine's life; unless the server stops, another begins."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-    @property
-    def pid(self) -> int | None:
-        """The engine's process, while it lives."""
-        alive = self._process is not None and self._process.returncode is None
-        return self._process.pid if alive and self._process else None
+        if self._engine is not None:
+            self._engine.kill()
 
     @property
     def waiting(self) -> int:
@@ -218,38 +167,36 @@ class EngineClient:
     async def _lives(self) -> None:
         """Start the engine, again after each death, until it dies too early too often or cannot be loaded."""
         loop = asyncio.get_running_loop()
-        with tempfile.TemporaryDirectory(prefix="torchwright-") as folder:  # of mode 0700
-            while self.state not in ("closing", "failed"):
-                self._ready_at = None
-                code = await self._live(f"ipc://{Path(folder) / f'engine-{self.restarts}'}")
-                if self.state in ("closing", "failed"):
-                    break
-                self._lose(code)
-                early = self._ready_at is None or loop.time() - self._ready_at < EARLY_SECONDS
-                self._early_deaths = self._early_deaths + 1 if early else 0
-                if self._early_deaths >= EARLY_DEATHS:
-                    self._become(
-                        "failed",
-                        f"the engine died {self._early_deaths} times in a row ({_cause(code)})",
-                    )
-                    log.error("%s; it is not started again", self.detail)
-                    break
-                await asyncio.sleep(BACKOFF_SECONDS[min(self._early_deaths, len(BACKOFF_SECONDS) - 1)])
-                self.restarts += 1
+        while self.state not in ("closing", "failed"):
+            self._ready_at = None
+            code = await self._live(self._launcher.launch())
+            if self.state in ("closing", "failed"):
+                break
+            self._lose(code)
+            early = self._ready_at is None or loop.time() - self._ready_at < EARLY_SECONDS
+            self._early_deaths = self._early_deaths + 1 if early else 0
+            if self._early_deaths >= EARLY_DEATHS:
+                self._become(
+                    "failed",
+                    f"the engine died {self._early_deaths} times in a row ({_cause(code)})",
+                )
+                log.error("%s; it is not started again", self.detail)
+                break
+            await asyncio.sleep(BACKOFF_SECONDS[min(self._early_deaths, len(BACKOFF_SECONDS) - 1)])
+            self.restarts += 1
         for mailbox in self._mailboxes.values():
             mailbox.put(Lost(self.detail))
 
-    async def _live(self, endpoint: str) -> int:
-        """One life of the engine; returns its exit code."""
+    async def _live(self, engine: Launched) -> int:
+        """One life of an engine; returns its exit code."""
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
         self._socket.linger = 0
-        self._socket.bind(endpoint)
-        # In a session of its own, because Ctrl-C is for the server, which then drains.
-        self._process = await asyncio.create_subprocess_exec(*self._argv(endpoint), start_new_session=True)
+        self._socket.bind(engine.endpoint)
+        self._engine, self._ended = engine, asyncio.create_task(engine.ended())
         tasks = [asyncio.create_task(self._read(self._socket)), asyncio.create_task(self._watch())]
         try:
-            code = await self._process.wait()
+            code = await asyncio.shield(self._ended)
             await asyncio.sleep(LAST_WORDS_SECONDS)
             return code
         finally:

@@ -9,9 +9,10 @@ from typing import Any
 
 from torchwright.serve import tools
 from torchwright.serve.api_error import invalid
+from torchwright.serve.calls import CallParser
 from torchwright.serve.chat import ChatTemplate
 from torchwright.serve.compile_grammar import Job
-from torchwright.serve.protocol import Function, Message
+from torchwright.serve.parts import Function, Message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +39,12 @@ class Tools:
         strict = tools.strict_grammar(form, self.functions)
         return None if strict is None else Job(kind="tools", text=strict)
 
-    def parsers(self, form: tools.ToolFormat, n: int) -> list[tools.CallParser]:
+    def parsers(self, form: tools.ToolFormat, n: int) -> list[CallParser]:
         """One for each choice; none where no call is looked for."""
         if self.choice == "none":
             return []
         names = [function.name for function in self.functions]
-        return [tools.CallParser(form, names, parallel=self.parallel) for _ in range(n)] if names else []
+        return [CallParser(form, names, parallel=self.parallel) for _ in range(n)] if names else []
 
 
 def prompt_text(

@@ -7,11 +7,13 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from torchwright.serve.api_error import ApiError, unavailable
-from torchwright.serve.client import Dropped, EngineClient, Item, Lost
+from torchwright.serve.client import EngineClient
+from torchwright.serve.mailbox import Dropped, Item, Lost
 from torchwright.serve.messages import Output, Refused, Timing, TokenLogprob
 from torchwright.serve.metrics import Metrics
 from torchwright.serve.prepare import Prepared
-from torchwright.serve.text import StopStrings, TextStream, Tokenizer
+from torchwright.serve.text import StopStrings, Tokenizer
+from torchwright.text_stream import TextStream
 
 
 class Gone(Exception):
@@ -151,7 +153,7 @@ class Generation:
         if output.finish == "stop" and tokens and tokens[-1] in self.prepared.stop_ids:
             step.stop_reason = tokens[-1] if tokens[-1] in self.prepared.client_stop_ids else None
             tokens, logprobs = tokens[:-1], logprobs and logprobs[:-1]
-        text = sequence.text.put(tokens)
+        text = sequence.text.put(*tokens)
         if output.finish is not None:
             text += sequence.text.rest()
         found = None
@@ -168,6 +170,8 @@ class Generation:
     def _end(self, output: Output, sequence: _Sequence, step: Step) -> None:
         if output.finish == "error":
             raise ApiError(500, output.message or "the engine failed", code="engine_error")
+        if output.finish == "grammar":
+            raise ApiError(400, output.message or "the grammar is too slow", code="grammar_limit")
         if output.finish == "cancelled" and sequence.stopped_by is None:
             raise unavailable("the server is stopping")
         step.finish = output.finish

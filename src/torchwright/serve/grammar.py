@@ -6,9 +6,11 @@ filling masks happen on a thread of their own, which xgrammar lets run while the
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +24,9 @@ from torchwright.workloads.generation import load_tokenizer
 
 KEPT = 64
 """Grammars that are kept for the next request with the same."""
+TOKEN_SECONDS = 0.25
+"""Of processor time, to follow a grammar by one token; one that takes longer ends its request. A filling thread cannot
+be interrupted, and the other sequences of the step wait for it."""
 
 
 def tokenizer_info(folder: Path, vocabulary: int, stop_ids: list[int]) -> Any:
@@ -50,6 +55,8 @@ class Constraint:
         self._grammar, self._stop_ids = grammar, stop_ids
         self.seconds = 0.0
         """Time spent on its masks, most of it while the model ran."""
+        self.fault: str | None = None
+        """Why the sequence cannot go on: one of its tokens took too long to follow."""
 
     @property
     def loading(self) -> Future[Any]:
@@ -63,7 +70,8 @@ class Constraint:
 
     def accept(self, token: int) -> bool:
         """Go on by one token; whether the grammar allows it."""
-        return self._matcher.accept_token(token)
+        with self._limited():
+            return self._matcher.accept_token(token)
 
     def accepted(self, proposals: list[int]) -> list[int]:
         """The first proposals, as many as the grammar allows in a row."""
@@ -73,14 +81,26 @@ class Constraint:
 
     def fill(self, masks: torch.Tensor, first: int, proposals: list[int]) -> None:
         """The masks for the next token and for those after each of the proposals, all of which it allows."""
-        begun = time.perf_counter()
+        begun, matcher = time.perf_counter(), self._matcher
         for place in range(len(proposals) + 1):
-            if not self._matcher.is_terminated():  # else the row is not read
-                self._matcher.fill_next_token_bitmask(masks, first + place)
+            with self._limited():
+                if not matcher.is_terminated():  # else the row is not read
+                    matcher.fill_next_token_bitmask(masks, first + place)
             if place < len(proposals):
-                self._matcher.accept_token(proposals[place])
-        self._matcher.rollback(len(proposals))
+                self.accept(proposals[place])
+        matcher.rollback(len(proposals))
         self.seconds += time.perf_counter() - begun
+
+    @contextlib.contextmanager
+    def _limited(self) -> Iterator[None]:
+        """What one token costs; thread time, because the machine's other work is not the grammar's fault."""
+        begun = time.thread_time()
+        yield
+        seconds = time.thread_time() - begun
+        if seconds > TOKEN_SECONDS:
+            self.fault = (
+                f"the grammar took {seconds:.2f} s to follow by one token, and at most {TOKEN_SECONDS} may be"
+            )
 
     @cached_property
     def _matcher(self) -> Any:

@@ -175,3 +175,8 @@ async def _refuse(error: ApiError, send: Send) -> None:
     headers.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def record_of(request: Request) -> Record:
+    """What the log will say of a request, to be added to."""
+    return request.scope["record"]

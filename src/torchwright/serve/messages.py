@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-Finish = Literal["stop", "length", "cancelled", "timeout", "error"]
-"""Why a sequence ended; `stop` is a stop token or a grammar that is complete."""
+Finish = Literal["stop", "length", "cancelled", "timeout", "grammar", "error"]
+"""Why a sequence ended; `stop` is a stop token or a grammar that is complete, `grammar` one that is too slow."""
 
 
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +145,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     """One for each prompt token, None for the first; sent once, with the first output of index 0."""
     finish: Finish | None = None
     message: str | None = None
-    """With `error`: what went wrong."""
+    """With `error` and `grammar`: what went wrong."""
     timing: Timing | None = None
     """With the finish."""
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import Response
 
 from torchwright.serve.parse import Body
+from torchwright.serve.service import Service
 
 REFUSALS = {
     "400": "A field is wrong, unknown or not supported",
@@ -40,6 +43,7 @@ ERROR = {
         }
     },
 }
+Handler = Callable[[Service, Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,14 @@ class Operation:
 
     method: str
     path: str
-    name: str
-    """The handler's name, and the operation's id."""
+    handler: Handler
+    """Its name is the operation's id."""
     summary: str
     body: type[Body] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.handler.__name__
 
 
 def document(operations: Sequence[Operation], *, keys: bool) -> dict[str, Any]:

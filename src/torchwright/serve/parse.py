@@ -62,7 +62,10 @@ def parse(kind: type[Known], body: bytes) -> Known:
 
 
 def _fault(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False, include_input=False)[0]
+    first, *others = error.errors(include_url=False, include_input=False)
+    # Of a field's alternatives the first says what it is not; one that it is, but for its size, says more.
+    near = [e for e in others if e["loc"][:1] == first["loc"][:1] and not e["type"].endswith("_type")]
+    first = near[0] if near and first["type"].endswith("_type") else first
     where = ".".join(str(part) for part in first["loc"] if not _is_branch(part))
     if first["type"] == "json_invalid":
         return invalid(f"the body is not valid JSON: {first['msg']}", code="invalid_json")

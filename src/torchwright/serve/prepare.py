@@ -14,7 +14,8 @@ from torchwright.serve.chat import ChatTemplate
 from torchwright.serve.compile_grammar import GrammarCompiler, Job
 from torchwright.serve.limits import Limits
 from torchwright.serve.messages import Ready, SamplingOptions, Submit
-from torchwright.serve.protocol import JsonSchemaFormat, ResponseFormat, Shared, StructuredOutputs
+from torchwright.serve.parts import JsonSchemaFormat, ResponseFormat, StructuredOutputs
+from torchwright.serve.protocol import Shared
 from torchwright.serve.text import Tokenizer
 from torchwright.serve.tools import ToolFormat
 

@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.set_hwm(0)  # the engine's own queue is what bounds the messages
         socket.connect(options.endpoint)
-        channel = Channel(socket)
+        channel = Channel(socket, options.parent or os.getppid())
         try:
             served = open_served(options, channel)
         except TorchwrightError as error:
@@ -83,8 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
 class Channel:
     """The socket to the HTTP process."""
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket, self._parent = socket, os.getppid()
+    def __init__(self, socket: zmq.Socket[bytes], parent: int) -> None:
+        self._socket, self._parent = socket, parent
 
     def send(self, message: FromEngine) -> None:
         self._socket.send(encode(message))
@@ -232,6 +232,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="torchwright.serve.process", description="The engine's process.")
     add, switch = made.add_argument, argparse.BooleanOptionalAction
     add("--endpoint", required=True, help="the HTTP process's ZeroMQ PAIR socket")
+    add("--parent", type=int, help="the process that it ends with; it may have ended while this one began")
     add("--model", help="an artifact, a Hugging Face folder or a hub id; the bundled model without it")
     add("--quantize")
     add("--kv")

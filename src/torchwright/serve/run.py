@@ -35,9 +35,9 @@ class Answer:
     finish: Finish | None = None
     message: str = ""
 
-    def fail(self, message: str) -> Answer:
+    def fail(self, message: str, finish: Finish = "error") -> Answer:
         """End the sequence with what went wrong."""
-        self.finish, self.message = "error", message
+        self.finish, self.message = finish, message
         return self
 
 
@@ -161,6 +161,8 @@ def _answer(
             return answer.fail("the model's logits are not numbers")
         if constraint or not chooser.is_argmax:
             allowed_V = masks.row(piece.rows[place]) if constraint and masks else None
+            if constraint and constraint.fault:
+                return answer.fail(constraint.fault, "grammar")
             try:
                 token = chooser.choose(logits_NV[row + place], allowed_V)
             except ModelError as error:

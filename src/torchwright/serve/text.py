@@ -1,4 +1,4 @@
-"""Text in and out of token ids, without torch: the model folder's tokenizer, and text that appears token by token."""
+"""Text in and out of token ids, without torch: the model folder's tokenizer, and the texts that end an answer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ from typing import Any
 
 from torchwright.errors import ModelError
 
-INCOMPLETE = "\ufffd"
-"""What a tokenizer puts in place of bytes that are no character, or not yet one."""
-HELD_TOKENS = 16
-"""A character has four bytes, so that more tokens than this without a whole one are no text."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -67,40 +63,6 @@ class Tokenizer:
         """The id of a special token, which tokenizer_config.json gives as text or as an object."""
         text = token.get("content") if isinstance(token, dict) else token
         return self._fast.token_to_id(text) if isinstance(text, str) else None
-
-
-class TextStream:
-    """Text of one sequence's tokens as they come; all pieces and the rest together are the text of all tokens.
-
-    A token may be a part of a character, and its text may depend on the token before it (a leading space). So a piece
-    is what the text grows by when the new tokens are decoded together with those of the last piece, and is held back
-    while it ends in an incomplete character.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._before: list[int] = []
-        self._before_text = ""
-        self._new: list[int] = []
-
-    def put(self, tokens: Sequence[int]) -> str:
-        """What can be shown after more tokens, perhaps nothing."""
-        self._new.extend(tokens)
-        grown = self._grown()
-        if not grown or (grown.endswith(INCOMPLETE) and len(self._new) < HELD_TOKENS):
-            return ""
-        self._before, self._new = self._new, []
-        self._before_text = self._tokenizer.decode(self._before)
-        return grown
-
-    def rest(self) -> str:
-        """What was held back when no more tokens come."""
-        grown = self._grown() if self._new else ""
-        self._before, self._new = [], []
-        return grown
-
-    def _grown(self) -> str:
-        return self._tokenizer.decode(self._before + self._new)[len(self._before_text) :]
 
 
 class StopStrings:

@@ -30,7 +30,7 @@ class MatmulAttention(Technique):
     name: ClassVar[str] = "matmul_attention"
     phase: ClassVar[Phase] = Phase.ATTENTION
     needs: ClassVar[frozenset[str]] = frozenset({"compiled", "half", "sdpa"})
-    gives: ClassVar[frozenset[str]] = frozenset({"matmul_attention"})
+    gives: ClassVar[frozenset[str]] = frozenset({"rewritten_attention"})
 
     longest: int = 512
     """Queries beyond this stay with the fused kernel: their scores would not fit the cache."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torchwright.facts import Quality
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import Case, Run, Workload, to_dtype
 from torchwright.workloads.generation import Geometry, call, load_tokenizer, new_cache
+from torchwright.workloads.huggingface import read_object
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 REFERENCE_BYTES = 256 * 2**20
@@ -224,7 +224,7 @@ class LanguageWorkload(Workload):
             slots=min(context, -(-need // 64) * 64),
             context=context,
             windows=_windows(text),
-            eos=tuple(sorted({*_ids(config.get("eos_token_id")), *_generation_eos(self.folder)})),
+            eos=tuple(sorted({*_ids(config.get("eos_token_id")), *generation_eos(self.folder)})),
             bos=config.get("bos_token_id"),
         )
 
@@ -308,10 +308,21 @@ def _windows(text: dict[str, Any]) -> tuple[int, ...]:
     return (0, window) if "sliding_attention" in kinds else (0,)
 
 
-def _generation_eos(folder: Path) -> tuple[int, ...]:
-    """End-of-text ids of generation_config.json, which may name more than config.json does."""
+def generation_eos(folder: Path) -> tuple[int, ...]:
+    """End-of-text ids of generation_config.json, which may name more than config.json does.
+
+    Raises `ModelError` for a file that is no JSON object or names no ids.
+    """
     path = folder / "generation_config.json"
-    return _ids(json.loads(path.read_text()).get("eos_token_id")) if path.is_file() else ()
+    value = read_object(path).get("eos_token_id") if path.is_file() else None
+    ids = _ids(value)
+    if not all(type(token) is int for token in ids):
+        raise ModelError(
+            f"{path}: 'eos_token_id' cannot be used",
+            found=repr(value),
+            allowed="a token id or a list of them",
+        )
+    return ids
 
 
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:

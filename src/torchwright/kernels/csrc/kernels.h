@@ -76,6 +76,10 @@ struct Kernels {
   void (*rope_store)(const struct RopeTask&, int64_t token);
   void (*quantize_w4)(const float* weight, const float* importance, int64_t features, int64_t group, int8_t* integers,
                       int8_t* multipliers, float* scale);
+  void (*quantize_centered)(const void* x, Type type, int64_t features, int64_t row, const QuantizedRows& to,
+                            float* centers);
+  void (*finish)(const struct FinishTask&, int64_t row_begin, int64_t row_end, int64_t from, int64_t to);
+  void (*dense_attention)(const struct DenseAttentionTask&, int64_t batch, int64_t head, int64_t begin, int64_t end);
 };
 
 struct RopeTask {

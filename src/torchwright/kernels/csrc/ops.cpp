@@ -235,9 +235,12 @@ void check_group(int64_t group) {
   TORCH_CHECK_VALUE(group == 32 || group == 64 || group == 128, "group_size is ", group, "; 32, 64 or 128 is wanted");
 }
 
-// group 0 is 8-bit weights.
+// group 0 is 8-bit weights. `quantize` makes integers of a row, `finish` is given each part of the output once it is
+// computed.
+template <class Quantize, class Finish>
 Tensor linear_quantized(const Tensor& x_in, const Tensor& weight, const Tensor& scale, const optional<Tensor>& bias,
-                        int64_t features, int64_t group, int64_t digits) {
+                        int64_t features, int64_t group, int64_t digits, const Quantize& quantize,
+                        const Finish& finish) {
   const Tensor x = x_in.contiguous();
   const int64_t rows = row_count(x), width = x.size(-1);
   TORCH_CHECK_VALUE(width <= LONGEST, "x has ", width, " features; sums of int32 hold at most ", LONGEST);
@@ -250,31 +253,41 @@ Tensor linear_quantized(const Tensor& x_in, const Tensor& weight, const Tensor& 
   const auto& k = kernels();
   Scratch scratch(rows, depth, digits);
   const Type type = float_type(x, "x");
-  each_row(rows, width, [&](int64_t row) { k.quantize(x.const_data_ptr(), type, width, row, scratch.rows); });
+  each_row(rows, width, [&](int64_t row) { quantize(k, x.const_data_ptr(), type, width, row, scratch.rows); });
   task.rows = scratch.rows.q;
   task.row_stride = scratch.rows.stride;
   task.digits = digits;
   task.row_scale = scratch.rows.scale;
   task.row_sums = scratch.rows.sums;
-  over_blocks(task, rows, up(features, PANEL) / PANEL, group ? k.linear_w4 : k.linear_w8);
+  const auto multiply = group ? k.linear_w4 : k.linear_w8;
+  over_blocks(task, rows, up(features, PANEL) / PANEL, [&](const tw::LinearTask& part) {
+    multiply(part);
+    finish(k, part);
+  });
   return out;
 }
 
+void about_zero(const tw::Kernels& k, const void* x, Type type, int64_t width, int64_t row, const tw::QuantizedRows& to) {
+  k.quantize(x, type, width, row, to);
+}
+
+void nothing_more(const tw::Kernels&, const tw::LinearTask&) {}
+
 Tensor linear_w8a8(const Tensor& x, const Tensor& weight, const Tensor& scale, const optional<Tensor>& bias,
                    int64_t features) {
-  return linear_quantized(x, weight, scale, bias, features, 0, 1);
+  return linear_quantized(x, weight, scale, bias, features, 0, 1, about_zero, nothing_more);
 }
 
 Tensor linear_w4a8(const Tensor& x, const Tensor& weight, const Tensor& scale, const optional<Tensor>& bias,
                    int64_t features, int64_t group_size) {
   check_group(group_size);
-  return linear_quantized(x, weight, scale, bias, features, group_size, 1);
+  return linear_quantized(x, weight, scale, bias, features, group_size, 1, about_zero, nothing_more);
 }
 
 Tensor linear_w4a16(const Tensor& x, const Tensor& weight, const Tensor& scale, const optional<Tensor>& bias,
                     int64_t features, int64_t group_size) {
   check_group(group_size);
-  return linear_quantized(x, weight, scale, bias, features, group_size, 2);
+  return linear_quantized(x, weight, scale, bias, features, group_size, 2, about_zero, nothing_more);
 }
 
 Tensor linear_bf16(const Tensor& x_in, const Tensor& weight, const optional<Tensor>& bias, int64_t features) {
@@ -564,3 +577,5 @@ TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
   m.impl("rope_store", rope_store);
   m.impl("paged_attention", paged_attention);
 }
+
+#include "encoder_ops.cpp"

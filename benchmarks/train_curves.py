@@ -1,0 +1,94 @@
+"""Loss curves on the bundled model's shape: float8 (rowwise, emulated) and 8-bit AdamW against bfloat16 and AdamW.
+
+    python benchmarks/train_curves.py [--steps N] [--batch-tokens N] [--seeds N] [--json FILE]
+
+Every run is `torchwright train` on the bundled texts from random weights; a seed decides weights and order alike, so
+that runs of one seed differ in nothing but the setting. The bar: the mean difference of the held-out loss lies inside
+the spread (largest minus smallest) between the seeds of the baseline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import turns
+from torchwright.train.loop import train
+from torchwright.train.metrics import read_figures
+from train_cpu import BUNDLED, run_file
+
+SETTINGS: dict[str, dict[str, str]] = {
+    "bf16, AdamW": {},
+    "float8 rowwise, AdamW": {"precision": "float8_rowwise"},
+    "bf16, 8-bit AdamW": {"optimizer": "adamw8bit"},
+}
+BASELINE = "bf16, AdamW"
+
+
+def curve(setting: dict[str, str], seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The losses of one run: training by step, held out at the end."""
+    tokens = options.steps * options.batch_tokens
+    with tempfile.TemporaryDirectory() as folder:
+        path = run_file(
+            Path(folder),
+            tokens=tokens,
+            batch_tokens=options.batch_tokens,
+            context=options.context,
+            micro_batches=1,
+            seed=seed,
+            log_every=5,
+            threads=options.threads,
+            compile=options.compile,
+            precision=setting.get("precision", "bf16"),
+            data={
+                "train": [str(BUNDLED / "eval.txt")],
+                "validation": [str(BUNDLED / "calibration.txt")],
+                "seed": seed,
+            },
+            optimizer={"name": setting.get("optimizer", "adamw"), "lr": options.lr},
+            schedule={"warmup_tokens": tokens // 10},
+            evaluation={"tokens": 8192},
+        )
+        outcome = train(path, live=False)
+        losses = {step: line["loss"] for step, line in read_figures(outcome.out).items() if "loss" in line}
+    return {"seed": seed, "validation_loss": outcome.validation_loss, "losses": losses}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--batch-tokens", type=int, default=2048)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("--json", metavar="FILE", help="write the curves here as they finish")
+    options = parser.parse_args()
+    turns.print_machine()
+    print("| setting | held-out loss by seed | mean | minus the baseline's | inside its seeds' spread |")
+    print("|---|---|---:|---:|---|", flush=True)
+    rows: list[dict[str, Any]] = []
+    finals: dict[str, list[float]] = {}
+    for name, setting in SETTINGS.items():
+        for seed in range(options.seeds):
+            row = curve(setting, seed, options)
+            rows.append({"setting": name, **row})
+            finals.setdefault(name, []).append(row["validation_loss"])
+            turns.write_json(options.json, rows)
+        found, base = finals[name], finals[BASELINE]
+        difference = statistics.mean(a - b for a, b in zip(found, base, strict=True))
+        spread = max(base) - min(base)
+        inside = f"{'yes' if abs(difference) <= spread else 'NO'}, {spread:.4f}"
+        by_seed = ", ".join(f"{loss:.4f}" for loss in found)
+        print(
+            f"| {name} | {by_seed} | {statistics.mean(found):.4f} | {difference:+.4f} | {inside} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

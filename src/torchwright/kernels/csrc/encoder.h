@@ -1,0 +1,38 @@
+// What encoders do beside packed linear layers, shared by the operators and every instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace tw {
+
+enum class Activation { none, relu, gelu, gelu_tanh, silu };
+
+// What follows a linear layer, on a part of its output: out = activation(out + center · sum) + residual.
+struct FinishTask {
+  void* out;
+  const float* centers;  // per row: what was taken from its activations before they were quantized
+  const float* sums;     // per output feature, whole panels: the sum of its weights
+  const void* residual;  // of out's shape and type, or null
+  Type type;             // f32 or bf16
+  Activation activation;
+  int64_t stride;  // values between rows
+};
+
+// Attention of every query to every key, bfloat16. Strides are in values; those of the last dimension are one.
+struct DenseAttentionTask {
+  struct Side {
+    const uint16_t* data;
+    int64_t batch, head, token;
+  };
+  Side q, k, v;
+  uint16_t* out;  // (batch, queries, heads, head_size)
+  const void* mask;  // bool (true is seen) or float32 (added to the scores), or null
+  bool mask_is_bool;
+  int64_t mask_batch, mask_head, mask_query, mask_key;  // strides; zero where it is broadcast
+  int64_t queries, keys, heads, head_size;
+  float scale;
+};
+
+}  // namespace tw

@@ -1,0 +1,120 @@
+// The operators of encoders; ops.cpp takes this in, whose helpers it uses.
+#include "encoder.h"
+
+namespace {
+
+tw::Activation activation_of(c10::string_view name) {
+  if (name == "none") return tw::Activation::none;
+  if (name == "relu") return tw::Activation::relu;
+  if (name == "gelu") return tw::Activation::gelu;
+  if (name == "gelu_tanh") return tw::Activation::gelu_tanh;
+  TORCH_CHECK_VALUE(name == "silu", "activation is ", name, "; none, relu, gelu, gelu_tanh or silu is wanted");
+  return tw::Activation::silu;
+}
+
+// activation(x Wᵀ + b) + residual, each row of x quantized about the middle of its range; `sums` are those of the rows
+// of W.
+Tensor linear_w8a8_fused(const Tensor& x, const Tensor& weight, const Tensor& scale, const Tensor& sums,
+                         const optional<Tensor>& bias, int64_t features, c10::string_view activation,
+                         const optional<Tensor>& residual_in) {
+  TORCH_CHECK_VALUE(features > 0, "features is ", features, "; a positive number is wanted");
+  const Tensor centers = at::empty({row_count(x)}, at::kFloat);
+  tw::FinishTask task{};
+  task.centers = centers.const_data_ptr<float>();
+  task.sums = floats(sums, up(features, PANEL), "sums");
+  task.type = float_type(x, "x");
+  task.activation = activation_of(activation);
+  task.stride = features;
+  Tensor residual;
+  if (residual_in) {
+    auto sizes = x.sizes().vec();
+    sizes.back() = features;
+    TORCH_CHECK_VALUE(residual_in->sizes() == at::IntArrayRef(sizes) && residual_in->scalar_type() == x.scalar_type(),
+                      "residual is ", residual_in->scalar_type(), residual_in->sizes(), "; the output is ",
+                      x.scalar_type(), at::IntArrayRef(sizes));
+    residual = residual_in->contiguous();
+    task.residual = residual.const_data_ptr();
+  }
+  const auto quantize = [&](const tw::Kernels& k, const void* rows, Type type, int64_t width, int64_t row,
+                            const tw::QuantizedRows& to) {
+    k.quantize_centered(rows, type, width, row, to, centers.data_ptr<float>());
+  };
+  const auto finish = [&](const tw::Kernels& k, const tw::LinearTask& part) {
+    tw::FinishTask here = task;
+    here.out = part.out;
+    k.finish(here, part.row_begin, part.row_end, part.panel_begin * PANEL,
+             std::min(part.panel_end * PANEL, part.features));
+  };
+  return linear_quantized(x, weight, scale, bias, features, 0, 1, quantize, finish);
+}
+
+tw::DenseAttentionTask::Side side(const Tensor& x, const char* what) {
+  TORCH_CHECK_TYPE(x.scalar_type() == at::kBFloat16, what, " is ", x.scalar_type(), "; bfloat16 is wanted");
+  TORCH_CHECK_VALUE(x.dim() == 4 && x.stride(3) == 1, what, " of shape ", x.sizes(), " and strides ", x.strides(),
+                    " is not (batch, heads, tokens, features) with features side by side");
+  return {(const uint16_t*)x.const_data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
+}
+
+Tensor readable(const Tensor& x) { return x.dim() == 4 && x.stride(3) != 1 ? x.contiguous() : x; }
+
+// (B, H, T, D) in, of any strides; the same out, lying as (B, T, H, D).
+Tensor attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const optional<Tensor>& mask,
+                 double scale) {
+  const Tensor q = readable(q_in), k = readable(k_in), v = readable(v_in);
+  tw::DenseAttentionTask task{};
+  task.q = side(q, "q");
+  task.k = side(k, "k");
+  task.v = side(v, "v");
+  const int64_t batch = q.size(0);
+  task.heads = q.size(1);
+  task.queries = q.size(2);
+  task.head_size = q.size(3);
+  task.keys = k.size(2);
+  task.scale = float(scale);
+  TORCH_CHECK_VALUE(task.head_size > 0 && task.head_size % 16 == 0 && task.head_size <= tw::LARGEST_HEAD,
+                    "heads of ", task.head_size, " features; multiples of 16 up to ", tw::LARGEST_HEAD, " are wanted");
+  TORCH_CHECK_VALUE(k.sizes() == at::IntArrayRef({batch, task.heads, task.keys, task.head_size}) &&
+                        v.sizes() == k.sizes(),
+                    "k of shape ", k.sizes(), " and v of shape ", v.sizes(), " do not fit q of shape ", q.sizes());
+  Tensor seen;
+  if (mask) {
+    task.mask_is_bool = mask->scalar_type() == at::kBool;
+    seen = (task.mask_is_bool ? *mask : mask->to(at::kFloat)).expand({batch, task.heads, task.queries, task.keys});
+    task.mask = seen.const_data_ptr();
+    task.mask_batch = seen.stride(0);
+    task.mask_head = seen.stride(1);
+    task.mask_query = seen.stride(2);
+    task.mask_key = seen.stride(3);
+  }
+  Tensor out = at::empty({batch, task.queries, task.heads, task.head_size}, q.options());
+  task.out = (uint16_t*)out.mutable_data_ptr();
+  if (out.numel() && task.keys) {
+    // Pieces of queries share what is packed of their head: more than one only where the threads want more to do.
+    constexpr int64_t FEWEST = 48;
+    const int64_t heads = batch * task.heads, wanted = up(4 * at::get_num_threads(), heads) / heads;
+    const int64_t pieces = std::max<int64_t>(1, std::min(wanted, task.queries / FEWEST));
+    const auto& kernel = kernels();
+    each(heads * pieces, [&](int64_t i) {
+      const int64_t head = i / pieces, piece = i % pieces;
+      kernel.dense_attention(task, head / task.heads, head % task.heads, task.queries * piece / pieces,
+                             task.queries * (piece + 1) / pieces);
+    });
+  } else {
+    out.zero_();
+  }
+  return out.transpose(1, 2);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(torchwright, m) {
+  m.def(
+      "linear_w8a8_fused(Tensor x, Tensor weight, Tensor scale, Tensor sums, Tensor? bias, int features, str activation, "
+      "Tensor? residual) -> Tensor");
+  m.def("attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
+  m.impl("linear_w8a8_fused", linear_w8a8_fused);
+  m.impl("attention", attention);
+}

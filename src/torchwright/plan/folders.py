@@ -1,0 +1,109 @@
+"""Temporary folders: each is locked by the process that made it, so that a later run can tell those of the dead.
+
+A process that is killed outright (`kill -9`, no memory, no power) removes nothing. Its lock goes with it, and whoever
+makes a folder of the same kind next removes what it left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import os
+import shutil
+import tempfile
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SUFFIX = "[0-9a-z_]" * 8
+"""What `tempfile.mkdtemp` ends names with."""
+PREFIX = "torchwright.scratch-"
+"""Of folders in the system's own place for temporary files."""
+
+
+@dataclass
+class Folder:
+    """A folder that is this process's until it is removed or the process ends."""
+
+    path: Path
+    lock: int
+
+    def remove(self) -> None:
+        """Delete the folder and let go of it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.release()
+
+    def release(self) -> None:
+        """Let go of a folder that has become something else."""
+        if self.lock >= 0:
+            os.close(self.lock)
+            self.lock = -1
+
+
+def make(parent: Path, prefix: str) -> Folder:
+    """A new folder `prefix`… in `parent`, locked."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        lock = -1
+        try:
+            lock = os.open(path, os.O_RDONLY)
+            held = _lock(lock)
+            if held is None or (held and path.is_dir()):  # a file system without locks is never swept
+                return Folder(path, lock)
+        except FileNotFoundError:
+            pass  # between the two lines another process took it for a dead one's: make another
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+        if lock >= 0:
+            os.close(lock)
+
+
+def sweep(parent: Path, prefix: str) -> None:
+    """Remove what processes that are dead left in `parent`."""
+    for path in dead(parent, prefix):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def dead(parent: Path, prefix: str) -> Iterator[Path]:
+    """This user's folders `prefix`… in `parent` that no living process holds; each is held while it is looked at."""
+    for name in glob.glob(glob.escape(prefix) + SUFFIX, root_dir=parent, include_hidden=True):
+        path = parent / name
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:  # no folder, not ours to read, or gone meanwhile
+            continue
+        try:
+            if os.fstat(lock).st_uid == os.getuid() and _lock(lock):
+                yield path
+        finally:
+            os.close(lock)
+
+
+@contextlib.contextmanager
+def temporary() -> Generator[Path, None, None]:
+    """A folder in the system's own place for temporary files, removed with the block."""
+    folder = make_temporary()
+    try:
+        yield folder.path
+    finally:
+        folder.remove()
+
+
+def make_temporary() -> Folder:
+    """A folder in the system's own place for temporary files; what the dead left there is removed."""
+    parent = Path(tempfile.gettempdir())
+    sweep(parent, PREFIX)
+    return make(parent, PREFIX)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Whether the lock was free and is held now; None where the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True

@@ -1,0 +1,143 @@
+"""Ctrl-C, `kill` and a closed terminal: noted besides being raised, and raised only where nothing is left half done.
+
+Python raises KeyboardInterrupt wherever its main thread happens to be. In a destructor, a weak reference's callback or
+an import lock's it is printed and lost, and the search goes on; on its way through C++ that calls Python, as torch's
+start does, it ends the process with a core dump; between a process's start and the line that keeps hold of it, it
+leaves the process behind. So a signal is noted here first; within `deferred` it is only noted, and `check` raises it.
+
+    with handled():            the command line: signals raise `Interrupted`
+        with importing():      torch's start, in which nothing is held yet: signals end the process at once
+        with deferred():       from the first temporary folder to the last
+            check()            where the search waits, and before it begins something
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
+from types import FrameType
+from typing import NoReturn
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+Leave = Callable[["Interrupted"], NoReturn]
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal that ends what runs; `exit_code` is what a shell makes of it, 130 for Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        self.signal = signal.Signals(number)
+        self.exit_code = 128 + number
+        super().__init__("interrupted" if number == signal.SIGINT else f"ended by {self.signal.name}")
+
+
+class Handler:
+    """What the signals of one block call, with the note that they leave."""
+
+    def __init__(self, leave: Leave | None) -> None:
+        self.noted: int | None = None
+        self.deferrals = 0
+        self.importing = False
+        self._leave = leave
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.noted = number
+        if self.importing and self._leave is not None:
+            self._leave(Interrupted(number))
+        if not self.deferrals:
+            raise Interrupted(number)
+
+    def check(self) -> None:
+        """Raise `Interrupted` for a signal that came."""
+        if self.noted is not None:
+            raise Interrupted(self.noted)
+
+
+@contextlib.contextmanager
+def handled(
+    signals: Sequence[signal.Signals] = SIGNALS, *, leave: Leave | None = None
+) -> Generator[None, None, None]:
+    """Let `signals` raise `Interrupted` in this block; those that are ignored, as by `nohup`, stay so.
+
+    `leave` is for the command itself: it says what ends the process, and ends it at once. What comes after the block is
+    then Python's own end, in which an interrupt would do no more than print tracebacks: it is silent.
+    """
+    if not _is_main():  # signals are the main thread's
+        yield
+        return
+    handler = Handler(leave)
+    # None: a handler that is not Python's and cannot be put back.
+    before = {number: old for number in signals if (old := signal.getsignal(number)) is not None}
+    before = {number: old for number, old in before.items() if old != signal.SIG_IGN}
+    try:
+        for number in before:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, signal.SIG_DFL if leave else old)
+
+
+@contextlib.contextmanager
+def deferred() -> Generator[None, None, None]:
+    """Only note signals in this block; `check`, and the block's end, raise them.
+
+    Outside of the command line, Ctrl-C is handled so where Python's own handler would take it.
+    """
+    handler = _current()
+    if handler is None and _is_main() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with handled([signal.SIGINT]), deferred():
+            yield
+        return
+    if handler is None:  # the caller's own handler, or another thread's: what it does is its business
+        yield
+        return
+    handler.deferrals += 1
+    try:
+        handler.check()
+        yield
+        handler.check()
+    finally:
+        handler.deferrals -= 1
+
+
+@contextlib.contextmanager
+def importing() -> Generator[None, None, None]:
+    """Around imports of torch: a signal ends the command at once, and where it is not the command, is only noted."""
+    handler = _current()
+    if handler is None:
+        yield
+        return
+    with deferred():
+        handler.importing = True
+        try:
+            yield
+        finally:
+            handler.importing = False
+
+
+def check() -> None:
+    """Raise `Interrupted` if a signal was noted, also one whose exception was lost on the way."""
+    handler = _current()
+    if handler is not None:
+        handler.check()
+
+
+def only_note() -> None:
+    """Raise no more signals: what follows is the end."""
+    handler = _current()
+    if handler is not None:
+        handler.deferrals += 1
+
+
+def _current() -> Handler | None:
+    handlers = (signal.getsignal(number) for number in SIGNALS)
+    return next((handler for handler in handlers if isinstance(handler, Handler)), None)
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()

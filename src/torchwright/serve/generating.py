@@ -1,0 +1,139 @@
+"""The requests that generate: chat completions, completions and responses, each read in the order of its journey."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from torchwright.serve.answers import Answer, Facts
+from torchwright.serve.api_error import invalid
+from torchwright.serve.chat_answer import ChatAnswer
+from torchwright.serve.completion_answer import CompletionAnswer
+from torchwright.serve.conversation import Tools, prompt_text
+from torchwright.serve.generation import Generation
+from torchwright.serve.guard import read_body, record_of
+from torchwright.serve.messages import Ready
+from torchwright.serve.parse import parse
+from torchwright.serve.parts import NamedTool
+from torchwright.serve.prepare import Model, Prepared, Wanted, form_of, prepare
+from torchwright.serve.protocol import ChatRequest, CompletionRequest, Shared
+from torchwright.serve.response_answer import ResponseAnswer
+from torchwright.serve.responses import ResponsesRequest
+from torchwright.serve.service import Service, new_id
+from torchwright.serve.stream import respond
+
+TIMING_HEADER = "x-torchwright-timing"
+
+
+async def chat_completions(service: Service, request: Request) -> Response:
+    body = parse(ChatRequest, await read_body(request, service.limits))
+    model, ready = service.decoder(body.model)
+    asked = _tools(body)
+    form = asked.grammar(model.tool_format)
+    text = prompt_text(
+        model.template,
+        body.messages,
+        asked,
+        add_generation_prompt=body.add_generation_prompt,
+        extra=body.chat_template_kwargs,
+    )
+    limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    wanted = Wanted(
+        n=body.n,
+        max_tokens=getattr(body, limit),
+        max_tokens_param=limit,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        form=(form, "tools") if form else form_of(body.structured_outputs, body.response_format),
+        stops=model.template.stops,
+    )
+    id = new_id("chatcmpl")
+    special = model.template.plain
+    prepared = await prepare(id, body, [text], wanted, model, ready, special=special, param="messages")
+    usage = bool(body.stream_options and body.stream_options.include_usage)
+    facts = _facts(service, request, id, body, prepared, model, ready, usage=usage)
+    parsers = asked.parsers(model.tool_format, body.n)
+    answer = ChatAnswer(facts, logprobs=body.logprobs, parsers=parsers)
+    return await _respond(service, request, body, facts, answer)
+
+
+async def completions(service: Service, request: Request) -> Response:
+    body = parse(CompletionRequest, await read_body(request, service.limits))
+    model, ready = service.decoder(body.model)
+    if body.stream and body.echo and body.logprobs is not None:
+        raise invalid("echo with logprobs is not streamed", "stream", "unsupported_parameter")
+    wanted = Wanted(
+        n=body.n,
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+        form=form_of(body.structured_outputs, body.response_format),
+    )
+    id = new_id("cmpl")
+    prepared = await prepare(id, body, body.prompts, wanted, model, ready, special=True, param="prompt")
+    usage = bool(body.stream_options and body.stream_options.include_usage)
+    facts = _facts(service, request, id, body, prepared, model, ready, usage=usage)
+    echo = [submit.ids for submit in prepared.submits] if body.echo else None
+    answer = CompletionAnswer(facts, echo=echo, logprobs=body.logprobs is not None)
+    return await _respond(service, request, body, facts, answer)
+
+
+async def responses(service: Service, request: Request) -> Response:
+    body = parse(ResponsesRequest, await read_body(request, service.limits))
+    model, ready = service.decoder(body.model)
+    asked = body.asked_tools
+    form = asked.grammar(model.tool_format)
+    wanted = Wanted(
+        max_tokens=body.max_output_tokens,
+        max_tokens_param="max_output_tokens",
+        form=(form, "tools") if form else form_of(body.structured_outputs, body.response_format),
+        stops=model.template.stops,
+    )
+    text = prompt_text(model.template, body.messages(), asked)
+    id = new_id("resp")
+    special = model.template.plain
+    prepared = await prepare(id, body, [text], wanted, model, ready, special=special, param="input")
+    facts = _facts(service, request, id, body, prepared, model, ready, usage=True)
+    answer = ResponseAnswer(facts, body, asked.parsers(model.tool_format, 1))
+    return await _respond(service, request, body, facts, answer)
+
+
+def _facts(
+    service: Service,
+    request: Request,
+    id: str,
+    body: Shared,
+    prepared: Prepared,
+    model: Model,
+    ready: Ready,
+    *,
+    usage: bool,
+) -> Facts:
+    wanted = request.headers.get(TIMING_HEADER, "0").lower() in ("1", "true")
+    return Facts(
+        id=id,
+        model=service.name,
+        fingerprint=ready.fingerprint[:16],
+        generation=Generation(prepared, service.client, model.tokenizer, service.metrics),
+        tokenizer=model.tokenizer,
+        usage=usage,
+        timing=body.timing or wanted,
+    )
+
+
+async def _respond(
+    service: Service, request: Request, body: Shared, facts: Facts, answer: Answer
+) -> Response:
+    record_of(request).user = body.user
+    return await respond(request, facts.generation, answer, stream=body.stream, limits=service.limits)
+
+
+def _tools(body: ChatRequest) -> Tools:
+    functions = [tool.function for tool in body.tools or []]
+    choice = body.tool_choice or ("auto" if functions else "none")
+    named = isinstance(choice, NamedTool)
+    return Tools(
+        functions=functions,
+        choice=choice.function.name if isinstance(choice, NamedTool) else choice,
+        named=named,
+        parallel=body.parallel_tool_calls,
+    )

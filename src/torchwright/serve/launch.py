@@ -1,0 +1,78 @@
+"""Starting the engine's process. It takes longest to be ready, so it is started before the HTTP side's own packages
+are imported: nothing but the standard library here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Launched:
+    """An engine's process, and the socket that it connects to."""
+
+    endpoint: str
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """End it, and what it has started."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    async def ended(self) -> int:
+        """Its exit code, once it has ended; waited for in a thread of its own."""
+        loop = asyncio.get_running_loop()
+        code: asyncio.Future[int] = loop.create_future()
+
+        def tell(found: int) -> None:
+            if not code.done():
+                code.set_result(found)
+
+        def wait() -> None:
+            found = self.process.wait()
+            with contextlib.suppress(RuntimeError):  # the loop has ended before
+                loop.call_soon_threadsafe(tell, found)
+
+        threading.Thread(target=wait, name="wait-engine", daemon=True).start()
+        return await code
+
+
+class Launcher:
+    """Starts engines by the command that `argv` makes of a socket's address. `close` it at the end."""
+
+    def __init__(self, argv: Callable[[str], Sequence[str]]) -> None:
+        self._argv = argv
+        self._folder = tempfile.TemporaryDirectory(prefix="torchwright-")  # of mode 0700
+        self._starts = itertools.count()
+        self._ahead: Launched | None = None
+
+    def start_ahead(self) -> None:
+        """Start the engine that the next `launch` returns."""
+        self._ahead = self.launch()
+
+    def launch(self) -> Launched:
+        """A new engine."""
+        if self._ahead is not None:
+            launched, self._ahead = self._ahead, None
+            return launched
+        endpoint = f"ipc://{Path(self._folder.name) / f'engine-{next(self._starts)}'}"
+        # In a session of its own, because Ctrl-C is for the server, which then drains.
+        return Launched(endpoint, subprocess.Popen(self._argv(endpoint), start_new_session=True))
+
+    def close(self) -> None:
+        """Remove the sockets' folder, and end an engine that was started ahead and not taken."""
+        if self._ahead is not None:
+            self._ahead.kill()
+            self._ahead.process.wait()
+        self._folder.cleanup()

@@ -1,0 +1,165 @@
+"""The HTTP process: the model's tokenizer and companions, the engine's client, and uvicorn, ended in two steps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import FrameType
+
+import uvicorn
+
+from torchwright.errors import ModelError
+from torchwright.serve.app import application
+from torchwright.serve.chat import ChatTemplate
+from torchwright.serve.client import EngineClient
+from torchwright.serve.compile_grammar import GrammarCompiler
+from torchwright.serve.connection import connection_class
+from torchwright.serve.folder import Target
+from torchwright.serve.guard import Guard
+from torchwright.serve.launch import Launcher
+from torchwright.serve.limits import Limits
+from torchwright.serve.preflight import gib
+from torchwright.serve.prepare import Model
+from torchwright.serve.service import Service
+from torchwright.serve.text import Tokenizer
+from torchwright.serve.tools import format_of
+
+
+def run(
+    target: Target,
+    launcher: Launcher,
+    listening: socket.socket,
+    *,
+    keys: Sequence[str],
+    log_requests: bool,
+    begun: float,
+    say: Callable[[str], None],
+) -> None:
+    """Serve until Ctrl-C; raises `ModelError` for a model that cannot be loaded."""
+    limits = Limits()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
+    service = Service(
+        name=target.name,
+        client=client,
+        model=None if target.encoder else load_model(target, limits),
+        limits=limits,
+        keys=keys,
+        log_requests=log_requests,
+    )
+    host, port = listening.getsockname()[:2]
+    server = Server(service, f"http://{f'[{host}]' if ':' in host else host}:{port}", begun, say)
+    try:
+        asyncio.run(server.serve(sockets=[listening]))
+    finally:
+        client.kill()
+    if client.state == "failed" and client.ready is None:
+        raise ModelError(client.detail)
+
+
+def load_model(target: Target, limits: Limits) -> Model:
+    """What the HTTP process needs of a language model; raises `ModelError` for files that cannot be read."""
+    template = ChatTemplate(target.folder)
+    return Model(
+        name=target.name,
+        tokenizer=Tokenizer(target.folder),
+        template=template,
+        tool_format=format_of(template),
+        grammars=GrammarCompiler(target.folder, limits),
+        limits=limits,
+    )
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with our limits on connections, and ended by Ctrl-C in two steps.
+
+    `begun` is when the command was, in seconds of `time.perf_counter`; `warm` starts the process that compiles
+    grammars before the first is wanted.
+    """
+
+    def __init__(
+        self, service: Service, url: str, begun: float, say: Callable[[str], None], *, warm: bool = True
+    ) -> None:
+        self._service, self._url, self._begun, self._say = service, url, begun, say
+        self._warm = warm
+        limits = service.limits
+        super().__init__(
+            uvicorn.Config(
+                application(service, self._lifespan),
+                http=connection_class(limits),
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=limits.idle_seconds,
+                h11_max_incomplete_event_size=limits.header_bytes,
+            )
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains, the second ends at once."""
+        if self.should_exit:
+            self.force_exit = True
+            self._service.client.stop()
+            return
+        self.should_exit = True
+        waiting = self._service.client.waiting
+        self._say(
+            f"stopping after {waiting} running requests; Ctrl-C again stops at once"
+            if waiting
+            else "stopping"
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn leaves the application's end out where it is forced, and then complains of it."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Guard) -> AsyncIterator[None]:
+        service = self._service
+        await service.client.start()
+        announcing = asyncio.create_task(self._announce())
+        try:
+            yield
+        finally:
+            announcing.cancel()
+            await asyncio.gather(announcing, return_exceptions=True)
+            if service.model is not None:
+                await service.model.grammars.close()
+            await service.client.close(drain=not self.force_exit)
+
+    async def _announce(self) -> None:
+        """Say what becomes of the engine."""
+        client, said = self._service.client, ""
+        while True:
+            await client.changed.wait()
+            client.changed.clear()
+            if client.state == "failed" and client.ready is None:
+                self.should_exit = True  # it cannot be loaded: `serve` says why
+                return
+            text = self._ready_text() if client.state == "ready" else client.detail
+            if text != said:
+                self._say(text)
+            said = text
+            if self._warm and client.state == "ready" and client.ready and self._service.model is not None:
+                await self._service.model.grammars.warm(client.ready)
+
+    def _ready_text(self) -> str:
+        ready = self._service.client.ready
+        assert ready is not None, "the engine is ready"
+        facts = f"weights {gib(ready.weight_bytes)}"
+        if ready.kind == "decoder":
+            tokens = ready.pages * ready.page_tokens
+            facts += f", KV cache {gib(ready.kv_bytes)} for {tokens} tokens, context {ready.context}"
+        lines = [
+            f"serving '{self._service.name}' at {self._url} after {time.perf_counter() - self._begun:.1f} s: {facts}"
+        ]
+        return "\n".join([*lines, *(f"notice: {notice}" for notice in ready.notices)])

@@ -1,0 +1,77 @@
+"""What is served: one model, its engine, and what every request is checked against."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torchwright.serve.api_error import ApiError, invalid, unavailable
+from torchwright.serve.client import EngineClient
+from torchwright.serve.limits import Limits
+from torchwright.serve.messages import Ready
+from torchwright.serve.metrics import Metrics
+from torchwright.serve.prepare import Model
+
+
+@dataclass(kw_only=True)
+class Service:
+    """One served model, and everything that answers for it."""
+
+    name: str
+    client: EngineClient
+    model: Model | None
+    """The tokenizer and its companions; None for a sentence encoder, whose engine tokenizes."""
+    limits: Limits = field(default_factory=Limits)
+    keys: Sequence[str] = ()
+    log_requests: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        return Metrics(self.client, self.name)
+
+    def decoder(self, name: str | None) -> tuple[Model, Ready]:
+        """The language model that a request asks for; raises `ApiError` where it is another, or not ready."""
+        ready = self.ready(name)
+        if ready.kind != "decoder" or self.model is None:
+            raise invalid(
+                "the served model is a sentence encoder: use /v1/embeddings", code="wrong_model_kind"
+            )
+        return self.model, ready
+
+    def ready(self, name: str | None) -> Ready:
+        """The engine's facts; raises `ApiError` where another model is asked for, or the engine is not ready."""
+        self.check_model(name)
+        if self.client.state != "ready" or self.client.ready is None:
+            raise unavailable(f"the engine is not ready: {self.client.detail}")
+        return self.client.ready
+
+    def check_model(self, name: str | None) -> None:
+        """Raise `ApiError` (404) for a model that is not the served one."""
+        if name is not None and name != self.name:
+            raise ApiError(
+                404,
+                f"there is no model '{name}'; '{self.name}' is served",
+                param="model",
+                code="model_not_found",
+            )
+
+    def described(self) -> dict[str, Any]:
+        """The served model as /v1/models lists it."""
+        ready = self.client.ready
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "torchwright",
+            "max_model_len": ready.context if ready else None,
+        }
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other request has."""
+    return f"{prefix}-{secrets.token_hex(12)}"

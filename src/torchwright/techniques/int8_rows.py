@@ -1,0 +1,113 @@
+"""8-bit weights and activations quantized row by row, on Torchwright's own packed linear layers.
+
+One scale a row (a token, a patch) about the middle of the row's range loses a fraction of what one scale a tensor
+loses, and needs no calibration. What
+follows a layer, and layers that read one input, are joined in the exported graph (`encoder_graph.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+
+from torchwright.facts import Coverage, DeviceFacts
+from torchwright.kernels import build, pack
+from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.encoder_graph import fuse_layers
+from torchwright.techniques.int8 import quantizable
+from torchwright.techniques.wrapping import replace_module
+
+LONGEST = 65536
+"""Input features whose products a 32-bit sum holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8Rows(Technique):
+    """Linear layers on 8-bit weights and activations, a scale for each row, fused with what follows them."""
+
+    name: ClassVar[str] = "int8_rows"
+    phase: ClassVar[Phase] = Phase.WEIGHTS
+    needs: ClassVar[frozenset[str]] = frozenset({"float_weights", "linear", "compiled"})
+    removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
+
+    skip: tuple[str, ...] = ()
+    """Names of layers that stay in floating point."""
+
+    @classmethod
+    def available(cls, device: DeviceFacts) -> str | None:
+        return None if device.kind == "cpu" else "its kernels are for CPUs"
+
+    def refuse(self, target: Target) -> str | None:
+        return build.load()
+
+    def apply(self, target: Target) -> None:
+        skipped: dict[str, str] = {}
+        layers = list(quantizable(target.model, self.skip, (nn.Linear,)))
+        for name, layer, reason in layers:
+            if not reason and layer.in_features > LONGEST:
+                reason = f"it has {layer.in_features} input features, the kernel sums {LONGEST}"
+            if reason:
+                skipped[name] = reason
+            else:
+                replace_module(target.model, layer, RowLinear(layer))
+        target.settings.rewrites.append(fuse_layers)
+        target.coverage.append(
+            Coverage(
+                technique=self.name,
+                changed=len(layers) - len(skipped),
+                total=len(layers),
+                unit="layers",
+                kernel="packed w8a8",
+                skipped=skipped,
+            )
+        )
+
+    def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
+        if type(module) is not nn.Linear:
+            return None
+        expected = module.forward(x).float()  # not module(x): the ranking calls this from a hook on the layer
+        norm = expected.norm()
+        return ((RowLinear(module)(x).float() - expected).norm() / norm).item() if norm > 0 else 0.0
+
+    def retreat(self, names: tuple[str, ...]) -> Self | None:
+        return replace(self, skip=names)
+
+
+class RowLinear(nn.Module):
+    """y = x Wᵀ + b on a packed 8-bit weight, x (..., K) quantized to 8 bits a row; y has x's type."""
+
+    packed: torch.Tensor
+    scale: torch.Tensor
+    sums: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.dtype = (
+            layer.in_features,
+            layer.out_features,
+            layer.weight.dtype,
+        )
+        integers, scale_N = pack.quantize_w8(layer.weight.detach())
+        self.register_buffer("packed", pack.pack_w8(integers))
+        rows = (0, -len(scale_N) % pack.PANEL)
+        self.register_buffer("scale", nn.functional.pad(scale_N, rows))
+        self.register_buffer("sums", nn.functional.pad(integers.sum(1, dtype=torch.int64) * scale_N, rows))
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().float())
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight in the layer's own type: models read it to cast what they pass in."""
+        integers = pack.unpack_w8(self.packed, self.out_features, pack.padded_depth(self.in_features))
+        wide = integers[:, : self.in_features] * self.scale[: self.out_features, None]
+        return wide.to(self.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fast = x.dtype in (torch.float32, torch.bfloat16)
+        multiply: Any = torch.ops.torchwright.linear_w8a8_fused
+        tensors = self.packed, self.scale, self.sums, self.bias
+        y = multiply(x if fast else x.float(), *tensors, self.out_features, "none", None)
+        return y if fast else y.to(x.dtype)

@@ -1,0 +1,54 @@
+"""Text that appears token by token. No torch here: what only passes text on need not wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+INCOMPLETE = "\ufffd"
+"""What a tokenizer puts in place of bytes that are no character, or not yet one."""
+HELD_TOKENS = 16
+"""A character has four bytes, so that more tokens than this without a whole one are no text."""
+
+
+class Decoder(Protocol):
+    """What turns token ids into text."""
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class TextStream:
+    """Text of one sequence's tokens as they come; all pieces and the rest together are the text of all tokens.
+
+    A token may be a part of a character, and its text may depend on the token before it (a leading space). So a piece
+    is what the text grows by when the new tokens are decoded together with those of the last piece, and is held back
+    while it ends in an incomplete character.
+    """
+
+    def __init__(self, text: Decoder) -> None:
+        self._text = text
+        self._before: list[int] = []
+        self._before_text = ""
+        self._new: list[int] = []
+
+    def put(self, *tokens: int) -> str:
+        """What can be shown after more tokens, perhaps nothing."""
+        return "".join(map(self._put, tokens))
+
+    def _put(self, token: int) -> str:
+        self._new.append(token)
+        grown = self._grown()
+        if not grown or (grown.endswith(INCOMPLETE) and len(self._new) < HELD_TOKENS):
+            return ""
+        self._before, self._new = self._new, []
+        self._before_text = self._text.decode(self._before)
+        return grown
+
+    def rest(self) -> str:
+        """What was held back when no more tokens come."""
+        grown = self._grown() if self._new else ""
+        self._before, self._before_text, self._new = [], "", []
+        return grown
+
+    def _grown(self) -> str:
+        return self._text.decode(self._before + self._new)[len(self._before_text) :]

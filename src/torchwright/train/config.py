@@ -1,0 +1,298 @@
+"""RUN.toml: everything that decides a training run, checked by name and value before anything is built (no torch).
+
+Every path is relative to the run file. What is not said takes the default below.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from torchwright.errors import TorchwrightError, unknown
+from torchwright.train.layout import Layout
+
+Precision = Literal[
+    "fp32",
+    "bf16",
+    "float8_tensorwise",
+    "float8_rowwise",
+    "float8_rowwise_with_gw_hp",
+    "mxfp8",
+    "mxfp4",
+]
+Positive = Annotated[int, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+FREE = ("tokens", "evaluation", "checkpoint", "layout", "threads", "out", "peak_tflops", "timeout_s")
+"""What may change when a run is continued; anything else would make it another run."""
+
+
+class RunError(TorchwrightError):
+    """A run file that cannot be read, or that asks for what does not fit together."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Model(Section):
+    """Which decoder is trained."""
+
+    folder: str | None = None
+    """A Hugging Face folder whose shape and weights the run starts from."""
+    config: dict[str, Any] | None = None
+    """The shape in the words of a config.json, for a model that starts from random weights."""
+    tokenizer: str | None = None
+    """A folder with tokenizer.json, copied beside the trained weights; by default `folder`."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.folder is None) == (self.config is None):
+            raise ValueError("give either `folder` or `config`")
+        return self
+
+
+class Data(Section):
+    """What is read."""
+
+    train: list[str] = Field(min_length=1)
+    """Text files, token shards (*.npy, *.safetensors), and globs of them."""
+    validation: list[str] = []
+    begin_every: int = Field(default=0, ge=0)
+    """Every window whose number is a multiple of it is led by the begin token; 0 leads none."""
+    seed: int = Field(default=0, ge=0)
+    """Of the order of windows."""
+    verify: bool = True
+    """Whether shards are held against the `checksums.json` beside them when the run starts."""
+
+
+class Optimizer(Section):
+    """How parameters move."""
+
+    name: Literal["adamw", "adamw8bit", "muon"] = "adamw"
+    """`adamw8bit` keeps both moments in 8 bits (torchao); `muon` takes the layers' matrices, AdamW the rest."""
+    lr: Rate = 3e-4
+    """Peak learning rate."""
+    adam_lr: Rate | None = None
+    """`muon`: peak rate of the embedding, the output layer and the norms; by default `lr`."""
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    eps: Rate = 1e-8
+    weight_decay: float = Field(default=0.1, ge=0)
+    """Of matrices; norms, biases and, under `muon`, the embedding have none."""
+    momentum: Share = 0.95
+    """`muon` alone."""
+
+
+class Schedule(Section):
+    """The factor on the peak learning rate, in tokens."""
+
+    name: Literal["cosine", "wsd"] = "cosine"
+    warmup_tokens: int = Field(default=0, ge=0)
+    decay_fraction: float = Field(default=0.2, gt=0, le=1)
+    """`wsd`: share of all tokens over which the rate falls at the end."""
+    final: Share = 0.0
+    """The factor at the end."""
+    decay_context: Positive | None = None
+    """`wsd`: window length during the decay, where it differs."""
+
+
+class Qat(Section):
+    """Train with the rounding that the packed kernels do."""
+
+    scheme: Literal["w4a8", "w8a8"]
+    group_size: Literal[32, 64, 128] = 32
+    """`w4a8` alone."""
+    receipt_tokens: Positive = 512
+    """Held-out tokens on which the receipt compares fake-quantized, converted and served logits."""
+
+
+class Evaluation(Section):
+    """What is measured and shown on the way; 0 steps means only at the end."""
+
+    every_steps: int = Field(default=0, ge=0)
+    tokens: Positive = 65_536
+    """Validation tokens of one evaluation, at most."""
+    prompts: list[str] = []
+    """Beginnings of the sample texts; they need a tokenizer."""
+    sample_tokens: Positive = 64
+
+
+class Checkpoint(Section):
+    every_steps: int = Field(default=0, ge=0)
+    """0: only at the end and when the run is asked to leave."""
+    keep: Positive = 2
+    """Whole checkpoints that are kept, the newest."""
+
+
+class Run(Section):
+    """A run file."""
+
+    out: str
+    """The run's folder: checkpoints, metrics, ledger and the trained model."""
+    tokens: Positive
+    """Tokens to train on, all together."""
+    batch_tokens: Positive
+    """Tokens of one optimizer step, over all processes."""
+    context: Positive
+    """Tokens of a window."""
+    micro_batches: Positive = 1
+    """Pieces in which each process computes its rows."""
+    seed: int = Field(default=0, ge=0)
+    """Of the initial weights."""
+    clip: Rate | None = 1.0
+    """The largest norm of all gradients together; false in the file turns clipping off."""
+    precision: Precision = "bf16"
+    recompute: Literal["none", "selective", "full"] = "none"
+    compile: bool = False
+    """Compile each decoder layer and the loss with torch.compile."""
+    threads: Positive | None = None
+    """Of each process; by default torch's own choice."""
+    peak_tflops: Rate | None = None
+    """What MFU is a share of, for each process; by default the rate that `doctor` measures."""
+    timeout_s: Rate = 600.0
+    """How long a collective may take before the run stops and says why."""
+    log_every: Positive = 10
+    """Steps between two lines of metrics."""
+    model: Model
+    data: Data
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    layout: dict[str, int] = {}
+    """Degrees of parallelism by axis."""
+    qat: Qat | None = None
+    evaluation: Evaluation = Evaluation()
+    checkpoint: Checkpoint = Checkpoint()
+
+    @property
+    def parallel(self) -> Layout:
+        """The layout; raises `UnknownName` or `LayoutError`."""
+        return Layout.from_degrees(self.layout)
+
+    def digest(self) -> str:
+        """Of every value, to compare processes by."""
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
+
+
+def read_run(path: Path) -> Run:
+    """The run of a file. Raises `RunError`, or `UnknownName` with the nearest field, naming file and key."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunError(
+            f"there is no run file {path}", next="see docs/train.md for one to begin with"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise RunError(f"{path} is not a TOML file", found=str(error)) from error
+    run = parse_run(data, str(path))
+    check_run(run)
+    return run
+
+
+def parse_run(data: dict[str, Any], source: str = "the run") -> Run:
+    """A run from plain data; `source` is named in errors."""
+    if data.get("clip") is False:  # TOML has no null
+        data = {**data, "clip": None}
+    try:
+        # Through JSON's rules, by which a list may stand for a tuple.
+        return Run.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        raise _readable(error, source) from error
+    except TypeError as error:  # a date or a time, which TOML has and JSON has not
+        raise RunError(f"{source} holds a value of an unexpected type", found=str(error)) from error
+
+
+def check_run(run: Run) -> None:
+    """Raise `RunError` or `LayoutError` for values that do not fit together."""
+    layout = run.parallel
+    for context in {run.context, run.schedule.decay_context or run.context}:
+        step = context * layout.batch_ways * run.micro_batches
+        if run.batch_tokens % step:
+            raise RunError(
+                f"batch_tokens={run.batch_tokens} cannot be divided",
+                found=f"windows of {context} tokens x {layout.batch_ways} parts of the batch (dp_replicate x dp_shard) "
+                f"x {run.micro_batches} micro-batches = {step}",
+                next=f"use a multiple of {step}, or fewer micro_batches",
+            )
+        if context % layout.cp:
+            raise RunError(f"context={context} cannot be divided over cp={layout.cp} processes")
+    if layout.pp > 1:
+        raise RunError(
+            "the trainer does not run pipeline stages",
+            found=f"pp={layout.pp}",
+            next="use dp_shard, tp or cp; `torchwright plan-layout` ranks them",
+        )
+    if run.schedule.decay_context and run.schedule.name != "wsd":
+        raise RunError("schedule.decay_context is for schedule 'wsd'", found=run.schedule.name)
+    if run.optimizer.adam_lr is not None and run.optimizer.name != "muon":
+        raise RunError("optimizer.adam_lr is for optimizer 'muon'", found=run.optimizer.name)
+    if run.qat and run.precision not in ("fp32", "bf16"):
+        raise RunError(
+            "qat rounds to the kernels' integers and does not go with another low precision",
+            found=f"precision={run.precision}",
+            allowed="fp32, bf16",
+        )
+    if run.qat and run.compile:
+        raise RunError("qat searches its scales in code that is not compiled", next="set compile = false")
+    if layout.tp * layout.ep > 1 and (run.qat or run.precision not in ("fp32", "bf16")):
+        raise RunError(
+            "the layout divides matrices that qat, float8 and MX formats round as a whole",
+            found=str(layout),
+            allowed="tp=1 and ep=1 with these",
+        )
+    if run.evaluation.prompts and layout.cp > 1:
+        raise RunError("sample text is written by whole sequences", found=f"cp={layout.cp}", allowed="cp=1")
+    if run.evaluation.every_steps and not (run.data.validation or run.evaluation.prompts):
+        raise RunError(
+            "evaluation.every_steps is set, but there is nothing to evaluate",
+            next="set data.validation or evaluation.prompts",
+        )
+
+
+def changed_fields(old: dict[str, Any], new: dict[str, Any], ignore: tuple[str, ...] = ()) -> list[str]:
+    """`name: old → new` of each top-level field that differs."""
+    return [
+        f"{name}: {_short(old.get(name))} → {_short(new.get(name))}"
+        for name in sorted({*old, *new})
+        if name not in ignore and old.get(name) != new.get(name)
+    ]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def _readable(error: ValidationError, source: str) -> TorchwrightError:
+    """The first fault as one sentence; an unknown field with the nearest known one."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        section = _section(first["loc"][:-1])
+        return unknown(f"field of {source}", where, _names(section, first["loc"][:-1]))
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    given = first.get("input")
+    found = f"{where} = {_short(given)}" if isinstance(given, str | int | float | bool) else None
+    message = first["msg"].removeprefix("Value error, ")
+    return RunError(
+        f"{source}: {where or 'the file'}: {message}{more}", found=found, next="see docs/train.md"
+    )
+
+
+def _section(path: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model of the section at `path`."""
+    section: type[BaseModel] = Run
+    for part in path:
+        kinds = [section.model_fields[str(part)].annotation]
+        kinds += get_args(kinds[0])
+        section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return section
+
+
+def _names(section: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    prefix = "".join(f"{part}." for part in path)
+    return [f"{prefix}{name}" for name in section.model_fields]

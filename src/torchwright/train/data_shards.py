@@ -1,0 +1,137 @@
+"""Token shards: one-dimensional files of token ids, memory-mapped, read one after the other as one stream.
+
+A shard is a NumPy file (`*.npy`) or a safetensors file with one tensor, of unsigned 16 or signed or unsigned 32 or 64
+bits. `checksums.json` beside shards, if there is one, maps file names to SHA-256 digests and is held against them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from torchwright.errors import TorchwrightError
+
+CHECKSUMS = "checksums.json"
+SAFETENSORS_TYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U64": np.uint64}
+TYPES = tuple(np.dtype(kind) for kind in SAFETENSORS_TYPES.values())
+LONGEST_HEADER = 1 << 20
+
+
+class DataError(TorchwrightError):
+    """Training data that is missing, damaged, or not what the model reads."""
+
+
+class Shards:
+    """Token ids of several files, mapped; a piece of text never runs from one file into the next."""
+
+    def __init__(self, paths: Sequence[Path], vocabulary: int) -> None:
+        """Raises `DataError`, naming the file, for one that is missing, damaged or of another type."""
+        self.paths, self.vocabulary = tuple(paths), vocabulary
+        self.arrays = [open_shard(path) for path in paths]
+
+    def __len__(self) -> int:
+        return sum(len(array) for array in self.arrays)
+
+    def read(self, shard: int, start: int, length: int) -> np.ndarray:
+        """`length` ids from place `start` of a shard, int64; raises `DataError` for an id that the model lacks."""
+        ids = self.arrays[shard][start : start + length].astype(np.int64)
+        if len(ids) and (int(ids.max()) >= self.vocabulary or int(ids.min()) < 0):
+            wrong = int(np.flatnonzero((ids >= self.vocabulary) | (ids < 0))[0])
+            raise DataError(
+                f"the token shard {self.paths[shard]} holds an id that the model does not have",
+                found=f"{ids[wrong]} at place {start + wrong:,}",
+                allowed=f"0 to {self.vocabulary - 1}",
+                next="make the shard again with this model's tokenizer; it may be damaged",
+            )
+        return ids
+
+
+def open_shard(path: Path) -> np.ndarray:
+    """The ids of one file, mapped and one-dimensional. Nothing pickled is read."""
+    if not path.is_file():
+        raise DataError(f"the token shard {path} is not there", next="check `data` in the run file")
+    try:
+        array = _open_safetensors(path) if path.suffix == ".safetensors" else _open_numpy(path)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise DataError(
+            f"the token shard {path} cannot be read",
+            found=str(error),
+            allowed="*.npy without objects, or *.safetensors with one tensor",
+            next="make or fetch the shard again; it may have been cut short",
+        ) from error
+    if array.ndim != 1 or array.dtype not in TYPES or not len(array):
+        raise DataError(
+            f"the token shard {path} is no list of token ids",
+            found=f"{array.dtype} {list(array.shape)}",
+            allowed=f"one dimension of {', '.join(str(kind) for kind in TYPES)}",
+        )
+    return array
+
+
+def verify_shards(paths: Sequence[Path]) -> int:
+    """Hold the shards against the `checksums.json` beside them; the number of shards that one names.
+
+    Raises `DataError` for the first shard whose bytes are not those that were written.
+    """
+    checked = 0
+    for folder in sorted({path.parent for path in paths}):
+        known = read_checksums(folder)
+        for path in paths:
+            if path.parent != folder or path.name not in known:
+                continue
+            if file_digest(path) != known[path.name]:
+                raise DataError(
+                    f"the token shard {path} is damaged",
+                    found=f"its SHA-256 is not the one in {folder / CHECKSUMS}",
+                    next="make or fetch the shard again",
+                )
+            checked += 1
+    return checked
+
+
+def read_checksums(folder: Path) -> dict[str, str]:
+    """File name → SHA-256 of the folder's `checksums.json`; empty where there is none."""
+    path = folder / CHECKSUMS
+    if not path.is_file():
+        return {}
+    try:
+        return {str(name): str(digest) for name, digest in json.loads(path.read_text()).items()}
+    except (ValueError, AttributeError) as error:
+        raise DataError(
+            f"{path} cannot be read", found=str(error), next="remove it or make it again"
+        ) from error
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _open_numpy(path: Path) -> np.ndarray:
+    return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def _open_safetensors(path: Path) -> np.ndarray:
+    """The file's only tensor, mapped: eight bytes of header length, the header in JSON, the data."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > min(LONGEST_HEADER, size):
+            raise ValueError(f"its header says that it is {length:,} bytes long")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    if len(header) != 1:
+        raise ValueError(f"{len(header)} tensors")
+    (tensor,) = header.values()
+    kind = np.dtype(SAFETENSORS_TYPES[tensor["dtype"]])
+    shape = tuple(int(extent) for extent in tensor["shape"])
+    begin, end = tensor["data_offsets"]
+    if end - begin != kind.itemsize * int(np.prod(shape)) or 8 + length + end > size:
+        raise ValueError(f"{size:,} bytes, {8 + length + end:,} by its header")
+    return np.memmap(path, kind, "r", offset=8 + length + begin, shape=shape)

@@ -1,0 +1,260 @@
+"""What a run is built from: the process group, the model's folder, the model on its devices, the data."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from torchwright.decoder.config import DecoderConfig, read_decoder_config
+from torchwright.errors import TorchwrightError
+from torchwright.train.config import Run, RunError, changed_fields
+from torchwright.train.data import Windows
+from torchwright.train.data_shards import Shards, verify_shards
+from torchwright.train.data_text import expand, token_shards
+from torchwright.train.model import Transformer, explicit_attention, load_weights
+from torchwright.train.parallel import make_mesh, parallelize
+from torchwright.train.precision import convert
+from torchwright.train.step import MicroBatch, compile_blocks, recompute
+from torchwright.train.stuck.watch import turn_on
+
+T = TypeVar("T")
+SOURCE = "source"
+"""The part of a run folder that holds the model's config.json and tokenizer."""
+COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "LICENSE.txt",
+)
+
+
+class Signals:
+    """Notes the first SIGTERM or SIGINT; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    @contextmanager
+    def noted(self) -> Generator[None]:
+        before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:
+            raise KeyboardInterrupt
+        self.number = number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """This process among those of the run, and the device it computes on."""
+
+    rank: int
+    world: int
+    device: str
+    """cpu or cuda."""
+
+    @property
+    def first(self) -> bool:
+        """Whether it speaks for all."""
+        return self.rank == 0
+
+
+@contextmanager
+def processes(timeout_s: float) -> Generator[Place]:
+    """Join the processes that torchrun started, or be the only one; leave them at the end.
+
+    One process has a group too, so that everything below is the same for one and for many.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    joined = not dist.is_initialized()
+    if joined:
+        options: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s)}
+        if "WORLD_SIZE" not in os.environ:  # set by torchrun and its like
+            store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+            options |= {"store": store, "rank": 0, "world_size": 1}
+        else:
+            turn_on()
+        if device == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group(backend, **options)
+    try:
+        yield Place(rank=dist.get_rank(), world=dist.get_world_size(), device=device)
+    finally:
+        if joined:
+            dist.destroy_process_group()
+
+
+def check_alike(run: Run) -> None:
+    """Raise `RunError` on every process unless all have the same run; it names process and field."""
+    runs: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(runs, run.model_dump(mode="json"))
+    for rank, other in enumerate(runs):
+        different = changed_fields(runs[0], other)
+        if different:
+            raise RunError(
+                f"the processes have different run files: process {rank} is not like process 0",
+                found="; ".join(different),
+                next="start every process with the same RUN.toml",
+            )
+
+
+def on_first(function: Callable[[], T]) -> T:
+    """What `function` gives on the first process, on every process; what a user can mend is raised on all."""
+    answer: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            answer[0] = function()
+        except (TorchwrightError, OSError) as error:
+            answer[1] = error
+    dist.broadcast_object_list(answer)
+    if answer[1] is not None:
+        raise answer[1]
+    return answer[0]
+
+
+def write_source(run: Run, folder: Path, out: Path) -> Path:
+    """RUN/source: config.json and the tokenizer's files, by which the trained weights can be loaded.
+
+    Raises `RunError` or `ModelError` for a configuration that is missing or that no family describes.
+    """
+    source = out / SOURCE
+    if source.is_dir():
+        return source
+    new = source.with_name(f".{SOURCE}.{os.getpid()}")
+    new.mkdir(parents=True)
+    try:
+        if run.model.config is not None:
+            (new / "config.json").write_text(json.dumps(run.model.config, indent=2))
+        else:
+            assert run.model.folder is not None
+            config = folder / run.model.folder / "config.json"
+            if not config.is_file():
+                raise RunError(
+                    f"model.folder has no config.json: {config.parent}", next="check `model` in the run file"
+                )
+            shutil.copyfile(config, new / "config.json")
+        tokenizer = run.model.tokenizer or run.model.folder
+        for name in COPIED if tokenizer else ():
+            assert tokenizer is not None
+            if (folder / tokenizer / name).is_file():
+                shutil.copyfile(folder / tokenizer / name, new / name)
+        read_decoder_config(new)  # a fault is named before anything is kept
+        new.rename(source)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return source
+
+
+def build_model(run: Run, config: DecoderConfig, folder: Path, device: str) -> tuple[Transformer, DeviceMesh]:
+    """The model with its precision, recomputation and layout, its weights in place, and the mesh it lies on.
+
+    Weights are made after the layout is applied, so that no process ever holds them all.
+    """
+    layout = run.parallel
+    mesh = make_mesh(layout, device)
+    with torch.device("meta"):
+        model = Transformer(config)
+    convert(model, run.precision, device)
+    if run.qat is not None:
+        from torchwright.train.qat import fake_quantize
+
+        fake_quantize(model, run.qat)
+    if device == "cpu":
+        # The fused operator's backward pass is slow on CPUs.
+        model.use_attention(explicit_attention)
+    recompute(model, run.recompute)
+    parallelize(model, layout, mesh)
+    model.to_empty(device=device)
+    model.tie()
+    if run.model.folder is not None:
+        load_weights(model, folder / run.model.folder)
+    else:
+        model.reset_parameters(run.seed)
+    if run.compile:
+        compile_blocks(model)
+    return model, mesh
+
+
+class Batches:
+    """The rows of a step that this process computes, in micro-batches."""
+
+    def __init__(self, run: Run, mesh: DeviceMesh, device: str) -> None:
+        layout = run.parallel
+        self._device = device
+        self._ways = layout.batch_ways
+        self.part = mesh.get_local_rank("dp_replicate") * layout.dp_shard + mesh.get_local_rank("dp_shard")
+        self._cp, self._cp_rank = layout.cp, mesh.get_local_rank("cp")
+
+    def rows(self, rows: int) -> int:
+        """How many of the step's rows are this process's."""
+        return rows // self._ways
+
+    def prepare(self, windows_BT: torch.Tensor) -> MicroBatch:
+        """Inputs and labels (B, T / cp) of whole windows (B, T + 1), with their places in the sequence.
+
+        Labels are shifted here, before the sequence is cut, so that the last token of a part keeps its label.
+        """
+        windows_BT = windows_BT.to(self._device)
+        length = (windows_BT.shape[1] - 1) // self._cp
+        first = length * self._cp_rank
+        positions_T = torch.arange(first, first + length, device=self._device) if self._cp > 1 else None
+        return MicroBatch(
+            ids_BT=windows_BT[:, first : first + length],
+            labels_BT=windows_BT[:, first + 1 : first + 1 + length],
+            positions_BT=positions_T,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streams:
+    """The run's token shards, opened."""
+
+    train: Shards
+    validation: Shards | None
+
+
+def open_data(run: Run, config: DecoderConfig, folder: Path, source: Path, out: Path) -> Streams:
+    """Tokenize what is text (the first process), verify checksums, map everything. Raises `DataError`."""
+    end = config.eos[0] if config.eos else None
+
+    def shard_paths() -> tuple[list[Path], list[Path]]:
+        train, validation = (
+            token_shards(expand(patterns, folder), source, end, out / "tokens")
+            for patterns in (run.data.train, run.data.validation)
+        )
+        if run.data.verify:
+            verify_shards([*train, *validation])
+        return train, validation
+
+    train, validation = on_first(shard_paths)
+    return Streams(
+        train=Shards(train, config.vocabulary),
+        validation=Shards(validation, config.vocabulary) if validation else None,
+    )
+
+
+def windows_of(run: Run, shards: Shards, context: int, begin: int | None, phase: int) -> Windows:
+    """The walk of a phase of the run over the training shards."""
+    return Windows(
+        shards, context, run.data.seed + 1000 * phase, begin=begin, begin_every=run.data.begin_every
+    )

@@ -1,0 +1,332 @@
+"""A world for tests of the search, made of a table: what each step is worth, what it loses, what it costs.
+
+The clock is fake.
+"""
+
+# pyright: reportOptionalMemberAccess=false
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import pytest
+
+from factories import make_device, make_quality
+from torchwright.facts import Budget, Coverage, DeviceFacts, Event, Rung, Step
+from torchwright.plan.search import run
+from torchwright.plan.state import Outcome, Search
+from torchwright.plan.trial import Candidate, Context, TrialFailed
+from torchwright.techniques.base import Phase, Technique, from_step, techniques
+
+ORIGINAL = frozenset({"eager", "cpu", "floating", "float_weights", "float32", "linear", "exportable"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold(Technique):
+    """A change of the graph."""
+
+    name: ClassVar[str] = "fold"
+    phase: ClassVar[Phase] = Phase.GRAPH
+
+
+@dataclass(frozen=True, kw_only=True)
+class Half(Technique):
+    """A narrower type; has two variants."""
+
+    name: ClassVar[str] = "half"
+    phase: ClassVar[Phase] = Phase.DTYPE
+    needs: ClassVar[frozenset[str]] = frozenset({"float32"})
+    gives: ClassVar[frozenset[str]] = frozenset({"half"})
+    removes: ClassVar[frozenset[str]] = frozenset({"float32"})
+    kind: str = "b"
+    """Which."""
+
+    @property
+    def kernel(self) -> str | None:
+        return "half"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantize(Technique):
+    """Narrow weights; takes away what `half` takes away, and can leave layers alone."""
+
+    name: ClassVar[str] = "quantize"
+    phase: ClassVar[Phase] = Phase.WEIGHTS
+    needs: ClassVar[frozenset[str]] = frozenset({"linear", "compiled"})
+    removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
+    skip: tuple[str, ...] = ()
+    """Layers left alone."""
+
+    @property
+    def kernel(self) -> str | None:
+        return "int8"
+
+    def retreat(self, names: tuple[str, ...]) -> Self | None:
+        return replace(self, skip=names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Static(Technique):
+    """Needs the type that `half` takes away."""
+
+    name: ClassVar[str] = "static"
+    phase: ClassVar[Phase] = Phase.WEIGHTS
+    needs: ClassVar[frozenset[str]] = frozenset({"float32"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fuse(Technique):
+    """A compiler."""
+
+    name: ClassVar[str] = "fuse"
+    phase: ClassVar[Phase] = Phase.COMPILE
+    needs: ClassVar[frozenset[str]] = frozenset({"eager"})
+    gives: ClassVar[frozenset[str]] = frozenset({"compiled"})
+    removes: ClassVar[frozenset[str]] = frozenset({"eager"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine(Technique):
+    """Runs the model on code of its own."""
+
+    name: ClassVar[str] = "engine"
+    phase: ClassVar[Phase] = Phase.GRAPH
+    needs: ClassVar[frozenset[str]] = frozenset({"eager"})
+    gives: ClassVar[frozenset[str]] = frozenset({"engine", "packed"})
+    removes: ClassVar[frozenset[str]] = frozenset({"eager", "float32", "float_weights", "linear"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repack(Technique):
+    """Narrow weights for that code."""
+
+    name: ClassVar[str] = "repack"
+    phase: ClassVar[Phase] = Phase.WEIGHTS
+    needs: ClassVar[frozenset[str]] = frozenset({"packed"})
+    removes: ClassVar[frozenset[str]] = frozenset({"packed"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune(Technique):
+    """Needs a compiled model and comes in the phase before the compiler's."""
+
+    name: ClassVar[str] = "tune"
+    phase: ClassVar[Phase] = Phase.ATTENTION
+    needs: ClassVar[frozenset[str]] = frozenset({"compiled"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool(Technique):
+    """A setting of the process."""
+
+    name: ClassVar[str] = "pool"
+    phase: ClassVar[Phase] = Phase.RUNTIME
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere(Technique):
+    """For another machine."""
+
+    name: ClassVar[str] = "elsewhere"
+    phase: ClassVar[Phase] = Phase.RUNTIME
+
+    @classmethod
+    def available(cls, device: DeviceFacts) -> str | None:
+        return f"not on a {device.kind}"
+
+
+FAKES: tuple[type[Technique], ...] = (
+    Fold,
+    Half,
+    Quantize,
+    Static,
+    Fuse,
+    Engine,
+    Repack,
+    Tune,
+    Pool,
+    Elsewhere,
+)
+
+
+# ---------------------------------------------------------------------------------------- the fake world
+
+
+@dataclass
+class World:
+    """What is true of every recipe, and a record of what the search did."""
+
+    gain: Callable[[frozenset[str]], float] = lambda names: 1.0
+    """Names of the steps of a recipe → how many times faster it is than the original."""
+    drop: Callable[[tuple[Step, ...]], float | tuple[float, float]] = lambda steps: 0.0
+    """Steps → drop, or (drop, its upper end)."""
+    memory: Callable[[frozenset[str]], int] = lambda names: 1000 * 2**20
+    fails: dict[str, Exception] = field(default_factory=dict)
+    """Name of a step → what starting a recipe with it raises."""
+    cost: dict[str, float] = field(default_factory=dict)
+    """Name of a step → seconds to prepare a recipe with it, beyond one."""
+    later: Callable[[frozenset[str], int], float] = lambda names, turn: 1.0
+    """Factor on the time of a recipe's n-th turn: noise, or a machine that changes its mind."""
+    seconds: float = 0.01
+    kernels: dict[str, float] = field(default_factory=dict)
+    ranking: list[tuple[str, float]] = field(default_factory=list)
+    now: float = 0.0
+    started: list[tuple[Step, ...]] = field(default_factory=list)
+    alive: list[tuple[Step, ...]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    budget: Budget = field(default_factory=lambda: Budget(max_drop=0.01, time_seconds=100.0))
+
+    def search(self, *tried: Step | tuple[Step, str], **options: Any) -> Outcome:
+        self.variants = [item if isinstance(item, tuple) else (item, None) for item in tried]
+        context = Context(
+            workload=b"",
+            device="cpu",
+            threads=2,
+            seed=0,
+            scratch=Path(),
+            deadline=0.0,
+            clock=lambda: self.now,
+        )
+        self.searching = Search(context=context, budget=self.budget, watch=self.events.append, **options)
+        return run(self.searching)
+
+    def spend(self, context: Context, seconds: float) -> None:
+        """Let time pass, but never beyond the deadline of a request."""
+        if self.now + seconds > context.deadline:
+            self.now = max(self.now, context.deadline)
+            raise TrialFailed("not done in the time that was left", timed_out=True)
+        self.now += seconds
+
+    def start(self, context: Context, steps: tuple[Step, ...], case_names: Any) -> Candidate:
+        self.started.append(steps)
+        self.spend(context, 1.0 + sum(self.cost.get(step.name, 0.0) for step in steps))
+        for step in steps:
+            if step.name in self.fails:
+                raise self.fails[step.name]
+        self.alive.append(steps)
+        properties = ORIGINAL
+        for step in steps:
+            properties = (properties - from_step(step).removes) | from_step(step).gives
+        compiled = "compiled" in properties
+        return Candidate(
+            steps=steps,
+            process=Process(self, context, steps),  # pyright: ignore[reportArgumentType]
+            folder=None,
+            engine="aot" if compiled else "eager",
+            dtype="float32",
+            threads=None,
+            prepare_seconds=1.0 + sum(self.cost.get(step.name, 0.0) for step in steps),
+            coverage=tuple(Coverage(technique=step.name, changed=1, total=1) for step in steps),
+            weight_bytes=10,
+            properties=properties,
+        )
+
+
+class Process:
+    """Answers like a trial process, from the table."""
+
+    def __init__(self, world: World, context: Context, steps: tuple[Step, ...]) -> None:
+        self.world, self.context, self.steps = world, context, steps
+        self.names = frozenset(step.name for step in steps)
+        self.turns = 0
+
+    def ask(self, method: str, **arguments: Any) -> Any:
+        return getattr(self, method)(**arguments)
+
+    def time(self) -> dict[str, float]:
+        self.turns += 1
+        seconds = self.world.seconds / self.world.gain(self.names) * self.world.later(self.names, self.turns)
+        self.world.spend(self.context, 2 * seconds)
+        return {"forward": seconds}
+
+    def memory(self) -> dict[str, int]:
+        return {"peak": self.world.memory(self.names), "recompiles": 0}
+
+    def observe(self) -> str:
+        return "observed"
+
+    def compare(self, *, reference: str, itself: bool = False) -> Any:
+        assert reference == "observed"
+        drop = self.world.drop(self.steps)
+        drop, high = drop if isinstance(drop, tuple) else (drop, drop)
+        return make_quality(drop, high, metric="error")
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "device": make_device(),
+            "properties": ORIGINAL,
+            "variants": self.world.variants,
+            "operations": {},
+            "kernel_seconds": self.world.kernels,
+            "repeats": {"forward": 1},
+            "weight_bytes": 10,
+        }
+
+    def close(self) -> None:
+        if self.steps in self.world.alive:
+            self.world.alive.remove(self.steps)
+
+
+def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world whose techniques and processes stand in the places of the real ones."""
+    techniques.names()
+    monkeypatch.setattr(techniques, "_targets", {cls.name: "tests:fake" for cls in FAKES})
+    monkeypatch.setattr(techniques, "_loaded", {cls.name: cls for cls in FAKES})
+    made = World()
+
+    class Ranker:
+        """The process that ranks layers."""
+
+        def __init__(self, context: Context, environment: Any = None) -> None:
+            made.spend(context, 1.0)
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            return None
+
+        def ask(self, method: str, **arguments: Any) -> Any:
+            assert method == "sensitivity"
+            if not made.ranking:
+                raise TrialFailed("no layer has inputs")
+            return made.ranking
+
+    monkeypatch.setattr("torchwright.plan.trial.start_candidate", made.start)
+    monkeypatch.setattr("torchwright.plan.trial.TrialProcess", Ranker)
+    return made
+
+
+def product(**factors: float) -> Callable[[frozenset[str]], float]:
+    """Each step multiplies the speed."""
+
+    def gain(names: frozenset[str]) -> float:
+        result = 1.0
+        for name in names:
+            result *= factors.get(name, 1.0)
+        return result
+
+    return gain
+
+
+def lossy(**drops: float) -> Callable[[tuple[Step, ...]], float]:
+    return lambda steps: sum(drops.get(step.name, 0.0) for step in steps)
+
+
+def step(name: str, **options: Any) -> Step:
+    return Step(name=name, options=options)
+
+
+def names(outcome: Outcome) -> list[str]:
+    return [str(step) for step in outcome.best.steps]
+
+
+def rows(outcome: Outcome) -> dict[str, str]:
+    return {str(rung.step): rung.status for rung in outcome.rungs}
+
+
+def row(outcome: Outcome, name: str) -> Rung:
+    (found,) = [rung for rung in outcome.rungs if str(rung.step) == name]
+    return found

@@ -1,0 +1,34 @@
+"""Many short requests of every kind: both processes keep their memory, and nothing is left behind.
+
+`python benchmarks/serving_load.py` sends ten thousand; here are enough of them to see a leak of ten kilobytes each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from http_support import command
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+REQUESTS = 1600
+
+
+@pytest.mark.slow
+def test_memory_is_steady_over_many_short_requests() -> None:
+    from serving_load import KINDS, load
+
+    with command("--kv-memory", "64MiB") as server:
+        *rows, last = asyncio.run(load(server.url, server.process.pid, REQUESTS, at_once=16))
+    share = REQUESTS // len(KINDS)
+    expected = {f"{kind} 200": share for kind in KINDS} | {"refused 400": share}
+    del expected["refused 200"]
+    assert last["answers"] == expected
+    assert last["kv_in_use"] == 0
+    assert [row["answered"] for row in rows][-1] == REQUESTS
+    # The HTTP process remembers compiled grammars, up to a limit; the engine's pools are full after the first third.
+    assert last["growth_mb"]["http"] < 24
+    assert last["growth_mb"]["engine"] < 12

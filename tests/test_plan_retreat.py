@@ -1,0 +1,111 @@
+"""The search's retreat from a quantization that costs too much, and what its micro-benchmark spares it."""
+
+# pyright: reportOptionalMemberAccess=false
+from __future__ import annotations
+
+import pytest
+
+from search_world import World, fake_world, lossy, names, product, row, rows, step
+from torchwright.facts import Budget, Step
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return fake_world(monkeypatch)
+
+
+# ---------------------------------------------------------------------------------------------- the micro-benchmark
+
+
+def test_the_micro_benchmark_refuses_with_its_numbers(world: World):
+    world.gain = product(fuse=2.0, quantize=5.0)
+    world.kernels = {"float32": 0.002, "int8": 0.0019999}
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert rows(outcome) == {"fuse": "kept", "quantize": "refused"}
+    reason = row(outcome, "quantize").reason
+    assert reason.startswith("int8 kernels need 2.00 ms")
+    assert "float32 needs 2.00 ms: nothing to gain" in reason
+    assert all("quantize" not in [s.name for s in steps] for steps in world.started)
+
+
+def test_the_micro_benchmark_compares_with_the_kernel_in_use(world: World):
+    world.gain = product(half=1.5, fuse=1.5, quantize=1.5)
+    world.kernels = {"float32": 0.008, "half": 0.002, "int8": 0.003}
+    outcome = world.search(step("half"), step("fuse"), step("quantize"))
+    assert "half needs 2.00 ms" in row(outcome, "quantize").reason
+
+
+def test_for_memory_the_micro_benchmark_says_nothing(world: World):
+    world.budget = Budget(objective="memory", time_seconds=100.0)
+    world.kernels = {"float32": 0.002, "int8": 0.002}
+    world.memory = lambda names: (100 if "quantize" in names else 900 if "fuse" in names else 1000) * 2**20
+    assert names(world.search(step("fuse"), step("quantize"))) == ["quantize", "fuse"]
+
+
+# ---------------------------------------------------------------------------------------------------------- retreat
+
+
+LAYERS = [(f"layer{index}", 1.0 / (index + 1)) for index in range(10)]
+
+
+def skipped(steps: tuple[Step, ...]) -> int | None:
+    for each in steps:
+        if each.name == "quantize":
+            return len(each.options.get("skip", ()))
+    return None
+
+
+def test_retreats_from_the_most_sensitive_layers_first_and_stops_when_it_is_enough(world: World):
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = LAYERS
+    world.drop = lambda steps: 0.02 if skipped(steps) == 0 else 0.001
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert names(outcome) == ["quantize:skip=layer0", "fuse"]
+    assert rows(outcome) == {"fuse": "kept", "quantize": "dropped", "quantize:skip=layer0": "kept"}
+    assert any("without the 1 most sensitive of 10 modules" in event.text for event in world.events)
+
+
+def test_retreats_further_when_the_first_step_back_is_not_enough(world: World):
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = LAYERS
+    world.drop = lambda steps: {None: 0.0, 0: 0.05, 1: 0.03}.get(skipped(steps), 0.001)
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert outcome.best.steps[0].options == {"skip": ["layer0", "layer1", "layer2"]}
+
+
+def test_gives_up_when_no_retreat_is_enough(world: World):
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = LAYERS
+    world.drop = lambda steps: 0.0 if skipped(steps) is None else 0.03
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert names(outcome) == ["fuse"]
+    assert list(rows(outcome).values()) == ["kept", "dropped", "dropped", "dropped"]
+
+
+def test_stops_retreating_once_within_the_budget_and_still_not_faster(world: World):
+    world.gain = lambda names: 1.5 if "fuse" in names else 1.0
+    world.ranking = LAYERS
+    world.drop = lambda steps: 0.02 if skipped(steps) == 0 else 0.0
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert [len(r.step.options.get("skip", ())) for r in outcome.rungs if r.step.name == "quantize"] == [0, 1]
+
+
+def test_a_hopeless_drop_is_not_retreated_from(world: World):
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = LAYERS
+    world.drop = lambda steps: 0.0 if skipped(steps) is None else 0.21
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert list(rows(outcome)) == ["fuse", "quantize"]
+
+
+def test_a_technique_that_knows_no_retreat_is_dropped_at_once(world: World):
+    world.gain = product(half=2.0)
+    world.drop = lossy(half=0.02)
+    assert list(rows(world.search(step("half")))) == ["half"]
+
+
+def test_layers_that_cannot_be_ranked_are_a_note(world: World):
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.drop = lossy(quantize=0.02)
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert outcome.notes == ("quantize: no retreat, its layers could not be ranked (no layer has inputs)",)

@@ -1,0 +1,103 @@
+"""Processes of a training run, in one of which something goes wrong: `faulty.py RANK FAULT RESUME RUN.toml …`.
+
+There is a process for each run file named. The fault happens on the process RANK, in its step FROM or the checkpoint
+after it. What each process says goes to the file RUN.toml.PROCESS.err, the exit codes as JSON to standard output.
+
+They are forked from one that has imported everything, since that takes longer than the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+warnings.simplefilter("error")
+
+from torchwright.cli.failures import exit_code  # noqa: E402
+from torchwright.train import checkpoint, loop, loop_trainer  # noqa: E402
+
+FROM = 4
+train_step = loop_trainer.train_step
+
+
+def die(*_: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def break_digest() -> None:
+    checkpoint.file_digest = die
+
+
+def break_rename() -> None:
+    checkpoint._sync = die
+
+
+def fill_disk() -> None:
+    """No file may grow beyond what the metrics take: the system says that to any write."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+
+FAULTS = {
+    "none": lambda: None,
+    "step": die,
+    "writing": break_digest,
+    "renaming": break_rename,
+    "full": fill_disk,
+    "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
+}
+
+
+class FaultyStep:
+    """Counts steps; the fault begins when the gradients of step FROM are there and the optimizer has not moved."""
+
+    def __init__(self, fault: str, checkpoints: Path) -> None:
+        self.fault, self.checkpoints, self.count = fault, checkpoints, 0
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        figures = train_step(*args, **options)
+        self.count += 1
+        if self.count == FROM:
+            # The checkpoint before is written in the background: what is tested is what comes after it.
+            while not checkpoint.whole(self.checkpoints):
+                time.sleep(0.01)
+            FAULTS[self.fault]()
+        return figures
+
+
+def one_process(path: Path, fault: str, resume: bool) -> int:
+    loop_trainer.train_step = FaultyStep(fault, path.parent / "out" / checkpoint.FOLDER)
+
+    def run(words: list[str]) -> int:
+        outcome = loop.train(path, resume=resume, live=False)
+        return 0 if outcome.signal is None else 128 + outcome.signal
+
+    return exit_code(run, [])
+
+
+def fork(path: Path, place: int, world: int, fault: str, resume: bool) -> int:
+    """Start one process; its id."""
+    child = os.fork()
+    if child:
+        return child
+    file = os.open(f"{path}.{place}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 2)
+    if world > 1:
+        os.environ |= {"RANK": str(place), "LOCAL_RANK": str(place), "WORLD_SIZE": str(world)}
+    sys.exit(one_process(path, fault, resume))
+
+
+if __name__ == "__main__":
+    rank, fault, resume, *paths = sys.argv[1:]
+    children = [
+        fork(Path(path), place, len(paths), fault if place == int(rank) else "none", resume == "True")
+        for place, path in enumerate(paths)
+    ]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    print(json.dumps(codes))

@@ -1,0 +1,141 @@
+"""Low precision from outside: which layers change, what they round, and that training with them goes down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from runs import CONFIG, losses, make_run
+from torch import nn
+
+from torchwright.decoder import read_decoder_config
+from torchwright.train.config import RunError
+from torchwright.train.loop import train
+from torchwright.train.model import Transformer
+from torchwright.train.precision import MXLinear, autocast, convert, mx_round
+
+E4M3 = [0.0] + [m / 8 * 2.0**e for e in range(-6, 9) for m in range(8, 16) if m * 2.0**e <= 448 * 8]
+E4M3 += [m / 8 * 2.0**-6 for m in range(1, 8)]
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+LARGEST_EXPONENT = {"mxfp8": 8, "mxfp4": 2}
+
+
+def slow_mx(x: torch.Tensor, format: str) -> torch.Tensor:
+    """OCP MX 1.0, section 6.3, one block at a time: a power of two, then the nearest value (ties to even mantissas)."""
+    values = torch.tensor(sorted(E4M3 if format == "mxfp8" else E2M1), dtype=torch.float64)
+    out = torch.empty_like(x, dtype=torch.float64)
+    for row in range(x.shape[0]):
+        for start in range(0, x.shape[1], 32):
+            block = x[row, start : start + 32].double()
+            peak = float(block.abs().max())
+            if peak == 0:
+                out[row, start : start + 32] = 0
+                continue
+            scale = 2.0 ** (torch.tensor(peak).log2().floor().item() - LARGEST_EXPONENT[format])
+            scaled = (block.abs() / scale).clamp(max=float(values[-1]))
+            distance = (scaled[:, None] - values).abs()
+            # Of two that are as near, the one with the even place in the table has the even mantissa.
+            tie = torch.arange(len(values)) % 2 * 1e-12
+            out[row, start : start + 32] = values[(distance + tie).argmin(1)] * scale * block.sign()
+    return out
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp4"])
+def test_mx_rounds_to_the_format(format: str) -> None:
+    x = torch.randn(6, 96, generator=torch.Generator().manual_seed(0)) * torch.logspace(-4, 4, 6)[:, None]
+    x[2, :32] = 0
+    x = x.bfloat16()
+    assert torch.equal(mx_round(x, format).double(), slow_mx(x, format))
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "mxfp4"])
+def test_an_mx_layer_rounds_along_what_each_product_sums_over(format: str) -> None:
+    """Against the same three products of slowly rounded operands in float64; bfloat16's rounding of sums apart."""
+    torch.manual_seed(1)
+    linear = nn.Linear(64, 96)
+    layer = MXLinear.around(linear, format)  # type: ignore[arg-type]
+    x = torch.randn(2, 5, 64, requires_grad=True)
+    grad = torch.randn(2, 5, 96)
+    layer(x).backward(grad.to(torch.bfloat16))
+
+    def rounded(tensor: torch.Tensor) -> torch.Tensor:
+        pad = -tensor.shape[1] % 32
+        wide = nn.functional.pad(tensor.detach().bfloat16(), (0, pad))
+        return slow_mx(wide, format)
+
+    flat, g = x.detach().flatten(0, 1), grad.flatten(0, 1)
+    y = rounded(flat) @ rounded(linear.weight).T + linear.bias.detach().double()
+    grad_x = rounded(g) @ rounded(linear.weight.T).T
+    grad_w = rounded(g.T) @ rounded(flat.T).T
+    for found, wanted in ((layer(x), y), (x.grad, grad_x), (linear.weight.grad, grad_w)):
+        assert found is not None
+        error = (found.detach().double().view_as(wanted) - wanted).abs().max() / wanted.abs().max()
+        assert error < 8e-3
+
+
+def make_model(folder: Path) -> Transformer:
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    model = Transformer(read_decoder_config(folder))
+    model.reset_parameters(0)
+    return model
+
+
+def test_only_the_layers_linear_modules_change(tmp_path: Path) -> None:
+    model = make_model(tmp_path)
+    names = convert(model, "mxfp8", "cpu")
+    assert len(names) == 2 * 7
+    assert type(model.head) is nn.Linear
+    assert convert(make_model(tmp_path), "bf16", "cpu") == []
+
+
+def test_a_model_without_fitting_layers_is_refused() -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Linear(20, 20)])
+    with pytest.raises(RunError, match="has no layer to work on"):
+        convert(model, "float8_rowwise", "cpu")
+
+
+@pytest.mark.parametrize(
+    "precision", ["float8_tensorwise", "float8_rowwise", "float8_rowwise_with_gw_hp", "mxfp8", "mxfp4"]
+)
+def test_gradients_are_near_those_of_bf16(tmp_path: Path, precision: str) -> None:
+    """Rounding to 3 mantissa bits or 1: the direction stays (cosine above 0.97, and 0.8 for float4), not the digits."""
+    ids = torch.randint(2, 128, (4, 32), generator=torch.Generator().manual_seed(3))
+    grads = []
+    for chosen in ("bf16", precision):
+        model = make_model(tmp_path)
+        convert(model, chosen, "cpu")  # type: ignore[arg-type]
+        with autocast(chosen, "cpu"):  # type: ignore[arg-type]
+            total, valid = model.loss(ids[:, :-1], ids[:, 1:])
+        (total / valid).backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model.layers.parameters()]))  # type: ignore[union-attr]
+    cosine = nn.functional.cosine_similarity(*grads, dim=0)
+    assert cosine > (0.8 if precision == "mxfp4" else 0.97)
+    assert not torch.equal(*grads)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "float8_rowwise", "recompute": "full"},
+        {"precision": "mxfp8", "recompute": "selective"},
+        {"precision": "bf16", "recompute": "selective"},
+    ],
+    ids=lambda changes: "-".join(changes.values()),
+)
+def test_training_goes_down(tmp_path: Path, changes: dict[str, str]) -> None:
+    run = make_run(tmp_path, tokens=10 * 256, checkpoint={}, **changes)
+    train(run, live=False)
+    found = losses(run)
+    assert found[10] < found[1] - 0.3
+
+
+@pytest.mark.parametrize("how", ["selective", "full"])
+def test_recomputation_changes_no_bit(tmp_path: Path, how: str) -> None:
+    plain = make_run(tmp_path / "plain", tokens=512)
+    train(plain, live=False)
+    again = make_run(tmp_path / "again", tokens=512, recompute=how)
+    train(again, live=False)
+    assert losses(again) == losses(plain)

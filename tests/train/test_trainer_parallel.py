@@ -1,0 +1,116 @@
+"""Several processes: equal to one, killed and resumed bit for bit, cut anew for another layout, refused when unlike.
+
+Processes meet as under torchrun, by environment variables (`runs.run_processes`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import assert_same, checkpoints, losses, make_run, run_processes, to_toml
+from safetensors.torch import load_file
+
+from torchwright.train.loop import train
+
+HSDP_CP = {"dp_replicate": 2, "cp": 2}
+KEEP = {"every_steps": 2, "keep": 9}
+
+
+def parts(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Every process's part of every tensor."""
+    return {
+        f"{path.name} {name}": tensor
+        for path in checkpoint.glob("*.safetensors")
+        for name, tensor in load_file(path).items()
+    }
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of HSDP and context parallelism on four processes."""
+    run = make_run(tmp_path_factory.mktemp("four"), layout=HSDP_CP, checkpoint=KEEP)
+    for code, told in run_processes(run, world=4):
+        assert code == 0, told
+    return run
+
+
+def copy_until(run: Path, step: int, folder: Path) -> Path:
+    """The run as it was when the checkpoint of `step` was its last."""
+    shutil.copytree(run.parent, folder)
+    copied = folder / "run.toml"
+    for later in checkpoints(copied):
+        if int(later.name[5:]) > step:
+            shutil.rmtree(later)
+    shutil.rmtree(folder / "out" / "model")
+    (folder / "out" / "metrics.jsonl").unlink()
+    return copied
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run.parent / "out" / "model" / "model.safetensors")
+
+
+def assert_near(one: Path, other: Path, first: int = 1) -> None:
+    """Losses and trained weights of two layouts: float32 in another order, 1e-5."""
+    left, right = losses(one), losses(other)
+    assert [left[step] for step in range(first, 7)] == pytest.approx(
+        [right[step] for step in range(first, 7)], rel=1e-5
+    )
+    ours, theirs = weights(one), weights(other)
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], atol=3e-5, rtol=0, msg=name)
+
+
+def test_hsdp_and_context_parallel_equal_one_process(tmp_path: Path, four: Path) -> None:
+    alone = make_run(tmp_path)
+    train(alone, live=False)
+    assert_near(alone, four)
+    assert len(list(checkpoints(four)[-1].glob("*.safetensors"))) > 1
+
+
+def test_a_killed_process_ends_the_others_and_all_resume_bit_for_bit(tmp_path: Path, four: Path) -> None:
+    run = copy_until(four, 2, tmp_path / "copy")
+    found = run_processes(run, world=4, rank=2, fault="step", resume=True)
+    assert [code for code, _ in found][2] == -9
+    assert all(code != 0 for code, _ in found), found
+    assert int(checkpoints(run)[-1].name[5:]) in (2, 4)
+    for code, told in run_processes(run, world=4, resume=True):
+        assert code == 0, told
+    assert_same(parts(checkpoints(run)[-1]), parts(checkpoints(four)[-1]))
+    assert {step: loss for step, loss in losses(run).items() if step > 4} == {
+        step: loss for step, loss in losses(four).items() if step > 4
+    }
+
+
+def test_a_checkpoint_is_cut_anew_for_another_layout(tmp_path: Path, four: Path) -> None:
+    """Four processes' parts continued by one."""
+    run = copy_until(four, 4, tmp_path / "copy")
+    table = to_toml({"layout": HSDP_CP}).strip()
+    assert table in run.read_text()
+    run.write_text(run.read_text().replace(table, ""))
+    train(run, resume=True, live=False)
+    assert_near(run, four, first=5)
+
+
+def test_processes_with_different_run_files_are_refused(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"layout": {"dp_shard": 2}}
+    one, two = make_run(tmp_path / "one", **changes), make_run(tmp_path / "two", seed=1, **changes)
+    for code, told in run_processes([one, two]):
+        assert code == 2, told
+        assert "process 1 is not like process 0" in told
+        assert "seed: 0 → 1" in told
+
+
+def test_asking_one_process_to_leave_saves_all(tmp_path: Path) -> None:
+    """8-bit moments are kept by each process as they are, and the signal is agreed on."""
+    run = make_run(tmp_path, layout={"dp_shard": 2}, optimizer={"name": "adamw8bit", "lr": 3e-3})
+    found = run_processes(run, world=2, rank=1, fault="term")
+    assert [code for code, _ in found] == [143, 143], found
+    assert checkpoints(run)[-1].name == "step-00000005"
+    for code, told in run_processes(run, world=2, resume=True):
+        assert code == 0, told
+    assert sorted(losses(run)) == [1, 2, 3, 4, 5, 6]

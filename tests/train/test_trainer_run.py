@@ -1,0 +1,142 @@
+"""A whole run in one process: it learns, resumes bit for bit, and what it writes is a model that answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import BUNDLED, CONFIG, assert_same, checkpoints, losses, make_run, state
+
+import torchwright as tw
+from torchwright.train.checkpoint import CheckpointError
+from torchwright.train.config import RunError
+from torchwright.train.loop import train
+from torchwright.train.metrics import read_figures
+
+MUON = {"name": "muon", "lr": 3e-3, "adam_lr": 1e-3}
+
+
+def test_a_run_learns_and_its_model_answers(tmp_path: Path) -> None:
+    text = BUNDLED / "calibration.txt"
+    run = make_run(
+        tmp_path,
+        tokens=16 * 512,
+        batch_tokens=512,
+        precision="bf16",
+        model={"config": {**CONFIG, "vocab_size": 4096}, "tokenizer": str(BUNDLED)},
+        data={"train": [str(text)], "validation": [str(BUNDLED / "eval.txt")], "begin_every": 2},
+        evaluation={"every_steps": 8, "tokens": 1024, "prompts": ["The module"], "sample_tokens": 4},
+    )
+    outcome = train(run, live=False)
+    figures = read_figures(tmp_path / "out")
+    assert outcome.steps == 16
+    assert figures[16]["loss"] < figures[1]["loss"] - 0.8
+    assert outcome.validation_loss == figures[16]["validation_loss"] < figures[8]["validation_loss"]
+    assert 0 < figures[16]["effective_time"] < 1
+    events = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    samples = [event["text"] for event in events if event.get("event") == "sample"]
+    assert len(samples) == 2
+    assert all(sample.startswith("The module") for sample in samples)
+
+    model = tw.load_decoder(outcome.model)
+    (answer,) = model.generate(["The module"], max_new_tokens=4)
+    assert samples[-1] == f"The module{answer}" or samples[-1] == answer
+
+
+@pytest.mark.parametrize(
+    "optimizer", [{"name": "adamw"}, MUON, {"name": "adamw8bit"}], ids=lambda o: o["name"]
+)
+def test_resuming_equals_not_stopping(tmp_path: Path, optimizer: dict[str, Any]) -> None:
+    """Parameters, optimizer state and losses, bit for bit."""
+    run = make_run(
+        tmp_path / "whole", optimizer={"lr": 3e-3, **optimizer}, checkpoint={"every_steps": 2, "keep": 9}
+    )
+    train(run, live=False)
+    assert [path.name for path in checkpoints(run)] == ["step-00000002", "step-00000004", "step-00000006"]
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    again = tmp_path / "again" / "run.toml"
+    for later in checkpoints(again)[1:]:
+        shutil.rmtree(later)
+    (tmp_path / "again" / "out" / "metrics.jsonl").unlink()
+    outcome = train(again, resume=True, live=False)
+    assert outcome.steps == 6
+    assert_same(state(checkpoints(again)[-1]), state(checkpoints(run)[-1]))
+    assert losses(again) == {step: loss for step, loss in losses(run).items() if step > 2}
+
+
+def test_windows_of_another_length_in_the_decay(tmp_path: Path) -> None:
+    """And continuing a finished run for more tokens."""
+    schedule = {"name": "wsd", "decay_fraction": 0.5, "decay_context": 64, "warmup_tokens": 300}
+    run = make_run(tmp_path, schedule=schedule, tokens=4 * 256)
+    assert train(run, live=False).steps == 4
+    rates = [line["lr"] / 3e-3 for line in read_figures(tmp_path / "out").values()]
+    assert rates == pytest.approx([1 / 300, 257 / 300, 1.0, 0.5])
+    run.write_text(run.read_text().replace("tokens = 1024", "tokens = 2048"))
+    outcome = train(run, resume=True, live=False)
+    assert outcome.steps == 8
+    assert outcome.model
+    assert len(losses(run)) == 8
+
+
+def test_continuing_from_a_folder_starts_with_its_weights(tmp_path: Path) -> None:
+    first = train(make_run(tmp_path / "one"), live=False)
+    second = make_run(
+        tmp_path / "two", model={"folder": str(first.model)}, optimizer={"lr": 1e-9, "weight_decay": 0.0}
+    )
+    outcome = train(second, live=False)
+    ids = torch.arange(40)[None] % 128
+    one, two = (tw.load_decoder(folder).logits(ids) for folder in (first.model, outcome.model))
+    torch.testing.assert_close(one, two, atol=1e-4, rtol=0)
+
+
+def test_a_run_folder_is_never_begun_twice(tmp_path: Path) -> None:
+    run = make_run(tmp_path, tokens=512)
+    train(run, live=False)
+    with pytest.raises(CheckpointError, match="holds a run already"):
+        train(run, live=False)
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        train(make_run(tmp_path / "new"), resume=True, live=False)
+
+
+def test_another_run_file_does_not_resume(tmp_path: Path) -> None:
+    run = make_run(tmp_path, tokens=512)
+    train(run, live=False)
+    text = run.read_text()
+    run.write_text(text.replace("lr = 0.003", "lr = 0.004").replace("tokens = 512", "tokens = 1024"))
+    with pytest.raises(CheckpointError, match=r"optimizer: .*0\.003.* → .*0\.004"):
+        train(run, resume=True, live=False)
+    run.write_text(text.replace("tokens = 512", "tokens = 256"))
+    with pytest.raises(CheckpointError, match="512 tokens; the run file has 256"):
+        train(run, resume=True, live=False)
+
+
+def test_prompts_need_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"evaluation\.prompts needs a tokenizer"):
+        train(make_run(tmp_path, evaluation={"prompts": ["x"]}), live=False)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # of Inductor's own imports
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor:UserWarning"
+)  # of Dynamo, at a layer's input
+@pytest.mark.parametrize("how", ["none", "selective"])
+def test_compiled_blocks_learn_the_same(tmp_path: Path, how: str) -> None:
+    """Losses within 1e-4: float32 sums in another order; evaluation runs through the compiled layers as well."""
+    common: dict[str, Any] = {
+        "tokens": 4 * 256,
+        "data": {"train": ["a.npy"], "validation": ["held.npy"]},
+        "recompute": how,
+        "checkpoint": {},
+    }
+    eager, compiled = (
+        make_run(tmp_path / "eager", **common),
+        make_run(tmp_path / "compiled", compile=True, **common),
+    )
+    one, other = train(eager, live=False), train(compiled, live=False)
+    assert losses(compiled) == pytest.approx(losses(eager), rel=1e-4)
+    assert other.validation_loss == pytest.approx(one.validation_loss, rel=1e-4)
