@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
 import turns
@@ -173,7 +173,7 @@ def main() -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        mp.spawn(process, (port, options, layout, folder), nprocs=options.processes)
+        spawn(process, (port, options, layout, folder), nprocs=options.processes)
         two = json.loads(Path(folder, "rows.json").read_text())
     rows += [{"contender": f"{options.groups} groups, sync every {row['every']}", **row} for row in two]
     print("| contender | AUC | to one process | largest drift | steps/s |\n|---|---|---|---|---|")

@@ -66,7 +66,7 @@ class Groups:
         rank = dist.get_rank()
         sharding, _ = dist.new_subgroups_by_enumeration(topology.sharding_groups())
         replicas, _ = dist.new_subgroups_by_enumeration(topology.replica_groups())
-        assert sharding is not None
-        assert replicas is not None
+        assert isinstance(sharding, dist.ProcessGroup)
+        assert isinstance(replicas, dist.ProcessGroup)
         mine = next(ranks for ranks in topology.sharding_groups() if rank in ranks)
         return cls(topology=topology, place=mine.index(rank), sharding=sharding, replicas=replicas)
