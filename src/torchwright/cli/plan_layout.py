@@ -22,7 +22,13 @@ def _tokens(context: click.Context, parameter: click.Parameter, value: str) -> i
 @click.command("plan-layout")
 @click.argument("model")
 @click.option("--nodes", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Machines.")
-@click.option("--devices-per-node", type=click.IntRange(1, 1024), default=8, show_default=True)
+@click.option(
+    "--devices-per-node",
+    type=click.IntRange(1, 1024),
+    default=8,
+    show_default=True,
+    help="Devices of one machine, which share its fast links.",
+)
 @click.option(
     "--device",
     metavar="h100|h200|b200|a100|cpu|FILE",
@@ -46,7 +52,13 @@ def _tokens(context: click.Context, parameter: click.Parameter, value: str) -> i
     metavar="fp32|bf16|float8_rowwise|…",
     help="As in a run file.",
 )
-@click.option("--optimizer", metavar="adamw|adamw8bit", default="adamw", show_default=True)
+@click.option(
+    "--optimizer",
+    metavar="adamw|adamw8bit",
+    default="adamw",
+    show_default=True,
+    help="How many bytes of state each parameter has.",
+)
 @click.option("--eager", is_flag=True, help="Without torch.compile: more of each step goes through memory.")
 @click.option(
     "--fix", default="", metavar="AXIS=N,…", help="Only layouts with these degrees, such as tp=8,pp=1."
