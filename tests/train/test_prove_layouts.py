@@ -58,6 +58,7 @@ def test_every_pair_of_axes_and_every_triple_with_experts(layout: Layout, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
@@ -80,6 +81,7 @@ def test_families_in_all_pairs(model: str, layout: Layout, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_triples_in_eight_processes(tmp_path: Path) -> None:
     result = proved(config_folder("qwen3-moe", tmp_path), ALL, processes=8)
     assert result.not_run == ("dp_replicate with dp_shard with cp with tp",)
