@@ -21,7 +21,7 @@ REQUESTS = 1600
 def test_memory_is_steady_over_many_short_requests() -> None:
     from serving_load import KINDS, load
 
-    with command("--kv-memory", "64MiB") as server:
+    with command("--kv-memory", "16MiB") as server:
         *rows, last = asyncio.run(load(server.url, server.process.pid, REQUESTS, at_once=16))
     share = REQUESTS // len(KINDS)
     expected = {f"{kind} 200": share for kind in KINDS} | {"refused 400": share}
