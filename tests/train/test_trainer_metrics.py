@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from runs import CONFIG
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchwright.decoder import read_decoder_config
+from torchwright.devices.base import Ceilings
+from torchwright.train import loop_trainer
 from torchwright.train.metrics import FILE, Metrics, flops_per_token, perplexity, read_figures
 from torchwright.train.model import Transformer, explicit_attention
 
@@ -102,3 +105,13 @@ def test_a_process_that_shows_nothing_writes_nothing(tmp_path: Path) -> None:
 def test_perplexity_of_a_hopeless_model() -> None:
     assert perplexity(0.0) == 1
     assert perplexity(1e4) == float("inf")
+
+
+@pytest.mark.parametrize(("precision", "peak"), [("fp32", 2.0), ("bf16", 8.0)])
+def test_the_measured_peak_is_that_of_the_products_type(
+    monkeypatch: pytest.MonkeyPatch, precision: str, peak: float
+) -> None:
+    ceilings = Ceilings(read_gb_per_s=1.0, tflops={"float32": 2.0, "bfloat16": 8.0})
+    monkeypatch.setattr(loop_trainer, "get_device", lambda name: SimpleNamespace(ceilings=lambda: ceilings))
+    run: Any = SimpleNamespace(precision=precision)
+    assert loop_trainer._measured_peak(run, "cpu") == peak

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from torchwright.techniques.wrapping import plain_name
+from torchwright.techniques.wrapping import AttentionBy, plain_name
 from torchwright.workloads.base import Case
 
 BLOCKS = (32, 64, 128, 256)
@@ -147,22 +147,8 @@ class BlockedAttention(nn.Module):
             return getattr(super().__getattr__("inner"), name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with _InBlocks(self.masks):
+        with AttentionBy(self._attention):
             return self.inner(*args, **kwargs)
-
-
-class _InBlocks(TorchFunctionMode):
-    """Computes attention in blocks wherever its mask has the size of one that is known."""
-
-    def __init__(self, masks: Sequence[BlockedMask]) -> None:
-        super().__init__()
-        self.masks = masks
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            return self._attention(*args, **kwargs)
-        return func(*args, **kwargs)
 
     def _attention(
         self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False

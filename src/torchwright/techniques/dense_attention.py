@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.kernels import build
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.encoder_graph import drop_masks
+from torchwright.techniques.wrapping import AttentionBy
+from torchwright.techniques.wrapping import fused_attention as fused
 
-fused = nn.functional.scaled_dot_product_attention
 HEADS = 16
 """Head sizes are multiples of it, up to LARGEST_HEAD."""
 LARGEST_HEAD = 512
@@ -76,18 +76,8 @@ class WithDenseAttention(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.changed, self.left = 0, {}
-        with _Replace(self):
+        with AttentionBy(self._attend):
             return self.inner(*args, **kwargs)
-
-
-class _Replace(TorchFunctionMode):
-    def __init__(self, owner: WithDenseAttention) -> None:
-        super().__init__()
-        self.owner = owner
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        return self._attend(*args, **kwargs) if func is fused else func(*args, **kwargs)
 
     def _attend(
         self,
@@ -100,16 +90,15 @@ class _Replace(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        owner = self.owner
-        reason = refusal(query, key, value, owner.longest)
+        reason = refusal(query, key, value, self.longest)
         if dropout_p or is_causal:
             reason = "it drops out at random" if dropout_p else "it is causal"
         if reason:
-            owner.left[owner.changed + len(owner.left)] = reason
+            self.left[self.changed + len(self.left)] = reason
             return fused(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
-        owner.changed += 1
+        self.changed += 1
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         attention: Any = torch.ops.torchwright.attention
         return attention(query, key, value, attn_mask, scale)

@@ -43,7 +43,7 @@ def fuse_layers(graph_module: GraphModule) -> None:
     for node in [node for node in graph.nodes if node.target is layer]:
         _take_activation(node)
         _take_residual(node)
-    tidy(graph_module)
+    _tidy(graph_module)
 
 
 def drop_masks(graph_module: GraphModule) -> None:
@@ -61,7 +61,7 @@ def drop_masks(graph_module: GraphModule) -> None:
                 node.update_arg(3, None)
             else:
                 node.update_kwarg("attn_mask", None)
-    tidy(graph_module)
+    _tidy(graph_module)
 
 
 def _layer() -> Any:
@@ -93,13 +93,13 @@ def _join_readers(layers: Sequence[Any]) -> None:
     first, graph = whole[0], whole[0].graph
     with graph.inserting_before(first):
         tensors = [
-            first.args[i] and make_call(aten.cat.default, [node.args[i] for node in whole]) for i in TENSORS
+            first.args[i] and _make_call(aten.cat.default, [node.args[i] for node in whole]) for i in TENSORS
         ]
         features = [node.args[FEATURES] for node in whole]
-        joined = make_call(first.target, first.args[0], *tensors, sum(features), "none", None)
+        joined = _make_call(first.target, first.args[0], *tensors, sum(features), "none", None)
         start = 0
         for node, count in zip(whole, features, strict=True):
-            part = make_call(aten.slice.Tensor, joined, node.meta["val"].dim() - 1, start, start + count)
+            part = _make_call(aten.slice.Tensor, joined, node.meta["val"].dim() - 1, start, start + count)
             node.replace_all_uses_with(part)
             start += count
     for node in whole:
@@ -107,7 +107,7 @@ def _join_readers(layers: Sequence[Any]) -> None:
 
 
 def _take_activation(layer: Any) -> None:
-    after = only_user(layer)
+    after = _only_user(layer)
     if after is None or layer.args[ACTIVATION] != "none":
         return
     name = ACTIVATIONS.get(after.target)
@@ -120,7 +120,7 @@ def _take_activation(layer: Any) -> None:
 
 
 def _take_residual(layer: Any) -> None:
-    after = only_user(layer)
+    after = _only_user(layer)
     if after is None or after.target not in ADDITIONS or len(after.args) != 2 or after.kwargs:
         return
     other = after.args[1] if after.args[0] is layer else after.args[0]
@@ -131,17 +131,17 @@ def _take_residual(layer: Any) -> None:
     if theirs.shape != mine.shape or theirs.dtype != mine.dtype:
         return
     with after.graph.inserting_before(after):
-        fused = make_call(layer.target, *layer.args[: ACTIVATION + 1], other)
+        fused = _make_call(layer.target, *layer.args[: ACTIVATION + 1], other)
     after.replace_all_uses_with(fused)
     after.graph.erase_node(after)
     layer.graph.erase_node(layer)
 
 
-def only_user(node: Node) -> Any:
+def _only_user(node: Node) -> Any:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def make_call(function: Any, *args: Any) -> Any:
+def _make_call(function: Any, *args: Any) -> Any:
     """A new node at the graph's place of insertion, with the shape and type of its value."""
     nodes = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Node)]
     node = nodes[0].graph.call_function(function, args)
@@ -200,7 +200,7 @@ def _hides_nothing(mask: torch.Tensor | None) -> bool:
     return bool(mask.all()) if mask.dtype == torch.bool else not bool(mask.any())
 
 
-def tidy(graph_module: GraphModule) -> None:
+def _tidy(graph_module: GraphModule) -> None:
     graph_module.graph.eliminate_dead_code()
     graph_module.graph.lint()
     graph_module.recompile()

@@ -126,38 +126,51 @@ def swap_layers(
     technique: str,
     skip: Sequence[str],
     kinds: tuple[type[nn.Module], ...],
-    activation: Callable[[nn.Module], tuple[float, int] | str | None],
+    replacement: Callable[[Any], nn.Module | str],
+    *,
+    kernel: str = "oneDNN int8 (u8 x s8)",
+    rewrite: Callable[[torch.fx.GraphModule], None] = share_integers,
 ) -> None:
-    """Replace layers by `Int8Layer` and record the coverage; `activation` gives scale and zero point, or why not."""
+    """Put `replacement(layer)`, or say why not, and record the coverage; `rewrite` is for the exported graph."""
     skipped: dict[str, str] = {}
     total = 0
     for name, layer, reason in list(quantizable(target.model, skip, kinds)):
         total += 1
-        chosen = reason or activation(layer)
-        if isinstance(chosen, str):
-            skipped[name] = chosen
+        new = reason or replacement(layer)
+        if isinstance(new, str):
+            skipped[name] = new
         else:
-            replace_module(target.model, layer, Int8Layer(layer, chosen))
-    target.settings.rewrites.append(share_integers)
+            replace_module(target.model, layer, new)
+    target.settings.rewrites.append(rewrite)
     target.coverage.append(
         Coverage(
             technique=technique,
             changed=total - len(skipped),
             total=total,
             unit="layers",
-            kernel="oneDNN int8 (u8 x s8)",
+            kernel=kernel,
             skipped=skipped,
         )
     )
 
 
-def layer_error(module: nn.Module, x: torch.Tensor, kinds: tuple[type[nn.Module], ...]) -> float | None:
+def dynamic(layer: nn.Module) -> Int8Layer:
+    """The layer with the scale of its input chosen at every call."""
+    return Int8Layer(layer, None)
+
+
+def layer_error(
+    module: nn.Module,
+    x: torch.Tensor,
+    kinds: tuple[type[nn.Module], ...],
+    replacement: Callable[[Any], nn.Module] = dynamic,
+) -> float | None:
     """Relative error of one layer's output with 8-bit weights and activations on input `x`."""
     if not isinstance(module, kinds) or (isinstance(module, nn.Linear) and type(module) is not nn.Linear):
         return None
     layer: Any = module
     expected = layer.forward(x).float()  # not layer(x): the ranking calls this from a hook on the layer
-    got = Int8Layer(module, None)(x).float()
+    got = replacement(module)(x).float()
     norm = expected.norm()
     return ((got - expected).norm() / norm).item() if norm > 0 else 0.0
 

@@ -34,7 +34,7 @@ class Int8Dynamic(Technique):
         return "int8"
 
     def apply(self, target: Target) -> None:
-        int8.swap_layers(target, self.name, self.skip, (nn.Linear,), lambda layer: None)
+        int8.swap_layers(target, self.name, self.skip, (nn.Linear,), int8.dynamic)
 
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
         return int8.layer_error(module, x, (nn.Linear,))

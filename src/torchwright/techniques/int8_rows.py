@@ -1,8 +1,8 @@
 """8-bit weights and activations quantized row by row, on Torchwright's own packed linear layers.
 
 One scale a row (a token, a patch) about the middle of the row's range loses a fraction of what one scale a tensor
-loses, and needs no calibration. What
-follows a layer, and layers that read one input, are joined in the exported graph (`encoder_graph.py`).
+loses, and needs no calibration. What follows a layer, and layers that read one input, are joined in the exported graph
+(`encoder_graph.py`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
-from torchwright.facts import Coverage, DeviceFacts
+from torchwright.facts import DeviceFacts
 from torchwright.kernels import build, pack
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.encoder_graph import fuse_layers
-from torchwright.techniques.int8 import quantizable
-from torchwright.techniques.wrapping import replace_module
+from torchwright.techniques.int8 import layer_error, swap_layers
 
 LONGEST = 65536
 """Input features whose products a 32-bit sum holds."""
@@ -44,36 +43,21 @@ class Int8Rows(Technique):
         return build.load()
 
     def apply(self, target: Target) -> None:
-        skipped: dict[str, str] = {}
-        layers = list(quantizable(target.model, self.skip, (nn.Linear,)))
-        for name, layer, reason in layers:
-            if not reason and layer.in_features > LONGEST:
-                reason = f"it has {layer.in_features} input features, the kernel sums {LONGEST}"
-            if reason:
-                skipped[name] = reason
-            else:
-                replace_module(target.model, layer, RowLinear(layer))
-        target.settings.rewrites.append(fuse_layers)
-        target.coverage.append(
-            Coverage(
-                technique=self.name,
-                changed=len(layers) - len(skipped),
-                total=len(layers),
-                unit="layers",
-                kernel="packed w8a8",
-                skipped=skipped,
-            )
+        swap_layers(
+            target, self.name, self.skip, (nn.Linear,), _by_rows, kernel="packed w8a8", rewrite=fuse_layers
         )
 
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
-        if type(module) is not nn.Linear:
-            return None
-        expected = module.forward(x).float()  # not module(x): the ranking calls this from a hook on the layer
-        norm = expected.norm()
-        return ((RowLinear(module)(x).float() - expected).norm() / norm).item() if norm > 0 else 0.0
+        return layer_error(module, x, (nn.Linear,), RowLinear)
 
     def retreat(self, names: tuple[str, ...]) -> Self | None:
         return replace(self, skip=names)
+
+
+def _by_rows(layer: nn.Linear) -> nn.Module | str:
+    if layer.in_features > LONGEST:
+        return f"it has {layer.in_features} input features, the kernel sums {LONGEST}"
+    return RowLinear(layer)
 
 
 class RowLinear(nn.Module):

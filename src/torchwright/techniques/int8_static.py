@@ -42,8 +42,13 @@ class Int8Static(Technique):
             # What stands between a convolution and its activation keeps both from one kernel.
             fold(target.model, target.workload.cases(target.compute_dtype))
         ranges = int8.observe_inputs(target, int8.LAYERS)
-        swap = lambda layer: ranges.get(layer, "it is not called on the calibration inputs")
-        int8.swap_layers(target, self.name, self.skip, int8.LAYERS, swap)
+
+        def replacement(layer: nn.Module) -> nn.Module | str:
+            if layer not in ranges:
+                return "it is not called on the calibration inputs"
+            return int8.Int8Layer(layer, ranges[layer])
+
+        int8.swap_layers(target, self.name, self.skip, int8.LAYERS, replacement)
 
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
         return int8.layer_error(module, x, int8.LAYERS)

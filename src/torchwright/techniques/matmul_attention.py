@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
-
-fused = nn.functional.scaled_dot_product_attention
+from torchwright.techniques.wrapping import AttentionBy
+from torchwright.techniques.wrapping import fused_attention as fused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,20 +58,8 @@ class WithAttention(nn.Module):
         self.inner, self.longest = inner, longest
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with _Replace(self.longest):
+        with AttentionBy(functools.partial(attend, self.longest)):
             return self.inner(*args, **kwargs)
-
-
-class _Replace(TorchFunctionMode):
-    def __init__(self, longest: int) -> None:
-        super().__init__()
-        self.longest = longest
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is fused:
-            return attend(self.longest, *args, **kwargs)
-        return func(*args, **kwargs)
 
 
 def attend(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from torchwright.workloads.base import Case
@@ -45,6 +46,21 @@ def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
                     parent.activation_relu_or_gelu = 0
         if isinstance(parent, nn.TransformerEncoder) and any(m is new for m in parent.modules()):
             parent.use_nested_tensor = False
+
+
+fused_attention = nn.functional.scaled_dot_product_attention
+
+
+class AttentionBy(TorchFunctionMode):
+    """While entered, every call of scaled_dot_product_attention goes to `attend`, with its own arguments."""
+
+    def __init__(self, attend: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self._attend = attend
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        function = self._attend if func is fused_attention else func
+        return function(*args, **(kwargs or {}))
 
 
 def outputs(model: nn.Module, cases: Sequence[Case]) -> list[torch.Tensor]:

@@ -26,6 +26,7 @@ from torchwright.train.data_shards import Shards, verify_shards
 from torchwright.train.data_text import expand, token_shards
 from torchwright.train.model import Transformer, explicit_attention, load_weights
 from torchwright.train.parallel import make_mesh, parallelize
+from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
 from torchwright.train.precision import convert
 from torchwright.train.step import MicroBatch, compile_blocks, recompute
 from torchwright.train.stuck.watch import turn_on
@@ -201,13 +202,12 @@ class Batches:
     def __init__(self, run: Run, mesh: DeviceMesh, device: str) -> None:
         layout = run.parallel
         self._device = device
-        self._ways = layout.batch_ways
-        self.part = mesh.get_local_rank("dp_replicate") * layout.dp_shard + mesh.get_local_rank("dp_shard")
-        self._cp, self._cp_rank = layout.cp, mesh.get_local_rank("cp")
+        self._layout, self._mesh = layout, mesh
+        self.part = own_part_of_rows(layout, mesh)
 
     def rows(self, rows: int) -> int:
         """How many of the step's rows are this process's."""
-        return rows // self._ways
+        return rows // self._layout.batch_ways
 
     def prepare(self, windows_BT: torch.Tensor) -> MicroBatch:
         """Inputs and labels (B, T / cp) of whole windows (B, T + 1), with their places in the sequence.
@@ -215,13 +215,12 @@ class Batches:
         Labels are shifted here, before the sequence is cut, so that the last token of a part keeps its label.
         """
         windows_BT = windows_BT.to(self._device)
-        length = (windows_BT.shape[1] - 1) // self._cp
-        first = length * self._cp_rank
-        positions_T = torch.arange(first, first + length, device=self._device) if self._cp > 1 else None
+        own = own_tokens(windows_BT.shape[1] - 1, self._layout, self._mesh)
+        divided = self._layout.cp > 1
         return MicroBatch(
-            ids_BT=windows_BT[:, first : first + length],
-            labels_BT=windows_BT[:, first + 1 : first + 1 + length],
-            positions_BT=positions_T,
+            ids_BT=windows_BT[:, :-1][:, own],
+            labels_BT=windows_BT[:, 1:][:, own],
+            positions_BT=torch.arange(own.start, own.stop, device=self._device) if divided else None,
         )
 
 

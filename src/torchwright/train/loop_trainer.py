@@ -304,4 +304,4 @@ class Trainer:
 def _measured_peak(run: Run, device: str) -> float | None:
     """TFLOP/s of this process's device at most, in the type of the run's products."""
     rates = get_device(device).ceilings().tflops
-    return rates.get("fp32" if run.precision == "fp32" else "bf16")
+    return rates.get("float32" if run.precision == "fp32" else "bfloat16")

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from torchwright.train.embeddings.optimizers import RowOptimizer, State
+from torchwright.train.embeddings.tables import Jagged
 
 
 class ShardTensors:
@@ -50,7 +51,6 @@ class _FusedLookup(torch.autograd.Function):
         shard, (grad_NC,) = ctx.shard, grads
         rows_U, place_I = ids.unique(return_inverse=True)
         grad_UC = grad_NC.new_zeros(len(rows_U), grad_NC.shape[1])
-        bag_I = torch.arange(len(lengths), device=ids.device).repeat_interleave(lengths)
-        grad_UC.index_add_(0, place_I, grad_NC[bag_I])
+        grad_UC.index_add_(0, place_I, grad_NC[Jagged(ids, lengths).bags()])
         shard.optimizer.update(shard.weight_RC, shard.state, rows_U, grad_UC * ctx.scale)
         return None, None, None, None, None

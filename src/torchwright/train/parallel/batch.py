@@ -23,12 +23,22 @@ def local_batch(
     B, T = ids_BT.shape
     _check_divides("rows in the batch", B, layout.batch_ways, "dp_replicate · dp_shard")
     _check_divides("tokens in a row", T, layout.cp * layout.tp, "cp · tp")
-    row = mesh.get_local_rank("dp_replicate") * layout.dp_shard + mesh.get_local_rank("dp_shard")
-    rows = slice(row * B // layout.batch_ways, (row + 1) * B // layout.batch_ways)
-    part, length = mesh.get_local_rank("cp"), T // layout.cp
-    tokens = slice(part * length, (part + 1) * length)
+    part = own_part_of_rows(layout, mesh)
+    rows = slice(part * B // layout.batch_ways, (part + 1) * B // layout.batch_ways)
+    tokens = own_tokens(T, layout, mesh)
     positions_T = torch.arange(T, device=ids_BT.device)[tokens]
     return ids_BT[rows, tokens], labels_BT[rows, tokens], positions_T
+
+
+def own_part_of_rows(layout: Layout, mesh: DeviceMesh) -> int:
+    """Which of the batch's `layout.batch_ways` parts is this process's."""
+    return mesh.get_local_rank("dp_replicate") * layout.dp_shard + mesh.get_local_rank("dp_shard")
+
+
+def own_tokens(tokens: int, layout: Layout, mesh: DeviceMesh) -> slice:
+    """This process's places in a sequence of that many tokens."""
+    part, length = mesh.get_local_rank("cp"), tokens // layout.cp
+    return slice(part * length, (part + 1) * length)
 
 
 def global_sum(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
