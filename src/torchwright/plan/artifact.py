@@ -34,6 +34,8 @@ from torchwright.paths import cache_folder
 from torchwright.plan import folders, interrupts
 
 RECIPE, MANIFEST, REPORT, NATIVE, MODEL = "recipe.json", "manifest.json", "report.html", "native", "model"
+GRAPH_CACHE, MACHINE_CODE = "cache.bin", "code.zip"
+"""What torch.compile compiled, in NATIVE."""
 SIGNATURE = "signature"
 
 

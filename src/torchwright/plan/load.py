@@ -17,6 +17,7 @@ from torchwright.facts import Fingerprint, Recipe
 from torchwright.plan import artifact, folders
 from torchwright.plan.artifact import Manifest
 from torchwright.plan.fingerprint import fingerprint_here
+from torchwright.plan.machine_code import restore_machine_code
 from torchwright.plan.package import AotRunner, signature
 from torchwright.workloads.base import Case, Run
 from torchwright.workloads.encoding import Batcher, Encoder, Layout
@@ -249,14 +250,23 @@ class _Loader:
 
         if target.settings.engine == "eager":
             return EagerRunner(target.model), "eager", OTHER_MACHINE_ERROR
-        cache = self.path / artifact.NATIVE / "cache.bin"
-        if cache.is_file():
-            reason = self._refuse_native()
-            if reason is None:
-                torch.compiler.load_cache_artifacts(cache.read_bytes())
-            else:
-                self.notices.append(f"compiled cache left aside: {reason}; compiling afresh")
+        self._restore_cache()
         return JitRunner(target.model, target.settings), "torch.compile", OTHER_MACHINE_ERROR
+
+    def _restore_cache(self) -> None:
+        """Let torch.compile find what it compiled when the artifact was made."""
+        graphs, code = (
+            self.path / artifact.NATIVE / name for name in (artifact.GRAPH_CACHE, artifact.MACHINE_CODE)
+        )
+        if not graphs.is_file() and not code.is_file():
+            return
+        if (reason := self._refuse_native()) is not None:
+            self.notices.append(f"compiled cache left aside: {reason}; compiling afresh")
+            return
+        if graphs.is_file():
+            torch.compiler.load_cache_artifacts(graphs.read_bytes())
+        if code.is_file():
+            restore_machine_code(code)
 
 
 class GraphRunner:

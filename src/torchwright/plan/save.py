@@ -17,10 +17,7 @@ from torchwright.plan.state import Outcome
 from torchwright.plan.trial import TrialFailed
 from torchwright.workloads.base import Workload
 
-NOT_KEPT = (
-    "torch keeps nothing of what it compiled with frozen weights: who loads this compiles again at the first call "
-    "(`--with compile:engine=jit,freezing=false` makes what can be kept)"
-)
+NOT_KEPT = "nothing of what torch compiled can be kept here: who loads this compiles again at the first call"
 
 
 def make_recipe(
@@ -64,7 +61,7 @@ def write_contents(folder: Path, scratch: Path, outcome: Outcome, workload: Work
     elif best.engine == "jit":
         # torch.compile's own cache for whoever replays the recipe on a module of his own; graphs and packages, where it
         # exports after all, for whoever has none. Packages come last, because this may take longer than there is time.
-        cached = _ask(outcome, "save_cache", path=str(native / "cache.bin"))
+        cached = _ask(outcome, "save_cache", folder=str(native))
         if _ask(outcome, "package", folder=str(scratch)):
             _copy_packages(scratch, folder)
             portable, engine = True, "aot"

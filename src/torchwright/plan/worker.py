@@ -215,15 +215,18 @@ class Session:
         self.target.model.save(Path(folder))
         return True
 
-    def save_cache(self, *, path: str) -> bool:
-        """Keep what torch.compile compiled in this process; False where it kept nothing."""
+    def save_cache(self, *, folder: str) -> bool:
+        """Keep what torch.compile compiled in this process; False where nothing can be kept."""
         import torch
 
-        kept = torch.compiler.save_cache_artifacts()
-        if kept is None:
-            return False
-        Path(path).write_bytes(kept[0])
-        return True
+        from torchwright.plan.artifact import GRAPH_CACHE, MACHINE_CODE
+        from torchwright.plan.machine_code import keep_machine_code
+
+        graphs = torch.compiler.save_cache_artifacts()
+        if graphs is not None:
+            (Path(folder) / GRAPH_CACHE).write_bytes(graphs[0])
+        code = keep_machine_code(Path(folder) / MACHINE_CODE)
+        return code or graphs is not None
 
     def self_test(self, *, path: str) -> bool:
         """Keep the first case's inputs and outputs; False where they are nothing that a file can keep."""
