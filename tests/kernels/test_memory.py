@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from io import FileIO
+from pathlib import Path
 
 import pytest
 import torch
 
-from torchwright.kernels.memory import HUGE, lasting, zeros
+from torchwright.kernels.memory import HUGE, lasting, read, zeros
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.uint8])
@@ -37,3 +39,19 @@ def test_copies_last() -> None:
         assert torch.equal(moved, given)
         assert moved.data_ptr() != given.data_ptr()
         assert given.nbytes < HUGE or moved.data_ptr() % HUGE == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("shape", [(0,), (5, 7), (3, HUGE // 2)])
+def test_reading(tmp_path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    given = torch.randint(-100, 100, shape).to(dtype)
+    path = tmp_path / "bytes"
+    path.write_bytes(b"before" + given.flatten().view(torch.uint8).numpy().tobytes() + b"after")
+    with FileIO(path) as file:
+        assert torch.equal(read(file, len(b"before"), shape, dtype), given)
+
+
+def test_a_file_that_ends_early(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(bytes(99))
+    with FileIO(tmp_path / "bytes") as file, pytest.raises(OSError, match=r"ends 1 bytes too early"):
+        read(file, 0, (100,), torch.int8)

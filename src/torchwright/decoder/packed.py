@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import closing
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from torchwright.decoder.load import KV_DTYPES, stop_ids
 from torchwright.decoder.model import Decoder
 from torchwright.errors import ArtifactError
 from torchwright.kernels.linear import PackedForm, PackedLinear
-from torchwright.kernels.memory import lasting
+from torchwright.kernels.memory import HUGE, lasting, read
 
 TENSORS, FORMS = "decoder.safetensors", "decoder.json"
 PARTS = {"qkv": "attention.qkv", "o": "attention.o", "gate_up": "mlp.gate_up", "down": "mlp.down"}
@@ -53,7 +55,8 @@ def read_packed(folder: Path, model_folder: Path) -> LoadedDecoder:
         forms = {name: PackedForm(**form) for name, form in described["layers"].items()}
         kv_dtype = KV_DTYPES[described["kv"]]
         config = read_decoder_config(model_folder)
-        decoder = Decoder(config, _PackedWeights(forms, folder / TENSORS)).eval()
+        with closing(_PackedWeights(forms, folder / TENSORS)) as weights:
+            decoder = Decoder(config, weights).eval()
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(
             f"the decoder in {folder} cannot be read", found=f"{type(error).__name__}: {error}"
@@ -70,6 +73,10 @@ class _PackedWeights:
         self._forms, self._path = forms, path
         self._file: Any = None
         self._names = set(self._open().keys())
+        self._bytes = FileIO(path)
+        header = int.from_bytes(self._bytes.read(8), "little")
+        described = json.loads(self._bytes.read(header))
+        self._offsets = {name: 8 + header + described[name]["data_offsets"][0] for name in self._names}
 
     def embedding(self) -> torch.Tensor:
         """Mapped: of its rows, only those of tokens that occur are read."""
@@ -99,13 +106,20 @@ class _PackedWeights:
         """Let go of what was read of the file, which would count twice."""
         self._file = None
 
+    def close(self) -> None:
+        self.release()
+        self._bytes.close()
+
     def _open(self) -> Any:
         if self._file is None:
             self._file = safe_open(self._path, framework="pt").__enter__()
         return self._file
 
     def _read(self, name: str) -> torch.Tensor:
-        return lasting(self._open().get_tensor(name))
+        mapped = self._open().get_tensor(name)
+        if mapped.nbytes < HUGE:
+            return lasting(mapped)
+        return read(self._bytes, self._offsets[name], tuple(mapped.shape), mapped.dtype)
 
     def _layer(self, name: str) -> nn.Module:
         found: dict[str, Any] = {

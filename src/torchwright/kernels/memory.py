@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from io import FileIO
 from math import prod
+from typing import Any
 
 import torch
 
@@ -33,3 +35,21 @@ def lasting(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.nbytes < HUGE or tensor.device.type != "cpu":
         return tensor.clone()
     return zeros(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+
+def read(file: FileIO, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of a file's bytes from `offset` on, in memory of its own.
+
+    A mapping would be read through a fault for every few pages, which takes longer than the copy. Raises `OSError`
+    where the file ends before the tensor.
+    """
+    tensor = zeros(shape, dtype)
+    flat: Any = tensor.flatten().view(torch.uint8).numpy()
+    room = memoryview(flat)
+    file.seek(offset)
+    while room:
+        count = file.readinto(room)
+        if not count:
+            raise OSError(f"{file.name} ends {len(room):,} bytes too early")
+        room = room[count:]
+    return tensor

@@ -23,7 +23,9 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,30 @@ def open_artifact(path: Path) -> tuple[Recipe, Manifest]:
     Raises `ArtifactError` for a folder that is missing or no artifact, a file that is missing, added or changed, a
     newer format, or a recipe that is not one.
     """
+    with checked_meanwhile(path) as (recipe, manifest, _):
+        return recipe, manifest
+
+
+@contextmanager
+def checked_meanwhile(path: Path) -> Iterator[tuple[Recipe, Manifest, Callable[[], None]]]:
+    """The recipe and manifest, while a thread compares the files' checksums; leaving waits for it.
+
+    Calling the third waits at once, and must come before anything of the files is run. Raises as `open_artifact` does,
+    a file that has changed there or on leaving.
+    """
+    recipe, manifest = _read(path)
+    _check_names(path, manifest)
+    with ThreadPoolExecutor(1, thread_name_prefix="checksums") as pool:
+        check = pool.submit(_check_contents, path, manifest)
+        try:
+            yield recipe, manifest, check.result
+        except BaseException:
+            check.result()  # damage is the better reason for whatever failed meanwhile
+            raise
+        check.result()
+
+
+def _read(path: Path) -> tuple[Recipe, Manifest]:
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     if not path.is_dir():
@@ -140,7 +166,6 @@ def open_artifact(path: Path) -> tuple[Recipe, Manifest]:
         raise ArtifactError(
             f"{path} is damaged", found=f"{where}: {first['msg']}", next="optimize again"
         ) from error
-    _check_files(path, manifest)
     return recipe, manifest
 
 
@@ -193,7 +218,7 @@ def _names(folder: Path) -> list[str]:
     return [name for name in names if name not in (MANIFEST, SIGNATURE)]
 
 
-def _check_files(path: Path, manifest: Manifest) -> None:
+def _check_names(path: Path, manifest: Manifest) -> None:
     present, listed = set(_names(path)), set(manifest.files)
     for name in sorted(listed - present):
         raise ArtifactError(
@@ -203,6 +228,9 @@ def _check_files(path: Path, manifest: Manifest) -> None:
         raise ArtifactError(
             f"{path} is damaged", found=f"{name} does not belong to it", next=f"remove {name}"
         )
+
+
+def _check_contents(path: Path, manifest: Manifest) -> None:
     for name, expected in manifest.files.items():
         if digest(path / name) != expected:
             raise ArtifactError(

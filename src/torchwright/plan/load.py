@@ -16,6 +16,7 @@ from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError
 from torchwright.facts import Fingerprint, Recipe
 from torchwright.plan import artifact, folders
 from torchwright.plan.artifact import Manifest
+from torchwright.plan.eager import EagerRunner
 from torchwright.plan.fingerprint import fingerprint_here
 from torchwright.plan.machine_code import restore_machine_code
 from torchwright.plan.package import AotRunner, signature
@@ -79,9 +80,11 @@ def load(path: str | Path, *, model: nn.Module | None = None, trust: bool = Fals
     Raises `ArtifactError` for an artifact that is damaged, newer, not self-contained, or that fails its self-test.
     """
     path = Path(path)
-    recipe, manifest = artifact.open_artifact(path)
-    loader = _Loader(path, recipe, manifest, trust)
-    run, how, tolerance = loader.best(model)
+    with artifact.checked_meanwhile(path) as (recipe, manifest, checked):
+        loader = _Loader(path, recipe, manifest, trust)
+        if manifest.engine != "native":  # whose files are plain data, read while they are checked
+            checked()
+        run, how, tolerance = loader.best(model)
     run = on_threads(run, manifest.threads)
     if "layout" in recipe.workload:
         run = Batcher(run, Layout.from_dict(recipe.workload["layout"]))
@@ -148,7 +151,6 @@ class _Loader:
 
     def _native(self) -> Run:
         from torchwright.decoder.native import NativeModel
-        from torchwright.plan.runner import EagerRunner
 
         native = NativeModel.load(self.path, self.path / artifact.MODEL)
         native.loaded.threads = self.manifest.threads
@@ -246,7 +248,7 @@ class _Loader:
         return self._run_target(target)[0]
 
     def _run_target(self, target: Any) -> tuple[Run, str, float]:
-        from torchwright.plan.runner import EagerRunner, JitRunner
+        from torchwright.plan.runner import JitRunner
 
         if target.settings.engine == "eager":
             return EagerRunner(target.model), "eager", OTHER_MACHINE_ERROR

@@ -1,5 +1,5 @@
 # pyright: basic, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-"""Running a target eagerly or through torch.compile, and building ahead-of-time packages of it."""
+"""Running a target through torch.compile, and building ahead-of-time packages of it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,6 @@ RECOMPILE_LIMIT = 8
 
 class RecompileStorm(TorchwrightError):
     """torch.compile kept recompiling: the model's shapes or Python values change at every call."""
-
-
-class EagerRunner:
-    """Calls the model as it is."""
-
-    def __init__(self, model: Callable[..., Any]) -> None:
-        self.model = model
-
-    def __call__(self, case: Case) -> Any:
-        return self.model(*case.args, **case.kwargs)
 
 
 class JitRunner:

@@ -65,7 +65,8 @@ class Session:
 
         from torchwright.devices.allocator import apply_allocator
         from torchwright.plan.apply import apply_steps, weight_bytes
-        from torchwright.plan.runner import EagerRunner, JitRunner, build_packages
+        from torchwright.plan.eager import EagerRunner
+        from torchwright.plan.runner import JitRunner, build_packages
 
         start = time.perf_counter()
         self._build()
