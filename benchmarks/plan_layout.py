@@ -16,23 +16,21 @@ import platform
 import sys
 import tempfile
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
-from torchwright.train.layout import Layout
-from torchwright.train.planning.check import count_step
-from torchwright.train.planning.job import Job, Plan
+from torchwright.train.planning.check import count_steps, eager_step
 from torchwright.train.planning.memory import peak_memory
 from torchwright.train.planning.models import KNOWN, read_model
 from torchwright.train.planning.published import PUBLISHED
 from torchwright.train.planning.shape import Shape
+from torchwright.train.prove.processes import on_processes
 
 THROUGHPUT, RING, MEMORY, TOP = 1.25, 1.7, 0.15, 3
+LIMIT = 600.0
+"""Seconds for one model's steps."""
 MODELS: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 128, "intermediate_size": 448, "num_hidden_layers": 6, "vocab_size": 1024},
     "deep": {"hidden_size": 192, "intermediate_size": 640, "num_hidden_layers": 16, "vocab_size": 512},
@@ -109,70 +107,19 @@ def published() -> int:
     return missed
 
 
-def cases(processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every model and layout, with long and short sequences, types and kinds of recomputation in turn."""
-    turns = (
-        ("bf16", "none", 2, 192, 1),
-        ("fp32", "none", 2, 192, 1),
-        ("bf16", "full", 4, 192, 1),
-        ("bf16", "selective", 2, 192, 1),
-        ("bf16", "none", 1, 32, 2),
+def cases(model: str, processes: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every layout with two steps in turn: long and short sequences, types and kinds of recomputation."""
+    steps = (
+        {"precision": "bf16", "recompute": "none", "rows": 2, "context": 192, "micro_batches": 1},
+        {"precision": "fp32", "recompute": "none", "rows": 2, "context": 192, "micro_batches": 1},
+        {"precision": "bf16", "recompute": "full", "rows": 4, "context": 192, "micro_batches": 1},
+        {"precision": "bf16", "recompute": "selective", "rows": 2, "context": 192, "micro_batches": 1},
+        {"precision": "bf16", "recompute": "none", "rows": 1, "context": 32, "micro_batches": 2},
     )
-    number = 0
-    for model in MODELS:
-        layouts = [
-            *LAYOUTS[processes],
-            *(["dp_shard=4,ep=2"] if model == "experts" and processes == 4 else []),
-        ]
-        for layout in layouts:
-            for turn in (turns[number % len(turns)], turns[(number + 2) % len(turns)]):
-                precision, recompute, rows, context, micro_batches = turn
-                yield (
-                    model,
-                    {
-                        "layout": layout,
-                        "precision": precision,
-                        "recompute": recompute,
-                        "rows": rows,
-                        "context": context,
-                        "micro_batches": micro_batches,
-                    },
-                )
-            number += 1
-
-
-def plan_of(case: dict[str, Any]) -> tuple[Job, Plan]:
-    layout = Layout.parse(case["layout"])
-    sequences = layout.batch_ways * case["rows"] * case["micro_batches"]
-    job = Job(
-        tokens_per_step=sequences * case["context"],
-        context=case["context"],
-        precision=case["precision"],
-        compile=False,
-    )
-    return job, Plan(
-        layout=layout,
-        micro_batch=case["rows"],
-        micro_batches=case["micro_batches"],
-        recompute=case["recompute"],
-    )
-
-
-def work(rank: int, processes: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=processes,
-        timeout=timedelta(seconds=120),
-    )
-    peaks = []
-    for model, case in cases(processes):
-        peaks.append(count_step(read_model(f"{folder}/{model}.json"), *plan_of(case)).peak)
-    if rank == 0:
-        (Path(folder) / "peaks.json").write_text(json.dumps(peaks))
-    dist.destroy_process_group()
+    experts = ["dp_shard=4,ep=2"] if model == "experts" and processes == 4 else []
+    for place, layout in enumerate([*LAYOUTS[processes], *experts], start=list(MODELS).index(model)):
+        for step in (steps[place % len(steps)], steps[(place + 2) % len(steps)]):
+            yield layout, step
 
 
 def memory(processes: int) -> int:
@@ -181,21 +128,24 @@ def memory(processes: int) -> int:
         "\n| model | layout | batch | estimated MB | counted MB | ratio |\n| --- | --- | --- | --- | --- | --- |"
     )
     missed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for name, fields in MODELS.items():
-            path = Path(folder) / f"{name}.json"
+    for name, fields in MODELS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "config.json"
             path.write_text(json.dumps(KNOWN["llama-3.1-8b"] | HEADS | fields))
-        spawn(work, args=(processes, folder), nprocs=processes)
-        peaks = json.loads((Path(folder) / "peaks.json").read_text())
-        for (model, case), peak in zip(cases(processes), peaks, strict=True):
-            shape = Shape(read_model(f"{folder}/{model}.json"))
-            estimated = peak_memory(shape, *plan_of(case), fused_norms=False).total
-            missed += abs(estimated / peak - 1) > MEMORY
-            batch = f"{case['micro_batches']} x {case['rows']} x {case['context']}, "
-            batch += f"{case['precision']}, {case['recompute']}"
+            config = read_model(str(path))
+        steps = list(cases(name, processes))
+        planned = [eager_step(layout, **step) for layout, step in steps]
+        # Processes of their own for each model: groups of a layout keep their threads as long as a process lives.
+        counted = on_processes(processes, count_steps, [(config, *plan) for plan in planned], limit=LIMIT)[0]
+        for (layout, step), plan, real in zip(steps, planned, counted, strict=True):
+            estimated = peak_memory(Shape(config), *plan, fused_norms=False).total
+            missed += abs(estimated / real.peak - 1) > MEMORY
+            batch = f"{step['micro_batches']} x {step['rows']} x {step['context']}, "
+            batch += f"{step['precision']}, {step['recompute']}"
             print(
-                f"| {model} | {case['layout']} | {batch} | {estimated / 1e6:.1f} | {peak / 1e6:.1f} | "
-                f"{estimated / peak:.3f} |"
+                f"| {name} | {layout} | {batch} | {estimated / 1e6:.1f} | {real.peak / 1e6:.1f} | "
+                f"{estimated / real.peak:.3f} |",
+                flush=True,
             )
     return missed
 

@@ -23,8 +23,8 @@ needs_triton = pytest.mark.skipif(
 def run(**environment: str) -> None:
     file = Path(__file__).with_name("triton_decoder.py")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", str(file)],
-        env=os.environ | environment,
+        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "--no-header", str(file)],
+        env=os.environ | environment | {"PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         timeout=280,

@@ -26,8 +26,18 @@ needs_triton = pytest.mark.skipif(
 def run(file: str, **environment: str) -> None:
     """One file's tests in a process of their own: Triton looks for its interpreter when it is imported."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", str(HERE / file)],
-        env=os.environ | environment,
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n0",
+            "-p",
+            "no:cacheprovider",
+            "--no-header",
+            str(HERE / file),
+        ],
+        env=os.environ | environment | {"PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         timeout=280,

@@ -11,6 +11,7 @@ from triton_device import DEVICE, ops, poison, randn
 
 from torchwright.kernels import pack
 from torchwright.kernels.gpu import linear, operators
+from torchwright.kernels.limits import LONGEST
 from torchwright.kernels.linear import SCHEMES, PackedLinear
 
 SHAPES = [(37, 17), (130, 200)]
@@ -156,6 +157,6 @@ def test_arguments_are_checked() -> None:
     refused(ValueError, "weight must be", features=65)
     refused(ValueError, "features is 0", features=0)
     refused(ValueError, "group_size is 16", group_size=16)
-    wide = randn(1, linear.LONGEST + 1)
-    refused(ValueError, "sums of int32", x=wide, weight=make("w4a8", 1, linear.LONGEST + 1).packed, features=1,
+    wide = randn(1, LONGEST + 1)
+    refused(ValueError, "sums of int32", x=wide, weight=make("w4a8", 1, LONGEST + 1).packed, features=1,
             scale=randn(64), bias=None)  # fmt: skip

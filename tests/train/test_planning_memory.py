@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import planning_worker
 import pytest
-import torch.multiprocessing
-from planning_worker import Case, plan_of
 
 from torchwright.train.layout import Layout
+from torchwright.train.planning.check import Counted, count_steps, eager_step
 from torchwright.train.planning.job import Job, Plan
 from torchwright.train.planning.memory import peak_memory
 from torchwright.train.planning.models import KNOWN, read_model
 from torchwright.train.planning.shape import Shape
+from torchwright.train.prove.processes import on_processes
 
 SMALL: dict[str, Any] = KNOWN["llama-3.1-8b"] | {
     "hidden_size": 128,
@@ -49,40 +48,30 @@ WORLD = 4
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Case, dict[str, int]]]:
+def counted(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Counted]]:
     """Every case with what a process took in it, counted in one start of four processes."""
     folder = tmp_path_factory.mktemp("memory")
-    cases: list[Case] = []
-    for index, (config, layout, rows, context, precision, recompute, micro_batches) in enumerate(CASES):
+    cases = []
+    for index, (config, layout, rows, context, precision, kept, micro_batches) in enumerate(CASES):
         path = folder / f"{index}.json"
         path.write_text(json.dumps(config))
-        cases.append(
-            {
-                "config": str(path),
-                "layout": layout,
-                "rows": rows,
-                "context": context,
-                "precision": precision,
-                "recompute": recompute,
-                "micro_batches": micro_batches,
-            }
-        )
-    torch.multiprocessing.spawn(planning_worker.work, args=(WORLD, str(folder), cases), nprocs=WORLD)
-    return list(zip(cases, json.loads((folder / "counted.json").read_text()), strict=True))
+        sizes = {"rows": rows, "context": context, "micro_batches": micro_batches}
+        job, plan = eager_step(layout, precision=precision, recompute=kept, **sizes)
+        cases.append((read_model(str(path)), job, plan))
+    return list(zip(cases, on_processes(WORLD, count_steps, cases)[0], strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(CASES)), ids=lambda index: f"{index}-{CASES[index][1]}")
 def test_peak_is_within_15_per_cent_of_what_a_step_takes(
-    counted: list[tuple[Case, dict[str, int]]], index: int
+    counted: list[tuple[Any, Counted]], index: int
 ) -> None:
-    case, real = counted[index]
-    job, plan = plan_of(case)
-    estimated = peak_memory(Shape(read_model(case["config"])), job, plan, fused_norms=False)
-    assert estimated.parameters == pytest.approx(real["parameters"], rel=0.02)
-    assert estimated.optimizer == pytest.approx(real["optimizer"], rel=0.02)
-    assert real["gradients"] == real["parameters"]
-    assert estimated.total == pytest.approx(real["peak"], rel=0.15)
+    (config, job, plan), real = counted[index]
+    estimated = peak_memory(Shape(config), job, plan, fused_norms=False)
+    assert estimated.parameters == pytest.approx(real.parameters, rel=0.02)
+    assert estimated.optimizer == pytest.approx(real.optimizer, rel=0.02)
+    assert real.gradients == real.parameters
+    assert estimated.total == pytest.approx(real.peak, rel=0.15)
 
 
 def test_the_parts_follow_the_layout() -> None:

@@ -14,12 +14,11 @@ import torch
 from torchwright.kernels import build, pack, reference
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.gpu import pack as gpu_pack
+from torchwright.kernels.limits import LANES
 
 native: Any = torch.ops.torchwright
 triton: Any = torch.ops.torchwright_gpu
 FAST = (torch.float32, torch.bfloat16)
-LANES = 16
-"""Head sizes that are no multiple of it are rare enough to be left to `reference` on a CPU."""
 
 
 def available() -> bool:

@@ -12,6 +12,7 @@ from torchwright.decoder.layers import MixtureOfExperts
 from torchwright.decoder.model import Decoder
 from torchwright.errors import WorkloadError
 from torchwright.kernels import build, ops
+from torchwright.kernels.limits import LANES
 
 
 def require_invariance(decoder: Decoder) -> None:
@@ -31,7 +32,7 @@ def _variant(decoder: Decoder) -> tuple[str, str] | None:
         return build.load() or f"{decoder.embedding.dtype} on {decoder.embedding.device.type}", ""
     if any(isinstance(module, nn.Linear) for module in decoder.modules()):
         return "linear layers of PyTorch", "--dtype bf16 or --quantize takes the compiled ones; "
-    if decoder.config.head_dim % ops.LANES:
+    if decoder.config.head_dim % LANES:
         return (
             f"heads of {decoder.config.head_dim} dimensions, which the compiled attention does not take",
             "",

@@ -12,14 +12,11 @@ from torch import nn
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.kernels import build
+from torchwright.kernels.limits import LANES, LARGEST_HEAD
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.encoder_graph import drop_masks
 from torchwright.techniques.wrapping import AttentionBy
 from torchwright.techniques.wrapping import fused_attention as fused
-
-HEADS = 16
-"""Head sizes are multiples of it, up to LARGEST_HEAD."""
-LARGEST_HEAD = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +107,8 @@ def refusal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, longest
         return f"its type is {query.dtype}"
     if query.dim() != 4 or key.shape != value.shape or query.shape[:2] != key.shape[:2]:
         return f"queries {tuple(query.shape)}, keys {tuple(key.shape)}, values {tuple(value.shape)}"
-    if query.shape[-1] != key.shape[-1] or query.shape[-1] % HEADS or query.shape[-1] > LARGEST_HEAD:
-        return f"heads of {query.shape[-1]} features; multiples of {HEADS} up to {LARGEST_HEAD} are taken"
+    if query.shape[-1] != key.shape[-1] or query.shape[-1] % LANES or query.shape[-1] > LARGEST_HEAD:
+        return f"heads of {query.shape[-1]} features; multiples of {LANES} up to {LARGEST_HEAD} are taken"
     if key.shape[2] > longest:
         return f"it has {key.shape[2]} keys"
     return None

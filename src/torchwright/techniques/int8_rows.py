@@ -15,12 +15,10 @@ from torch import nn
 
 from torchwright.facts import DeviceFacts
 from torchwright.kernels import build, pack
+from torchwright.kernels.limits import LONGEST
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.encoder_graph import fuse_layers
 from torchwright.techniques.int8 import layer_error, swap_layers
-
-LONGEST = 65536
-"""Input features whose products a 32-bit sum holds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,9 @@ import triton.language as tl
 from torchwright.kernels.gpu import check
 from torchwright.kernels.gpu.language import convert, dot, round_even, step_inverse
 from torchwright.kernels.gpu.pack import STEP, split_w4
+from torchwright.kernels.limits import LONGEST
 from torchwright.kernels.pack import PANEL, padded_depth
 
-LONGEST = 65536
-"""Input features of which an int32 holds the sum of products."""
 PROGRAMS = 256
 """Programs that keep a large GPU busy: fewer tiles are cut into spans."""
 MOST_SPANS, SPAN_STEPS = 16, 8

@@ -7,7 +7,7 @@ lives, and its present size is read, since FSDP2 frees gathered parameters by re
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchwright.decoder.config import DecoderConfig
+from torchwright.train.layout import Layout
 from torchwright.train.loss import shift_labels
 from torchwright.train.model import Transformer
 from torchwright.train.parallel import local_batch, make_mesh, parallelize
@@ -75,6 +76,23 @@ class Counted:
     optimizer: int
     peak: int
     """The most that lived at once in a step."""
+
+
+def eager_step(
+    layout: str, *, rows: int, context: int, precision: str, recompute: str, micro_batches: int
+) -> tuple[Job, Plan]:
+    """A step of `micro_batches` times `rows` rows of `context` tokens in each process; nothing is compiled."""
+    parsed = Layout.parse(layout)
+    tokens = parsed.batch_ways * rows * micro_batches * context
+    settings: Any = {"precision": precision}
+    job = Job(tokens_per_step=tokens, context=context, compile=False, **settings)
+    kept: Any = {"recompute": recompute}
+    return job, Plan(layout=parsed, micro_batch=rows, micro_batches=micro_batches, **kept)
+
+
+def count_steps(cases: Sequence[tuple[DecoderConfig, Job, Plan]]) -> list[Counted]:
+    """`count_step` of each, one after the other."""
+    return [count_step(config, job, plan) for config, job, plan in cases]
 
 
 def count_step(config: DecoderConfig, job: Job, plan: Plan) -> Counted:
