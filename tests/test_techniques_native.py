@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import folders
+from torchwright.decoder import load_decoder
 from torchwright.decoder.native import NativeModel
 from torchwright.decoder.packed import FORMS, TENSORS
 from torchwright.devices import get_device
@@ -194,3 +196,19 @@ def test_without_kernels_it_refuses_with_the_reason(
     workload = LanguageWorkload(folder, batch=1, prompt_tokens=PROMPT, new_tokens=NEW, eval_text=text)
     target = make_target(workload, get_device("cpu").identify())
     assert techniques.get("native")().refuse(target) == "no C++ compiler was found"
+
+
+def test_the_originals_weights_are_gone_before_the_decoders_come(
+    folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both at once would be more than two originals take, which is what a search needs anyway."""
+    target = target_of(folder, text)
+    first, left = weakref.ref(next(target.model.parameters())), []
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        left.append(first())
+        return load_decoder(*arguments, **options)
+
+    monkeypatch.setattr("torchwright.techniques.native.load_decoder", load)
+    apply_steps(target, [parse_step("native")])
+    assert left == [None]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from torchwright.decoder import UnsupportedArchitecture, load_decoder
 from torchwright.decoder.config import read_decoder_config
@@ -45,6 +47,10 @@ class Native(Technique):
 
     def apply(self, target: Target) -> None:
         workload: Any = target.workload
+        target.model = (
+            nn.Identity()
+        )  # transformers' weights go first: both together fit where two originals do not
+        gc.collect()
         target.model = NativeModel(load_decoder(workload.folder, dtype=torch.bfloat16))
         target.compute_dtype = torch.bfloat16
         target.settings.engine = "native"
