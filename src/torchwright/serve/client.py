@@ -144,10 +144,15 @@ class EngineClient:
         if self.state != "ready" or not self._send(message):
             mailbox.put(Lost(self.detail))
 
-    def cancel(self, id: str, reason: str, index: int | None = None) -> None:
-        """Tell the engine that nobody waits for a request, or for one of its sequences."""
+    def cancel(self, id: str, reason: str) -> None:
+        """Tell the engine that nobody waits for a request."""
         if id in self._mailboxes and self.state == "ready":
-            self._send(Cancel(id=id, index=index, reason=reason))
+            self._send(Cancel(id=id, reason=reason))
+
+    def stop(self, id: str, index: int, reason: str) -> None:
+        """Tell the engine that one of a request's sequences has all that was wanted of it: a normal end."""
+        if id in self._mailboxes and self.state == "ready":
+            self._send(Cancel(id=id, index=index, reason=reason, finish="stop"))
 
     def finish(self, id: str) -> None:
         """No more items are wanted for a request."""

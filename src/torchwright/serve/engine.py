@@ -134,7 +134,7 @@ class Engine:
         """End a request, or one of its sequences; their pages are free when this returns. Unknown ids have ended."""
         for index, sequence in list(self._live.get(cancel.id, {}).items()):
             if cancel.index in (None, index):
-                self._end(sequence, "cancelled", cancel.reason)
+                self._end(sequence, cancel.finish, cancel.reason)
 
     def cancel_all(self, reason: str) -> None:
         """End every request."""

@@ -61,6 +61,8 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     index: int | None = None
     """One of its n sequences; None is all of them."""
     reason: str
+    finish: Literal["stop", "cancelled"] = "cancelled"
+    """`stop`: it has all that was wanted of it, such as a text up to a stop string."""
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
