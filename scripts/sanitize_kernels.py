@@ -44,7 +44,7 @@ def main() -> int:
             "UBSAN_OPTIONS": "print_stacktrace=1",
         }
         # What a dying process writes is not to be captured.
-        tests = [sys.executable, "-m", "pytest", "-m", "not slow", "--capture=sys", "--timeout=1800"]
+        tests = [sys.executable, "-m", "pytest", "-n0", "-m", "not slow", "--capture=sys", "--timeout=1800"]
         arguments = sys.argv[1:] or ["-q", str(ROOT / "tests" / "kernels")]
         code = subprocess.run([*tests, *arguments], cwd=ROOT, env=environment).returncode
         if [*path.parent.glob("*.so")] != [path]:

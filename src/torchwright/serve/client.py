@@ -149,7 +149,7 @@ class EngineClient:
         if id in self._mailboxes and self.state == "ready":
             self._send(Cancel(id=id, reason=reason))
 
-    def stop(self, id: str, index: int, reason: str) -> None:
+    def end_one(self, id: str, index: int, reason: str) -> None:
         """Tell the engine that one of a request's sequences has all that was wanted of it: a normal end."""
         if id in self._mailboxes and self.state == "ready":
             self._send(Cancel(id=id, index=index, reason=reason, finish="stop"))

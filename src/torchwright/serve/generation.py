@@ -115,7 +115,7 @@ class Generation:
         for (id, index), sequence in self._sequences.items():
             if sequence.choice == choice and not sequence.ended:
                 sequence.stopped_by = reason
-                self._client.stop(id, index, reason)
+                self._client.end_one(id, index, reason)
 
     def _cancel(self, reason: str) -> None:
         """Once for each of the engine's requests that has not ended."""
@@ -162,7 +162,7 @@ class Generation:
         if found is not None:
             sequence.stopped_by = found
             if output.finish is None:
-                self._client.stop(output.id, output.index, "stop string")
+                self._client.end_one(output.id, output.index, "stop string")
         elif output.finish is not None:
             text += sequence.stops.rest()
         step.text, step.logprobs, step.prompt_logprobs = text, logprobs, output.prompt_logprobs

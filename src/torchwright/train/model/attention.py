@@ -24,6 +24,9 @@ class Scores:
     """0 is none, else scores become tanh(score / soft_cap) · soft_cap."""
 
 
+BLOCK, MOST_BLOCKS = 128, 16
+"""Queries of a block of `explicit_attention` at least, and blocks of a sequence at most."""
+
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Scores], torch.Tensor]
 """From queries (B, H, T, D), keys and values (B, K, T, D) to (B, H, T, D); causal, H a multiple of K."""
 
@@ -51,12 +54,29 @@ def fused_attention(
 def explicit_attention(
     q_BHTD: torch.Tensor, k_BKTD: torch.Tensor, v_BKTD: torch.Tensor, scores: Scores
 ) -> torch.Tensor:
-    """Scores, softmax and weighted sum as operators of their own; softmax in float32 or better."""
-    positions = torch.arange(q_BHTD.shape[2], device=q_BHTD.device)
-    hidden_TT = ~visible(positions, positions, scores.window)
-    score = masked_scores(q_BHTD, k_BKTD, hidden_TT, scores)
-    weight = score.softmax(-1, dtype=torch.promote_types(score.dtype, torch.float32)).to(v_BKTD.dtype)
-    return (weight @ v_BKTD[:, :, None]).flatten(1, 2)
+    """Scores, softmax and weighted sum as operators of their own; softmax in float32 or better inside.
+
+    Queries go in blocks, each with the keys that any of its queries sees. On a CPU the passes over scores take longer
+    than the products, so that there are few of them: queries are scaled instead, and the mask is added in place.
+    """
+    (H, T), K = q_BHTD.shape[1:3], k_BKTD.shape[1]
+    q_BKGTD = (q_BHTD * scores.scale).unflatten(1, (K, H // K))
+    positions = torch.arange(T, device=q_BHTD.device)
+    block = max(BLOCK, -(-T // MOST_BLOCKS))
+    parts = []
+    for begin in range(0, T, block):
+        end = min(begin + block, T)
+        first = max(0, begin + 1 - scores.window) if scores.window else 0
+        # The queries of one key head are rows of one matrix: nothing is repeated for them.
+        q_BKRD = q_BKGTD[:, :, :, begin:end].flatten(2, 3)
+        score_BKRS = q_BKRD @ k_BKTD[:, :, first:end].transpose(-1, -2)
+        if scores.soft_cap:
+            score_BKRS = torch.tanh(score_BKRS / scores.soft_cap) * scores.soft_cap
+        seen_QS = visible(positions[begin:end], positions[first:end], scores.window)
+        mask_QS = torch.zeros_like(seen_QS, dtype=score_BKRS.dtype).masked_fill_(~seen_QS, float("-inf"))
+        weight_BKRS = score_BKRS.unflatten(2, (H // K, -1)).add_(mask_QS).softmax(-1).flatten(2, 3)
+        parts.append((weight_BKRS @ v_BKTD[:, :, first:end]).unflatten(2, (H // K, -1)))
+    return torch.cat(parts, 3).flatten(1, 2)
 
 
 def visible(query_Q: torch.Tensor, key_S: torch.Tensor, window: int) -> torch.Tensor:

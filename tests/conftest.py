@@ -1,0 +1,8 @@
+"""What holds for every process of a test run; pytest-xdist starts its own after this file has been read."""
+
+from __future__ import annotations
+
+import os
+
+# OpenMP's threads spin while they wait, for what another process's threads would compute on the same processor.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")

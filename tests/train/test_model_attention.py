@@ -1,0 +1,61 @@
+"""Attention in blocks of queries against one softmax over everything in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchwright.train.model import Scores, explicit_attention, fused_attention
+from torchwright.train.model.attention import BLOCK, MOST_BLOCKS
+
+SCORES = {
+    "full": Scores(scale=0.3, window=0, soft_cap=0.0),
+    "window": Scores(scale=0.3, window=37, soft_cap=0.0),
+    "capped": Scores(scale=0.3, window=0, soft_cap=2.0),
+    "both": Scores(scale=0.3, window=BLOCK + 5, soft_cap=2.0),
+}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2}
+"""Relative error of a whole tensor's norm."""
+
+
+def reference(
+    q_BHTD: torch.Tensor, k_BKTD: torch.Tensor, v_BKTD: torch.Tensor, scores: Scores
+) -> torch.Tensor:
+    k, v = (part.repeat_interleave(q_BHTD.shape[1] // part.shape[1], 1) for part in (k_BKTD, v_BKTD))
+    score = q_BHTD @ k.mT * scores.scale
+    if scores.soft_cap:
+        score = (score / scores.soft_cap).tanh() * scores.soft_cap
+    distance = torch.arange(score.shape[-2])[:, None] - torch.arange(score.shape[-1])
+    hidden = distance < 0
+    if scores.window:
+        hidden = hidden | (distance >= scores.window)
+    return score.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", SCORES)
+@pytest.mark.parametrize("tokens", [1, 5, 2 * BLOCK, 2 * BLOCK + 19])
+def test_outputs_and_gradients(tokens: int, kind: str, dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(tokens)
+    shapes = [(2, 6, tokens, 16), (2, 2, tokens, 16), (2, 2, tokens, 16)]
+    parts = [torch.randn(shape, generator=random).to(dtype).requires_grad_() for shape in shapes]
+    exact = [part.detach().double().requires_grad_() for part in parts]
+    toward = torch.randn(shapes[0], generator=random).to(dtype)
+    wanted = reference(exact[0], exact[1], exact[2], SCORES[kind])
+    gradients = torch.autograd.grad(wanted, exact, toward.double())
+    for attention in (explicit_attention, fused_attention):
+        found = attention(parts[0], parts[1], parts[2], SCORES[kind])
+        assert found.dtype == dtype
+        got = (found, *torch.autograd.grad(found, parts, toward))
+        for ours, theirs in zip(got, (wanted, *gradients), strict=True):
+            error = (ours.double() - theirs).norm() / theirs.norm().clamp(min=1)
+            assert error < TOLERANCE[dtype]
+
+
+def test_a_long_sequence_is_cut_into_few_blocks() -> None:
+    tokens = BLOCK * (MOST_BLOCKS + 1)
+    part = torch.randn(1, 1, tokens, 2, generator=torch.Generator().manual_seed(0))
+    found = explicit_attention(part, part, part, SCORES["window"])
+    torch.testing.assert_close(
+        found, fused_attention(part, part, part, SCORES["window"]), atol=1e-5, rtol=1e-4
+    )
