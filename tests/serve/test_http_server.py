@@ -142,6 +142,20 @@ def test_chat_streams_roles_pieces_usage_and_timing(http: httpx.Client) -> None:
     assert last["timing"]["choices"][0]["prefix"] == {"cache_tokens": 3, "computed_tokens": 5}
 
 
+@pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/completions"])
+def test_every_event_counts_where_it_is_asked_for(http: httpx.Client, url: str) -> None:
+    """vLLM's name for it, which load generators send."""
+    asked = {"messages": [{"role": "user", "content": PROMPT}]} if "chat" in url else {"prompt": PROMPT}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**asked, "max_tokens": 4, "stream": True, "stream_options": options}
+    counted = [chunk["usage"]["completion_tokens"] for chunk in events(http.post(url, json=body).text)]
+    assert counted == sorted(counted)
+    assert counted[-1] == 4
+    assert len(set(counted)) > 1
+    alone = {**body, "stream_options": {"continuous_usage_stats": True}}
+    assert not any("usage" in chunk for chunk in events(http.post(url, json=alone).text))
+
+
 def test_timing_is_given_by_the_header_too(http: httpx.Client) -> None:
     body = {"prompt": PROMPT, "max_tokens": 1}
     assert "timing" not in http.post("/v1/completions", json=body).json()

@@ -57,6 +57,8 @@ class Facts:
     tokenizer: Tokenizer
     usage: bool
     """Whether a stream ends with the usage."""
+    running_usage: bool = False
+    """Whether each of its events has it too, up to there."""
     timing: bool
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -68,6 +70,11 @@ class Facts:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
+
+    def chunk(self, head: dict[str, Any], choice: dict[str, Any]) -> bytes:
+        """One event of a stream."""
+        counted = {"usage": usage(self.generation)} if self.running_usage else {}
+        return event({**head, "choices": [choice], **counted})
 
     def end(self, head: dict[str, Any]) -> bytes:
         """The last events of a stream: usage and timing where they were asked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchwright.serve.answers import Choice, Facts, event, finite
+from torchwright.serve.answers import Choice, Facts, finite
 from torchwright.serve.calls import CallArguments, CallBegin, CallParser, Event, Text
 from torchwright.serve.generation import Step
 from torchwright.serve.messages import TokenLogprob
@@ -96,7 +96,7 @@ class ChatAnswer:
             if step.finish:
                 choice["finish_reason"] = self._choices[index].finish
                 choice["stop_reason"] = self._choices[index].stop_reason
-        return event({**self._head, "choices": [choice]})
+        return self._facts.chunk(self._head, choice)
 
     def _scores(self, scored: Sequence[TokenLogprob | None]) -> dict[str, Any] | None:
         if not self._logprobs:

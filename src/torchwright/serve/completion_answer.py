@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchwright.serve.answers import Choice, Facts, event, finite
+from torchwright.serve.answers import Choice, Facts, finite
 from torchwright.serve.generation import Step
 from torchwright.serve.messages import TokenLogprob
 
@@ -44,14 +44,14 @@ class CompletionAnswer:
 
     def begin(self) -> bytes:
         chunks = (self._choice(index, text, Choice(), []) for index, text in self._echo.items())
-        return b"".join(event({**self._head, "choices": [chunk]}) for chunk in chunks)
+        return b"".join(self._facts.chunk(self._head, chunk) for chunk in chunks)
 
     def events(self, step: Step) -> bytes:
         choice = self._choices[step.choice]
         if step.finish:
             choice.finish, choice.stop_reason = step.finish, step.stop_reason
         chunk = self._choice(step.choice, step.text, choice, list(step.logprobs or []))
-        return event({**self._head, "choices": [chunk]})
+        return self._facts.chunk(self._head, chunk)
 
     def end(self) -> bytes:
         return self._facts.end(self._head)

@@ -16,7 +16,7 @@ from torchwright.serve.messages import Ready
 from torchwright.serve.parse import parse
 from torchwright.serve.parts import NamedTool
 from torchwright.serve.prepare import Model, Prepared, Wanted, form_of, prepare
-from torchwright.serve.protocol import ChatRequest, CompletionRequest, Shared
+from torchwright.serve.protocol import ChatRequest, CompletionRequest, Shared, StreamOptions
 from torchwright.serve.response_answer import ResponseAnswer
 from torchwright.serve.responses import ResponsesRequest
 from torchwright.serve.service import Service, new_id
@@ -49,8 +49,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     id = new_id("chatcmpl")
     special = model.template.plain
     prepared = await prepare(id, body, [text], wanted, model, ready, special=special, param="messages")
-    usage = bool(body.stream_options and body.stream_options.include_usage)
-    facts = _facts(service, request, id, body, prepared, model, ready, usage=usage)
+    facts = _facts(service, request, id, body, prepared, model, ready, stream=body.stream_options)
     parsers = asked.parsers(model.tool_format, body.n)
     answer = ChatAnswer(facts, logprobs=body.logprobs, parsers=parsers)
     return await _respond(service, request, body, facts, answer)
@@ -70,8 +69,7 @@ async def completions(service: Service, request: Request) -> Response:
     )
     id = new_id("cmpl")
     prepared = await prepare(id, body, body.prompts, wanted, model, ready, special=True, param="prompt")
-    usage = bool(body.stream_options and body.stream_options.include_usage)
-    facts = _facts(service, request, id, body, prepared, model, ready, usage=usage)
+    facts = _facts(service, request, id, body, prepared, model, ready, stream=body.stream_options)
     echo = [submit.ids for submit in prepared.submits] if body.echo else None
     answer = CompletionAnswer(facts, echo=echo, logprobs=body.logprobs is not None)
     return await _respond(service, request, body, facts, answer)
@@ -92,7 +90,9 @@ async def responses(service: Service, request: Request) -> Response:
     id = new_id("resp")
     special = model.template.plain
     prepared = await prepare(id, body, [text], wanted, model, ready, special=special, param="input")
-    facts = _facts(service, request, id, body, prepared, model, ready, usage=True)
+    facts = _facts(
+        service, request, id, body, prepared, model, ready, stream=StreamOptions(include_usage=True)
+    )
     answer = ResponseAnswer(facts, body, asked.parsers(model.tool_format, 1))
     return await _respond(service, request, body, facts, answer)
 
@@ -106,8 +106,9 @@ def _facts(
     model: Model,
     ready: Ready,
     *,
-    usage: bool,
+    stream: StreamOptions | None,
 ) -> Facts:
+    stream = stream or StreamOptions()
     wanted = request.headers.get(TIMING_HEADER, "0").lower() in ("1", "true")
     return Facts(
         id=id,
@@ -115,7 +116,8 @@ def _facts(
         fingerprint=ready.fingerprint[:16],
         generation=Generation(prepared, service.client, model.tokenizer, service.metrics),
         tokenizer=model.tokenizer,
-        usage=usage,
+        usage=stream.include_usage,
+        running_usage=stream.include_usage and stream.continuous_usage_stats,
         timing=body.timing or wanted,
     )
 

@@ -31,6 +31,9 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 class StreamOptions(Body):
     include_usage: bool = False
+    """The last event but one says how many tokens there were."""
+    continuous_usage_stats: bool = False
+    """With include_usage, every event says how many there are so far (vLLM's name)."""
     """Send one more event with the usage, before the end."""
 
 
@@ -91,7 +94,7 @@ class Choices(Shared):
     response_format: ResponseFormat | None = None
     """text, json_object, or json_schema with a schema, which is always enforced."""
     stream_options: StreamOptions | None = None
-    """With `stream`: include_usage."""
+    """With `stream`: include_usage, continuous_usage_stats."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -91,6 +91,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 application(service, self._lifespan),
                 http=connection_class(limits),
+                loop="asyncio",  # and not uvloop where something else has brought it: this one is tested
                 ws="none",
                 lifespan="on",
                 log_config=None,
