@@ -32,6 +32,15 @@ class Fold(Technique):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Trim(Technique):
+    """A change of the graph that must come before its numbers and its engine change."""
+
+    name: ClassVar[str] = "trim"
+    phase: ClassVar[Phase] = Phase.GRAPH
+    needs: ClassVar[frozenset[str]] = frozenset({"eager", "float32"})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Half(Technique):
     """A narrower type; has two variants."""
 
@@ -139,6 +148,7 @@ class Elsewhere(Technique):
 
 FAKES: tuple[type[Technique], ...] = (
     Fold,
+    Trim,
     Half,
     Quantize,
     Static,

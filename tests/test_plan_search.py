@@ -268,6 +268,32 @@ def test_a_step_dropped_before_compilation_gets_a_second_chance_after_it(world: 
     assert world.started.count((step("half"),)) == 1
 
 
+def test_second_chances_come_after_the_quantizations(world: World):
+    """Each of them takes the compiler once more, for less than a quantization gains."""
+    world.gain = lambda names: {
+        frozenset({"half"}): 0.8,
+        frozenset({"fuse"}): 2.0,
+        frozenset({"fuse", "quantize"}): 4.0,
+        frozenset({"fuse", "half", "quantize"}): 6.0,
+    }.get(names, 1.0)
+    outcome = world.search(step("half"), step("fuse"), step("quantize"))
+    assert names(outcome) == ["half", "quantize", "fuse"]
+    assert (step("half"), step("fuse")) not in world.started
+
+
+def test_a_second_chance_keeps_what_later_steps_take_away(world: World):
+    """A change of the graph needs the model as it was, which it is at its place, whatever was kept since."""
+    world.gain = lambda names: {
+        frozenset({"trim"}): 1.0,
+        frozenset({"half"}): 2.0,
+        frozenset({"half", "fuse"}): 4.0,
+        frozenset({"trim", "half", "fuse"}): 8.0,
+    }.get(names, 1.0)
+    outcome = world.search(step("trim"), step("half"), step("fuse"))
+    assert names(outcome) == ["trim", "half", "fuse"]
+    assert world.started.count((step("trim"),)) == 1
+
+
 def test_narrow_weights_are_tried_together_with_a_compiler_that_gained_nothing_alone(world: World):
     world.gain = lambda names: 2.0 if {"fuse", "quantize"} <= names else 1.0
     outcome = world.search(step("fuse"), step("quantize"))

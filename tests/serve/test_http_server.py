@@ -149,9 +149,9 @@ def test_every_event_counts_where_it_is_asked_for(http: httpx.Client, url: str) 
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {**asked, "max_tokens": 4, "stream": True, "stream_options": options}
     counted = [chunk["usage"]["completion_tokens"] for chunk in events(http.post(url, json=body).text)]
+    assert len(counted) >= 4
     assert counted == sorted(counted)
     assert counted[-1] == 4
-    assert len(set(counted)) > 1
     alone = {**body, "stream_options": {"continuous_usage_stats": True}}
     assert not any("usage" in chunk for chunk in events(http.post(url, json=alone).text))
 

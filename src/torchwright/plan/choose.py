@@ -56,15 +56,28 @@ def with_step(
     search: Search, technique: Technique, step: Step
 ) -> tuple[tuple[Step, ...] | None, tuple[Step, ...]]:
     """The best recipe with `step`, in place of kept steps that took away what it needs."""
-    missing = technique.needs - search.have()
-    if not missing:
-        return in_order([*search.best.steps, step]), ()
+    missing, together = technique.needs - search.have(), in_order([*search.best.steps, step])
+    if not missing or _hold_together(search, together):
+        return together, ()
     swapped = tuple(kept for kept in search.best.steps if from_step(kept).removes & missing)
     restored = frozenset[str]().union(*(from_step(kept).removes for kept in swapped))
     if missing - restored or "compiled" in missing or any(kept in search.wanted for kept in swapped):
         return None, ()
     rest = [kept for kept in search.best.steps if kept not in swapped]
     return in_order([*rest, step]), swapped
+
+
+def _hold_together(search: Search, steps: tuple[Step, ...]) -> bool:
+    """Whether each step, in its place, finds what it needs: one of an early phase may lack nothing but what later steps
+    of the recipe have taken away."""
+    have: frozenset[str] = search.description["properties"]
+    changes = [from_step(step) for step in steps]
+    promised = frozenset[str]().union(*(change.gives for change in changes))
+    for change in changes:
+        if change.needs - have - promised:
+            return False
+        have = (have - change.removes) | change.gives
+    return True
 
 
 def engine_in_the_way(search: Search, technique: Technique) -> Step | None:
@@ -135,8 +148,11 @@ def cannot_pay(search: Search, technique: Technique) -> str | None:
     )
 
 
-def second_chances(search: Search) -> list[Step]:
-    """Steps dropped for speed before the model was compiled: fusion can change the verdict."""
+def second_chances(search: Search, queue: list[Step]) -> list[Step]:
+    """The queue with steps that were dropped for speed before the model was compiled: fusion can change the verdict.
+
+    They come after the quantizations, which gain more, since each of them takes the compiler once more.
+    """
     again = [
         rung.step
         for rung in search.rungs
@@ -145,7 +161,9 @@ def second_chances(search: Search) -> list[Step]:
         and "compiled" not in from_step(rung.step).gives
     ]
     search.rungs = [rung for rung in search.rungs if rung.step not in again]
-    return in_search_order(again)
+    weights = [place for place, step in enumerate(queue) if from_step(step).phase == Phase.WEIGHTS]
+    after = weights[-1] + 1 if weights else 0
+    return [*queue[:after], *in_search_order(again), *queue[after:]]
 
 
 def in_search_order(steps: Sequence[Step]) -> list[Step]:

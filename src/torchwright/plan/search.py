@@ -107,5 +107,5 @@ def _try(search: Search, step: Step, queue: list[Step]) -> list[Step]:
         return queue
     kept = attempt(search, step, steps, swapped)
     if kept and "compiled" in technique.gives:
-        return [*choose.second_chances(search), *queue]
+        return choose.second_chances(search, queue)
     return queue
