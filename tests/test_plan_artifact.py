@@ -22,6 +22,7 @@ from torch import nn
 import torchwright as tw
 from in_process import trials_in_process
 from torchwright.errors import ArtifactError
+from torchwright.paths import file_digest
 from torchwright.plan import artifact
 from torchwright.plan.program import read_programs
 from torchwright.plan.tree import read_tree, write_tree
@@ -88,7 +89,7 @@ def seal(folder: Path) -> None:
     """What a forger can do: make all checksums right. The signature they cannot."""
     manifest = json.loads((folder / artifact.MANIFEST).read_text())
     names = artifact._names(folder)  # pyright: ignore[reportPrivateUsage]
-    manifest["files"] = {name: artifact.digest(folder / name) for name in names}
+    manifest["files"] = {name: file_digest(folder / name) for name in names}
     (folder / artifact.MANIFEST).write_text(json.dumps(manifest))
 
 

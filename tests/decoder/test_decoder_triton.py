@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from nested import run_file
 from torchwright.decoder import load_decoder
 from torchwright.errors import TorchwrightError, UnknownName
 from torchwright.workloads.language import BUNDLED
@@ -20,28 +18,19 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def run(**environment: str) -> None:
-    file = Path(__file__).with_name("triton_decoder.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "--no-header", str(file)],
-        env=os.environ | environment | {"PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+FILE = Path(__file__).with_name("triton_decoder.py")
 
 
 @needs_triton
 def test_in_the_interpreter() -> None:
-    run(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
+    run_file(FILE, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.cuda
 @needs_triton
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_card() -> None:
-    run(TRITON_INTERPRET="0")
+    run_file(FILE, TRITON_INTERPRET="0")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from nested import run_file
 from torchwright.kernels import pack
 from torchwright.kernels.gpu import operators
 from torchwright.kernels.gpu import pack as gpu_pack
@@ -23,32 +21,10 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def run(file: str, **environment: str) -> None:
-    """One file's tests in a process of their own: Triton looks for its interpreter when it is imported."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-n0",
-            "-p",
-            "no:cacheprovider",
-            "--no-header",
-            str(HERE / file),
-        ],
-        env=os.environ | environment | {"PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-
-
 @needs_triton
 @pytest.mark.parametrize("file", CHECKS)
 def test_in_the_interpreter(file: str) -> None:
-    run(file, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
+    run_file(HERE / file, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.cuda
@@ -56,7 +32,7 @@ def test_in_the_interpreter(file: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("file", CHECKS)
 def test_on_a_card(file: str) -> None:
-    run(file, TRITON_INTERPRET="0")
+    run_file(HERE / file, TRITON_INTERPRET="0")
 
 
 @needs_triton

@@ -39,6 +39,12 @@ def apply_allocator(kind: str | None) -> None:
         )
 
 
+def retain_where_possible() -> None:
+    """`apply_allocator("retain")`, or nothing where the C library cannot."""
+    if retain_fault() is None:
+        apply_allocator("retain")
+
+
 def retain_fault() -> str | None:
     """Why `retain` cannot work here, or None."""
     if not sys.platform.startswith("linux"):

@@ -32,7 +32,7 @@ from typing import Any
 
 from torchwright.errors import ArtifactError
 from torchwright.facts import RECIPE_FORMAT, Fingerprint, Recipe, to_json
-from torchwright.paths import cache_folder
+from torchwright.paths import cache_folder, file_digest
 from torchwright.plan import folders, interrupts
 
 RECIPE, MANIFEST, REPORT, NATIVE, MODEL = "recipe.json", "manifest.json", "report.html", "native", "model"
@@ -100,7 +100,7 @@ def finish(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> None:
     (folder / RECIPE).write_text(to_json(recipe))
     for name in _names(folder):  # safetensors writes files that nobody else may read
         (folder / name).chmod((folder / RECIPE).stat().st_mode)
-    files = {name: digest(folder / name) for name in _names(folder)}
+    files = {name: file_digest(folder / name) for name in _names(folder)}
     (folder / MANIFEST).write_text(json.dumps(asdict(Manifest(**manifest, files=files)), indent=2) + "\n")
     (folder / SIGNATURE).write_text(sign(folder / MANIFEST))
 
@@ -189,12 +189,6 @@ def same_machine(recipe: Fingerprint, here: Fingerprint) -> str | None:
     return None
 
 
-def digest(path: Path) -> str:
-    """SHA-256 of a file in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def sign(path: Path) -> str:
     """HMAC of a file with this user's key."""
     return hmac.new(_key(), path.read_bytes(), hashlib.sha256).hexdigest()
@@ -232,7 +226,7 @@ def _check_names(path: Path, manifest: Manifest) -> None:
 
 def _check_contents(path: Path, manifest: Manifest) -> None:
     for name, expected in manifest.files.items():
-        if digest(path / name) != expected:
+        if file_digest(path / name) != expected:
             raise ArtifactError(
                 f"{path} is damaged", found=f"{name} has changed since it was written", next="optimize again"
             )

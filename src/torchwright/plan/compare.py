@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from torchwright.measure.clock import paired_speedup
 from torchwright.plan.state import FINISH_SHARE, Comparison, Search
 from torchwright.plan.trial import Candidate, TrialFailed
+from torchwright.plan.worker import TURN_SECONDS
 
 MIN_GAIN = 1.01
 """A step must gain one per cent, and its whole interval must lie above 1."""
-TURN_SECONDS = 0.02
-"""A turn of timing repeats a short call until it has taken this long."""
 ROUNDS = (7, 25)
 """Fewest and most paired turns of one comparison."""
 COMPARE_SECONDS = 5.0

@@ -14,6 +14,7 @@ from torch import nn
 
 from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError
 from torchwright.facts import Fingerprint, Recipe
+from torchwright.paths import file_digest
 from torchwright.plan import artifact, folders
 from torchwright.plan.artifact import Manifest
 from torchwright.plan.eager import EagerRunner
@@ -192,7 +193,7 @@ class _Loader:
         from torchwright.plan.program import compile_program, read_programs
 
         key = hashlib.sha256(
-            f"{artifact.digest(self.path / artifact.MANIFEST)}{_code_key(self.here)}".encode()
+            f"{file_digest(self.path / artifact.MANIFEST)}{_code_key(self.here)}".encode()
         ).hexdigest()[:24]
         folder = artifact.cache_folder() / "compiled" / key
         if folder.is_dir():

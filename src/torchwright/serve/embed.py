@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.errors import TorchwrightError
+from torchwright.paths import file_digest
 from torchwright.plan import artifact
 from torchwright.serve.messages import Embed, Embedded, Failed, Ready
 from torchwright.workloads.encoding import Encoder, padded, plain_tokenizer
@@ -27,7 +28,7 @@ class ServedEncoder:
             stop_ids=[],
             weight_bytes=sum(file.stat().st_size for file in folder.rglob("*.safetensors")),
             kv_bytes=0,
-            fingerprint=artifact.digest(folder / artifact.MANIFEST)[:24],
+            fingerprint=file_digest(folder / artifact.MANIFEST)[:24],
             notices=notices,
         )
 

@@ -22,7 +22,7 @@ import zmq
 from torchwright.answer import is_artifact, open_model, refuse_for_artifact
 from torchwright.decoder.cache import PAGE
 from torchwright.decoder.generate import LoadedDecoder
-from torchwright.devices.allocator import apply_allocator, retain_fault
+from torchwright.devices.allocator import retain_where_possible
 from torchwright.errors import ArtifactError, TorchwrightError
 from torchwright.plan.load import load
 from torchwright.serve.embed import ServedEncoder
@@ -61,8 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     _die_with_parent()
     sys.setswitchinterval(SWITCH_S)
-    if retain_fault() is None:
-        apply_allocator("retain")  # a step's logits are tens of megabytes, mapped afresh each time otherwise
+    retain_where_possible()  # a step's logits are tens of megabytes, mapped afresh each time otherwise
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.set_hwm(0)  # the engine's own queue is what bounds the messages
         socket.connect(options.endpoint)

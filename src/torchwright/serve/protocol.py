@@ -31,10 +31,9 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 class StreamOptions(Body):
     include_usage: bool = False
-    """The last event but one says how many tokens there were."""
+    """Send one more event with the usage, before the end."""
     continuous_usage_stats: bool = False
     """With include_usage, every event says how many there are so far (vLLM's name)."""
-    """Send one more event with the usage, before the end."""
 
 
 class Shared(Body):

@@ -47,9 +47,8 @@ class Native(Technique):
 
     def apply(self, target: Target) -> None:
         workload: Any = target.workload
-        target.model = (
-            nn.Identity()
-        )  # transformers' weights go first: both together fit where two originals do not
+        # transformers' weights go before the decoder's come: both together are more than a machine may hold.
+        target.model = nn.Identity()
         gc.collect()
         target.model = NativeModel(load_decoder(workload.folder, dtype=torch.bfloat16))
         target.compute_dtype = torch.bfloat16

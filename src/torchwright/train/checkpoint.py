@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
 from torchwright.errors import TorchwrightError
-from torchwright.train.data_shards import file_digest
+from torchwright.paths import file_digest
 
 FOLDER, DESCRIPTION = "checkpoints", "checkpoint.json"
 FORMAT = 1

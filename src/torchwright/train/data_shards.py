@@ -6,7 +6,6 @@ bits. `checksums.json` beside shards, if there is one, maps file names to SHA-25
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from torchwright.errors import TorchwrightError
+from torchwright.paths import file_digest
 
 CHECKSUMS = "checksums.json"
 SAFETENSORS_TYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U64": np.uint64}
@@ -105,12 +105,6 @@ def read_checksums(folder: Path) -> dict[str, str]:
         raise DataError(
             f"{path} cannot be read", found=str(error), next="remove it or make it again"
         ) from error
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _open_numpy(path: Path) -> np.ndarray:

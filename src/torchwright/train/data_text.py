@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from torchwright.train.data_shards import CHECKSUMS, DataError, file_digest
+from torchwright.paths import file_digest
+from torchwright.train.data_shards import CHECKSUMS, DataError
 
 SHARD_SUFFIXES = (".npy", ".safetensors")
 BLOCK_CHARACTERS = 1 << 20

@@ -15,7 +15,7 @@ import torch
 
 from torchwright.decoder.config import read_decoder_config
 from torchwright.devices import get_device
-from torchwright.devices.allocator import apply_allocator, retain_fault
+from torchwright.devices.allocator import retain_where_possible
 from torchwright.errors import TorchwrightError
 from torchwright.train import checkpoint
 from torchwright.train.checkpoint import CheckpointError, Checkpoints, Described
@@ -73,8 +73,8 @@ class Trainer:
         self, run: Run, folder: Path, out: Path, place: Place, ledger: Ledger, *, live: bool
     ) -> None:
         self.run, self.out, self.place, self.ledger = run, out, place, ledger
-        if place.device == "cpu" and retain_fault() is None:
-            apply_allocator("retain")  # activations and gradients come back in the same sizes every step
+        if place.device == "cpu":
+            retain_where_possible()  # activations and gradients come back in the same sizes every step
         self.source = on_first(lambda: write_source(run, folder, out))
         self.config = read_decoder_config(self.source)
         self.streams = open_data(run, self.config, folder, self.source, out)

@@ -8,6 +8,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchwright.train.layout import Layout
+from torchwright.train.parallel.batch import own_part_of_rows
 from torchwright.train.prove.shrink import ROWS, TOKENS
 from torchwright.train.prove.steps import Trace
 
@@ -102,7 +103,7 @@ def _difference(name: str, actual: torch.Tensor, wanted: torch.Tensor, scale: fl
 
 def _own_part(name: str, layout: Layout, mesh: DeviceMesh) -> tuple[slice, slice]:
     """The rows and tokens that this process holds of an activation."""
-    row = mesh.get_local_rank("dp_replicate") * layout.dp_shard + mesh.get_local_rank("dp_shard")
+    row = own_part_of_rows(layout, mesh)
     part, parts = mesh.get_local_rank("cp"), layout.cp
     if not name.endswith("/norm"):
         # Between blocks tensor parallelism divides the tokens.
