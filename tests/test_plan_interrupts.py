@@ -155,9 +155,10 @@ sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from test_plan_trial import Trap, context, hang
 from torchwright.plan import compile_package
+from torchwright.plan.fork_server import can_fork
 from torchwright.plan.trial import TrialProcess
 if __name__ == "__main__":
-    process = TrialProcess(context(Trap(hang), Path(sys.argv[1])))
+    process = TrialProcess(context(Trap(hang), Path(sys.argv[1]), fork=can_fork("cpu")))
     compiling = compile_package.start(Path(sys.argv[1]), "x", 0, {})
     print(process._process.pid, compiling.pid, flush=True)
     process.ask("prepare", steps=())

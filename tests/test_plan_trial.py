@@ -20,6 +20,7 @@ from torch import nn
 
 from torchwright.errors import ModelError, RefusedTechnique, WorkloadError
 from torchwright.facts import Step
+from torchwright.plan.fork_server import can_fork
 from torchwright.plan.optimize import pickled
 from torchwright.plan.trial import Context, TrialFailed, TrialProcess, start_candidate
 from torchwright.workloads.module import ModuleWorkload
@@ -68,8 +69,11 @@ def chatter() -> None:
     os.write(2, b"warning: \xff")
 
 
-def context(model: nn.Module, scratch: Path, seconds: float = 120.0, **options: Any) -> Context:
+def context(
+    model: nn.Module, scratch: Path, seconds: float = 120.0, fork: bool = False, **options: Any
+) -> Context:
     return Context(
+        fork=fork,
         workload=pickled(ModuleWorkload(model, (torch.ones(2, 4),), **options)),
         device="cpu",
         threads=1,
@@ -95,9 +99,16 @@ def wait_until_gone(pid: int) -> bool:
     return False
 
 
+forked_or_not = pytest.mark.parametrize(
+    "fork",
+    [False, pytest.param(True, marks=pytest.mark.skipif(not can_fork("cpu"), reason="forks on Linux only"))],
+    ids=["started", "forked"],
+)
+
 # ------------------------------------------------------------------------------------- how trials end
 
 
+@forked_or_not
 @pytest.mark.parametrize(
     ("deed", "reason"),
     [
@@ -106,8 +117,8 @@ def wait_until_gone(pid: int) -> bool:
         (fault, "crashed (SIGSEGV)"),
     ],
 )
-def test_a_process_that_ends_is_a_reason_in_words(tmp_path: Path, deed: Any, reason: str):
-    with TrialProcess(context(Trap(deed), tmp_path)) as process:
+def test_a_process_that_ends_is_a_reason_in_words(tmp_path: Path, deed: Any, reason: str, fork: bool):
+    with context(Trap(deed), tmp_path, fork=fork) as shared, TrialProcess(shared) as process:
         with pytest.raises(TrialFailed) as found:
             process.ask("prepare", steps=())
         assert found.value.reason == reason
@@ -117,24 +128,25 @@ def test_a_process_that_ends_is_a_reason_in_words(tmp_path: Path, deed: Any, rea
         assert again.value.reason == reason
 
 
-def test_a_hanging_process_is_ended_at_the_deadline_with_all_that_it_started(tmp_path: Path):
+@forked_or_not
+def test_a_hanging_process_is_ended_at_the_deadline_with_all_that_it_started(tmp_path: Path, fork: bool):
     pid_file = tmp_path / "pid"
 
     def start_child_and_hang() -> None:
         pid_file.write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
         time.sleep(1000)
 
-    shared = context(Trap(start_child_and_hang), tmp_path)
-    process = TrialProcess(shared)
-    shared.deadline = time.monotonic() + 3.0
-    with pytest.raises(TrialFailed, match="the time that was left") as found:
-        process.ask("prepare", steps=())
-    assert found.value.timed_out
-    assert wait_until_gone(process._process.pid)
-    assert wait_until_gone(int(pid_file.read_text()))
-    with pytest.raises(TrialFailed, match="not done in time"):
-        process.ask("time")
-    process.close()
+    with context(Trap(start_child_and_hang), tmp_path, fork=fork) as shared:
+        process = TrialProcess(shared)
+        shared.deadline = time.monotonic() + 3.0
+        with pytest.raises(TrialFailed, match="the time that was left") as found:
+            process.ask("prepare", steps=())
+        assert found.value.timed_out
+        assert wait_until_gone(process._process.pid)
+        assert wait_until_gone(int(pid_file.read_text()))
+        with pytest.raises(TrialFailed, match="not done in time"):
+            process.ask("time")
+        process.close()
 
 
 def test_no_time_left_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -154,11 +166,80 @@ def test_no_time_left_leaves_no_process(tmp_path: Path, monkeypatch: pytest.Monk
     assert wait_until_gone(started[0])
 
 
+class Unpacked:
+    """What does `deed` where it is unpacked; a copy in this process is none."""
+
+    def __init__(self, deed: Any, home: int) -> None:
+        self.deed, self.home = deed, home
+        if os.getpid() != home:
+            deed()
+
+    def __reduce__(self) -> Any:
+        return Unpacked, (self.deed, self.home)
+
+
+@pytest.mark.skipif(not can_fork("cpu"), reason="forks on Linux only")
+@pytest.mark.parametrize(
+    ("deed", "reason"),
+    [
+        (fail, "ValueError: no such luck"),
+        (leave, "the process that trials are forked from has ended"),
+        (hang, "not done after 8 s, the time that was left"),
+    ],
+)
+def test_a_workload_that_cannot_be_unpacked_fails_the_trial_and_not_the_search(
+    tmp_path: Path, deed: Any, reason: str
+):
+    model = Trap()
+    model.trap = Unpacked(deed, os.getpid())  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    with context(model, tmp_path, fork=True, seconds=8.0 if deed is hang else 60.0) as shared:
+        for _ in range(2 if deed is not hang else 1):
+            with pytest.raises(TrialFailed) as found:
+                TrialProcess(shared)
+            assert found.value.reason == reason
+        server = shared.server()
+    assert server.ended
+    assert shared.processes == []
+
+
+@pytest.mark.skipif(not can_fork("cpu"), reason="forks on Linux only")
+def test_trials_that_are_forked_start_alike_and_change_nothing_for_each_other(tmp_path: Path):
+    with context(Trap(), tmp_path, fork=True) as shared:
+        pids, answers = set[int](), list[Any]()
+        for _ in range(2):
+            with TrialProcess(shared) as process:
+                process.ask("prepare", steps=(Step(name="dtype"),))
+                answers.append(process.ask("observe"))
+                pids.add(process._process.pid)
+        with TrialProcess(shared) as original:
+            original.ask("prepare", steps=())
+            answers.append(original.ask("observe"))
+        server = shared.server()
+    assert len(pids) == 2
+    assert server.ended
+    first, second, wide = [answer[0] for answer in answers]
+    assert torch.equal(first, second)
+    assert not torch.equal(first, wide)
+
+
+@pytest.mark.skipif(not can_fork("cpu"), reason="forks on Linux only")
+def test_a_fork_server_that_was_killed_is_started_again(tmp_path: Path):
+    with context(Trap(), tmp_path, fork=True) as shared:
+        process = TrialProcess(shared)
+        shared.server()._process.kill()
+        assert wait_until_gone(process._process.pid)
+        with pytest.raises(TrialFailed, match="signal 9"):
+            process.ask("prepare", steps=())
+        with TrialProcess(shared) as another:
+            assert another.ask("prepare", steps=())["engine"] == "eager"
+
+
 # ------------------------------------------------------------------------------ errors that it survives
 
 
-def test_a_model_that_raises_on_its_own_inputs_is_the_users_error(tmp_path: Path):
-    with TrialProcess(context(Trap(fail), tmp_path)) as process:
+@forked_or_not
+def test_a_model_that_raises_on_its_own_inputs_is_the_users_error(tmp_path: Path, fork: bool):
+    with context(Trap(fail), tmp_path, fork=fork) as shared, TrialProcess(shared) as process:
         with pytest.raises(ModelError, match=r"fails on its own inputs.*ValueError: no such luck"):
             process.ask("prepare", steps=())
         with pytest.raises(TrialFailed) as found:
@@ -193,8 +274,14 @@ def bad_metric(model: Any) -> float:
     raise KeyError("label")
 
 
-def test_neither_what_a_model_prints_nor_a_metric_that_raises_disturbs_the_answers(tmp_path: Path):
-    with TrialProcess(context(Trap(chatter), tmp_path, metric=bad_metric)) as process:
+@forked_or_not
+def test_neither_what_a_model_prints_nor_a_metric_that_raises_disturbs_the_answers(
+    tmp_path: Path, fork: bool
+):
+    with (
+        context(Trap(chatter), tmp_path, fork=fork, metric=bad_metric) as shared,
+        TrialProcess(shared) as process,
+    ):
         assert process.ask("prepare", steps=())["engine"] == "eager"
         with pytest.raises(WorkloadError, match=r"'bad_metric' failed.*KeyError"):
             process.ask("observe")
@@ -205,7 +292,8 @@ def test_neither_what_a_model_prints_nor_a_metric_that_raises_disturbs_the_answe
 # --------------------------------------------------------------------------------- models of any origin
 
 
-def test_a_model_and_metric_from_a_notebook_travel(tmp_path: Path):
+@forked_or_not
+def test_a_model_and_metric_from_a_notebook_travel(tmp_path: Path, fork: bool):
     """Classes of `__main__` exist in no file that the worker could import."""
     cell = """
 import torch
@@ -225,7 +313,10 @@ def metric(model):
     exec(cell, notebook)
     model = notebook["Scaled"]()
     expected = notebook["metric"](model)
-    with TrialProcess(context(model, tmp_path, metric=notebook["metric"])) as process:
+    with (
+        context(model, tmp_path, fork=fork, metric=notebook["metric"]) as shared,
+        TrialProcess(shared) as process,
+    ):
         process.ask("prepare", steps=())
         observed = process.ask("observe")
     assert observed == pytest.approx(expected, rel=1e-5)

@@ -116,6 +116,33 @@ def test_a_residual_addition_reads_the_integers_of_the_next_layer(dtype: str) ->
     assert ((after - before).norm() / before.norm()).item() < 0.03  # the residual is rounded to 8 bits now
 
 
+class Pooled(nn.Module):
+    """Two layers read what a pooling gives, as the first block of a ResNet does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.pool = nn.Conv2d(3, 16, 3), nn.MaxPool2d(3, 2, 1)
+        self.left, self.right = nn.Conv2d(16, 8, 1), nn.Conv2d(16, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.pool(torch.relu(self.stem(x)))
+        return self.left(x) * self.right(x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_maximum_is_taken_of_integers_where_only_integers_are_read_of_it(dtype: str) -> None:
+    x = torch.randn(2, 3, 24, 24)
+    steps = (Step(name="dtype"),) if dtype == "bfloat16" else ()
+    target = target_of(Pooled(), x, *steps, *STATIC)
+    cases = target.workload.graphs(target.compute_dtype)
+    program = export(target.model, cases)[cases[0].name]
+    before = program.module()(x)
+    share_integers(program.graph_module)
+    (pool,) = [node for node in program.graph_module.graph.nodes if node.target is aten.max_pool2d.default]
+    assert pool.args[0].target is QUANTIZE
+    assert torch.equal(program.module()(x), before)
+
+
 def test_export_leaves_no_checks_that_count_as_readers() -> None:
     class Casts(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

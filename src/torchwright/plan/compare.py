@@ -56,7 +56,7 @@ def compare(search: Search, candidate: Candidate, *, final: bool = False) -> Com
             rows.append([search.objective(contestant.turn()) for contestant in contestants])
             spent = search.context.clock() - begun
             one_round = spent / len(rows)
-            if len(rows) >= ROUNDS[0] and spent > seconds:
+            if len(rows) >= ROUNDS[0] and (spent > seconds or (not final and _is_clear(rows))):
                 break
             if len(rows) >= 3 and spent > seconds and (spent > 2 * seconds or _is_clear(rows)):
                 break

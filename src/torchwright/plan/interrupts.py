@@ -16,11 +16,15 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
+from multiprocessing.connection import Connection
 from types import FrameType
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+POLL_SECONDS = 0.2
+"""How soon an interrupt is seen whose exception was lost."""
 
 
 Leave = Callable[["Interrupted"], NoReturn]
@@ -125,6 +129,16 @@ def check() -> None:
     handler = _current()
     if handler is not None:
         handler.check()
+
+
+def answered(connection: Connection, seconds: float) -> bool:
+    """Wait for an answer, and say whether it came in time; an interrupt ends the wait."""
+    end = time.monotonic() + seconds
+    while not connection.poll(min(POLL_SECONDS, max(0.0, end - time.monotonic()))):
+        check()
+        if time.monotonic() >= end:
+            return False
+    return True
 
 
 def only_note() -> None:

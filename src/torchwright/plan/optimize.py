@@ -17,6 +17,7 @@ from torchwright.errors import TorchwrightError, WorkloadError
 from torchwright.facts import Budget, Recipe, Step
 from torchwright.plan import artifact, interrupts
 from torchwright.plan.fingerprint import fingerprint_here
+from torchwright.plan.fork_server import can_fork
 from torchwright.plan.save import make_recipe, write_contents
 from torchwright.plan.search import run
 from torchwright.plan.state import Search, Watch
@@ -64,6 +65,7 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
             seed=request.seed,
             scratch=scratch,
             deadline=time.monotonic() + budget.time_seconds,
+            fork=can_fork(device.name),
         )
         with context:
             search = Search(

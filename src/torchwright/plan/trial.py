@@ -1,5 +1,5 @@
 # pyright: basic
-"""Our end of a trial: starts a fresh process, talks to it, and outlives whatever happens to it."""
+"""Our end of a trial: gets it a process of its own, talks to it, and outlives whatever happens to it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from typing import Any, Literal, Self
 
 from torchwright.facts import CaseTime, Coverage, Measurement, Quality, Step
 from torchwright.plan import interrupts
-
-POLL_SECONDS = 0.2
-"""How soon an interrupt is seen whose exception was lost."""
+from torchwright.plan.fork_server import Forked, ForkServer, interpreter_path
 
 
 class TrialFailed(Exception):
@@ -33,6 +31,10 @@ class TrialFailed(Exception):
     def __init__(self, reason: str, *, details: str = "", timed_out: bool = False) -> None:
         super().__init__(reason)
         self.reason, self.details, self.timed_out = reason, details, timed_out
+
+
+def _not_done(seconds: float) -> TrialFailed:
+    return TrialFailed(f"not done after {seconds:.0f} s, the time that was left", timed_out=True)
 
 
 @dataclass(kw_only=True)
@@ -48,8 +50,11 @@ class Context:
     deadline: float
     """time.monotonic() at which whatever runs is stopped."""
     clock: Callable[[], float] = field(default=time.monotonic)
+    fork: bool = False
+    """Whether trials are forked from a server that has imported torch and unpacked the workload once for all."""
     processes: list[TrialProcess] = field(default_factory=list)
     """Those that were started and not closed, so that none outlives the block, whoever lost hold of it."""
+    _server: ForkServer | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -57,6 +62,18 @@ class Context:
     def __exit__(self, *error: object) -> None:
         for process in list(self.processes):
             process.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def server(self) -> ForkServer:
+        """The server that trials are forked from; started when the first asks for it, and again if it has ended."""
+        if self._server is not None and self._server.ended:
+            self._server.close()
+            self._server = None
+        if self._server is None:
+            self._server = ForkServer(self.workload, self.scratch)
+        return self._server
 
     def remaining(self) -> float:
         """Seconds until the deadline, never negative."""
@@ -64,37 +81,56 @@ class Context:
 
 
 class TrialProcess:
-    """A fresh worker process. `ask` sends one request and waits for its answer, or for the time limit."""
+    """A worker process of its own. `ask` sends one request and waits for its answer, or for the time limit.
+
+    One that needs an `environment` is started from nothing, also where the context's others are forked.
+    """
 
     def __init__(self, context: Context, environment: dict[str, str] | None = None) -> None:
         self._context = context
         self._ended = ""
-        ours, theirs = socket.socketpair()
         self._log = tempfile.TemporaryFile(dir=context.scratch)  # noqa: SIM115
-        self._process = subprocess.Popen(
+        ours, theirs = socket.socketpair()
+        workload: dict[str, Any] = {}
+        try:
+            if context.fork and not environment:
+                self._process = self._forked(theirs)
+            else:
+                self._process = self._started(theirs, environment or {})
+                workload = {"workload": context.workload, "path": sys.path}
+            self._connection = Connection(os.dup(ours.fileno()))
+        except BaseException:
+            self._log.close()
+            raise
+        finally:
+            ours.close()
+            theirs.close()
+        context.processes.append(self)
+        try:
+            self.ask("init", device=context.device, threads=context.threads, seed=context.seed, **workload)
+        except BaseException:
+            self.close()
+            raise
+
+    def _started(self, theirs: socket.socket, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             [sys.executable, "-m", "torchwright.plan.worker", str(theirs.fileno()), str(os.getpid())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": _python_path()} | (environment or {}),
+            env=os.environ | {"PYTHONPATH": interpreter_path()} | environment,
             start_new_session=True,
         )
-        theirs.close()
-        self._connection = Connection(ours.detach())
-        context.processes.append(self)
+
+    def _forked(self, theirs: socket.socket) -> Forked:
+        allowed = self._context.remaining()
         try:
-            self.ask(
-                "init",
-                workload=context.workload,
-                device=context.device,
-                threads=context.threads,
-                path=sys.path,
-                seed=context.seed,
-            )
-        except BaseException:
-            self.close()
-            raise
+            return self._context.server().fork(theirs, self._log, allowed)
+        except TimeoutError as error:
+            raise _not_done(allowed) from error
+        except (EOFError, ConnectionError) as error:
+            raise TrialFailed("the process that trials are forked from has ended") from error
 
     def ask(self, method: str, **arguments: Any) -> Any:
         """The worker's answer.
@@ -108,9 +144,9 @@ class TrialProcess:
         allowed = self._context.remaining()
         try:
             self._connection.send_bytes(pickle.dumps((method, arguments)))
-            if not self._answered(allowed):
+            if not interrupts.answered(self._connection, allowed):
                 self.close("stopped: it was not done in time")
-                raise TrialFailed(f"not done after {allowed:.0f} s, the time that was left", timed_out=True)
+                raise _not_done(allowed)
             kind, value = pickle.loads(self._connection.recv_bytes())
         except (EOFError, ConnectionError) as error:
             reason, tail = self._death(), self._tail()
@@ -122,15 +158,6 @@ class TrialProcess:
             name, line, trace = value
             raise TrialFailed(f"{name}: {line}" if line else name, details=trace)
         return value
-
-    def _answered(self, seconds: float) -> bool:
-        """Wait for an answer; an interrupt ends the wait."""
-        end = time.monotonic() + seconds
-        while not self._connection.poll(min(POLL_SECONDS, max(0.0, end - time.monotonic()))):
-            interrupts.check()
-            if time.monotonic() >= end:
-                return False
-        return True
 
     def close(self, reason: str = "closed already") -> None:
         """End the process and everything it started; what is asked of it from now on fails for `reason`."""
@@ -230,7 +257,7 @@ class Candidate:
 
 
 def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Sequence[str]) -> Candidate:
-    """Prepare `steps` in a fresh process; ahead-of-time packages are built in one and loaded in another.
+    """Prepare `steps` in a process of their own; ahead-of-time packages are built in one and loaded in another.
 
     Raises `TrialFailed` or the `TorchwrightError` with which a technique refused.
     """
@@ -275,9 +302,3 @@ def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Seque
         weight_bytes=prepared["weight_bytes"],
         properties=prepared["properties"],
     )
-
-
-def _python_path() -> str:
-    """Lets a worker find this package even where it is run from a checkout."""
-    package = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))

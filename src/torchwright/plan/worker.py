@@ -1,8 +1,8 @@
 # pyright: basic, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
 """The other end of a trial: a fresh process that builds the model, applies steps, compiles, times and judges.
 
-Started as `python -m torchwright.plan.worker FD PARENT`; requests and answers are tuples over the socket FD, which only
-the process PARENT, that started this one, holds.
+Forked by `fork_server`, or started as `python -m torchwright.plan.worker FD PARENT`; requests and answers are tuples
+over the socket FD, whose other end only the search holds.
 """
 
 from __future__ import annotations
@@ -36,20 +36,40 @@ class Session:
         self.runner: Any = None
         self.calls: dict[str, int] = {}
         self.once: dict[str, float] = {}
+        self._trouble: BaseException | None = None
 
-    def init(self, *, workload: bytes, device: str, threads: int, path: list[str], seed: int) -> None:
-        """Unpack the workload that our own parent process sent, and get the device ready."""
+    def unpack(self, workload: bytes, path: list[str]) -> None:
+        """Unpack the workload that our own parent process sent; what goes wrong in it is said by `init`."""
         sys.path[:] = path
         import cloudpickle
+
+        try:
+            self.workload = cloudpickle.loads(workload)
+        except BaseException as error:
+            self._trouble = error
+
+    def init(
+        self,
+        *,
+        device: str,
+        threads: int,
+        seed: int,
+        workload: bytes | None = None,
+        path: list[str] | None = None,
+    ) -> None:
+        """Get the workload, where it is not here already, and the device ready."""
         import torch
 
         from torchwright.devices import get_device
 
+        if workload is not None:
+            self.unpack(workload, path or sys.path)
+        if self._trouble is not None:
+            raise self._trouble
         torch.manual_seed(seed)
         torch.set_num_threads(threads)
         self.seed = seed
         self.device = get_device(device)
-        self.workload = cloudpickle.loads(workload)
         self.threads = threads
 
     def describe(self) -> dict[str, Any]:
@@ -325,9 +345,15 @@ def _failed(error: BaseException) -> tuple[str, tuple[str, str, str]]:
     return "failed", (type(error).__name__, line[0][:300] if line else "", text)
 
 
-def serve(connection: Connection) -> None:
-    """Answer requests until the parent hangs up."""
-    session = Session()
+def work(session: Session, connection: int, parent: int) -> None:
+    """Answer requests until the other end hangs up or the process `parent`, that started this one, ends."""
+    die_with_parent(parent)
+    be_killed_first()
+    serve(session, Connection(connection))
+
+
+def serve(session: Session, connection: Connection) -> None:
+    """Answer requests until the other end hangs up."""
     while True:
         try:
             method, arguments = pickle.loads(connection.recv_bytes())
@@ -348,6 +374,4 @@ def serve(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent(int(sys.argv[2]))
-    be_killed_first()
-    serve(Connection(int(sys.argv[1])))
+    work(Session(), int(sys.argv[1]), int(sys.argv[2]))

@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 ops = torch.ops.quantized_decomposed
 aten = torch.ops.aten
 QUANTIZE, DEQUANTIZE = ops.quantize_per_tensor.default, ops.dequantize_per_tensor.default
+POOL = aten.max_pool2d.default
 LAYERS = (aten.conv2d.default, aten.linear.default)
 ADDITIONS = (aten.add.Tensor, aten.add_.Tensor)
 
@@ -25,7 +26,10 @@ def share_integers(graph_module: GraphModule) -> None:
     for node in list(graph.nodes):
         if node.op != "placeholder":
             _share_quantization(node)
+    graph.eliminate_dead_code()
     for node in list(graph.nodes):
+        if node.target is POOL:
+            _pool_integers(node)
         if node.target in ADDITIONS:
             _read_integers(node)
     graph.eliminate_dead_code()
@@ -46,6 +50,22 @@ def _share_quantization(value: Node) -> None:
             quantize.append(pair)
         else:
             pair.replace_all_uses_with(known[1])
+
+
+def _pool_integers(pool: Node) -> None:
+    """Take the maximum of integers where only integers are read of it: rounding keeps the order of values, so they are
+    the same, and the layer before the pooling writes them as it goes."""
+    quantize = next(iter(pool.users))
+    if len(pool.users) > 1 or quantize.target is not QUANTIZE:
+        return
+    value = pool.args[0]
+    assert isinstance(value, Node)
+    with pool.graph.inserting_before(pool):
+        integers = pool.graph.call_function(QUANTIZE, (value, *quantize.args[1:]))
+        pooled = pool.graph.call_function(POOL, (integers, *pool.args[1:]), pool.kwargs)
+    integers.meta["val"] = value.meta["val"].to(torch.uint8)
+    pooled.meta["val"] = quantize.meta["val"]
+    quantize.replace_all_uses_with(pooled)
 
 
 def _read_integers(addition: Node) -> None:
