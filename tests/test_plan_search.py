@@ -97,7 +97,7 @@ def test_what_the_techniques_refuse_becomes_a_row_once(world: World):
 
 def test_a_recipe_that_is_slower_in_the_last_comparison_gives_way_to_the_original(world: World):
     world.gain = product(fuse=2.0)
-    world.later = lambda names, turn: 3.0 if "fuse" in names and turn > ROUNDS[1] else 1.0
+    world.later = lambda names, turn: 3.0 if "fuse" in names and turn > ROUNDS[0] else 1.0
     outcome = world.search(step("fuse"))
     assert outcome.best.steps == ()
     assert outcome.speedup.value == 1.0
@@ -230,6 +230,14 @@ def test_what_an_engine_of_its_own_left_nothing_of_is_refused_without_a_trial(wo
             f"engine runs the model on code of its own, which this cannot change (needs: {need})"
         )
         assert all(step(name) not in steps for steps in world.started)
+
+
+@pytest.mark.parametrize(("seconds", "first"), [(0.01, "fold"), (1.0, "engine")])
+def test_an_engine_goes_first_where_the_original_is_slow(world: World, seconds: float, first: str):
+    """A trial of anything else takes a minute then, and stands on code that the engine leaves behind."""
+    world.gain, world.seconds = product(engine=4.0, fold=1.2), seconds
+    world.search(step("fold"), step("engine"))
+    assert world.started[1] == (step(first),)
 
 
 def test_what_is_asked_for_by_name_is_tried_in_the_engines_place(world: World):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import assert_same, checkpoints, losses, make_run, run_processes, to_toml
+from runs import CONFIG, assert_same, checkpoints, losses, make_run, run_processes, to_toml
 from safetensors.torch import load_file
 
 from torchwright.train.loop import train
@@ -55,14 +55,18 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_near(one: Path, other: Path, first: int = 1) -> None:
-    """Losses and trained weights of two layouts: float32 in another order, 1e-5."""
+    """Losses and trained weights of two layouts: float32 in another order, 1e-5.
+
+    AdamW makes a step of a gradient however small it is, so that the rounding of one that is nearly nothing is seen in
+    the weight: a thirtieth of a step is allowed.
+    """
     left, right = losses(one), losses(other)
     assert [left[step] for step in range(first, 7)] == pytest.approx(
         [right[step] for step in range(first, 7)], rel=1e-5
     )
     ours, theirs = weights(one), weights(other)
     for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], atol=3e-5, rtol=0, msg=name)
+        torch.testing.assert_close(tensor, theirs[name], atol=1e-4, rtol=0, msg=name)
 
 
 def test_hsdp_and_context_parallel_equal_one_process(tmp_path: Path, four: Path) -> None:
@@ -70,6 +74,36 @@ def test_hsdp_and_context_parallel_equal_one_process(tmp_path: Path, four: Path)
     train(alone, live=False)
     assert_near(alone, four)
     assert len(list(checkpoints(four)[-1].glob("*.safetensors"))) > 1
+
+
+MIXTURE: dict[str, Any] = CONFIG | {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "config"),
+    [({"dp_shard": 2, "tp": 2}, CONFIG), ({"dp_shard": 2, "ep": 2}, MIXTURE)],
+    ids=["fsdp and tensor parallel", "expert parallel"],
+)
+def test_other_layouts_train_to_the_same_model_and_resume_bit_for_bit(
+    tmp_path: Path, layout: dict[str, int], config: dict[str, Any]
+) -> None:
+    world = layout["dp_shard"] * layout.get("tp", 1)
+    alone = make_run(tmp_path / "alone", model={"config": config})
+    train(alone, live=False)
+    run = make_run(tmp_path / "run", model={"config": config}, layout=layout, checkpoint=KEEP)
+    for code, told in run_processes(run, world=world):
+        assert code == 0, told
+    assert_near(alone, run)
+    resumed = copy_until(run, 4, tmp_path / "resumed")
+    for code, told in run_processes(resumed, world=world, resume=True):
+        assert code == 0, told
+    assert_same(parts(checkpoints(resumed)[-1]), parts(checkpoints(run)[-1]))
 
 
 def test_a_killed_process_ends_the_others_and_all_resume_bit_for_bit(tmp_path: Path, four: Path) -> None:

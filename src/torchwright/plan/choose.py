@@ -6,11 +6,15 @@ from collections.abc import Sequence
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Step
+from torchwright.plan.compare import FEWEST_ROUNDS, turn_seconds
 from torchwright.plan.state import Search
 from torchwright.techniques.base import Phase, Technique, from_step, in_order, techniques
 
 COMPANY = 0.7
 """A step that was this much of a gain alone, or better, is tried again together with one that needs it."""
+
+DEAR = 0.05
+"""Share of the time budget; the shortest comparison with an original that is slow takes more."""
 
 
 def first_queue(search: Search) -> list[Step]:
@@ -36,7 +40,23 @@ def first_queue(search: Search) -> list[Step]:
         elif (step.name, reason) not in refused:
             refused.add((step.name, reason))
             search.refuse(step, reason)
-    return in_search_order(queue)
+    return _engines_first(search, in_search_order(queue))
+
+
+def _engines_first(search: Search, queue: list[Step]) -> list[Step]:
+    """The queue with engines of their own at its front where the original is slow beside the time budget.
+
+    A billion parameters in float32 take a minute for each trial of transformers' code, and all that such trials keep
+    is left behind when an engine takes the whole model over.
+    """
+    if FEWEST_ROUNDS * turn_seconds(search.baseline) < DEAR * search.budget.time_seconds:
+        return queue
+    return sorted(queue, key=lambda step: not _is_engine(from_step(step)))
+
+
+def _is_engine(technique: Technique) -> bool:
+    """Whether it runs the model on code of its own."""
+    return "eager" in technique.removes and "compiled" not in technique.gives
 
 
 def _blanket_refusal(search: Search, step: Step) -> str | None:
@@ -89,7 +109,7 @@ def engine_in_the_way(search: Search, technique: Technique) -> Step | None:
     missing = technique.needs - search.have()
     for kept in search.best.steps:
         other = from_step(kept)
-        if "eager" in other.removes and "compiled" not in other.gives and other.removes & missing:
+        if _is_engine(other) and other.removes & missing:
             return kept
     return None
 

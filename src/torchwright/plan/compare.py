@@ -13,6 +13,8 @@ MIN_GAIN = 1.01
 """A step must gain one per cent, and its whole interval must lie above 1."""
 ROUNDS = (7, 25)
 """Fewest and most paired turns of one comparison."""
+FEWEST_ROUNDS = 3
+"""Where turns are very long."""
 COMPARE_SECONDS = 5.0
 
 
@@ -50,7 +52,7 @@ def compare(search: Search, candidate: Candidate, *, final: bool = False) -> Com
     try:
         while len(rows) < ROUNDS[1]:
             if search.context.clock() + one_round > deadline:
-                if len(rows) < 3:
+                if len(rows) < FEWEST_ROUNDS:
                     raise NoTime("the time budget ended before it was timed", timed_out=True)
                 break
             rows.append([search.objective(contestant.turn()) for contestant in contestants])
@@ -58,7 +60,7 @@ def compare(search: Search, candidate: Candidate, *, final: bool = False) -> Com
             one_round = spent / len(rows)
             if len(rows) >= ROUNDS[0] and (spent > seconds or (not final and _is_clear(rows))):
                 break
-            if len(rows) >= 3 and spent > seconds and (spent > 2 * seconds or _is_clear(rows)):
+            if len(rows) >= FEWEST_ROUNDS and spent > seconds and (spent > 2 * seconds or _is_clear(rows)):
                 break
     finally:
         search.context.deadline = deadline
