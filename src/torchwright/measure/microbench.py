@@ -2,6 +2,8 @@
 
 Each kernel is timed on the (M, N, K) that the model's linear layers really see, with as many copies of the weight as
 the model has layers of that shape (up to a cache-defeating amount), so that decode streams from where it will stream.
+Weights are one number all over: no kernel's speed depends on them, and random ones of a large model take longer to make
+than to multiply.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def linear_kernel_seconds(model: nn.Module, cases: Sequence[Case], device: Devic
 def _float(dtype: torch.dtype) -> Callable[[Shape], Callable[[], torch.Tensor]]:
     def make(shape: Shape) -> Callable[[], torch.Tensor]:
         M, N, K = shape
-        x_MK, w_NK = torch.randn(M, K, dtype=dtype), torch.randn(N, K, dtype=dtype)
+        x_MK, w_NK = torch.randn(M, K, dtype=dtype), torch.full((N, K), 0.5, dtype=dtype)
         return lambda: nn.functional.linear(x_MK, w_NK)
 
     return make
@@ -88,7 +90,7 @@ def _int8(shape: Shape) -> Callable[[], torch.Tensor]:
     """oneDNN's int8 linear with the dynamic quantization of its input that comes with it."""
     M, N, K = shape
     x_MK = torch.randn(M, K)
-    packed = torch.ops.onednn.qlinear_prepack(torch.randint(-127, 127, (N, K), dtype=torch.int8), None)
+    packed = torch.ops.onednn.qlinear_prepack(torch.full((N, K), 3, dtype=torch.int8), None)
     scale_N, zero_N = torch.full((N,), 0.01), torch.zeros(N, dtype=torch.int32)
 
     def run() -> torch.Tensor:
@@ -105,10 +107,8 @@ def _int4(shape: Shape) -> Callable[[], torch.Tensor]:
     if K % INT4_GROUP or N % 16:
         raise ValueError("shape")
     x_MK = torch.randn(M, K, dtype=torch.bfloat16)
-    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
-        torch.randint(0, 15, (N, K), dtype=torch.int32), 2
-    )
-    scales = torch.randn(K // INT4_GROUP, N, 2, dtype=torch.bfloat16)
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.full((N, K), 3, dtype=torch.int32), 2)
+    scales = torch.full((K // INT4_GROUP, N, 2), 0.5, dtype=torch.bfloat16)
     return lambda: torch.ops.aten._weight_int4pack_mm_for_cpu(x_MK, packed, INT4_GROUP, scales)
 
 

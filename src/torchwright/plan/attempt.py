@@ -37,7 +37,11 @@ def attempt(
         search.refuse(step, refusal.found or refusal.summary)
         return False
     try:
-        return _judge(search, step, candidate, swapped, retreats)
+        kept = _judge(search, step, candidate, swapped)
+        compiling = candidate.prepare_seconds if candidate.engine in ("aot", "jit") else 0.0
+        search.trial_seconds.append(search.context.clock() - started - compiling)
+        over_budget = candidate.quality is not None and candidate.quality.drop_high > search.budget.max_drop
+        return kept or (over_budget and retreats and _retreat(search, step, candidate, swapped))
     except TrialFailed as failure:
         candidate.close()
         return _failed(search, step, failure, started)
@@ -50,9 +54,7 @@ def attempt(
         raise
 
 
-def _judge(
-    search: Search, step: Step, candidate: Candidate, swapped: tuple[Step, ...], retreats: bool
-) -> bool:
+def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step, ...]) -> bool:
     candidate.settle(search.reference)
     assert candidate.quality is not None
     if candidate.quality.drop_high > search.budget.max_drop:
@@ -62,7 +64,7 @@ def _judge(
         )
         search.record(step, candidate, None, "dropped", reason)
         candidate.close()
-        return retreats and _retreat(search, step, candidate, swapped)
+        return False
     if candidate.quality.drop < -max(IMPLAUSIBLE, 2 * search.budget.max_drop):
         reason = (
             f"{candidate.quality.metric} improves by {-candidate.quality.drop:.2%}: not the same function"

@@ -44,14 +44,19 @@ def first_queue(search: Search) -> list[Step]:
 
 
 def _engines_first(search: Search, queue: list[Step]) -> list[Step]:
-    """The queue with engines of their own at its front where the original is slow beside the time budget.
+    """Where the original is slow beside the time budget, engines of their own go first, and narrow weights next.
 
     A billion parameters in float32 take a minute for each trial of transformers' code, and all that such trials keep
-    is left behind when an engine takes the whole model over.
+    is left behind when an engine takes the whole model over. There is time for few trials, so the large gains go first.
     """
     if FEWEST_ROUNDS * turn_seconds(search.baseline) < DEAR * search.budget.time_seconds:
         return queue
-    return sorted(queue, key=lambda step: not _is_engine(from_step(step)))
+
+    def place(step: Step) -> int:
+        technique = from_step(step)
+        return 0 if _is_engine(technique) else 1 if technique.phase == Phase.WEIGHTS else 2
+
+    return sorted(queue, key=place)
 
 
 def _is_engine(technique: Technique) -> bool:

@@ -14,6 +14,8 @@ from torchwright.techniques.base import Technique, from_step
 
 FINISH_SHARE = 0.06
 """Share of the time budget kept back for the last comparison."""
+FIRST_TRIAL_SECONDS = 4.0
+"""What a trial is expected to take before there was one."""
 OVERRUN_SHARE = 0.09
 """What the last comparison may take beyond the time budget, and no more."""
 
@@ -65,6 +67,8 @@ class Search:
     """The comparison with which the best was kept."""
     kernel: str = "float32"
     """What the best's linear layers run on."""
+    trial_seconds: list[float] = field(default_factory=list[float])
+    """Of every trial that came to a verdict, without its compilation."""
     reference: Any = None
     """What the metric saw of the original."""
     description: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -158,7 +162,7 @@ class Search:
         given = frozenset[str]().union(*(technique.gives for technique in all_of_them))
         compiled = "compiled" in self.best.properties | given
         past = [rung.compile_seconds for rung in self.rungs if rung.compile_seconds and compiled]
-        return max(past, default=0.0) * 1.1 + 4.0 if past else 4.0
+        return max(past, default=0.0) * 1.1 + min(self.trial_seconds, default=FIRST_TRIAL_SECONDS)
 
     def close_all(self) -> None:
         """End the processes of the original and the best."""
