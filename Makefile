@@ -1,4 +1,4 @@
-.PHONY: check test sanitize bench docs format
+.PHONY: check test sanitize tiles bench docs format
 
 check: ## lint, format, types, import law, generated docs
 	.ci/check
@@ -7,7 +7,10 @@ test: ## every test, warnings as errors, coverage
 	pytest --cov --cov-report=term
 
 sanitize: ## the kernels' tests under AddressSanitizer
-	python scripts/sanitize_kernels.py
+	python scripts/kernel_builds.py sanitize
+
+tiles: ## the AMX kernels' tests on emulated tiles
+	python scripts/kernel_builds.py tiles
 
 bench: ## one script for each claim of the README
 	for name in bundled_lm ladder vision_cpu llm_cpu quantization numpy_kmeans; do echo "== $$name"; python benchmarks/$$name.py || exit 1; done

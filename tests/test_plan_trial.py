@@ -237,9 +237,8 @@ def test_a_fork_server_that_was_killed_is_started_again(tmp_path: Path):
 # ------------------------------------------------------------------------------ errors that it survives
 
 
-@forked_or_not
-def test_a_model_that_raises_on_its_own_inputs_is_the_users_error(tmp_path: Path, fork: bool):
-    with context(Trap(fail), tmp_path, fork=fork) as shared, TrialProcess(shared) as process:
+def test_a_model_that_raises_on_its_own_inputs_is_the_users_error(tmp_path: Path):
+    with TrialProcess(context(Trap(fail), tmp_path)) as process:
         with pytest.raises(ModelError, match=r"fails on its own inputs.*ValueError: no such luck"):
             process.ask("prepare", steps=())
         with pytest.raises(TrialFailed) as found:

@@ -25,6 +25,7 @@ from torchwright.decoder.model import Decoder
 from torchwright.errors import ArtifactError
 from torchwright.kernels.linear import PackedForm, PackedLinear
 from torchwright.kernels.memory import HUGE, lasting, read
+from torchwright.tensor_header import read_header
 
 TENSORS, FORMS = "decoder.safetensors", "decoder.json"
 PARTS = {"qkv": "attention.qkv", "o": "attention.o", "gate_up": "mlp.gate_up", "down": "mlp.down"}
@@ -74,9 +75,7 @@ class _PackedWeights:
         self._file: Any = None
         self._names = set(self._open().keys())
         self._bytes = FileIO(path)
-        header = int.from_bytes(self._bytes.read(8), "little")
-        described = json.loads(self._bytes.read(header))
-        self._offsets = {name: 8 + header + described[name]["data_offsets"][0] for name in self._names}
+        self._offsets = {name: tensor.begin for name, tensor in read_header(path).items()}
 
     def embedding(self) -> torch.Tensor:
         """Mapped: of its rows, only those of tokens that occur are read."""

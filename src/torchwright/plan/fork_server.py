@@ -2,14 +2,15 @@
 """Trials without a start: a process that holds what every trial begins with, and forks one for each.
 
 Importing torch, its compiler and a model's code takes four seconds, a trial of a small change less than one. The
-server runs no operator, so it has no threads that a fork would lose; a trial finds what a new process would have after
-the same lines, and shares its memory until it writes there.
+server runs no operator, so it has no OpenMP threads that a fork would lose; a trial finds what a new process would have
+after the same lines, and shares its memory until it writes there.
 
 Started as `python -m torchwright.plan.fork_server FD PARENT`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,7 +29,7 @@ from torchwright.plan import interrupts
 from torchwright.plan.orphans import die_with_parent
 
 REAP_SECONDS = 10.0
-"""A killed process has ended by then."""
+"""A killed process has ended by then, and a server that has nothing else to do has answered."""
 
 
 def can_fork(device: str) -> bool:
@@ -53,25 +55,36 @@ class ForkServer:
         theirs.close()
         self._socket = ours
         self._connection = Connection(os.dup(ours.fileno()))
-        self._connection.send_bytes(pickle.dumps({"workload": workload, "path": sys.path}))
+        self._has_answered = False
+        try:
+            self._connection.send_bytes(pickle.dumps({"workload": workload, "path": sys.path}))
+        except BaseException:
+            self.close()
+            raise
 
     def fork(self, connection: socket.socket, log: BinaryIO, seconds: float) -> Forked:
         """A trial's process that answers on `connection` and writes what it prints to `log`.
 
-        Raises `TimeoutError` after `seconds`.
+        Raises `TimeoutError` after `seconds`, the server's end: it would answer the next request with what this one
+        asked for. One that has forked before answers in no time, and is given some.
         """
         self._connection.send_bytes(pickle.dumps(("fork", None)))
         socket.send_fds(self._socket, [b"."], [connection.fileno(), log.fileno()])
-        if not interrupts.answered(self._connection, seconds):
+        if not interrupts.answered(
+            self._connection, max(seconds, REAP_SECONDS if self._has_answered else 0.0)
+        ):
+            self.close()
             raise TimeoutError
-        return Forked(self, pickle.loads(self._connection.recv_bytes()))
+        pid = pickle.loads(self._connection.recv_bytes())
+        self._has_answered = True
+        return Forked(self, pid)
 
     def wait(self, pid: int, seconds: float) -> int | None:
         """The exit code of a trial's process, as `subprocess` gives it, or None when it has not ended by then."""
         try:
             self._connection.send_bytes(pickle.dumps(("wait", (pid, seconds))))
             return pickle.loads(self._connection.recv_bytes())
-        except (EOFError, ConnectionError):  # and all that it forked ended with it
+        except (EOFError, OSError):  # it has ended, and all that it forked with it
             return -signal.SIGKILL
 
     @property
@@ -79,6 +92,7 @@ class ForkServer:
         return self._process.poll() is not None
 
     def close(self) -> None:
+        """End it, and with it every process that it forked."""
         self._process.kill()
         self._process.wait()
         self._connection.close()
@@ -117,12 +131,16 @@ def serve(channel: socket.socket) -> None:
             continue
         _, [ours, log], _, _ = socket.recv_fds(channel, 1, 2)
         server = os.getpid()
-        pid = os.fork()
+        with warnings.catch_warnings():
+            # Python 3.12 warns of threads: BLAS libraries have some once imported, and bring them back themselves.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if not pid:
             channel.close()
             connection.close()
             _run_trial(session, server, ours, log)
-        os.setpgid(pid, pid)
+        with contextlib.suppress(OSError):  # it may have ended already
+            os.setpgid(pid, pid)
         os.close(ours)
         os.close(log)
         connection.send_bytes(pickle.dumps(pid))

@@ -5,10 +5,8 @@ No torch here: the figures are there at once. They are predictions; the engine's
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -20,6 +18,7 @@ from torchwright.paths import cache_folder
 from torchwright.serve.folder import Target
 from torchwright.serve.options import KV_SHARE
 from torchwright.serve.text import read_json
+from torchwright.tensor_header import read_header
 
 PROMPT = 512
 """Tokens of the prompt whose time to first token is predicted."""
@@ -171,18 +170,12 @@ def _weights(target: Target, scheme: str, plain: int) -> tuple[int, int]:
     return round(total), parameters
 
 
-def _shapes(file: Path) -> Iterator[tuple[str, list[int]]]:
+def _shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes in a safetensors file, from its header alone."""
     try:
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            if length > min(file.stat().st_size, 100_000_000):
-                raise ValueError("a header longer than the file")
-            header = json.loads(stream.read(length))
-        for name, facts in header.items():
-            if name != "__metadata__":
-                yield name, [int(size) for size in facts["shape"]]
-    except (OSError, struct.error, ValueError, KeyError, TypeError) as error:
+        for name, tensor in read_header(file).items():
+            yield name, tensor.shape
+    except (OSError, ValueError) as error:
         raise ModelError(f"{file} is no safetensors file", found=str(error)) from error
 
 

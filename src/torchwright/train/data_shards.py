@@ -7,7 +7,6 @@ bits. `checksums.json` beside shards, if there is one, maps file names to SHA-25
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,11 +14,11 @@ import numpy as np
 
 from torchwright.errors import TorchwrightError
 from torchwright.paths import file_digest
+from torchwright.tensor_header import read_header
 
 CHECKSUMS = "checksums.json"
 SAFETENSORS_TYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U64": np.uint64}
 TYPES = tuple(np.dtype(kind) for kind in SAFETENSORS_TYPES.values())
-LONGEST_HEADER = 1 << 20
 
 
 class DataError(TorchwrightError):
@@ -57,7 +56,7 @@ def open_shard(path: Path) -> np.ndarray:
         raise DataError(f"the token shard {path} is not there", next="check `data` in the run file")
     try:
         array = _open_safetensors(path) if path.suffix == ".safetensors" else _open_numpy(path)
-    except (OSError, EOFError, ValueError, KeyError, TypeError, struct.error) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"the token shard {path} cannot be read",
             found=str(error),
@@ -112,20 +111,12 @@ def _open_numpy(path: Path) -> np.ndarray:
 
 
 def _open_safetensors(path: Path) -> np.ndarray:
-    """The file's only tensor, mapped: eight bytes of header length, the header in JSON, the data."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > min(LONGEST_HEADER, size):
-            raise ValueError(f"its header says that it is {length:,} bytes long")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
+    """The file's only tensor, mapped."""
+    header = read_header(path)
     if len(header) != 1:
         raise ValueError(f"{len(header)} tensors")
     (tensor,) = header.values()
-    kind = np.dtype(SAFETENSORS_TYPES[tensor["dtype"]])
-    shape = tuple(int(extent) for extent in tensor["shape"])
-    begin, end = tensor["data_offsets"]
-    if end - begin != kind.itemsize * int(np.prod(shape)) or 8 + length + end > size:
-        raise ValueError(f"{size:,} bytes, {8 + length + end:,} by its header")
-    return np.memmap(path, kind, "r", offset=8 + length + begin, shape=shape)
+    kind = np.dtype(SAFETENSORS_TYPES[tensor.dtype])
+    if tensor.end - tensor.begin != kind.itemsize * int(np.prod(tensor.shape)):
+        raise ValueError(f"{tensor.end - tensor.begin:,} bytes for {list(tensor.shape)} of {tensor.dtype}")
+    return np.memmap(path, kind, "r", offset=tensor.begin, shape=tensor.shape)

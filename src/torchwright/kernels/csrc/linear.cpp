@@ -23,10 +23,11 @@ using tw::Type;
 
 constexpr int BLOCKS = PANEL / LANES;
 #if defined(__AVX512F__)
-// 12 × 2 (or 4 × 4) accumulators leave room for the weights in 32 registers.
-constexpr int TALL = 12, WIDE = 4, GROUPED = 6, TALL_BLOCKS = 2;
+// 6 rows by a panel's 4 blocks leave room for the weights in 32 registers, and a panel that comes from memory is read in
+// one go. 4-bit sums take twice the registers.
+constexpr int TALL = 6, GROUPED = 4, TALL_BLOCKS = BLOCKS;
 #else
-constexpr int TALL = 4, WIDE = 1, GROUPED = 4, TALL_BLOCKS = 1;
+constexpr int TALL = 4, GROUPED = 4, TALL_BLOCKS = 1;
 #endif
 // Rows from which a 4-bit panel is widened to 8 bits first: the cost is shared by all rows, and AMX can read it.
 #if defined(TW_AMX)
@@ -214,7 +215,7 @@ void dispatch(int64_t rows, const LinearTask& t, const char* panel, int64_t feat
   if constexpr (MR > 1) {
     if (rows < MR) return dispatch<Kind, MR - 1>(rows, t, panel, feature, row);
   }
-  rows_by_blocks<Kind, MR, (MR <= WIDE ? BLOCKS : TALL_BLOCKS)>(t, panel, feature, row);
+  rows_by_blocks<Kind, MR, (MR == 1 ? BLOCKS : TALL_BLOCKS)>(t, panel, feature, row);
 }
 
 // All rows of a task against one panel, on vector registers.
