@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 def main(source: str, target: str) -> None:
-    rows: list[Row] = json.loads(Path(source).read_text())
+    rows: list[Row] = json.loads(Path(source).read_text())["rows"]
     shapes = list(dict.fromkeys(row["shape"] for row in rows if "rows" in row))
     figure, grid = pyplot.subplots(len(shapes), 3, figsize=(13, 3.6 * len(shapes)), squeeze=False)
     for shape, axes in zip(shapes, grid, strict=True):
