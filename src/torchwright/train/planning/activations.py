@@ -47,7 +47,11 @@ class Activations:
 
     def passing(self, kind: Kind) -> float:
         """Gradients of activations that live at once inside a layer's backward pass."""
-        values = 2 * self.shape.feed_forward_width(kind) / self.tp + 2 * self.E
+        F = self.shape.feed_forward_width(kind) / self.tp
+        experts = self.shape.config.experts
+        if kind.sparse and experts is not None:
+            F /= experts.count  # one expert after the other, each on its share of the rows
+        values = 2 * F + 2 * self.E
         if not self.ring:
             return self.a * values
         # A ring's scores, weights and their gradients exist for one block of keys, in float32.
