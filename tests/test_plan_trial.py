@@ -158,7 +158,7 @@ def test_no_time_left_leaves_no_process(tmp_path: Path, monkeypatch: pytest.Monk
         started.append(process.pid)
         return process
 
-    monkeypatch.setattr("torchwright.plan.trial.subprocess.Popen", remember)
+    monkeypatch.setattr("torchwright.plan.fork_server.subprocess.Popen", remember)
     with pytest.raises(TrialFailed) as found:
         TrialProcess(context(Trap(), tmp_path, seconds=0.0))
     assert found.value.timed_out

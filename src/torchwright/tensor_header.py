@@ -22,15 +22,15 @@ class Stored:
     """Bytes of the file, from its start."""
 
 
-def read_header(path: Path) -> dict[str, Stored]:
-    """Tensors by name: eight bytes of header length, the header in JSON, the data.
+def read_header(path: Path, longest: int = LONGEST) -> dict[str, Stored]:
+    """Tensors by name: eight bytes of header length (at most `longest`), the header in JSON, the data.
 
     Raises `OSError`, and `ValueError` for a header that is none, or that speaks of bytes beyond the file's.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(LONGEST, size - 8):
+        if not 2 <= length <= min(longest, size - 8):
             raise ValueError(f"its header says that it is {length:,} bytes long, the file has {size:,}")
         text = file.read(length)
     try:

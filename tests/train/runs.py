@@ -37,6 +37,14 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+MIXTURE: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
+"""What makes a mixture of experts of it."""
 
 
 def make_run(folder: Path, **changes: Any) -> Path:

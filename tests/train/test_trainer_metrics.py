@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from runs import CONFIG
+from runs import CONFIG, MIXTURE
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchwright.decoder import read_decoder_config
@@ -20,17 +20,9 @@ from torchwright.train import loop_trainer
 from torchwright.train.metrics import FILE, Metrics, flops_per_token, perplexity, read_figures
 from torchwright.train.model import Transformer, explicit_attention
 
-MOE = {
-    "architectures": ["MixtralForCausalLM"],
-    "model_type": "mixtral",
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "tie_word_embeddings": False,
-}
-
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"num_key_value_heads": 4, "head_dim": 32}, MOE], ids=["gqa", "mha", "moe"]
+    "changes", [{}, {"num_key_value_heads": 4, "head_dim": 32}, MIXTURE], ids=["gqa", "mha", "moe"]
 )
 def test_operations_are_those_that_torch_counts(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Explicit attention computes the masked half as well, which is what twice the context means here."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import CONFIG, assert_same, checkpoints, losses, make_run, run_processes, to_toml
+from runs import CONFIG, MIXTURE, assert_same, checkpoints, losses, make_run, run_processes, to_toml
 from safetensors.torch import load_file
 
 from torchwright.train.loop import train
@@ -54,19 +54,15 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run.parent / "out" / "model" / "model.safetensors")
 
 
-def assert_near(one: Path, other: Path, first: int = 1) -> None:
-    """Losses and trained weights of two layouts: float32 in another order, 1e-5.
-
-    AdamW makes a step of a gradient however small it is, so that the rounding of one that is nearly nothing is seen in
-    the weight: a thirtieth of a step is allowed.
-    """
+def assert_near(one: Path, other: Path, first: int = 1, *, atol: float = 3e-5) -> None:
+    """Losses and trained weights of two layouts: float32 in another order, 1e-5."""
     left, right = losses(one), losses(other)
     assert [left[step] for step in range(first, 7)] == pytest.approx(
         [right[step] for step in range(first, 7)], rel=1e-5
     )
     ours, theirs = weights(one), weights(other)
     for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], atol=1e-4, rtol=0, msg=name)
+        torch.testing.assert_close(tensor, theirs[name], atol=atol, rtol=0, msg=name)
 
 
 def test_hsdp_and_context_parallel_equal_one_process(tmp_path: Path, four: Path) -> None:
@@ -76,18 +72,9 @@ def test_hsdp_and_context_parallel_equal_one_process(tmp_path: Path, four: Path)
     assert len(list(checkpoints(four)[-1].glob("*.safetensors"))) > 1
 
 
-MIXTURE: dict[str, Any] = CONFIG | {
-    "architectures": ["MixtralForCausalLM"],
-    "model_type": "mixtral",
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "tie_word_embeddings": False,
-}
-
-
 @pytest.mark.parametrize(
     ("layout", "config"),
-    [({"dp_shard": 2, "tp": 2}, CONFIG), ({"dp_shard": 2, "ep": 2}, MIXTURE)],
+    [({"dp_shard": 2, "tp": 2}, CONFIG), ({"dp_shard": 2, "ep": 2}, CONFIG | MIXTURE)],
     ids=["fsdp and tensor parallel", "expert parallel"],
 )
 def test_other_layouts_train_to_the_same_model_and_resume_bit_for_bit(
@@ -99,7 +86,9 @@ def test_other_layouts_train_to_the_same_model_and_resume_bit_for_bit(
     run = make_run(tmp_path / "run", model={"config": config}, layout=layout, checkpoint=KEEP)
     for code, told in run_processes(run, world=world):
         assert code == 0, told
-    assert_near(alone, run)
+    # AdamW makes a step of 3e-3 of a gradient however small it is, so that the rounding of one that is nearly nothing
+    # is seen in the weight: one of the mixture's, by a hundredth of a step.
+    assert_near(alone, run, atol=1e-4 if "ep" in layout else 3e-5)
     resumed = copy_until(run, 4, tmp_path / "resumed")
     for code, told in run_processes(resumed, world=world, resume=True):
         assert code == 0, told

@@ -73,9 +73,8 @@ class _PackedWeights:
     def __init__(self, forms: dict[str, PackedForm], path: Path) -> None:
         self._forms, self._path = forms, path
         self._file: Any = None
-        self._names = set(self._open().keys())
-        self._bytes = FileIO(path)
         self._offsets = {name: tensor.begin for name, tensor in read_header(path).items()}
+        self._bytes = FileIO(path)
 
     def embedding(self) -> torch.Tensor:
         """Mapped: of its rows, only those of tokens that occur are read."""
@@ -89,7 +88,7 @@ class _PackedWeights:
 
     def norm(self, layer: int, part: str) -> torch.Tensor | None:
         name = f"layers.{layer}.{NORMS.get(part, part)}"
-        return self._read(name) if name in self._names else None
+        return self._read(name) if name in self._offsets else None
 
     def linear(self, layer: int, part: str) -> nn.Module:
         return self._layer(f"layers.{layer}.{PARTS[part]}")
@@ -124,6 +123,6 @@ class _PackedWeights:
         found: dict[str, Any] = {
             part: self._read(f"{name}.{part}")
             for part in ("packed", "scale", "bias")
-            if f"{name}.{part}" in self._names
+            if f"{name}.{part}" in self._offsets
         }
         return PackedLinear.from_packed(self._forms[name], found)

@@ -40,8 +40,9 @@ def attempt(
         kept = _judge(search, step, candidate, swapped)
         compiling = candidate.prepare_seconds if candidate.engine in ("aot", "jit") else 0.0
         search.trial_seconds.append(search.context.clock() - started - compiling)
-        over_budget = candidate.quality is not None and candidate.quality.drop_high > search.budget.max_drop
-        return kept or (over_budget and retreats and _retreat(search, step, candidate, swapped))
+        if search.over_budget(candidate) and retreats:
+            return _retreat(search, step, candidate, swapped)
+        return kept
     except TrialFailed as failure:
         candidate.close()
         return _failed(search, step, failure, started)
@@ -57,7 +58,7 @@ def attempt(
 def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step, ...]) -> bool:
     candidate.settle(search.reference)
     assert candidate.quality is not None
-    if candidate.quality.drop_high > search.budget.max_drop:
+    if search.over_budget(candidate):
         reason = (
             f"{candidate.quality.metric} drops by {candidate.quality.drop:.2%} (up to "
             f"{candidate.quality.drop_high:.2%}), the budget is {search.budget.max_drop:.2%}"

@@ -55,8 +55,7 @@ def drop_one(search: Search) -> None:
 
 
 def _still_contributes(search: Search, candidate: Candidate, comparison: Comparison) -> bool:
-    assert candidate.quality is not None
-    if candidate.quality.drop_high > search.budget.max_drop:
+    if search.over_budget(candidate):
         return True
     if search.budget.objective == "memory":
         return candidate.memory > search.best.memory

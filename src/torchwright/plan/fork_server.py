@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,21 +38,33 @@ def can_fork(device: str) -> bool:
     return sys.platform == "linux" and device == "cpu"
 
 
+def start(
+    module: str, connection: socket.socket, log: BinaryIO, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """`python -m MODULE FD PARENT`, which answers on `connection` and writes what it prints to `log`.
+
+    It finds this package even where that is run from a checkout.
+    """
+    package = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    return subprocess.Popen(
+        [sys.executable, "-m", module, str(connection.fileno()), str(os.getpid())],
+        pass_fds=[connection.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {"PYTHONPATH": path} | dict(environment or {}),
+        start_new_session=True,
+    )
+
+
 class ForkServer:
     """Our end of the server. Every method raises `EOFError` or `ConnectionError` when it has ended."""
 
     def __init__(self, workload: bytes, scratch: Path) -> None:
         ours, theirs = socket.socketpair()
         self._log = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "torchwright.plan.fork_server", str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": interpreter_path()},
-            start_new_session=True,
-        )
+        self._process = start("torchwright.plan.fork_server", theirs, self._log)
         theirs.close()
         self._socket = ours
         self._connection = Connection(os.dup(ours.fileno()))
@@ -176,12 +189,6 @@ def _run_trial(session: Any, server: int, connection: int, log: int) -> None:
         code = 0
     finally:
         os._exit(code)
-
-
-def interpreter_path() -> str:
-    """PYTHONPATH with which a new process finds this package even where it is run from a checkout."""
-    package = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
 
 
 def _reap(pid: int, seconds: float) -> int | None:

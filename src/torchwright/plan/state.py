@@ -79,6 +79,10 @@ class Search:
         described: frozenset[str] = self.description["properties"]
         return (self.best.properties | described & DISCOVERED) if self.best.steps else described
 
+    def over_budget(self, candidate: Candidate) -> bool:
+        """Whether the metric may have dropped by more than was allowed."""
+        return candidate.quality is not None and candidate.quality.drop_high > self.budget.max_drop
+
     def objective(self, turn: dict[str, float]) -> float:
         """Seconds of the workload, from those of its calls."""
         return sum(turn[name] * repeat for name, repeat in self.repeats.items())

@@ -22,7 +22,7 @@ from typing import Any, Literal, Self
 
 from torchwright.facts import CaseTime, Coverage, Measurement, Quality, Step
 from torchwright.plan import interrupts
-from torchwright.plan.fork_server import Forked, ForkServer, interpreter_path
+from torchwright.plan.fork_server import Forked, ForkServer, start
 
 
 class TrialFailed(Exception):
@@ -96,7 +96,7 @@ class TrialProcess:
             if context.fork and not environment:
                 self._process = self._forked(theirs)
             else:
-                self._process = self._started(theirs, environment or {})
+                self._process = start("torchwright.plan.worker", theirs, self._log, environment)
                 workload = {"workload": context.workload, "path": sys.path}
             self._connection = Connection(os.dup(ours.fileno()))
         except BaseException:
@@ -111,17 +111,6 @@ class TrialProcess:
         except BaseException:
             self.close()
             raise
-
-    def _started(self, theirs: socket.socket, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "torchwright.plan.worker", str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": interpreter_path()} | environment,
-            start_new_session=True,
-        )
 
     def _forked(self, theirs: socket.socket) -> Forked:
         allowed = self._context.remaining()

@@ -19,6 +19,8 @@ from torchwright.tensor_header import read_header
 CHECKSUMS = "checksums.json"
 SAFETENSORS_TYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U64": np.uint64}
 TYPES = tuple(np.dtype(kind) for kind in SAFETENSORS_TYPES.values())
+LONGEST_HEADER = 1 << 20
+"""Of one tensor."""
 
 
 class DataError(TorchwrightError):
@@ -112,7 +114,7 @@ def _open_numpy(path: Path) -> np.ndarray:
 
 def _open_safetensors(path: Path) -> np.ndarray:
     """The file's only tensor, mapped."""
-    header = read_header(path)
+    header = read_header(path, LONGEST_HEADER)
     if len(header) != 1:
         raise ValueError(f"{len(header)} tensors")
     (tensor,) = header.values()
