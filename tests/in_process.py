@@ -30,6 +30,7 @@ class InProcessTrial:
         self.session.seed = context.seed
         self.session.device = get_device(context.device)
         self.session.workload = cloudpickle.loads(context.workload)
+        self.session.workload.device = context.device
         self.session.threads = context.threads
 
     def ask(self, method: str, **arguments: Any) -> Any:

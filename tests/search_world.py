@@ -108,6 +108,16 @@ class Engine(Technique):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Foreign(Technique):
+    """An engine for models of another kind."""
+
+    name: ClassVar[str] = "foreign"
+    phase: ClassVar[Phase] = Phase.GRAPH
+    needs: ClassVar[frozenset[str]] = frozenset({"language"})
+    removes: ClassVar[frozenset[str]] = frozenset({"eager"})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Repack(Technique):
     """Narrow weights for that code."""
 
@@ -135,6 +145,14 @@ class Pool(Technique):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Settle(Technique):
+    """A setting that comes before everything else."""
+
+    name: ClassVar[str] = "settle"
+    phase: ClassVar[Phase] = Phase.PROCESS
+
+
+@dataclass(frozen=True, kw_only=True)
 class Elsewhere(Technique):
     """For another machine."""
 
@@ -154,9 +172,11 @@ FAKES: tuple[type[Technique], ...] = (
     Static,
     Fuse,
     Engine,
+    Foreign,
     Repack,
     Tune,
     Pool,
+    Settle,
     Elsewhere,
 )
 

@@ -223,10 +223,10 @@ def test_an_artifact_of_fixed_calls_answers(kept, tmp_path, capsys):
 @pytest.mark.parametrize("verb", ["generate", "bench"])
 def test_an_artifact_has_its_own_weights_and_types(kept, tmp_path, capsys, verb):
     out = native_artifact(kept, tmp_path / "out")
-    words = ["--quantize", "w8a8", "--dtype", "bf16", *(["--prompt", HELLO] if verb == "generate" else [])]
+    words = ["--quantize", "w8a8", "--device", "cpu", *(["--prompt", HELLO] if verb == "generate" else [])]
     assert main([verb, str(out), *words]) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith(f"torchwright: --quantize w8a8 --dtype bf16 is not for {out}")
+    assert captured.err.startswith(f"torchwright: --quantize w8a8 --device cpu is not for {out}")
     assert captured.out == ""
 
 

@@ -93,7 +93,7 @@ def test_stops_retreating_once_within_the_budget_and_still_not_faster(world: Wor
 def test_a_hopeless_drop_is_not_retreated_from(world: World):
     world.gain = product(fuse=1.5, quantize=2.0)
     world.ranking = LAYERS
-    world.drop = lambda steps: 0.0 if skipped(steps) is None else 0.21
+    world.drop = lambda steps: 0.0 if skipped(steps) is None else 0.061
     outcome = world.search(step("fuse"), step("quantize"))
     assert list(rows(outcome)) == ["fuse", "quantize"]
 

@@ -240,6 +240,15 @@ def test_an_engine_goes_first_where_the_original_is_slow(world: World, seconds: 
     assert world.started[1] == (step(first),)
 
 
+@pytest.mark.parametrize(("seconds", "order"), [(0.01, ["settle", "half"]), (1.0, ["half", "settle"])])
+def test_settings_wait_where_the_original_is_slow_and_has_no_engine(
+    world: World, seconds: float, order: list[str]
+):
+    world.gain, world.seconds = product(half=2.0, settle=1.2), seconds
+    outcome = world.search(step("foreign"), step("quantize"), step("half"), step("settle"))
+    assert [name for name in rows(outcome) if rows(outcome)[name] == "kept"] == order
+
+
 def test_what_is_asked_for_by_name_is_tried_in_the_engines_place(world: World):
     world.gain = product(engine=2.0, half=4.0)
     assert names(world.search(step("engine"), wanted=(step("half"),))) == ["half"]

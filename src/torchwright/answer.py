@@ -20,8 +20,10 @@ import torch
 from torchwright.decoder.generate import PREFILL_CHUNK, LoadedDecoder
 from torchwright.decoder.load import load_decoder
 from torchwright.decoder.sampling import Sampling
+from torchwright.devices import default_name
 from torchwright.errors import ArtifactError, ModelError, WorkloadError, unknown
 from torchwright.kernels import build
+from torchwright.kernels.gpu import operators as gpu
 from torchwright.plan import artifact
 from torchwright.plan.load import load
 from torchwright.text_stream import TextStream
@@ -68,6 +70,7 @@ def generate(
     quantize: str | None,
     kv: str | None,
     dtype: str | None,
+    device: str | None,
     trust: bool,
     on_text: Callable[[str], None],
     on_notice: Callable[[str], None],
@@ -85,7 +88,7 @@ def generate(
             f"{', '.join(idle)} would change nothing: at temperature 0 the most likely token is taken",
             next="add --temperature, such as 0.8",
         )
-    opened = open_model(target, quantize=quantize, kv=kv, dtype=dtype, trust=trust)
+    opened = open_model(target, quantize=quantize, kv=kv, dtype=dtype, device=device, trust=trust)
     for notice in opened.notices:
         on_notice(notice)
     return ask(
@@ -99,18 +102,20 @@ def open_model(
     quantize: str | None = None,
     kv: str | None = None,
     dtype: str | None = None,
+    device: str | None = None,
     trust: bool = False,
 ) -> Opened:
     """The language model of an artifact, or of a Hugging Face folder or hub id; None is the bundled one.
 
     `quantize` and `kv` are those of `load_decoder`; `dtype` is bf16 or fp32, by default bf16 where the compiled
-    kernels are there. An artifact has its own, so none of the three is for it.
+    kernels are there; `device` is by default CUDA where there is a card. An artifact has its own, so none of the four
+    is for it.
 
     Raises `WorkloadError` for options that an artifact does not take, `ArtifactError` for an artifact of another kind
     of model, and what `tw.load` and `load_decoder` raise.
     """
     if target is not None and is_artifact(target):
-        refuse_for_artifact(target, quantize=quantize, kv=kv, dtype=dtype)
+        refuse_for_artifact(target, quantize=quantize, kv=kv, dtype=dtype, device=device)
         loaded = load(target, trust=trust)
         model, notices = loaded.model, tuple(loaded.notices)
         if not isinstance(model, LoadedDecoder | Generator):
@@ -120,8 +125,8 @@ def open_model(
                 next="call it from Python: tw.load(DIR).model(…)",
             )
     else:
-        model, notices = _decoder(target, quantize, kv, dtype), ()
-    fault = build.load() if isinstance(model, LoadedDecoder) else None
+        model, notices = _decoder(target, quantize, kv, dtype, device or default_name()), ()
+    fault = kernel_fault(model.device.type) if isinstance(model, LoadedDecoder) else None
     return Opened(model=model, notices=notices if fault is None else (*notices, f"no fast kernels: {fault}"))
 
 
@@ -182,7 +187,14 @@ def refuse_for_artifact(target: str, **options: str | None) -> None:
         )
 
 
-def _decoder(target: str | None, quantize: str | None, kv: str | None, dtype: str | None) -> LoadedDecoder:
+def kernel_fault(device: str) -> str | None:
+    """Why the decoder runs on plain PyTorch there, or None where its kernels are ready."""
+    return (gpu if device == "cuda" else build).load()
+
+
+def _decoder(
+    target: str | None, quantize: str | None, kv: str | None, dtype: str | None, device: str
+) -> LoadedDecoder:
     if target is not None and ":" in target and not Path(target).exists():
         raise ModelError(
             f"{target} names a factory; the native decoder runs language models",
@@ -190,8 +202,8 @@ def _decoder(target: str | None, quantize: str | None, kv: str | None, dtype: st
         )
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
-    name = dtype or ("bf16" if build.load() is None else "fp32")
-    return load_decoder(BUNDLED if target is None else target, DTYPES[name], quantize, kv)
+    name = dtype or ("bf16" if kernel_fault(device) is None else "fp32")
+    return load_decoder(BUNDLED if target is None else target, DTYPES[name], quantize, kv, device=device)
 
 
 def _run(

@@ -153,7 +153,7 @@ def verify(path: str | Path, *, trust: bool = False) -> dict[str, Any]:
     path = Path(path)
     recipe, _ = artifact.open_artifact(path)
     workload = _workload_of(path, recipe, trust=trust)
-    with _trials(path, workload, recipe) as context:
+    with _trials(path, workload, recipe.fingerprint.device.kind, recipe) as context:
         original, candidate = TrialProcess(context), TrialProcess(context)
         original.ask("prepare", steps=())
         loaded = candidate.ask("load_artifact", path=str(path), trust=trust)
@@ -201,6 +201,7 @@ def bench(
     quantize: str | None = None,
     kv: str | None = None,
     dtype: str | None = None,
+    device: str | None = None,
     trust: bool = False,
 ) -> dict[str, Any]:
     """Time an artifact, or a model as it is: seconds per call, tokens per second, memory, share of the roofline.
@@ -211,12 +212,13 @@ def bench(
     decoder = {"quantize": quantize, "kv": kv, "dtype": dtype}
     recipe: Recipe | None = None
     if is_artifact(target):
-        refuse_for_artifact(target, **decoder)
+        refuse_for_artifact(target, **decoder, device=device)
         recipe, manifest = artifact.open_artifact(Path(target))
         if manifest.engine == "native":  # which takes any size, not only the one it was searched at
             searched = {name: recipe.workload.get(name) for name in options}
             given = {name: value for name, value in options.items() if value is not None}
-            return decode_bench.bench(target, trust=trust, **(searched | given))
+            where = recipe.fingerprint.device.kind
+            return decode_bench.bench(target, where, trust=trust, **(searched | given))
         for option, value in options.items():
             if value is not None and recipe.workload.get(option) != value:
                 raise WorkloadError(
@@ -225,10 +227,11 @@ def bench(
                 )
         workload = _workload_of(Path(target), recipe, trust=trust, cases_only=True)
     elif any(value is not None for value in decoder.values()):
-        return decode_bench.bench(target, **decoder, **options)
+        return decode_bench.bench(target, device or default_name(), **decoder, **options)
     else:
         workload = from_target(target, **options)
-    with _trials(target, workload, recipe) as context:
+    where = recipe.fingerprint.device.kind if recipe else device or default_name()
+    with _trials(target, workload, where, recipe) as context:
         process = TrialProcess(context)
         if recipe:
             ready = process.ask("load_artifact", path=str(target), trust=trust)
@@ -304,13 +307,13 @@ def _workload_of(path: Path, recipe: Recipe, *, trust: bool, cases_only: bool = 
 
 
 @contextlib.contextmanager
-def _trials(what: str | Path, workload: Workload, recipe: Recipe | None) -> Iterator[Context]:
-    """A place to measure `what` in; a process that dies of it is no fault of ours."""
+def _trials(what: str | Path, workload: Workload, device: str, recipe: Recipe | None) -> Iterator[Context]:
+    """A place on `device` to measure `what` in; a process that dies of it is no fault of ours."""
     packed = pickled(workload)
     with interrupts.deferred(), folders.temporary() as scratch:
         context = Context(
             workload=packed,
-            device=recipe.fingerprint.device.kind if recipe else default_name(),
+            device=device,
             threads=recipe.fingerprint.threads if recipe else torch.get_num_threads(),
             seed=0,
             scratch=scratch,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright.answer import DTYPES, open_model
+from torchwright.answer import DTYPES, is_artifact, kernel_fault, open_model
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.generate import PREFILL_CHUNK, LoadedDecoder
 from torchwright.decoder.load import KV_DTYPES
@@ -61,6 +61,7 @@ class Sizes:
 
 def bench(
     target: str,
+    where: str,
     *,
     quantize: str | None = None,
     kv: str | None = None,
@@ -70,16 +71,18 @@ def bench(
     prompt_tokens: int | None = None,
     new_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """Time the native decoder on a Hugging Face folder or hub id, or on an artifact that was made for it.
+    """Time the native decoder on a Hugging Face folder or hub id, or on an artifact that was made for the device
+    `where`.
 
     `prefill` is the prompts with the first token of each, `decode` one further token of every sequence.
     `peak_memory_bytes` is the process's while it answers; `loading_peak_memory_bytes` until it can.
     """
     sizes = Sizes.of(batch=batch, prompt_tokens=prompt_tokens, new_tokens=new_tokens)
-    device = get_device("cpu")
+    device = get_device(where)
     device.reset_peak_memory()
     begun = time.perf_counter()
-    opened = open_model(target, quantize=quantize, kv=kv, dtype=dtype, trust=trust)
+    given = None if is_artifact(target) else where
+    opened = open_model(target, quantize=quantize, kv=kv, dtype=dtype, device=given, trust=trust)
     ready, loading = time.perf_counter() - begun, device.peak_memory_bytes()
     model, notices = opened.model, list(opened.notices)
     assert isinstance(model, LoadedDecoder), "an artifact of another engine is not benchmarked here"
@@ -174,11 +177,17 @@ def _tokens(model: LoadedDecoder, rows: list[list[int]], new_tokens: int) -> Ite
 def _describe(model: LoadedDecoder) -> dict[str, str]:
     layers = Counter(_scheme(module) for module in model.decoder.modules() if _is_linear(module))
     return {
-        "kernels": str(ops.native.isa()) if ops.available() else "plain PyTorch",
+        "kernels": _kernels(model.device.type),
         "layers": ", ".join(f"{count} {scheme}" for scheme, count in layers.most_common()),
         "kv": next(name for name, dtype in KV_DTYPES.items() if dtype == model.kv_dtype),
         "dtype": next(name for name, dtype in DTYPES.items() if dtype == model.decoder.embedding.dtype),
     }
+
+
+def _kernels(device: str) -> str:
+    if kernel_fault(device) is not None:
+        return "plain PyTorch"
+    return "Triton" if device == "cuda" else str(ops.native.isa())
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -6,7 +6,13 @@ from typing import Any
 
 import click
 
-from torchwright.cli.options import decoder_options, json_option, shape_options, trust_option
+from torchwright.cli.options import (
+    decoder_options,
+    device_option,
+    json_option,
+    shape_options,
+    trust_option,
+)
 from torchwright.cli.printing import print_result
 from torchwright.plan.interrupts import importing
 
@@ -15,6 +21,7 @@ from torchwright.plan.interrupts import importing
 @click.argument("model", metavar="DIR|MODEL")
 @shape_options
 @decoder_options
+@device_option
 @trust_option
 @json_option
 def command(model: str, trust: bool, as_json: bool, **options: Any) -> None:

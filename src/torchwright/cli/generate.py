@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from torchwright.cli.options import decoder_options, json_option, trust_option
+from torchwright.cli.options import decoder_options, device_option, json_option, trust_option
 from torchwright.cli.printing import print_json
 from torchwright.plan.interrupts import importing
 
@@ -41,6 +41,7 @@ from torchwright.plan.interrupts import importing
     "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of the draws."
 )
 @decoder_options
+@device_option
 @trust_option
 @json_option
 def command(
@@ -51,6 +52,7 @@ def command(
     quantize: str | None,
     kv: str | None,
     dtype: str | None,
+    device: str | None,
     trust: bool,
     as_json: bool,
     **sampling: float | None,
@@ -71,6 +73,7 @@ def command(
         quantize=quantize,
         kv=kv,
         dtype=dtype,
+        device=device,
         trust=trust,
         on_text=_nothing if as_json else _write,
         on_notice=lambda text: click.echo(f"torchwright: {text}", err=True),

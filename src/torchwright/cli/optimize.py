@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import click
 
-from torchwright.cli.options import finite, json_option, known_device, quiet_option, shape_options
+from torchwright.cli.options import device_option, finite, json_option, quiet_option, shape_options
 from torchwright.cli.printing import console, print_json
 from torchwright.facts import Budget, Objective
 from torchwright.plan.interrupts import importing
@@ -60,13 +60,7 @@ BUDGET = Budget()
     help="Apply this technique; an error if it cannot run here. Repeatable.",
 )
 @click.option("--without", multiple=True, metavar="TECH", help="Never try this technique. Repeatable.")
-@click.option(
-    "--device",
-    metavar="cpu|cuda",
-    callback=known_device,
-    show_default="cuda where there is one, else cpu",
-    help="Where to run.",
-)
+@device_option
 @click.option(
     "-o",
     "--out",

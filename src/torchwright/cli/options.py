@@ -63,3 +63,12 @@ def known_device(context: click.Context, parameter: click.Parameter, value: str 
 
         check_name(value)
     return value
+
+
+device_option = click.option(
+    "--device",
+    metavar="cpu|cuda",
+    callback=known_device,
+    show_default="cuda where there is one, else cpu",
+    help="Where to run.",
+)

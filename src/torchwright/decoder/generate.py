@@ -47,11 +47,15 @@ class LoadedDecoder:
         """The tokenizer, read when text is first used."""
         return Text(self.folder, self.config.bos)
 
+    @property
+    def device(self) -> torch.device:
+        """Where it lies; token ids are taken and given on the CPU."""
+        return self.decoder.embedding.device
+
     def new_cache(self, tokens: Sequence[int]) -> PagedCache:
         """A cache with room for sequences of these lengths."""
         pages = sum(-(-count // PAGE) for count in tokens)
-        device = self.decoder.embedding.device
-        return PagedCache(self.config, pages=pages, dtype=self.kv_dtype, device=device)
+        return PagedCache(self.config, pages=pages, dtype=self.kv_dtype, device=self.device)
 
     @torch.inference_mode()
     def logits(self, ids_BT: torch.Tensor, *, prefill_chunk: int = PREFILL_CHUNK) -> torch.Tensor:

@@ -26,9 +26,9 @@ class NativeModel(nn.Module):
         self._rows: tuple[PagedCache, list[CacheSequence]] | None = None
 
     @classmethod
-    def load(cls, folder: Path, model_folder: Path) -> Self:
-        """What `save` kept."""
-        return cls(read_packed(folder, model_folder))
+    def load(cls, folder: Path, model_folder: Path, device: str = "cpu") -> Self:
+        """What `save` kept, for the device that it was packed for."""
+        return cls(read_packed(folder, model_folder, device))
 
     def save(self, folder: Path) -> None:
         write_packed(self.loaded, folder)

@@ -1,7 +1,7 @@
 """A decoder's parts as an artifact keeps them: packed for the kernels, in one memory-mapped file.
 
 decoder.safetensors   every tensor of the decoder under its module's name
-decoder.json          the form of each packed layer, and the type of cached keys and values
+decoder.json          the form of each packed layer, for which kind of device, and the type of cached keys and values
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import KV_DTYPES, stop_ids
 from torchwright.decoder.model import Decoder
 from torchwright.errors import ArtifactError
+from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.linear import PackedForm, PackedLinear
 from torchwright.kernels.memory import HUGE, lasting, read
 from torchwright.tensor_header import read_header
@@ -33,30 +34,34 @@ NORMS = {"q_norm": "attention.q_norm", "k_norm": "attention.k_norm"}
 
 
 def write_packed(model: LoadedDecoder, folder: Path) -> None:
-    """Keep a decoder whose linear layers are packed for a CPU."""
+    """Keep a decoder whose linear layers are packed."""
     forms: dict[str, dict[str, Any]] = {}
     for name, module in model.decoder.named_modules():
         if isinstance(module, PackedLinear):
-            assert not module.for_gpu, "an artifact would be read as packed for a CPU"
             forms[name] = dataclasses.asdict(module.form)
     kv = next(name for name, dtype in KV_DTYPES.items() if dtype == model.kv_dtype)
-    tensors = {name: tensor.contiguous() for name, tensor in model.decoder.state_dict().items()}
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in model.decoder.state_dict().items()}
     save_file(tensors, folder / TENSORS)
-    (folder / FORMS).write_text(json.dumps({"kv": kv, "layers": forms}, indent=1))
+    described = {"kv": kv, "for_gpu": gpu.takes(model.device), "layers": forms}
+    (folder / FORMS).write_text(json.dumps(described, indent=1))
 
 
-def read_packed(folder: Path, model_folder: Path) -> LoadedDecoder:
+def read_packed(folder: Path, model_folder: Path, device: str = "cpu") -> LoadedDecoder:
     """The decoder that `write_packed` kept: packed weights copied into huge pages, the rest read as it is used.
 
-    `model_folder` holds config.json and the tokenizer. Raises `ArtifactError` for files that are damaged or that do
-    not fit the configuration.
+    `model_folder` holds config.json and the tokenizer; `device` is where it was packed for. Raises `ArtifactError` for
+    files that are damaged or that do not fit the configuration or the device.
     """
     try:
         described = json.loads((folder / FORMS).read_text())
         forms = {name: PackedForm(**form) for name, form in described["layers"].items()}
         kv_dtype = KV_DTYPES[described["kv"]]
         config = read_decoder_config(model_folder)
-        with closing(_PackedWeights(forms, folder / TENSORS)) as weights:
+        for_gpu = bool(described.get("for_gpu"))
+        place = torch.device(device)
+        if forms and for_gpu != gpu.takes(place):
+            raise ValueError(f"its weights are packed for a {'GPU' if for_gpu else 'CPU'}, not for {device}")
+        with closing(_PackedWeights(forms, folder / TENSORS, place)) as weights:
             decoder = Decoder(config, weights).eval()
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArtifactError(
@@ -68,10 +73,8 @@ def read_packed(folder: Path, model_folder: Path) -> LoadedDecoder:
 class _PackedWeights:
     """Gives a `Decoder` its parts by the names that they have in its own state dict."""
 
-    device = torch.device("cpu")
-
-    def __init__(self, forms: dict[str, PackedForm], path: Path) -> None:
-        self._forms, self._path = forms, path
+    def __init__(self, forms: dict[str, PackedForm], path: Path, device: torch.device) -> None:
+        self._forms, self._path, self.device = forms, path, device
         self._file: Any = None
         self._offsets = {name: tensor.begin for name, tensor in read_header(path).items()}
         self._bytes = FileIO(path)
@@ -125,4 +128,4 @@ class _PackedWeights:
             for part in ("packed", "scale", "bias")
             if f"{name}.{part}" in self._offsets
         }
-        return PackedLinear.from_packed(self._forms[name], found)
+        return PackedLinear.from_packed(self._forms[name], found, for_gpu=gpu.takes(self.device))

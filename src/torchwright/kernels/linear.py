@@ -107,8 +107,10 @@ class PackedLinear(nn.Module):
         self.register_buffer("bias", None if bias_N is None else bias_N.detach().float())
 
     @classmethod
-    def from_packed(cls, form: PackedForm, tensors: dict[str, torch.Tensor]) -> Self:
-        """The layer around tensors packed before for a CPU: `packed`, and `scale` and `bias` where it has them.
+    def from_packed(
+        cls, form: PackedForm, tensors: dict[str, torch.Tensor], *, for_gpu: bool = False
+    ) -> Self:
+        """The layer around tensors packed before: `packed`, and `scale` and `bias` where it has them.
 
         Raises `ValueError` where they do not fit the form: a kernel would read beyond them.
         """
@@ -116,7 +118,7 @@ class PackedLinear(nn.Module):
         nn.Module.__init__(layer)
         layer.in_features, layer.out_features = form.in_features, form.out_features
         layer.scheme, layer.group_size = form.scheme, form.group_size
-        layer.for_gpu = False
+        layer.for_gpu = for_gpu
         form.check()
         expected = form.shapes(bias="bias" in tensors)
         found = {name: (tensor.numel(), tensor.dtype) for name, tensor in tensors.items()}

@@ -17,7 +17,7 @@ IMPLAUSIBLE = 0.05
 """A metric that gets better by more than this was not made faster: it was changed (a mask that leaks, say)."""
 RETREAT_SHARES = (0.1, 0.3)
 """Shares of the modules, most sensitive first, that a quantization over budget leaves alone, one after another."""
-HOPELESS = 20
+HOPELESS = 6
 """A drop of so many budgets is not mended by leaving some layers alone."""
 
 

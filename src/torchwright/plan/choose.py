@@ -40,20 +40,25 @@ def first_queue(search: Search) -> list[Step]:
         elif (step.name, reason) not in refused:
             refused.add((step.name, reason))
             search.refuse(step, reason)
-    return _engines_first(search, in_search_order(queue))
+    return _large_gains_first(search, in_search_order(queue))
 
 
-def _engines_first(search: Search, queue: list[Step]) -> list[Step]:
-    """Where the original is slow beside the time budget, engines of their own go first, and narrow weights next.
+def _large_gains_first(search: Search, queue: list[Step]) -> list[Step]:
+    """Where the original is slow beside the time budget, and there is time for few trials: what gains little goes last.
 
     A billion parameters in float32 take a minute for each trial of transformers' code, and all that such trials keep
-    is left behind when an engine takes the whole model over. There is time for few trials, so the large gains go first.
+    is left behind when an engine of its own takes the whole model over: engines go first, and the narrow weights that
+    stand on them. Without an engine, settings of the process wait until the model itself has been changed.
     """
     if FEWEST_ROUNDS * turn_seconds(search.baseline) < DEAR * search.budget.time_seconds:
         return queue
+    known: frozenset[str] = search.description["properties"]
+    engines = any(_is_engine(technique) and technique.needs <= known for technique in map(from_step, queue))
 
     def place(step: Step) -> int:
         technique = from_step(step)
+        if not engines:
+            return int(technique.phase == Phase.PROCESS)
         return 0 if _is_engine(technique) else 1 if technique.phase == Phase.WEIGHTS else 2
 
     return sorted(queue, key=place)

@@ -21,7 +21,7 @@ from torchwright.plan.eager import EagerRunner
 from torchwright.plan.fingerprint import fingerprint_here
 from torchwright.plan.machine_code import restore_machine_code
 from torchwright.plan.package import AotRunner, signature
-from torchwright.workloads.base import Case, Run
+from torchwright.workloads.base import Case, Run, from_anywhere
 from torchwright.workloads.encoding import Batcher, Encoder, Layout
 from torchwright.workloads.generation import Generator, Geometry
 
@@ -89,9 +89,10 @@ def load(path: str | Path, *, model: nn.Module | None = None, trust: bool = Fals
     run = on_threads(run, manifest.threads)
     if "layout" in recipe.workload:
         run = Batcher(run, Layout.from_dict(recipe.workload["layout"]))
-    _self_test(path, run, tolerance)
+    device = loader.here.device.kind
+    _self_test(path, from_anywhere(run, device), tolerance)
     return Loaded(
-        model=loader.answers or as_model(run, recipe.workload, manifest, path / artifact.MODEL),
+        model=loader.answers or as_model(run, recipe.workload, manifest, path / artifact.MODEL, device),
         recipe=recipe,
         run=run,
         how=how,
@@ -99,14 +100,17 @@ def load(path: str | Path, *, model: nn.Module | None = None, trust: bool = Fals
     )
 
 
-def as_model(run: Run, workload: dict[str, Any], manifest: Manifest, folder: Path) -> Any:
-    """What a user calls: a `Generator` for a language model, an `Encoder` for an encoder, else an `OptimizedModule`."""
+def as_model(run: Run, workload: dict[str, Any], manifest: Manifest, folder: Path, device: str) -> Any:
+    """What a user calls: a `Generator` for a language model, an `Encoder` for an encoder, else an `OptimizedModule`.
+
+    It takes tensors from anywhere; `run` takes them on `device`.
+    """
     if "geometry" in workload:
         geometry = Geometry.from_dict(workload["geometry"])
-        return Generator(run, geometry, getattr(torch, manifest.dtype), folder)
-    module = OptimizedModule(run)
+        return Generator(run, geometry, getattr(torch, manifest.dtype), folder, device)
+    module = OptimizedModule(from_anywhere(run, device))
     if "layout" in workload:
-        return Encoder(lambda case: module(*case.args), Layout.from_dict(workload["layout"]), folder)
+        return Encoder(lambda case: module(*case.args), Layout.from_dict(workload["layout"]), folder, device)
     return module
 
 
@@ -153,7 +157,7 @@ class _Loader:
     def _native(self) -> Run:
         from torchwright.decoder.native import NativeModel
 
-        native = NativeModel.load(self.path, self.path / artifact.MODEL)
+        native = NativeModel.load(self.path, self.path / artifact.MODEL, self.here.device.kind)
         native.loaded.threads = self.manifest.threads
         self.answers = native.loaded
         return EagerRunner(native)
@@ -221,6 +225,7 @@ class _Loader:
 
         folder = self.path / artifact.MODEL
         workload = from_description(self.recipe.workload, folder if folder.is_dir() else None)
+        workload.device = self.here.device.kind
         target = make_target(workload, self.here.device)
         apply_steps(target, self.recipe.steps)
         if not self.recipe.steps:
@@ -235,6 +240,7 @@ class _Loader:
         kept = read_tree(self.path / "selftest")
         inputs = (kept["args"] or kept["kwargs"]) if not (kept["args"] and kept["kwargs"]) else [kept["args"]]
         workload = ModuleWorkload(model, inputs)
+        workload.device = self.here.device.kind
         target = make_target(workload, self.here.device)
         try:
             apply_steps(target, self.recipe.steps)

@@ -204,6 +204,7 @@ def _tensor_entry(tensor: torch.Tensor, keep: Any) -> dict[str, Any]:
     return {
         "tensor": keep(tensor),
         "stride": list(tensor.stride()),
+        "device": tensor.device.type,
         "parameter": isinstance(tensor, nn.Parameter),
     }
 
@@ -213,6 +214,7 @@ def _tensor(tensors: dict[str, torch.Tensor], entry: dict[str, Any]) -> torch.Te
     if list(tensor.stride()) != entry["stride"]:
         restored = torch.empty_strided(tensor.shape, entry["stride"], dtype=tensor.dtype)
         tensor = restored.copy_(tensor)
+    tensor = tensor.to(entry.get("device", "cpu"))
     return nn.Parameter(tensor, requires_grad=False) if entry["parameter"] else copy.copy(tensor)
 
 

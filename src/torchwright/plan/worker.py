@@ -71,7 +71,7 @@ class Session:
         torch.manual_seed(seed)
         torch.set_num_threads(threads)
         self.seed = seed
-        self.device = get_device(device)
+        self.device, self.workload.device = get_device(device), device
         self.threads = threads
 
     def describe(self) -> dict[str, Any]:

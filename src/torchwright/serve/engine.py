@@ -74,9 +74,7 @@ class Engine:
             max_running=options.max_running,
             max_queue=options.max_queue,
         )
-        self._cache = PagedCache(
-            config, pages=pages, dtype=loaded.kv_dtype, device=loaded.decoder.embedding.device
-        )
+        self._cache = PagedCache(config, pages=pages, dtype=loaded.kv_dtype, device=loaded.device)
         # Where angles depend on the prompt's length, equal tokens have unequal keys, and a cache may start afresh.
         by_length = any(rope.kind in BY_LENGTH for rope in config.ropes if rope)
         tree = PrefixTree(self._cache, self.fingerprint) if options.prefix_cache and not by_length else None

@@ -166,7 +166,12 @@ def open_served(options: argparse.Namespace, channel: Channel) -> ServedDecoder 
             return ServedEncoder(Path(options.model), model, notices)
     else:
         opened = open_model(
-            options.model, quantize=options.quantize, kv=options.kv, dtype=options.dtype, trust=options.trust
+            options.model,
+            quantize=options.quantize,
+            kv=options.kv,
+            dtype=options.dtype,
+            device="cpu",
+            trust=options.trust,
         )
         model, notices = opened.model, list(opened.notices)
     if not isinstance(model, LoadedDecoder):
@@ -174,6 +179,13 @@ def open_served(options: argparse.Namespace, channel: Channel) -> ServedDecoder 
             f"{options.model} cannot be served",
             found="a model that is neither on the native decoder nor a sentence encoder",
             next="optimize a language model again with `--with native`",
+        )
+    if model.device.type != "cpu":
+        raise ArtifactError(
+            f"{options.model} cannot be served",
+            found=f"a decoder that was packed for {model.device.type}",
+            allowed="CPUs, so far",
+            next="optimize again with `--device cpu`",
         )
     if model.threads is not None:
         torch.set_num_threads(model.threads)

@@ -15,8 +15,12 @@ from torchwright.decoder.native import NativeModel
 from torchwright.errors import ModelError
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.kernels import build
+from torchwright.kernels.gpu import operators
 from torchwright.kernels.linear import PackedLinear
 from torchwright.techniques.base import Phase, Target, Technique
+
+KERNELS = {"cpu": build, "cuda": operators}
+"""Device → the module whose `load` makes its kernels ready, or says why there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +37,9 @@ class Native(Technique):
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
-        return None if device.kind == "cpu" else "its kernels are for CPUs"
+        if device.kind not in KERNELS:
+            return f"its kernels are for {' and '.join(KERNELS)}; this device is {device.kind}"
+        return None
 
     def refuse(self, target: Target) -> str | None:
         if "language" not in target.properties:
@@ -43,14 +49,14 @@ class Native(Technique):
             read_decoder_config(workload.folder)
         except (UnsupportedArchitecture, ModelError) as error:
             return error.found or error.summary
-        return build.load()
+        return KERNELS[target.device.kind].load()
 
     def apply(self, target: Target) -> None:
         workload: Any = target.workload
         # transformers' weights go before the decoder's come: both together are more than a machine may hold.
         target.model = nn.Identity()
         gc.collect()
-        target.model = NativeModel(load_decoder(workload.folder, dtype=torch.bfloat16))
+        target.model = NativeModel(load_decoder(workload.folder, torch.bfloat16, device=target.device.kind))
         target.compute_dtype = torch.bfloat16
         target.settings.engine = "native"
         layers = sum(isinstance(module, PackedLinear) for module in target.model.modules())

@@ -79,9 +79,17 @@ class PackedWeights(Technique):
         return replace(self, skip=names)
 
     def _packed(self, layer: PackedLinear, scheme: str, importance: torch.Tensor | None) -> PackedLinear:
-        return PackedLinear(
-            layer.wide_weight(), layer.bias, scheme, group_size=self.group, importance=importance
+        """In place of `layer`. Integers are chosen on the CPU, wherever they will lie."""
+        device = layer.packed.device
+        packed = PackedLinear(
+            layer.wide_weight().cpu(),
+            None if layer.bias is None else layer.bias.cpu(),
+            scheme,
+            group_size=self.group,
+            importance=None if importance is None else importance.cpu(),
+            device=device,
         )
+        return packed.to(device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,6 +59,8 @@ class Workload(ABC):
     supports: ClassVar[str] = ""
     """The architectures of Hugging Face folders that it takes, in words; empty where it takes none."""
     max_samples: int = 256
+    device: str = "cpu"
+    """Where its calls' tensors lie; a process that runs the model elsewhere says so."""
 
     @classmethod
     def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
@@ -133,6 +135,26 @@ class Workload(ABC):
     def properties(self, model: nn.Module) -> set[str]:
         """Properties of the original that techniques may need, beyond those read off its modules."""
         return set()
+
+
+def to_device(value: Any, device: str | torch.device) -> Any:
+    """The same nested value with its tensors on `device`."""
+    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def from_anywhere(run: Run, device: str) -> Run:
+    """`run`, which takes tensors on `device`, for callers with others: outputs go where their first input came from."""
+
+    def call(case: Case) -> Any:
+        homes = [
+            t.device for t in pytree.tree_leaves((case.args, case.kwargs)) if isinstance(t, torch.Tensor)
+        ]
+        if all(home.type == device for home in homes):
+            return run(case)
+        args, kwargs = to_device((case.args, case.kwargs), device)
+        return to_device(run(replace(case, args=args, kwargs=kwargs)), homes[0])
+
+    return call
 
 
 class CastBoundary(nn.Module):

@@ -179,7 +179,7 @@ class EncoderWorkload(Workload):
         first = stride - 1 - index if calibration else index
         taken = rows[first % stride :: stride][: self.batch]
         ids_BT, mask_BT = padded([rows[0], *taken], self.pipeline.pad)
-        return ids_BT[1:], mask_BT[1:]
+        return ids_BT[1:].to(self.device), mask_BT[1:].to(self.device)
 
     def _sentences(self) -> list[list[int]]:
         """Token ids of the text's sentences in their order, but for the longest, which comes first."""

@@ -112,7 +112,7 @@ class ImageWorkload(Workload):
         shape = (self.channels, self.height, self.width)
         images_BCHW = torch.stack([picture(index * self.batch + i, shape) for i in range(self.batch)])
         mean_C11, std_C11 = (torch.tensor(values)[:, None, None] for values in (self.mean, self.std))
-        return (images_BCHW - mean_C11) / std_C11
+        return ((images_BCHW - mean_C11) / std_C11).to(self.device)
 
 
 class Logits(nn.Module):

@@ -71,14 +71,19 @@ class LanguageWorkload(Workload):
 
     def cases(self, dtype: torch.dtype) -> list[Case]:
         ids = self._tokens(self.batch * self.prompt_tokens).view(self.batch, self.prompt_tokens)
-        cache = new_cache(self.geometry, dtype)
+        cache = new_cache(self.geometry, dtype, self.device)
         prefill = call("prefill", self.geometry, ids, 0, cache)
         kept = torch.export.Dim("kept", min=1, max=self.prompt_tokens)
         prefill = replace(
             prefill,
             dynamic=(None, None, None, {0: kept}, [None] * len(self.geometry.windows), [None] * len(cache)),
             example=call(
-                "prefill", self.geometry, ids, 0, cache, keep_K=torch.arange(self.prompt_tokens)
+                "prefill",
+                self.geometry,
+                ids,
+                0,
+                cache,
+                keep_K=torch.arange(self.prompt_tokens, device=self.device),
             ).args,
         )
         decode = call(
@@ -86,7 +91,7 @@ class LanguageWorkload(Workload):
             self.geometry,
             ids[:, :1],
             self.prompt_tokens,
-            new_cache(self.geometry, dtype),
+            new_cache(self.geometry, dtype, self.device),
             repeat=self.new_tokens,
         )
         return [prefill, decode]
@@ -128,18 +133,18 @@ class LanguageWorkload(Workload):
         wanted = budget // (B * (T + DECODE_STEPS))
         rounds = max(2, min(wanted, len(self._text_ids()) // (B * span)))
         ids = self._tokens(rounds * B * span).view(rounds, B, span)
-        keep_K = torch.arange(T)
+        keep_K = torch.arange(T, device=self.device)
         log_probabilities, nll = [], []
         for ids_BT in ids:
-            cache = new_cache(self.geometry, dtype)
+            cache = new_cache(self.geometry, dtype, self.device)
             logits = [run(call("prefill", self.geometry, ids_BT[:, :T], 0, cache, keep_K=keep_K)).float()]
             for step in range(T, T + DECODE_STEPS):
                 logits.append(
                     run(call("decode", self.geometry, ids_BT[:, step : step + 1], step, cache)).float()
                 )
             logp = torch.log_softmax(torch.cat(logits, 1), -1)
-            nll.append(-logp.gather(-1, ids_BT[:, 1:, None])[..., 0].flatten())
-            log_probabilities.append(logp.flatten(0, 1).half())
+            nll.append(-logp.gather(-1, ids_BT[:, 1:, None])[..., 0].flatten().cpu())
+            log_probabilities.append(logp.flatten(0, 1).half().cpu())
         return {"log_probabilities": torch.cat(log_probabilities), "nll": torch.cat(nll)}
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
@@ -160,7 +165,10 @@ class LanguageWorkload(Workload):
     def calibration(self, dtype: torch.dtype) -> list[Case]:
         T = self.prompt_tokens
         ids = self._tokens(4 * self.batch * T, end=True).view(4, self.batch, T)
-        prefills = [call("prefill", self.geometry, part, 0, new_cache(self.geometry, dtype)) for part in ids]
+        prefills = [
+            call("prefill", self.geometry, part, 0, new_cache(self.geometry, dtype, self.device))
+            for part in ids
+        ]
         return [*prefills, self.cases(dtype)[1]]
 
     def files(self, *, weights: bool) -> dict[str, Path]:
@@ -238,7 +246,7 @@ class LanguageWorkload(Workload):
                 allowed=f"at least {count} for this batch and prompt length",
                 next="pass a longer --eval-text FILE",
             )
-        return torch.tensor(ids[-count:] if end else ids[:count])
+        return torch.tensor(ids[-count:] if end else ids[:count], device=self.device)
 
     def _text_ids(self) -> list[int]:
         if not hasattr(self, "_ids"):

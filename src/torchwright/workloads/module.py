@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torchwright.errors import ModelError, TorchwrightError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import Case, Run, Workload, fresh
+from torchwright.workloads.base import Case, Run, Workload, fresh, from_anywhere, to_device
 
 Inputs = Any
 """A tuple of positional arguments, a dict of keyword arguments, a single tensor, or a list of any of these."""
@@ -54,15 +54,16 @@ class ModuleWorkload(Workload):
 
     def cases(self, dtype: torch.dtype) -> list[Case]:
         single = len(self.inputs) == 1
+        placed = to_device(self.inputs, self.device)
         return [
             Case(name="forward" if single else f"shape {index + 1}", args=args, kwargs=kwargs)
-            for index, (args, kwargs) in enumerate(self.inputs)
+            for index, (args, kwargs) in enumerate(placed)
         ]
 
     def observe(self, run: Run, dtype: torch.dtype) -> Any:
         cases = self.cases(dtype)
         if self.metric:
-            return self._ask_metric(_Callable(run, cases))
+            return self._ask_metric(_Callable(from_anywhere(run, self.device), cases))
         outputs = [[_widened(tensor) for tensor in accuracy.flatten(run(case))] for case in cases]
         if self.task == "classification":
             return [_rows(tensors[0]) for tensors in outputs]
