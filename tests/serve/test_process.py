@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -246,6 +247,14 @@ def test_what_cannot_be_served_is_said_before_the_end(tmp_path: Path) -> None:
 def test_a_refusal_names_what_to_change(arguments: list[str], word: str) -> None:
     with pytest.raises(TorchwrightError, match=word):
         opened(*arguments)
+
+
+def test_a_decoder_on_a_card_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_card = SimpleNamespace(model=bundled(), notices=())
+    monkeypatch.setattr(type(on_card.model), "device", torch.device("cuda"))
+    monkeypatch.setattr("torchwright.serve.process.open_model", lambda *args, **options: on_card)
+    with pytest.raises(TorchwrightError, match=r"packed for cuda.* optimize again with `--device cpu`"):
+        opened()
 
 
 def test_an_artifact_of_the_native_decoder_is_served(tmp_path: Path) -> None:

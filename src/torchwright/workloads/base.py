@@ -143,7 +143,12 @@ def to_device(value: Any, device: str | torch.device) -> Any:
 
 
 def from_anywhere(run: Run, device: str) -> Run:
-    """`run`, which takes tensors on `device`, for callers with others: outputs go where their first input came from."""
+    """`run`, which takes tensors on `device`, for callers with others: outputs go where their first input came from.
+
+    On a CPU it is `run` itself: looking at the inputs of a small model takes longer than it may.
+    """
+    if device == "cpu":
+        return run
 
     def call(case: Case) -> Any:
         homes = [
