@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 
@@ -13,13 +14,16 @@ from torchwright.devices import allocator as malloc
 from torchwright.devices import get_device
 from torchwright.errors import TorchwrightError
 from torchwright.facts import DeviceFacts
+from torchwright.plan.runner import JitRunner
 from torchwright.techniques import Target
 from torchwright.techniques.allocator import Allocator
+from torchwright.techniques.base import Settings
 from torchwright.techniques.blocks import repeated_blocks
 from torchwright.techniques.cuda_graphs import CudaGraphs
 from torchwright.techniques.regional import Regional
 from torchwright.techniques.sparse24 import Sparse24, prune24
 from torchwright.techniques.torchao import TorchAO
+from torchwright.workloads.base import Case
 from torchwright.workloads.module import ModuleWorkload
 
 CPU = DeviceFacts(kind="cpu", name="test")
@@ -35,6 +39,39 @@ def blocks(count: int) -> nn.Module:
     return nn.Sequential(
         nn.Linear(4, 8), nn.Sequential(*[nn.Linear(8, 8) for _ in range(count)]), nn.Linear(8, 2)
     )
+
+
+class Residual(nn.Module):
+    """A block as people write them."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(x).relu()
+
+
+class Pair(nn.Sequential):
+    """A block that is a class of torch.nn but for its name."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(nn.Linear(inputs, outputs), nn.ReLU())
+
+
+class Steps(nn.Module):
+    """Blocks until the answer is large."""
+
+    def __init__(self, blocks: nn.ModuleList) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+            if x.abs().amax() > 1e6:
+                break
+        return x
 
 
 class TestRegional:
@@ -53,6 +90,24 @@ class TestRegional:
         assert list(Regional().variants(target)) == [Regional()]
         target.properties.add("exportable")
         assert list(Regional().variants(target)) == []
+
+    @pytest.mark.parametrize("kind", [nn.Linear, Residual, Pair])
+    def test_one_graph_is_compiled_for_all_blocks(
+        self, kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Classes of torch.nn as well, around which control flow depends on the data."""
+        monkeypatch.setattr("torch.compile", functools.partial(torch.compile, backend="eager"))
+        torch._dynamo.reset()
+        counts = torch._dynamo.utils.counters  # pyright: ignore[reportAttributeAccessIssue]
+        counts.clear()
+        model = Steps(nn.ModuleList([kind(8, 8) for _ in range(6)])).eval().requires_grad_(False)
+        x = torch.randn(2, 8)
+        with torch.inference_mode():
+            wanted = model(x)
+            run = JitRunner(model, Settings(engine="jit", regional=True))
+            assert torch.equal(run(Case("forward", (x,))), wanted)
+        assert counts["stats"]["unique_graphs"] in (1, 2)  # the first block's input may be laid out otherwise
+        run.check_compiled()
 
     def test_refuses_where_little_repeats(self) -> None:
         assert "has 2;" in (Regional().refuse(make(blocks(2), torch.randn(1, 4))) or "")

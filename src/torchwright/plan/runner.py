@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -109,6 +110,13 @@ def build_packages(target: Target, folder: Path, cases: Sequence[Case]) -> dict[
 
 def compile_regions(model: nn.Module, settings: Settings) -> nn.Module:
     """Compile each repeated block once and reuse its code for all of its copies (torch's regional compilation)."""
+    compiled = torch.compile(_call, dynamic=settings.dynamic, mode=settings.mode)
     for block in repeated_blocks(model):
-        block.compile(dynamic=settings.dynamic, mode=settings.mode)
+        block._compiled_call_impl = functools.partial(compiled, block)
     return model
+
+
+def _call(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """What a block does when it is called. `Module.compile` of a class of torch.nn, such as Sequential, does nothing:
+    its code is of those files that Dynamo does not look into unless they are called from another."""
+    return block._call_impl(*args, **kwargs)
