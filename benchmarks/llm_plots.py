@@ -48,7 +48,8 @@ def draw(axes: Axes, rows: list[Row], x: str, y: str, wanted: Callable[[Row], bo
     axes.set_xscale("log", base=2)
     shown = [tick for tick in sorted(ticks) if not tick & (tick - 1)]
     axes.set_xticks(shown, [str(tick) for tick in shown])
-    axes.set_ylim(bottom=0 if y == "tok_s" else None)
+    if y == "tok_s":
+        axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
 
 
