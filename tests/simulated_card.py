@@ -32,7 +32,6 @@ FACTS = DeviceFacts(
     isa=("sm_90",),
     cores=132,
     memory_bytes=80 << 30,
-    read_gb_per_s=3000.0,
 )
 aten = torch.ops.aten
 ACROSS = (aten._to_copy.default, aten.copy_.default, aten.index.Tensor, aten.index_put_.default)

@@ -54,14 +54,11 @@ def pictures(folder: Path) -> Workload:
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text(" ".join(folders.SENTENCES * 40))
-    return path
+    return folders.eval_text(tmp_path / "text.txt")
 
 
 def observe(workload: Workload, device: str, *steps: str) -> tuple[Any, Any]:
     """The workload's model on `device` with these steps, and what its metric sees of it."""
-    workload.device = device
     facts = FACTS if device == "cuda" else get_device("cpu").identify()
     target = make_target(workload, facts)
     apply_steps(target, [parse_step(step) for step in steps])

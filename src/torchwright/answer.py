@@ -22,8 +22,7 @@ from torchwright.decoder.load import load_decoder
 from torchwright.decoder.sampling import Sampling
 from torchwright.devices import default_name
 from torchwright.errors import ArtifactError, ModelError, WorkloadError, unknown
-from torchwright.kernels import build
-from torchwright.kernels.gpu import operators as gpu
+from torchwright.kernels import ops
 from torchwright.plan import artifact
 from torchwright.plan.load import load
 from torchwright.text_stream import TextStream
@@ -126,7 +125,7 @@ def open_model(
             )
     else:
         model, notices = _decoder(target, quantize, kv, dtype, device or default_name()), ()
-    fault = kernel_fault(model.device.type) if isinstance(model, LoadedDecoder) else None
+    fault = ops.fault(model.device.type) if isinstance(model, LoadedDecoder) else None
     return Opened(model=model, notices=notices if fault is None else (*notices, f"no fast kernels: {fault}"))
 
 
@@ -187,11 +186,6 @@ def refuse_for_artifact(target: str, **options: str | None) -> None:
         )
 
 
-def kernel_fault(device: str) -> str | None:
-    """Why the decoder runs on plain PyTorch there, or None where its kernels are ready."""
-    return (gpu if device == "cuda" else build).load()
-
-
 def _decoder(
     target: str | None, quantize: str | None, kv: str | None, dtype: str | None, device: str
 ) -> LoadedDecoder:
@@ -202,7 +196,7 @@ def _decoder(
         )
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
-    name = dtype or ("bf16" if kernel_fault(device) is None else "fp32")
+    name = dtype or ("bf16" if ops.fault(device) is None else "fp32")
     return load_decoder(BUNDLED if target is None else target, DTYPES[name], quantize, kv, device=device)
 
 

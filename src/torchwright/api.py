@@ -211,13 +211,14 @@ def bench(
     options: dict[str, Any] = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batch": batch}
     decoder = {"quantize": quantize, "kv": kv, "dtype": dtype}
     recipe: Recipe | None = None
+    where = device or default_name()
     if is_artifact(target):
         refuse_for_artifact(target, **decoder, device=device)
         recipe, manifest = artifact.open_artifact(Path(target))
+        where = recipe.fingerprint.device.kind
         if manifest.engine == "native":  # which takes any size, not only the one it was searched at
             searched = {name: recipe.workload.get(name) for name in options}
             given = {name: value for name, value in options.items() if value is not None}
-            where = recipe.fingerprint.device.kind
             return decode_bench.bench(target, where, trust=trust, **(searched | given))
         for option, value in options.items():
             if value is not None and recipe.workload.get(option) != value:
@@ -227,10 +228,9 @@ def bench(
                 )
         workload = _workload_of(Path(target), recipe, trust=trust, cases_only=True)
     elif any(value is not None for value in decoder.values()):
-        return decode_bench.bench(target, device or default_name(), **decoder, **options)
+        return decode_bench.bench(target, where, **decoder, **options)
     else:
         workload = from_target(target, **options)
-    where = recipe.fingerprint.device.kind if recipe else device or default_name()
     with _trials(target, workload, where, recipe) as context:
         process = TrialProcess(context)
         if recipe:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright.answer import DTYPES, is_artifact, kernel_fault, open_model
+from torchwright.answer import DTYPES, is_artifact, open_model
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.generate import PREFILL_CHUNK, LoadedDecoder
 from torchwright.decoder.load import KV_DTYPES
@@ -185,7 +185,7 @@ def _describe(model: LoadedDecoder) -> dict[str, str]:
 
 
 def _kernels(device: str) -> str:
-    if kernel_fault(device) is not None:
+    if ops.fault(device) is not None:
         return "plain PyTorch"
     return "Triton" if device == "cuda" else str(ops.native.isa())
 

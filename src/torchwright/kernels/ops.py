@@ -21,9 +21,14 @@ triton: Any = torch.ops.torchwright_gpu
 FAST = (torch.float32, torch.bfloat16)
 
 
+def fault(kind: str) -> str | None:
+    """Why a kind of device has no kernels here, or None where they are ready; the first call may compile them."""
+    return (gpu if kind == "cuda" else build).load()
+
+
 def available() -> bool:
-    """Whether the kernels for CPUs are there; the first call may compile them."""
-    return build.load() is None
+    """Whether the kernels for CPUs are there."""
+    return fault("cpu") is None
 
 
 def on(device: torch.device, dtype: torch.dtype) -> Any:

@@ -22,8 +22,8 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def make_target(workload: Workload, device: DeviceFacts) -> Target:
-    """A fresh target with the properties that its modules show."""
-    model = workload.build().to(device.kind)
+    """A fresh target with the properties that its modules show; the workload makes its calls where the model is."""
+    model, workload.device = workload.build().to(device.kind), device.kind
     target = Target(model=model, workload=workload, device=device, properties=set())
     target.properties = _properties(target)
     return target

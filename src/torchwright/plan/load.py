@@ -225,7 +225,6 @@ class _Loader:
 
         folder = self.path / artifact.MODEL
         workload = from_description(self.recipe.workload, folder if folder.is_dir() else None)
-        workload.device = self.here.device.kind
         target = make_target(workload, self.here.device)
         apply_steps(target, self.recipe.steps)
         if not self.recipe.steps:
@@ -240,7 +239,6 @@ class _Loader:
         kept = read_tree(self.path / "selftest")
         inputs = (kept["args"] or kept["kwargs"]) if not (kept["args"] and kept["kwargs"]) else [kept["args"]]
         workload = ModuleWorkload(model, inputs)
-        workload.device = self.here.device.kind
         target = make_target(workload, self.here.device)
         try:
             apply_steps(target, self.recipe.steps)

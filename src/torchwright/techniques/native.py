@@ -14,13 +14,12 @@ from torchwright.decoder.config import read_decoder_config
 from torchwright.decoder.native import NativeModel
 from torchwright.errors import ModelError
 from torchwright.facts import Coverage, DeviceFacts
-from torchwright.kernels import build
-from torchwright.kernels.gpu import operators
+from torchwright.kernels import ops
 from torchwright.kernels.linear import PackedLinear
 from torchwright.techniques.base import Phase, Target, Technique
 
-KERNELS = {"cpu": build, "cuda": operators}
-"""Device → the module whose `load` makes its kernels ready, or says why there are none."""
+DEVICES = ("cpu", "cuda")
+"""Those that have kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +36,8 @@ class Native(Technique):
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
-        if device.kind not in KERNELS:
-            return f"its kernels are for {' and '.join(KERNELS)}; this device is {device.kind}"
+        if device.kind not in DEVICES:
+            return f"its kernels are for {' and '.join(DEVICES)}; this device is {device.kind}"
         return None
 
     def refuse(self, target: Target) -> str | None:
@@ -49,7 +48,7 @@ class Native(Technique):
             read_decoder_config(workload.folder)
         except (UnsupportedArchitecture, ModelError) as error:
             return error.found or error.summary
-        return KERNELS[target.device.kind].load()
+        return ops.fault(target.device.kind)
 
     def apply(self, target: Target) -> None:
         workload: Any = target.workload
