@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any, Self
 
 import pytest
@@ -20,7 +21,9 @@ TRIED = ("dtype", "compile", "int8_dynamic", "threads")
 class InProcessTrial:
     """Stands where `TrialProcess` does. It takes no thread count or seed from the context: those are the caller's."""
 
-    def __init__(self, context: Context, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, context: Context, environment: dict[str, str] | None = None, folder: Path | None = None
+    ) -> None:
         import cloudpickle
 
         from torchwright.devices import get_device

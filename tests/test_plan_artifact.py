@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +25,11 @@ from in_process import trials_in_process
 from torchwright.errors import ArtifactError
 from torchwright.paths import file_digest
 from torchwright.plan import artifact
+from torchwright.plan.optimize import pickled
 from torchwright.plan.program import read_programs
 from torchwright.plan.tree import read_tree, write_tree
+from torchwright.plan.trial import Context, TrialProcess
+from torchwright.workloads.module import ModuleWorkload
 
 INPUT = torch.linspace(-1, 1, 4 * 16).reshape(4, 16)
 
@@ -102,6 +106,21 @@ def edit(file: Path, change: Callable[[Any], Any]) -> None:
 
 
 # -------------------------------------------------------------------------------------------- round trips
+
+
+def test_what_a_trial_unpacks_goes_with_its_folder(compiled: Path, tmp_path: Path):
+    """A trial is killed, and then removes nothing itself."""
+    context = Context(
+        workload=pickled(ModuleWorkload(mlp(), (INPUT,))),
+        device="cpu",
+        threads=1,
+        seed=0,
+        scratch=tmp_path,
+        deadline=time.monotonic() + 60,
+    )
+    with TrialProcess(context) as process:
+        process.ask("load_artifact", path=str(compiled), trust=True)
+        assert list(tmp_path.glob("aotinductor_*"))
 
 
 def test_graphs_without_compiled_code_run_as_the_recipe_says(eager: Path):

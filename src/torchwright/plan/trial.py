@@ -83,10 +83,13 @@ class Context:
 class TrialProcess:
     """A worker process of its own. `ask` sends one request and waits for its answer, or for the time limit.
 
-    One that needs an `environment` is started from nothing, also where the context's others are forked.
+    One that needs an `environment` is started from nothing, also where the context's others are forked. Native code
+    has its temporary files in `folder`, or among the context's.
     """
 
-    def __init__(self, context: Context, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, context: Context, environment: dict[str, str] | None = None, folder: Path | None = None
+    ) -> None:
         self._context = context
         self._ended = ""
         self._log = tempfile.TemporaryFile(dir=context.scratch)  # noqa: SIM115
@@ -107,7 +110,14 @@ class TrialProcess:
             theirs.close()
         context.processes.append(self)
         try:
-            self.ask("init", device=context.device, threads=context.threads, seed=context.seed, **workload)
+            self.ask(
+                "init",
+                device=context.device,
+                threads=context.threads,
+                seed=context.seed,
+                scratch=str(folder or context.scratch),
+                **workload,
+            )
         except BaseException:
             self.close()
             raise
@@ -261,7 +271,7 @@ def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Seque
         prepared = process.ask("prepare", steps=steps, folder=str(folder))
         if prepared["engine"] == "aot":
             process.close()
-            process = TrialProcess(context, environment)
+            process = TrialProcess(context, environment, folder)  # packages are unpacked there, too
             packages = {
                 name: str(folder / f"package-{index}.pt2") for index, name in enumerate(prepared["graphs"])
             }

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
 import pickle
 import sys
+import tempfile
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -56,14 +58,21 @@ class Session:
         device: str,
         threads: int,
         seed: int,
+        scratch: str,
         workload: bytes | None = None,
         path: list[str] | None = None,
     ) -> None:
-        """Get the workload, where it is not here already, and the device ready."""
+        """Get the workload, where it is not here already, and the device ready.
+
+        This process ends by being killed: what native code leaves among temporary files, unpacked packages above all,
+        lies in `scratch`. Python's own stay where they were, and below them what torch compiles and keeps.
+        """
         import torch
 
         from torchwright.devices import get_device
 
+        tempfile.gettempdir()  # it remembers its answer
+        os.environ["TMPDIR"] = scratch
         if workload is not None:
             self.unpack(workload, path or sys.path)
         if self._trouble is not None:

@@ -10,11 +10,11 @@ import itertools
 import os
 import signal
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from torchwright.plan import folders
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Launcher:
 
     def __init__(self, argv: Callable[[str], Sequence[str]]) -> None:
         self._argv = argv
-        self._folder = tempfile.TemporaryDirectory(prefix="torchwright-")  # of mode 0700
+        self._folder = folders.make_temporary()  # of mode 0700
         self._starts = itertools.count()
         self._ahead: Launched | None = None
 
@@ -66,7 +66,7 @@ class Launcher:
         if self._ahead is not None:
             launched, self._ahead = self._ahead, None
             return launched
-        endpoint = f"ipc://{Path(self._folder.name) / f'engine-{next(self._starts)}'}"
+        endpoint = f"ipc://{self._folder.path / f'engine-{next(self._starts)}'}"
         # In a session of its own, because Ctrl-C is for the server, which then drains.
         return Launched(endpoint, subprocess.Popen(self._argv(endpoint), start_new_session=True))
 
@@ -75,4 +75,4 @@ class Launcher:
         if self._ahead is not None:
             self._ahead.kill()
             self._ahead.process.wait()
-        self._folder.cleanup()
+        self._folder.remove()
