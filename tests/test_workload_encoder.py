@@ -25,8 +25,9 @@ from torchwright.plan.program import export
 from torchwright.techniques.base import Target
 from torchwright.techniques.shape_buckets import ShapeBuckets
 from torchwright.workloads.base import Case
-from torchwright.workloads.encoder import EncoderWorkload, read_pipeline, sentences
+from torchwright.workloads.encoder import EncoderWorkload, read_pipeline
 from torchwright.workloads.encoding import Batcher, Encoder, Layout, fixed_calls, padded, split
+from torchwright.workloads.sentences import sentences
 
 MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
 KINDS = ["Bert", "Roberta", "MPNet", "DistilBert", "XLMRoberta", "Electra", "Albert", "ModernBert"]

@@ -12,7 +12,8 @@ import transformers
 from folders import change_json, image, save, write_json
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.plan.program import export
-from torchwright.workloads.image import ImageWorkload, picture
+from torchwright.workloads.image import ImageWorkload
+from torchwright.workloads.pictures import picture
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_sizes_of_preprocessors(processor, size, tmp_path):
     write_json(tmp_path / "config.json", {"architectures": ["ResNetForImageClassification"]})
     write_json(tmp_path / "preprocessor_config.json", processor)
     workload = ImageWorkload(tmp_path)
-    assert (workload.height, workload.width) == size
+    assert (workload.pictures.height, workload.pictures.width) == size
 
 
 def test_one_channel(tmp_path):

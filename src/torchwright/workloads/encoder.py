@@ -6,7 +6,6 @@ import copy
 import json
 import re
 import typing
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +17,9 @@ from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import Case, Run, Workload
-from torchwright.workloads.encoding import Batcher, Layout, fixed_calls, padded, plain_tokenizer, split
+from torchwright.workloads.encoding import Batcher, Layout, fixed_calls, split
 from torchwright.workloads.huggingface import load_model, model_files, parameter_count, read_config
-from torchwright.workloads.language import BUNDLED
+from torchwright.workloads.sentences import Sentences
 
 SAMPLE_SENTENCES = 512
 SAMPLE_OPERATIONS = 1e12
@@ -70,13 +69,15 @@ class EncoderWorkload(Workload):
             tokens = limit
         self.tokens = tokens
         self.eval_text = Path(eval_text) if eval_text else None
-        self._text = self.eval_text or BUNDLED / "eval.txt"
-        if not self._text.is_file():
-            raise WorkloadError(
-                f"the evaluation text {self._text} is not there", next="pass --eval-text FILE"
-            )
+        self.sentences = Sentences(
+            self.eval_text,
+            self.pipeline.folder,
+            batch=batch,
+            tokens=tokens,
+            pad=self.pipeline.pad,
+            prompt=self.pipeline.prompt,
+        )
         self._layout: Layout | None = None
-        self._rows: list[list[int]] | None = None
 
     @classmethod
     def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
@@ -98,7 +99,7 @@ class EncoderWorkload(Workload):
         """The shapes of the calls: the whole batch at once, unless it is bucketed."""
         if self._layout is None:
             self._layout = Layout(
-                shapes=((self.batch, len(self._sentences()[0])),),
+                shapes=((self.batch, self.sentences.longest),),
                 pad=self.pipeline.pad,
                 prompt=self.pipeline.prompt,
                 cut=self.pipeline.limit,
@@ -167,39 +168,11 @@ class EncoderWorkload(Workload):
         parameters = parameter_count(self.pipeline.folder, self.pipeline.vocabulary)
         operations = 2.0 * parameters * self.batch * self.layout.tokens
         wanted = min(SAMPLE_SENTENCES / self.batch, SAMPLE_OPERATIONS / max(operations, 1.0))
-        return min(max(2, int(wanted)), max(1, len(self._sentences()) // self.batch - CALIBRATION_BATCHES))
+        return min(max(2, int(wanted)), max(1, self.sentences.batches - CALIBRATION_BATCHES))
 
     def _batch(self, index: int, *, calibration: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Batch `index` of the sample, or of the sentences kept for calibration, padded to the length of all batches.
-
-        Each batch takes sentences from all over the text, so that each is about as ragged as the text is.
-        """
-        rows = self._sentences()
-        stride = len(rows) // self.batch
-        first = stride - 1 - index if calibration else index
-        taken = rows[first % stride :: stride][: self.batch]
-        ids_BT, mask_BT = padded([rows[0], *taken], self.pipeline.pad)
-        return ids_BT[1:].to(self.device), mask_BT[1:].to(self.device)
-
-    def _sentences(self) -> list[list[int]]:
-        """Token ids of the text's sentences in their order, but for the longest, which comes first."""
-        if self._rows is None:
-            tokenizer = plain_tokenizer(self.pipeline.folder, self.tokens)
-            texts = [
-                self.pipeline.prompt + text
-                for text in sentences(self._text.read_text("utf-8", errors="replace"))
-            ]
-            rows: list[list[int]] = [e.ids for e in tokenizer.encode_batch(texts)]
-            if len(rows) < 2 * self.batch:
-                raise WorkloadError(
-                    f"the evaluation text {self._text} is too short",
-                    found=f"{len(rows)} sentences",
-                    allowed=f"at least {2 * self.batch} for batches of {self.batch}",
-                    next="pass a longer --eval-text FILE",
-                )
-            longest = max(range(len(rows)), key=lambda row: len(rows[row]))
-            self._rows = [rows[longest], *rows[:longest], *rows[longest + 1 :]]
-        return self._rows
+        ids_BT, mask_BT = self.sentences.batch(index, calibration=calibration)
+        return ids_BT.to(self.device), mask_BT.to(self.device)
 
 
 class SentenceEncoder(nn.Module):
@@ -282,21 +255,6 @@ def read_pipeline(folder: Path) -> Pipeline:
         pad=_pad(config),
         vocabulary=_vocabulary(config),
     )
-
-
-def sentences(text: str) -> list[str]:
-    """Sentences of a text, in their order: they end at . ! or ? before white space, and at empty lines.
-
-    Left out are those of fewer than three words and those that are mostly not letters: tables, rulers, code.
-    """
-    paragraphs: Callable[[str], list[str]] = re.compile(r"\n\s*\n").split
-    found = []
-    for paragraph in paragraphs(text):
-        for sentence in re.split(r"(?<=[.!?])\s+", " ".join(paragraph.split())):
-            letters = sum(map(str.isalpha, sentence))
-            if len(sentence.split()) >= 3 and letters > 0.6 * len(sentence):
-                found.append(sentence)
-    return found
 
 
 def _mode(folder: Path, pooling: dict[str, Any]) -> Mode:
