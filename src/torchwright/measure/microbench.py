@@ -12,12 +12,12 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from torchwright.facts import DeviceFacts
-from torchwright.workloads.base import Case
 
 Shape = tuple[int, int, int]
 """(M rows, N outputs, K inputs)."""
@@ -27,47 +27,54 @@ BUDGET_SECONDS = 4.0
 INT4_GROUP = 64
 
 
-def linear_shapes(model: nn.Module, cases: Sequence[Case]) -> tuple[Counter[Shape], Counter[Shape]]:
-    """Calls of each linear shape in one pass over the workload, and how many layers have it."""
-    calls: Counter[Shape] = Counter()
-    layers: Counter[Shape] = Counter()
-    seen: set[tuple[int, Shape]] = set()
-    repeat = 1
+class LinearCalls:
+    """Counts a model's linear calls by their shape while its block runs.
 
-    def hook(module: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        assert isinstance(module, nn.Linear)
-        shape = (args[0].numel() // module.in_features, module.out_features, module.in_features)
-        calls[shape] += repeat
-        if (id(module), shape) not in seen:
-            seen.add((id(module), shape))
-            layers[shape] += 1
+    `calls` are those of one pass over the workload, each counted `repeat` times; `layers` are how many have a shape.
+    """
 
-    handles = [m.register_forward_hook(hook) for m in model.modules() if isinstance(m, nn.Linear)]
-    try:
-        for case in cases:
-            repeat = case.repeat
-            model(*case.args, **case.kwargs)
-    finally:
-        for handle in handles:
+    def __init__(self, model: nn.Module) -> None:
+        self.calls: Counter[Shape] = Counter()
+        self.layers: Counter[Shape] = Counter()
+        self.repeat = 1
+        self._seen: set[tuple[int, Shape]] = set()
+        self._model = model
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Self:
+        linears = [module for module in self._model.modules() if isinstance(module, nn.Linear)]
+        self._handles = [module.register_forward_hook(self._count) for module in linears]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
             handle.remove()
-    return calls, layers
+
+    def _count(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
+        if not isinstance(output, torch.Tensor):
+            return  # a subclass with a return value of its own: no kernel here would stand for it
+        shape = (output.numel() // module.out_features, module.out_features, module.in_features)
+        self.calls[shape] += self.repeat
+        if (id(module), shape) not in self._seen:
+            self._seen.add((id(module), shape))
+            self.layers[shape] += 1
 
 
-def linear_kernel_seconds(model: nn.Module, cases: Sequence[Case], device: DeviceFacts) -> dict[str, float]:
+def linear_kernel_seconds(linears: LinearCalls, device: DeviceFacts) -> dict[str, float]:
     """Seconds that all linear layers of one pass take with each kernel: float32, bfloat16, float16, int8, int4.
 
     A kernel that cannot run one of the shapes is left out of the result, and so is every kernel off the CPU.
     """
     if device.kind != "cpu":
         return {}
-    calls, layers = linear_shapes(model, cases)
+    calls = linears.calls
     heavy = sorted(calls, key=lambda s: calls[s] * s[0] * s[1] * s[2], reverse=True)[:12]
     slot = BUDGET_SECONDS / max(1, len(heavy) * len(KERNELS))
     totals: dict[str, float] = {}
     for name, kernel in KERNELS.items():
         total = 0.0
         for shape in heavy:
-            copies = max(1, min(layers[shape], ROTATE_BYTES // (4 * shape[1] * shape[2]) + 1))
+            copies = max(1, min(linears.layers[shape], ROTATE_BYTES // (4 * shape[1] * shape[2]) + 1))
             try:
                 total += calls[shape] * _median_seconds([kernel(shape) for _ in range(copies)], slot)
             except (RuntimeError, NotImplementedError, ValueError, AttributeError):

@@ -29,7 +29,7 @@ def count_operations(model: nn.Module, case: Case) -> dict[str, int]:
     moved = sum(
         leaf.nbytes
         for leaf in pytree.tree_leaves((case.args, case.kwargs, output))
-        if isinstance(leaf, torch.Tensor)
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
     )
     return {"operations": counter.get_total_flops(), "bytes": moved}
 

@@ -13,7 +13,7 @@ from torchwright.errors import RefusedTechnique
 from torchwright.facts import DeviceFacts, Step
 from torchwright.plan.program import export
 from torchwright.techniques.base import Target, from_step, in_order, techniques
-from torchwright.techniques.matmul_attention import calls_attention
+from torchwright.techniques.matmul_attention import AttentionCalls
 from torchwright.workloads.base import Workload
 
 DISCOVERED = frozenset({"sdpa", "exportable"})
@@ -62,16 +62,23 @@ def reshaped(workload: Workload, steps: Sequence[Step]) -> Workload:
 
 def describe_target(target: Target) -> dict[str, Any]:
     """Everything the search needs to know of the original before it tries anything."""
-    from torchwright.measure.microbench import linear_kernel_seconds
+    from torchwright.measure.microbench import LinearCalls, linear_kernel_seconds
     from torchwright.measure.roofline import count_operations
 
     cases = target.workload.cases(torch.float32)
     adapted = target.workload.adapt(target.model)
+    operations = {}
     with torch.inference_mode():
-        operations = {case.name: count_operations(adapted, case) for case in cases}
+        with (
+            LinearCalls(adapted) as linears,
+            AttentionCalls() as attention,
+        ):  # one pass sees all: it may take seconds
+            for case in cases:
+                linears.repeat = case.repeat
+                operations[case.name] = count_operations(adapted, case)
         if "linear" in target.properties:
-            target.kernel_seconds = linear_kernel_seconds(adapted, cases, target.device)
-    if calls_attention(adapted, cases[0].args, cases[0].kwargs):
+            target.kernel_seconds = linear_kernel_seconds(linears, target.device)
+    if attention.seen:
         target.properties.add("sdpa")
     if _exports(adapted, cases):
         target.properties.add("exportable")

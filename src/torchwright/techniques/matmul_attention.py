@@ -96,18 +96,14 @@ def attend(
     return scores.softmax(-1).to(query.dtype) @ value
 
 
-def calls_attention(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the model calls scaled_dot_product_attention on these inputs."""
-    seen = []
+class AttentionCalls(TorchFunctionMode):
+    """Notes whether scaled_dot_product_attention is called while its block runs."""
 
-    class Watch(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            seen.append(func is fused)
-            return func(*args, **(kwargs or {}))
+    seen = False
 
-    with Watch(), torch.no_grad():
-        model(*args, **kwargs)
-    return any(seen)
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen = self.seen or func is fused
+        return func(*args, **(kwargs or {}))
 
 
 @functools.cache
