@@ -297,10 +297,57 @@ def test_fingerprints_differ_by_what_compiled_code_depends_on(eager: Path):
 def test_an_answer_that_is_off_is_an_error(eager: Path, tmp_path: Path):
     path = copied(eager, tmp_path)
     kept = read_tree(path / "selftest")
-    write_tree(path / "selftest", {**kept, "output": kept["output"] + 10})
+    write_tree(path / "selftest", {**kept, "output": [kept["output"][0] + 10]})
     seal(path)
     with pytest.raises(ArtifactError, match=r"fails its self-test.*off by"):
         tw.load(path)
+
+
+class Odd(nn.Module):
+    """Complex and random outputs, and arguments that are no tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 8)
+
+    def forward(self, xs: list[torch.Tensor], scale: float | None = None, flag: bool = True) -> Any:
+        y = sum(self.linear(x) for x in xs)
+        return torch.fft.rfft(y if flag and scale is None else -y), y + torch.rand_like(y), None
+
+
+class Packed(nn.Module):
+    """Takes a class of its own and gives another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 8)
+
+    def forward(self, x: nn.utils.rnn.PackedSequence) -> torch.Tensor:
+        return self.lstm(x)[0].data
+
+
+@pytest.mark.parametrize(
+    "inputs", [{"xs": [INPUT, INPUT], "scale": None, "flag": False}, ([INPUT],)], ids=["constants", "list"]
+)
+def test_odd_inputs_and_outputs_are_kept(inputs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trials_in_process(monkeypatch, 2.0)
+    torch.manual_seed(0)
+    model = Odd().eval()
+    result = tw.optimize(model, inputs, techniques=["dtype"], max_drop=0.05, time_budget=60)
+    loaded = tw.load(result.save(tmp_path / "out"))
+    call = (lambda f: f(**inputs)) if isinstance(inputs, dict) else (lambda f: f(*inputs))
+    torch.testing.assert_close(call(loaded.model)[0], call(model)[0], rtol=0.1, atol=0.1)
+
+
+def test_inputs_that_no_file_keeps_leave_the_self_test_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    trials_in_process(monkeypatch, 2.0)
+    torch.manual_seed(0)
+    model, inputs = Packed(), (nn.utils.rnn.pack_sequence([torch.randn(5, 4), torch.randn(3, 4)]),)
+    result = tw.optimize(model, inputs, techniques=["dtype"], max_drop=0.05, time_budget=60)
+    assert result.model(*inputs).shape == (8, 8)
+    path = result.save(tmp_path / "out")
+    assert not list(path.glob("selftest*"))
+    assert tw.load(path, model=model).model(*inputs).shape == (8, 8)
 
 
 # ------------------------------------------------------------------------------------------------ hostile

@@ -10,6 +10,7 @@ import cloudpickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.workloads.base import CastBoundary, fresh, to_dtype
@@ -117,6 +118,34 @@ class TestModel:
     def test_what_is_no_module(self, thing):
         with pytest.raises(ModelError, match=r"the model is a \w+\. Allowed: a torch\.nn\.Module"):
             ModuleWorkload(thing, torch.ones(1))
+
+    @pytest.mark.parametrize(
+        ("make", "words"),
+        [
+            (
+                lambda: torch.jit.script(nn.Linear(2, 2)),
+                r"TorchScript module \(Linear\)\. Allowed: the torch\.nn\.Module",
+            ),
+            (lambda: nn.Linear(2, 2, device="meta"), r"meta device, without data\. Next: load"),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+    def test_what_has_no_weights_to_change(self, make, words):
+        with pytest.raises(ModelError, match=words):
+            ModuleWorkload(make(), torch.ones(1, 2))
+
+    @torch.no_grad()
+    def test_parametrized_weights_are_computed_once_and_travel(self):
+        model = nn.Sequential(weight_norm(nn.Linear(4, 3)), spectral_norm(nn.Linear(3, 2))).eval()
+        x = torch.randn(5, 4)
+        workload = cloudpickle.loads(cloudpickle.dumps(ModuleWorkload(model, x)))
+        torch.testing.assert_close(workload.build()(x), model(x))
+        assert hasattr(model[0], "parametrizations")
+
+    def test_inputs_lose_their_history(self, model):
+        x = torch.ones(2, 4, requires_grad=True) * 2
+        (case,) = ModuleWorkload(model, {"x": x}).cases(torch.float32)
+        assert not case.kwargs["x"].requires_grad
 
     def test_a_model_that_cannot_be_copied(self):
         model = nn.Linear(2, 2)

@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch._export.serde import serialize as serde
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind
 
 from torchwright.errors import ArtifactError, RefusedTechnique
 from torchwright.kernels import build
@@ -187,15 +188,16 @@ def _example_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str
     def size(value: Any) -> int:
         return value if isinstance(value, int) else largest[str(value)]
 
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     leaves = []
-    names = set(program.graph_signature.user_inputs)
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in names:
-            value = node.meta["val"]
-            if isinstance(value, torch.Tensor):
-                shape = [size(n) for n in value.shape]
-                value = torch.zeros(shape, dtype=value.dtype, device=value.device)
-            leaves.append(value)
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is not InputKind.USER_INPUT:
+            continue
+        value = spec.arg.value if isinstance(spec.arg, ConstantArgument) else values[spec.arg.name]
+        if isinstance(value, torch.Tensor):
+            shape = [size(n) for n in value.shape]
+            value = torch.zeros(shape, dtype=value.dtype, device=value.device)
+        leaves.append(value)
     args, kwargs = torch.utils._pytree.tree_unflatten(leaves, program.call_spec.in_spec)
     return args, kwargs
 

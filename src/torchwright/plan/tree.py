@@ -41,11 +41,13 @@ def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return {"tensor": name}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
-    if isinstance(value, dict):
+    if type(value) is dict:
         return {"dict": {str(key): _encode(item, tensors) for key, item in value.items()}}
-    if isinstance(value, list | tuple):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_encode(item, tensors) for item in value]}
+    if type(value) in (
+        list,
+        tuple,
+    ):  # of a class of its own, such as a packed sequence, it would come back as another
+        return {type(value).__name__: [_encode(item, tensors) for item in value]}
     raise TypeError(f"a {type(value).__name__} cannot be kept in a self-test")
 
 

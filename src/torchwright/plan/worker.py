@@ -265,13 +265,15 @@ class Session:
         import torch
 
         from torchwright.plan.tree import write_tree
+        from torchwright.workloads.accuracy import flatten
 
         case = self._fresh_cases()[0]
         try:
             with torch.inference_mode():
                 inputs = {"name": case.name, "args": case.args, "kwargs": case.kwargs}
                 kept = torch.utils._pytree.tree_map(_clone, inputs)
-                write_tree(Path(path), {**kept, "output": self.run(case)})
+                torch.manual_seed(self.seed)
+                write_tree(Path(path), {**kept, "seed": self.seed, "output": flatten(self.run(case))})
         except TypeError:
             return False
         return True

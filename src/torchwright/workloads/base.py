@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from torchwright.errors import ModelError
@@ -32,6 +33,7 @@ workloads: Registry[type[Workload]] = Registry(
         "language": "torchwright.workloads.language:LanguageWorkload",
         "encoder": "torchwright.workloads.encoder:EncoderWorkload",
         "image": "torchwright.workloads.image:ImageWorkload",
+        "forward": "torchwright.workloads.forward:ForwardWorkload",
     },
 )
 
@@ -58,7 +60,8 @@ class Workload(ABC):
     name: str
     supports: ClassVar[str] = ""
     """The architectures of Hugging Face folders that it takes, in words; empty where it takes none."""
-    max_samples: int = 256
+    leftovers: ClassVar[bool] = False
+    """Whether it is asked after all others, because it takes what they could, too."""
     device: str = "cpu"
     """Where its calls' tensors lie; a process that runs the model elsewhere says so."""
 
@@ -194,12 +197,24 @@ def to_dtype(model: nn.Module, dtype: torch.dtype, keep: Callable[[str, nn.Modul
 
 
 def fresh(model: nn.Module) -> nn.Module:
-    """A deep copy in eval mode without gradients.
+    """A deep copy in eval mode without gradients, what is parametrized (weight norm, …) computed once for all.
 
-    Raises `ModelError` for a model that cannot be copied.
+    Raises `ModelError` for a model that cannot be copied, is TorchScript, or has no data.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            f"the model is a TorchScript module ({model.original_name})",
+            allowed="the torch.nn.Module that it was made from",
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ModelError(
+            f"parameters of {type(model).__name__} are on the meta device, without data",
+            next="load the model's weights first",
+        )
     try:
         model = copy.deepcopy(model).eval()
+        for module in [module for module in model.modules() if parametrize.is_parametrized(module)]:
+            _bake(module)
     except Exception as error:
         raise ModelError(
             f"the model {type(model).__name__} cannot be copied",
@@ -209,6 +224,19 @@ def fresh(model: nn.Module) -> nn.Module:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return model
+
+
+def _bake(module: nn.Module) -> None:
+    """Make what is parametrized plain parameters.
+
+    torch's `remove_parametrizations` takes the property from the class, which a deep copy shares with its original.
+    """
+    parametrized: Any = module
+    values = {name: getattr(module, name).detach().clone() for name in parametrized.parametrizations}
+    del parametrized.parametrizations
+    module.__class__ = module.__class__.__bases__[0]
+    for name, value in values.items():
+        module.register_parameter(name, nn.Parameter(value, requires_grad=False))
 
 
 def _cast(value: Any, source: torch.dtype, target: torch.dtype) -> Any:

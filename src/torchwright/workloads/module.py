@@ -45,7 +45,7 @@ class ModuleWorkload(Workload):
         if task not in ("regression", "classification"):
             raise WorkloadError(f"unknown task '{task}'", allowed="regression, classification")
         self.model = fresh(model)
-        self.inputs = normalise(inputs)
+        self.inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, normalise(inputs))
         self.metric, self.higher_is_better, self.task = metric, higher_is_better, task
         self.source = source or type(model).__qualname__
 
