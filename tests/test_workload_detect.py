@@ -14,6 +14,7 @@ from torchwright.errors import ArtifactError, ModelError, WorkloadError
 from torchwright.workloads import workloads
 from torchwright.workloads.detect import from_description, from_target, kind_of
 from torchwright.workloads.encoder import EncoderWorkload
+from torchwright.workloads.forward import ForwardWorkload
 from torchwright.workloads.image import ImageWorkload
 from torchwright.workloads.language import LanguageWorkload
 from torchwright.workloads.module import ModuleWorkload
@@ -111,9 +112,9 @@ class TestFromTarget:
     @pytest.mark.parametrize(
         "config",
         [
-            {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"},
-            {"architectures": ["WhisperModel"], "model_type": "whisper"},
-            {"architectures": ["BertForSequenceClassification"], "model_type": "bert"},
+            {"architectures": ["NoSuchForConditionalGeneration"], "model_type": "no-such"},
+            {"architectures": ["BertConfig"], "model_type": "bert"},
+            {"architectures": ["__import__('os')"], "model_type": "bert"},
             {"architectures": None},
             {},
         ],
@@ -139,6 +140,13 @@ class TestFromTarget:
             ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, EncoderWorkload),
             ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, LanguageWorkload),
             ({"architectures": ["ConvNextForImageClassification"], "model_type": "convnext"}, ImageWorkload),
+            ({"architectures": ["BertForSequenceClassification"], "model_type": "bert"}, ForwardWorkload),
+            ({"architectures": ["WhisperModel"], "model_type": "whisper"}, ForwardWorkload),
+            (
+                {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "kv_lora_rank": 8},
+                ForwardWorkload,
+            ),
+            ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, LanguageWorkload),
         ],
     )
     def test_kinds(self, config, cls, tmp_path):

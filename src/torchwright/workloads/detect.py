@@ -81,7 +81,7 @@ def kind_of(folder: Path) -> type[Workload]:
 
     modules = folder / "modules.json"
     config = {} if modules.is_file() and not (folder / "config.json").is_file() else read_config(folder)
-    for _, cls in workloads:
+    for _, cls in sorted(workloads, key=lambda item: item[1].leftovers):
         if cls.accepts(folder, config):
             return cls
     supported = [f"{cls.supports} ({name})" for name, cls in workloads if cls.supports]

@@ -221,7 +221,10 @@ def read_pipeline(folder: Path) -> Pipeline:
     if not (folder / "modules.json").is_file():
         config = read_config(folder)
         return Pipeline(
-            folder=folder, limit=_limit(folder, config), pad=_pad(config), vocabulary=_vocabulary(config)
+            folder=folder,
+            limit=text_limit(folder, config),
+            pad=pad_token(config),
+            vocabulary=_vocabulary(config),
         )
     modules = _json(folder / "modules.json")
     if not isinstance(modules, list) or not all(isinstance(m, dict) and "type" in m for m in modules):
@@ -251,8 +254,8 @@ def read_pipeline(folder: Path) -> Pipeline:
         normalize=len(kinds) == 3,
         parts=tuple(str(module.get("path", "")) for module in modules),
         prompt=prompt,
-        limit=_limit(inner, config),
-        pad=_pad(config),
+        limit=text_limit(inner, config),
+        pad=pad_token(config),
         vocabulary=_vocabulary(config),
     )
 
@@ -277,7 +280,7 @@ def _mode(folder: Path, pooling: dict[str, Any]) -> Mode:
     )
 
 
-def _limit(folder: Path, config: dict[str, Any]) -> int | None:
+def text_limit(folder: Path, config: dict[str, Any]) -> int | None:
     """The model's own longest text in tokens: what sentence-transformers says, the tokenizer, or the positions."""
     said = _json(folder / "sentence_bert_config.json", optional=True).get("max_seq_length")
     tokenizer = _json(folder / "tokenizer_config.json", optional=True).get("model_max_length")
@@ -289,12 +292,12 @@ def _limit(folder: Path, config: dict[str, Any]) -> int | None:
         "camembert",
         "mpnet",
     ):
-        positions -= _pad(config) + 1  # these count positions from the padding token's id on
+        positions -= pad_token(config) + 1  # these count positions from the padding token's id on
     limits = [int(value) for value in (said, tokenizer, positions) if value and value < 1e9]
     return min(limits) if limits else None
 
 
-def _pad(config: dict[str, Any]) -> int:
+def pad_token(config: dict[str, Any]) -> int:
     pad = config.get("pad_token_id")
     return pad if isinstance(pad, int) and pad >= 0 else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import logging
 import math
@@ -48,16 +49,29 @@ def read_object(path: Path) -> dict[str, Any]:
     return data
 
 
+def model_class(name: object) -> Any:
+    """The class of transformers of this name, or None where it has no model class of it."""
+    if not isinstance(name, str) or not name.isidentifier():
+        return None
+    with quiet_transformers():
+        import transformers
+
+        found = getattr(transformers, name, None)
+        is_model = inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
+    return found if is_model else None
+
+
 def load_model(folder: Path, auto: str) -> nn.Module:
     """The folder's model in float32 and eval mode, weights from safetensors only, no code from the folder.
 
     Raises `ModelError` with transformers' own reason when it cannot be built.
     """
     import torch
-    import transformers
 
     try:
         with quiet_transformers():
+            import transformers
+
             model, loaded = getattr(transformers, auto).from_pretrained(
                 folder,
                 dtype=torch.float32,
@@ -135,16 +149,19 @@ def model_files(folder: Path, *, weights: bool, parts: Sequence[str] = ()) -> di
 
 @contextlib.contextmanager
 def quiet_transformers():
-    """transformers' loggers and progress bars at error level, restored afterwards."""
+    """transformers, and what it imports, without warnings and progress bars; both are restored afterwards."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     import transformers
 
-    logger = logging.getLogger("transformers")
-    level, bars = logger.level, transformers.utils.logging.is_progress_bar_enabled()
-    logger.setLevel(logging.ERROR)
+    bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         if bars:
             transformers.utils.logging.enable_progress_bar()

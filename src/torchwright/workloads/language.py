@@ -20,7 +20,8 @@ BUNDLED = Path(__file__).parent.parent / "bundled"
 REFERENCE_BYTES = 256 * 2**20
 """Memory that the original's log-probabilities may take; large vocabularies are judged on fewer tokens."""
 MAX_TOKENS = 4096
-MAX_WINDOWS = 48
+NAMES = ("ForCausalLM", "LMHeadModel")
+STANDARD = {"num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings"}
 DECODE_STEPS = 8
 """Teacher-forced decode steps after each window, so that the metric sees the KV cache too."""
 
@@ -33,7 +34,7 @@ class LanguageWorkload(Workload):
     """
 
     name = "language"
-    supports = "…ForCausalLM"
+    supports = "…ForCausalLM, …LMHeadModel"
 
     def __init__(
         self,
@@ -59,7 +60,11 @@ class LanguageWorkload(Workload):
 
     @classmethod
     def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
-        return any(name.endswith("ForCausalLM") for name in config.get("architectures") or [])
+        if not any(name.endswith(NAMES) for name in config.get("architectures") or []):
+            return False
+        text = standard_fields(config)
+        # A state-space model has no cache of keys and values, and latent attention one of another shape.
+        return "num_attention_heads" in text and "kv_lora_rank" not in text
 
     def build(self) -> nn.Module:
         from torchwright.workloads.huggingface import load_model
@@ -207,7 +212,7 @@ class LanguageWorkload(Workload):
         from torchwright.workloads.huggingface import read_config
 
         config = read_config(self.folder)
-        text = config.get("text_config", config)
+        text = standard_fields(config)
         if "num_hidden_layers" not in text or "vocab_size" not in text or text.get("is_encoder_decoder"):
             raise ModelError(
                 f"{self.folder} is not a decoder-only language model",
@@ -304,6 +309,25 @@ def _cache_view(tensors: list[torch.Tensor], slots_T: torch.Tensor) -> Any:
             return 0
 
     return View()
+
+
+def standard_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a config.json that describe its text model, `STANDARD` under their usual names.
+
+    Those that the file leaves out, or names in its own way (GPT-2's n_layer), are as transformers has them.
+    """
+    text = config.get("text_config", config)
+    if text.keys() >= STANDARD:
+        return text
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = text.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        return text
+    usual = CONFIG_MAPPING[kind]()
+    defaults = {name: getattr(usual, name) for name in STANDARD if hasattr(usual, name)}
+    own = {name: text[other] for name, other in usual.attribute_map.items() if other in text}
+    return defaults | own | text
 
 
 def _windows(text: dict[str, Any]) -> tuple[int, ...]:

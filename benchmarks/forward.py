@@ -1,0 +1,96 @@
+"""Architectures of transformers at their published sizes: what `torchwright optimize FOLDER` makes of a forward pass.
+
+    python benchmarks/forward.py [--only NAME …] [--time-budget 150] [--max-drop 0.03] [--json FILE]
+
+Random weights with the bundled model's tokenizer. Every ratio is the search's own last comparison of original and
+result in turns. Random weights answer at random, so that answers change more easily than a trained model's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import torchwright
+
+BUNDLED = Path(torchwright.__file__).parent / "bundled"
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "distilbert-base": ("DistilBertForSequenceClassification", {"num_labels": 2}),
+    "bert-base-ner": ("BertForTokenClassification", {"num_labels": 9}),
+    "t5-small": (
+        "T5ForConditionalGeneration",
+        {"d_ff": 2048, "num_layers": 6, "num_heads": 8, "d_model": 512},
+    ),
+    "whisper-base": (
+        "WhisperForConditionalGeneration",
+        SPECIAL
+        | {"d_model": 512, "encoder_layers": 6, "decoder_layers": 6}
+        | {"encoder_attention_heads": 8, "decoder_attention_heads": 8}
+        | {"encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048, "decoder_start_token_id": 3},
+    ),
+    "clip-vit-b32": ("CLIPModel", {}),
+    "wav2vec2-base": ("Wav2Vec2ForCTC", {}),
+}
+"""Name → (architecture, what differs from its configuration's defaults, which are the published base sizes)."""
+
+
+def make(name: str, folder: Path) -> int:
+    """The model's folder; returns its parameters."""
+    architecture, fields = MODELS[name]
+    cls = getattr(transformers, architecture)
+    torch.manual_seed(0)
+    model = cls(cls.config_class(**fields)).eval()
+    model.save_pretrained(folder)
+    shutil.copy2(BUNDLED / "tokenizer.json", folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One forward pass of other architectures, optimized.")
+    parser.add_argument("--only", action="append", choices=MODELS, help="these models alone")
+    parser.add_argument("--time-budget", type=float, default=150.0, help="seconds of each search")
+    parser.add_argument("--max-drop", type=float, default=0.03)
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    arguments = parser.parse_args()
+    rows = {}
+    print("| model | parameters, M | original, ms | optimized, ms | speed-up | kept | metric | loss |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    for name in arguments.only or MODELS:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder, out = Path(scratch) / "model", Path(scratch) / "out"
+            parameters = make(name, folder)
+            words = ["optimize", str(folder), "-o", str(out), "--json", "--quiet"]
+            words += ["--time-budget", str(arguments.time_budget), "--max-drop", str(arguments.max_drop)]
+            program = "import sys; from torchwright.cli import main; sys.exit(main())"
+            done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+            if done.returncode:
+                print(
+                    f"| {name} | {parameters / 1e6:.0f} | failed: {done.stderr.strip()[-200:]} |", flush=True
+                )
+                continue
+            recipe = rows[name] = json.loads(done.stdout)["recipe"]
+        speedup, kept = recipe["speedup"], [step["name"] for step in recipe["steps"]]
+        quality = recipe["final"]["quality"]
+        print(
+            f"| {name} | {parameters / 1e6:.0f} | {1e3 * recipe['baseline']['seconds']:.1f} "
+            f"| {1e3 * recipe['final']['seconds']:.1f} "
+            f"| {speedup['value']:.2f}x [{speedup['low']:.2f}, {speedup['high']:.2f}] | {' + '.join(kept)} "
+            f"| {quality['metric']} | {quality['drop']:.4f} |",
+            flush=True,
+        )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()

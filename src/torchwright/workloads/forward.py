@@ -1,0 +1,186 @@
+"""Any other model of transformers: one forward pass over a made-up batch of text, pictures or sound."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwright.errors import ModelError, WorkloadError
+from torchwright.facts import Quality
+from torchwright.workloads import accuracy
+from torchwright.workloads.base import Case, Run, Workload
+from torchwright.workloads.huggingface import (
+    load_model,
+    model_class,
+    model_files,
+    parameter_count,
+    read_config,
+)
+from torchwright.workloads.reading import CALIBRATION_BATCHES, SOUNDS, Reader
+
+SAMPLE_ROWS = 512
+SAMPLE_OPERATIONS = 1e12
+"""The metric's sample is cut to what these operations pay for, 2 per parameter and position; 2 batches at least."""
+SAMPLE_BYTES = 256 * 2**20
+"""Of the outputs that are kept for the metric."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Outputs whose rows are compared, how, and the axis that a row lies along."""
+
+    outputs: tuple[str, ...]
+    compare: Callable[[torch.Tensor, torch.Tensor], Quality]
+    axis: int = -1
+
+
+CLASSES = "SequenceClassification|TokenClassification|AudioClassification|CTC|MaskedLM|CausalLM|ConditionalGeneration"
+JUDGES = {
+    rf"For({CLASSES})$|LMHeadModel$": Judge(("logits",), accuracy.agreement),
+    r"ForSemanticSegmentation$": Judge(("logits",), accuracy.agreement, axis=1),
+    r"ForQuestionAnswering$": Judge(("start_logits", "end_logits"), accuracy.agreement),
+    r"(CLIP|Siglip2?|Align|AltCLIP)Model$": Judge(("image_embeds", "text_embeds"), accuracy.cosine),
+    r"Model$": Judge(("last_hidden_state",), accuracy.cosine),
+}
+"""By how an architecture's name ends, the first that fits."""
+
+
+class ForwardWorkload(Workload):
+    """A model of transformers that no other kind takes: one forward pass of one batch.
+
+    It reads sentences of the evaluation text, padded to the longest, made-up pictures, made-up sounds, or what its
+    architecture combines of them: 8 rows, or 1 of sound. Metric: top-1 agreement with the original where it answers
+    with classes or tokens, the cosine to it where it returns embeddings, else the relative error of all outputs.
+    """
+
+    name = "forward"
+    supports = "any other of transformers that reads text, pictures or sound, as one forward pass"
+    leftovers = True
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        batch: int | None = None,
+        tokens: int = 64,
+        eval_text: str | Path | None = None,
+    ) -> None:
+        self.folder, self.label = Path(folder), str(folder)
+        for option, value in (("batch", batch), ("tokens", tokens)):
+            if value is not None and value < 1:
+                raise WorkloadError(f"{option}={value}", allowed="1 or more")
+        self.eval_text = Path(eval_text) if eval_text else None
+        config = read_config(self.folder)
+        model = _class(config)
+        if model is None:
+            raise ModelError(
+                f"transformers does not know what {self.folder} holds",
+                found=", ".join(map(str, config.get("architectures") or ["no architectures in config.json"])),
+            )
+        self.architecture = model.__name__
+        self.batch = batch or (1 if model.main_input_name in SOUNDS else 8)
+        self.constants = (
+            {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+        )
+        self.reader = Reader(self.folder, config, model, batch=self.batch, tokens=tokens, text=self.eval_text)
+        fitting = (judge for ending, judge in JUDGES.items() if re.search(ending, self.architecture))
+        self.judge = next(fitting, None)
+
+    @classmethod
+    def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
+        return _class(config) is not None
+
+    def build(self) -> nn.Module:
+        return Forward(load_model(self.folder, self.architecture), self.constants).eval()
+
+    def cases(self, dtype: torch.dtype) -> list[Case]:
+        return [self._case(0)]
+
+    def calibration(self, dtype: torch.dtype) -> list[Case]:
+        return [self._case(index, calibration=True) for index in range(CALIBRATION_BATCHES)]
+
+    def observe(self, run: Run, dtype: torch.dtype) -> Any:
+        """What is compared: rows (N, C) of the outputs that are judged, or all outputs of all batches."""
+        seen: list[list[torch.Tensor]] = []
+        rounds = self._rounds()
+        while len(seen) < rounds:
+            case = self._case(len(seen))
+            seen.append(self._judged(run(case), case.kwargs.get("attention_mask")))
+            kept = sum(tensor.nbytes for tensor in seen[0])
+            rounds = min(rounds, max(2, SAMPLE_BYTES // max(1, kept)))
+        tensors = [tensor for batch in seen for tensor in batch]
+        return torch.cat(tensors) if self.judge else tensors
+
+    def compare(self, reference: Any, candidate: Any) -> Quality:
+        if self.judge is None:
+            return accuracy.relative_error(reference, candidate)
+        if reference.shape[-1] == 1:  # one number is no choice between classes
+            return accuracy.relative_error([reference], [candidate])
+        return self.judge.compare(reference, candidate)
+
+    def files(self, *, weights: bool) -> dict[str, Path]:
+        files = model_files(self.folder, weights=weights)
+        return {name: path for name, path in files.items() if path != self.eval_text}
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": self.name,
+            "model": self.label,
+            "architecture": self.architecture,
+            "batch": self.batch,
+            "tokens": self.reader.tokens,
+            "eval_text": str(self.eval_text) if self.eval_text else None,
+            "inputs": {
+                name: [str(value.dtype).removeprefix("torch."), *value.shape]
+                for name, value in self.reader.inputs(0).items()
+            },
+        }
+
+    def _case(self, index: int, *, calibration: bool = False) -> Case:
+        inputs = self.reader.inputs(index, calibration=calibration)
+        return Case(name="forward", kwargs={name: value.to(self.device) for name, value in inputs.items()})
+
+    def _judged(self, output: dict[str, torch.Tensor], mask_BT: torch.Tensor | None) -> list[torch.Tensor]:
+        if self.judge is None:
+            return [_kept(tensor) for tensor in output.values()]
+        rows = []
+        for name in self.judge.outputs:
+            values = output[name].movedim(self.judge.axis, -1)
+            if mask_BT is not None and values.ndim == 3 and values.shape[:2] == mask_BT.shape:
+                values = values[mask_BT.bool()]  # what stands for padding answers nothing
+            rows.append(_kept(values.reshape(-1, values.shape[-1])))
+        return rows
+
+    def _rounds(self) -> int:
+        """Batches of the metric's sample."""
+        operations = 2.0 * parameter_count(self.folder) * self.reader.positions * self.batch
+        wanted = max(2, int(min(SAMPLE_ROWS / self.batch, SAMPLE_OPERATIONS / max(operations, 1.0))))
+        return min(wanted, self.reader.batches or wanted)
+
+
+class Forward(nn.Module):
+    """A model of transformers as a plain module: forward(name=tensor, …) → the tensors of its output by name."""
+
+    def __init__(self, model: nn.Module, constants: dict[str, Any]) -> None:
+        super().__init__()
+        self.model, self.constants = model, constants
+
+    def forward(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        output = self.model(**inputs, **self.constants)
+        return {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
+
+
+def _class(config: dict[str, Any]) -> Any:
+    return model_class(next(iter(config.get("architectures") or []), None))
+
+
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().cpu()
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
