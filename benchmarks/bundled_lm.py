@@ -49,6 +49,7 @@ def main() -> None:
                 batch=None,
                 prompt_tokens=None,
                 new_tokens=None,
+                tokens=None,
                 eval_text=None,
                 with_steps=(),
                 without=(),

@@ -123,6 +123,7 @@ def optimize(name: str, max_drop: float, time_budget: float, out: str) -> Worklo
             batch=None,
             prompt_tokens=PROMPT,
             new_tokens=NEW,
+            tokens=None,
             eval_text=None,
             with_steps=(),
             without=(),

@@ -266,6 +266,7 @@ def optimized(target: str, **options: Any) -> Any:
         "batch": None,
         "prompt_tokens": None,
         "new_tokens": None,
+        "tokens": None,
         "eval_text": None,
         "with_steps": ["dtype"],
         "without": [name for name in api.techniques.names() if name != "dtype"],

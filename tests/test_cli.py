@@ -111,7 +111,7 @@ def test_optimize_takes_its_defaults_from_the_budget(api):
     assert (passed["max_drop"], passed["objective"]) == (budget.max_drop, budget.objective)
     assert passed["time_budget"] == budget.time_seconds
     assert (passed["with_steps"], passed["without"], passed["seed"]) == ([], [], 0)
-    nothing = ("batch", "prompt_tokens", "new_tokens", "eval_text", "device", "out")
+    nothing = ("batch", "prompt_tokens", "new_tokens", "tokens", "eval_text", "device", "out")
     assert all(passed[name] is None for name in nothing)
 
 
@@ -120,7 +120,7 @@ def test_optimize_passes_every_option_on(api, tmp_path):
     text.write_text("text")
     arguments = (
         "optimize model --max-drop 0.05 --objective memory --time-budget 20 --batch 2 --prompt-tokens 64 "
-        f"--new-tokens 8 --eval-text {text} --with dtype:dtype=bfloat16 --with compile --without threads "
+        f"--new-tokens 8 --tokens 40 --eval-text {text} --with dtype:dtype=bfloat16 --with compile --without threads "
         f"--device cpu -o {tmp_path}/out --seed 7 --quiet"
     )
     assert main(arguments.split()) == 0
@@ -129,7 +129,7 @@ def test_optimize_passes_every_option_on(api, tmp_path):
     assert args == ("model",)
     assert passed == {
         "max_drop": 0.05, "objective": "memory", "time_budget": 20.0, "batch": 2, "prompt_tokens": 64, "new_tokens": 8,
-        "eval_text": str(text), "with_steps": ["dtype:dtype=bfloat16", "compile"], "without": ["threads"],
+        "tokens": 40, "eval_text": str(text), "with_steps": ["dtype:dtype=bfloat16", "compile"], "without": ["threads"],
         "device": "cpu", "out": f"{tmp_path}/out", "seed": 7,
     }  # fmt: skip
 

@@ -177,6 +177,13 @@ class TestFromDescription:
         weights, expected = again.build().state_dict(), workload.build().state_dict()
         assert all(torch.equal(weights[key], expected[key]) for key in expected)
 
+    def test_options_replace_what_is_described(self, folders):
+        description = from_target(str(folders / "vit"), batch=3).describe()
+        assert from_description(description, batch=5).describe() == description | {"batch": 5}
+        assert from_description(description, batch=None).describe() == description
+        with pytest.raises(WorkloadError, match="option tokens is not for"):
+            from_description(description, tokens=5)
+
     def test_the_bundled_model(self):
         description = from_target(None, prompt_tokens=32).describe()
         assert from_description(description).describe() == description

@@ -347,7 +347,7 @@ class TestEncoder:
     def test_no_tokenizer(self, workload, tmp_path):
         with pytest.raises(WorkloadError, match=r"no tokenizer.*input_ids"):
             Encoder(lambda case: case, workload.layout, None).encode("a")
-        with pytest.raises(WorkloadError, match=r"no tokenizer\.json"):
+        with pytest.raises(ModelError, match=r"no tokenizer\.json"):
             Encoder(lambda case: case, workload.layout, tmp_path).encode("a")
 
 
@@ -421,7 +421,7 @@ class TestBadInput:
 
     def test_no_tokenizer(self, tmp_path, text):
         workload = EncoderWorkload(save(encoder(), tmp_path, tokenizer=False), eval_text=text)
-        with pytest.raises(WorkloadError, match=r"no tokenizer\.json"):
+        with pytest.raises(ModelError, match=r"no tokenizer\.json"):
             workload.cases(torch.float32)
 
     def test_a_pipeline_that_cannot_be_run(self, tmp_path):

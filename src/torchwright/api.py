@@ -104,6 +104,7 @@ def optimize_cli(
     batch: int | None,
     prompt_tokens: int | None,
     new_tokens: int | None,
+    tokens: int | None,
     eval_text: str | None,
     with_steps: Sequence[str],
     without: Sequence[str],
@@ -116,13 +117,13 @@ def optimize_cli(
     """`torchwright optimize`."""
     wanted = [parse_step(text) for text in with_steps]
     never = _known(without)
+    options: dict[str, Any] = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
+    options |= {"tokens": tokens, "eval_text": eval_text}
     if target and is_artifact(target):
         recipe, _ = artifact.open_artifact(Path(target))
-        workload = _workload_of(Path(target), recipe, trust=False)
+        workload = _workload_of(Path(target), recipe, trust=False, **options)
     else:
-        workload = from_target(
-            target, batch=batch, prompt_tokens=prompt_tokens, new_tokens=new_tokens, eval_text=eval_text
-        )
+        workload = from_target(target, **options)
     request = Request(
         workload=workload,
         budget=Budget(max_drop=max_drop, objective=objective, time_seconds=time_budget),
@@ -281,10 +282,12 @@ def _bounds(recipe: Recipe | None, medians: dict[str, float]) -> list[RooflinePo
     return [found for found in points if found is not None]
 
 
-def _workload_of(path: Path, recipe: Recipe, *, trust: bool, cases_only: bool = False) -> Workload:
+def _workload_of(
+    path: Path, recipe: Recipe, *, trust: bool, cases_only: bool = False, **options: Any
+) -> Workload:
     """The workload that a recipe describes. Its factory, being code, runs only if it is the user's own or trusted.
 
-    `cases_only` makes do with the self-test's inputs where only calls are needed.
+    `cases_only` makes do with the self-test's inputs where only calls are needed; `options` replace the recipe's.
     """
     if recipe.workload.get("kind") == "module":
         if cases_only and (path / "selftest.json").is_file():
@@ -303,6 +306,7 @@ def _workload_of(path: Path, recipe: Recipe, *, trust: bool, cases_only: bool = 
     return from_description(
         recipe.workload,
         folder if has_weights else None if Path(label).exists() or label == "bundled" else folder,
+        **options,
     )
 
 

@@ -46,11 +46,18 @@ BUDGET = Budget()
 )
 @shape_options
 @click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="the workload's",
+    help="Encoders and other models of text: where texts are cut.",
+)
+@click.option(
     "--eval-text",
     type=click.Path(exists=True, dir_okay=False, readable=True),
     metavar="FILE",
     show_default="the workload's",
-    help="Language models: the text the metric is measured on.",
+    help="Models of text: what the metric is measured on.",
 )
 @click.option(
     "--with",

@@ -13,7 +13,7 @@ from torchwright.workloads.encoding import Encoder, padded, plain_tokenizer
 
 
 class ServedEncoder:
-    """An encoder artifact and its tokenizer; raises `WorkloadError` where it has none."""
+    """An encoder artifact and its tokenizer; raises `ModelError` where it has none."""
 
     def __init__(self, folder: Path, encoder: Encoder, notices: list[str]) -> None:
         layout = encoder.layout

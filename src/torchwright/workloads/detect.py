@@ -36,13 +36,14 @@ def from_target(target: str | None, **options: Any) -> Workload:
     return workload
 
 
-def from_description(description: dict[str, Any], folder: Path | None = None) -> Workload:
-    """The workload that `Workload.describe()` described.
+def from_description(description: dict[str, Any], folder: Path | None = None, **options: Any) -> Workload:
+    """The workload that `Workload.describe()` described, with `options` instead of its own where they are not None.
 
     `folder` is where the model lies now, such as the artifact's own copy of it; without it the model is looked for
     where it was.
 
-    Raises `ArtifactError` for a description that is not one, or that names a model which only its owner can make.
+    Raises `ArtifactError` for a description that is not one, or that names a model which only its owner can make, and
+    `WorkloadError` for an option that the workload does not take.
     """
     kind = description.get("kind")
     if kind not in workloads.names():
@@ -55,9 +56,12 @@ def from_description(description: dict[str, Any], folder: Path | None = None) ->
     label = description.get("model")
     if not isinstance(label, str):
         raise ArtifactError("the recipe does not say which model it is for", found=repr(label))
+    changes = {key: value for key, value in options.items() if value is not None}
+    _refuse_options(cls, label, changes, positional=1)
     if kind == "module":
         return _module(description, label)
     accepted = _options(cls, positional=1)
+    description = description | changes
     given = {key: value for key, value in description.items() if key in accepted and value is not None}
     where = folder
     if where is None and label != "bundled":

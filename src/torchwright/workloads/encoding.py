@@ -17,7 +17,7 @@ import torch
 
 from torchwright.errors import WorkloadError
 from torchwright.workloads.base import Case, Run
-from torchwright.workloads.generation import load_tokenizer
+from torchwright.workloads.generation import need_tokenizer
 
 Shapes = tuple[tuple[int, int], ...]
 """(rows, tokens) of each call."""
@@ -207,11 +207,9 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch
 def plain_tokenizer(folder: Path, cut: int | None) -> Any:
     """The folder's tokenizer without the padding that its file may ask for, cutting texts at `cut` tokens.
 
-    Raises `WorkloadError` where the folder has none.
+    Raises `ModelError` where the folder has none.
     """
-    tokenizer = load_tokenizer(folder)
-    if tokenizer is None:
-        raise WorkloadError(f"{folder} has no tokenizer.json", allowed="a fast tokenizer's file")
+    tokenizer = need_tokenizer(folder)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if cut is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchwright.errors import WorkloadError
+from torchwright.errors import ModelError, WorkloadError
 from torchwright.workloads.base import Case, Run
 
 FORMS = "a text, a list of token ids, or a list of either"
@@ -281,6 +281,18 @@ def as_list(prompts: Any) -> tuple[list[Any], bool]:
 
 def _all_ids(row: Any) -> bool:
     return isinstance(row, list | tuple) and all(type(token) is int for token in row)
+
+
+def need_tokenizer(folder: Path) -> Any:
+    """The folder's fast tokenizer; raises `ModelError` where it has none."""
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        raise ModelError(
+            f"{folder} has no tokenizer.json",
+            allowed="a fast tokenizer's file beside the model",
+            next="transformers writes one: AutoTokenizer.from_pretrained(…).save_pretrained(FOLDER)",
+        )
+    return tokenizer
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -13,7 +13,7 @@ from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import Case, Run, Workload, to_dtype
-from torchwright.workloads.generation import Geometry, call, load_tokenizer, new_cache
+from torchwright.workloads.generation import Geometry, call, need_tokenizer, new_cache
 from torchwright.workloads.huggingface import read_object
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
@@ -255,9 +255,7 @@ class LanguageWorkload(Workload):
 
     def _text_ids(self) -> list[int]:
         if not hasattr(self, "_ids"):
-            tokenizer = load_tokenizer(self.folder)
-            if tokenizer is None:
-                raise ModelError(f"{self.folder} has no tokenizer.json", allowed="a fast tokenizer's file")
+            tokenizer = need_tokenizer(self.folder)
             text = self.eval_text.read_text(encoding="utf-8", errors="replace")
             self._ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return self._ids
