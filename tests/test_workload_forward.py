@@ -201,8 +201,19 @@ def test_one_number_is_no_choice(tmp_path: Path, text: Path) -> None:
     folder = made("BertForSequenceClassification", tmp_path, num_labels=1)
     workload = ForwardWorkload(folder, batch=4, eval_text=text)
     seen = workload.observe(run_of(workload.build()), torch.float32)
-    found = workload.compare(seen, seen * 1.1)
+    found = workload.compare(seen, {"logits": seen["logits"] * 1.1})
     assert (found.metric, found.drop) == ("relative error", pytest.approx(0.1, rel=1e-4))
+
+
+@torch.inference_mode()
+def test_outputs_that_its_name_does_not_promise_are_all_compared(tmp_path: Path, text: Path) -> None:
+    workload = ForwardWorkload(made("ViTModel", tmp_path), batch=2)
+    seen = workload.observe(
+        lambda case: {"maps": case.kwargs["pixel_values"], "count": torch.tensor(3)}, torch.float32
+    )
+    worse = [seen[0] * 1.2, *seen[1:]]
+    assert (workload.compare(seen, worse).metric, workload.compare(seen, seen).drop) == ("relative error", 0)
+    assert workload.compare(seen, worse).drop == pytest.approx(0.2, rel=1e-4)
 
 
 def test_the_sample_is_cut_to_what_memory_and_time_allow(

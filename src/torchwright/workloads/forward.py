@@ -42,14 +42,14 @@ class Judge:
 
 
 CLASSES = "SequenceClassification|TokenClassification|AudioClassification|CTC|MaskedLM|CausalLM|ConditionalGeneration"
-JUDGES = {
-    rf"For({CLASSES})$|LMHeadModel$": Judge(("logits",), accuracy.agreement),
-    r"ForSemanticSegmentation$": Judge(("logits",), accuracy.agreement, axis=1),
-    r"ForQuestionAnswering$": Judge(("start_logits", "end_logits"), accuracy.agreement),
-    r"(CLIP|Siglip2?|Align|AltCLIP)Model$": Judge(("image_embeds", "text_embeds"), accuracy.cosine),
-    r"Model$": Judge(("last_hidden_state",), accuracy.cosine),
-}
-"""By how an architecture's name ends, the first that fits."""
+JUDGES = (
+    (rf"For({CLASSES})$|LMHeadModel$", Judge(("logits",), accuracy.agreement)),
+    (r"ForSemanticSegmentation$", Judge(("logits",), accuracy.agreement, axis=1)),
+    (r"ForQuestionAnswering$", Judge(("start_logits", "end_logits"), accuracy.agreement)),
+    (r"Model$", Judge(("image_embeds", "text_embeds"), accuracy.cosine)),
+    (r"Model$", Judge(("last_hidden_state",), accuracy.cosine)),
+)
+"""By how an architecture's name ends: the first whose outputs are all there."""
 
 
 class ForwardWorkload(Workload):
@@ -90,8 +90,7 @@ class ForwardWorkload(Workload):
             {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
         )
         self.reader = Reader(self.folder, config, model, batch=self.batch, tokens=tokens, text=self.eval_text)
-        fitting = (judge for ending, judge in JUDGES.items() if re.search(ending, self.architecture))
-        self.judge = next(fitting, None)
+        self.judges = [judge for ending, judge in JUDGES if re.search(ending, self.architecture)]
 
     @classmethod
     def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
@@ -107,23 +106,27 @@ class ForwardWorkload(Workload):
         return [self._case(index, calibration=True) for index in range(CALIBRATION_BATCHES)]
 
     def observe(self, run: Run, dtype: torch.dtype) -> Any:
-        """What is compared: rows (N, C) of the outputs that are judged, or all outputs of all batches."""
-        seen: list[list[torch.Tensor]] = []
+        """The outputs that are judged, by name and as rows (N, C), or all of all batches in a list."""
+        seen: list[dict[str, torch.Tensor]] = []
         rounds = self._rounds()
         while len(seen) < rounds:
             case = self._case(len(seen))
             seen.append(self._judged(run(case), case.kwargs.get("attention_mask")))
-            kept = sum(tensor.nbytes for tensor in seen[0])
+            kept = sum(tensor.nbytes for tensor in seen[0].values())
             rounds = min(rounds, max(2, SAMPLE_BYTES // max(1, kept)))
-        tensors = [tensor for batch in seen for tensor in batch]
-        return torch.cat(tensors) if self.judge else tensors
+        if self._judge(seen[0]) is None:
+            return [tensor for batch in seen for tensor in batch.values()]
+        return {name: torch.cat([batch[name] for batch in seen]) for name in seen[0]}
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
-        if self.judge is None:
+        if isinstance(reference, list):
             return accuracy.relative_error(reference, candidate)
-        if reference.shape[-1] == 1:  # one number is no choice between classes
-            return accuracy.relative_error([reference], [candidate])
-        return self.judge.compare(reference, candidate)
+        judge = self._judge(reference)
+        assert judge is not None
+        before, after = (torch.cat([rows[name] for name in judge.outputs]) for rows in (reference, candidate))
+        if before.shape[-1] == 1:  # one number is no choice between classes
+            return accuracy.relative_error([before], [after])
+        return judge.compare(before, after)
 
     def files(self, *, weights: bool) -> dict[str, Path]:
         files = model_files(self.folder, weights=weights)
@@ -147,15 +150,21 @@ class ForwardWorkload(Workload):
         inputs = self.reader.inputs(index, calibration=calibration)
         return Case(name="forward", kwargs={name: value.to(self.device) for name, value in inputs.items()})
 
-    def _judged(self, output: dict[str, torch.Tensor], mask_BT: torch.Tensor | None) -> list[torch.Tensor]:
-        if self.judge is None:
-            return [_kept(tensor) for tensor in output.values()]
-        rows = []
-        for name in self.judge.outputs:
-            values = output[name].movedim(self.judge.axis, -1)
+    def _judge(self, output: dict[str, Any]) -> Judge | None:
+        return next((judge for judge in self.judges if output.keys() >= set(judge.outputs)), None)
+
+    def _judged(
+        self, output: dict[str, torch.Tensor], mask_BT: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        judge = self._judge(output)
+        if judge is None:
+            return {name: _kept(tensor) for name, tensor in output.items()}
+        rows = {}
+        for name in judge.outputs:
+            values = output[name].movedim(judge.axis, -1)
             if mask_BT is not None and values.ndim == 3 and values.shape[:2] == mask_BT.shape:
                 values = values[mask_BT.bool()]  # what stands for padding answers nothing
-            rows.append(_kept(values.reshape(-1, values.shape[-1])))
+            rows[name] = _kept(values.reshape(-1, values.shape[-1]))
         return rows
 
     def _rounds(self) -> int:

@@ -35,7 +35,7 @@ class Reader:
         self, folder: Path, config: dict[str, Any], model: type, *, batch: int, tokens: int, text: Path | None
     ) -> None:
         main: str = model.main_input_name
-        two = {"text_config", "vision_config"} <= config.keys() and model.__name__.endswith("Model")
+        two = hasattr(model, "get_text_features") and hasattr(model, "get_image_features")
         self.batch, self.tokens = batch, tokens
         takes = inspect.signature(model.forward).parameters
         self.decodes = "decoder_input_ids" in takes
@@ -45,8 +45,7 @@ class Reader:
         self.reads_text = two or main == "input_ids"
         self.pictures, self.sound, self.sentences = None, "", None
         if two or main == "pixel_values":
-            vision = config | config["vision_config"] if "vision_config" in config else config
-            self.pictures = Pictures(folder, vision, batch)
+            self.pictures = Pictures(folder, config | config.get("vision_config", {}), batch)
         elif main in SOUNDS:
             self.sound, self.shape = main, _shape(config, main, model)
         elif main != "input_ids":
