@@ -38,7 +38,7 @@ def byte_tokenizer() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+        single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
     return tokenizer
 
@@ -79,8 +79,11 @@ def causal(kind: str = "Llama", **overrides: Any) -> Any:
     return build(config, "AutoModelForCausalLM")
 
 
-def encoder(kind: str = "Bert", **overrides: Any) -> Any:
-    """An encoder of two layers: Bert, Roberta, MPNet, DistilBert, ModernBert, …"""
+def encoder(kind: str = "Bert", head: str = "", **overrides: Any) -> Any:
+    """An encoder of two layers: Bert, Roberta, MPNet, DistilBert, ModernBert, …; bare, or with a head.
+
+    `head` is one of transformers' own: ForSequenceClassification, ….
+    """
     fields: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
@@ -106,7 +109,7 @@ def encoder(kind: str = "Bert", **overrides: Any) -> Any:
             "pad_token_id": 0,
         }
     config = getattr(transformers, f"{kind}Config")(**(fields | overrides))
-    return build(config, "AutoModel")
+    return build(config, f"AutoModel{head}")
 
 
 def sentence_transformer(

@@ -26,7 +26,8 @@ from torchwright.techniques.base import Target
 from torchwright.techniques.shape_buckets import ShapeBuckets
 from torchwright.workloads.base import Case
 from torchwright.workloads.encoder import EncoderWorkload, read_pipeline
-from torchwright.workloads.encoding import Batcher, Encoder, Layout, fixed_calls, padded, split
+from torchwright.workloads.encoding import Encoder, padded
+from torchwright.workloads.rows import Batcher, Layout, fixed_calls, split
 from torchwright.workloads.sentences import sentences
 
 MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
@@ -285,6 +286,25 @@ class TestBatcher:
         answer = Batcher(run, layout)(Case(name="encode", args=padded(rows, 9)))
         assert answer.tolist() == [[float(sum(row)), float(len(row))] for row in rows]
 
+    @given(lengths=st.lists(st.integers(1, 24), min_size=1, max_size=12), wider=st.integers(0, 9))
+    @settings(deadline=None)
+    def test_answers_for_each_token_lie_where_the_tokens_do(self, lengths, wider):
+        layout = Layout(shapes=((3, 8), (2, 24)), tokenwise=True)
+        random = torch.Generator().manual_seed(0)
+        ids, mask = padded([torch.randint(10, 99, (n,), generator=random).tolist() for n in lengths], 0)
+        ids, mask = (torch.nn.functional.pad(tensor, (0, wider)) for tensor in (ids, mask))
+        named = {"input_ids": ids, "attention_mask": mask, "token_type_ids": 7 * mask}
+
+        def run(case):
+            assert tuple(case.kwargs["input_ids"].shape) in layout.shapes
+            both = case.kwargs["input_ids"] + case.kwargs["token_type_ids"]
+            return {"logits": torch.stack([both, -both], 2).float(), "start": both}
+
+        answer = Batcher(run, layout)(Case(name="forward", kwargs=named))
+        assert answer["logits"].shape == (*ids.shape, 2)
+        assert torch.equal(answer["start"] * mask, (ids + 7) * mask)
+        assert torch.equal(answer["logits"][..., 1] * mask, -((ids + 7) * mask).float())
+
     def test_a_call_in_a_known_shape_is_passed_on(self):
         case = Case(name="encode", args=(torch.ones(2, 4), torch.ones(2, 4)))
         assert Batcher(lambda given: given, Layout(shapes=((2, 4),)))(case) is case
@@ -303,7 +323,7 @@ class TestBatcher:
     )
     def test_batches_that_are_none(self, ids, mask, words):
         with pytest.raises(WorkloadError, match=words):
-            fixed_calls("encode", Layout(shapes=((2, 8),)), ids.long(), mask.long())
+            fixed_calls(Case(name="encode", args=(ids.long(), mask.long())), Layout(shapes=((2, 8),)))
 
 
 class TestEncoder:
@@ -341,7 +361,7 @@ class TestEncoder:
 
     @pytest.mark.parametrize("texts", [[], [1, 2], ["a", None]])
     def test_nothing_to_encode(self, texts, workload, folder):
-        with pytest.raises(WorkloadError, match="nothing to encode"):
+        with pytest.raises(WorkloadError, match="nothing to read"):
             Encoder(lambda case: case, workload.layout, folder).encode(texts)
 
     def test_no_tokenizer(self, workload, tmp_path):
@@ -475,7 +495,14 @@ def test_the_real_minilm_knows_what_is_alike():
     workload = EncoderWorkload(folder)
     description = workload.describe()
     assert (description["pooling"], description["normalize"]) == ("mean", True)
-    assert description["layout"] == {"shapes": [[32, 64]], "pad": 0, "prompt": "", "cut": 256, "part": "."}
+    assert description["layout"] == {
+        "shapes": [[32, 64]],
+        "pad": 0,
+        "prompt": "",
+        "cut": 256,
+        "part": ".",
+        "tokenwise": False,
+    }
     assert workload._rounds() * 32 >= 256
     model = workload.build()
     texts = [

@@ -280,7 +280,7 @@ def test_an_artifact_answers_by_the_names_of_transformers(
     trials_in_process(monkeypatch, 2.0)
     monkeypatch.setattr("torchwright.plan.artifact.cache_folder", lambda: tmp_path / "cache")
     workload = ForwardWorkload(
-        made("BertForSequenceClassification", tmp_path / "model"), batch=4, eval_text=text
+        made("LlamaForSequenceClassification", tmp_path / "model"), batch=4, eval_text=text
     )
     out = tmp_path / "out"
     budget = Budget(max_drop=0.5, objective="latency", time_seconds=60.0)

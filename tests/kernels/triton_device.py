@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchwright.kernels.gpu import operators
@@ -14,6 +15,29 @@ from torchwright.kernels.gpu import operators
 DEVICE = torch.device("cpu" if operators.INTERPRETED else "cuda")
 assert operators.load() is None, operators.load()
 ops: Any = torch.ops.torchwright_gpu
+
+
+def _sum_in_float64() -> None:
+    """Let the interpreter's `tl.dot` give a row the same bits whatever the tile's height, as a card's does.
+
+    NumPy leaves it to a BLAS that sums in another order for other shapes (OpenBLAS on Zen 5: 32 rows and 64 differ).
+    What the order does to sums in float64 does not reach float32.
+    """
+    from triton.runtime import interpreter
+
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def wide(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        if d.data.dtype != np.float32:
+            return dot(self, a, b, d, *rest)
+        products = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
+        return interpreter.TensorHandle(products + d.data, d.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = wide
+
+
+if operators.INTERPRETED:
+    _sum_in_float64()
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:

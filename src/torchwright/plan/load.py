@@ -22,8 +22,9 @@ from torchwright.plan.fingerprint import fingerprint_here
 from torchwright.plan.machine_code import restore_machine_code
 from torchwright.plan.package import AotRunner, signature
 from torchwright.workloads.base import Case, Run, from_anywhere
-from torchwright.workloads.encoding import Batcher, Encoder, Layout
+from torchwright.workloads.encoding import Encoder, TextModel
 from torchwright.workloads.generation import Generator, Geometry
+from torchwright.workloads.rows import Batcher, Layout
 
 SAME_MACHINE_ERROR = 1e-2
 OTHER_MACHINE_ERROR = 0.1
@@ -87,7 +88,7 @@ def load(path: str | Path, *, model: nn.Module | None = None, trust: bool = Fals
             checked()
         run, how, tolerance = loader.best(model)
     run = on_threads(run, manifest.threads)
-    if "layout" in recipe.workload:
+    if recipe.workload.get("layout"):
         run = Batcher(run, Layout.from_dict(recipe.workload["layout"]))
     device = loader.here.device.kind
     _self_test(path, from_anywhere(run, device), tolerance)
@@ -101,7 +102,7 @@ def load(path: str | Path, *, model: nn.Module | None = None, trust: bool = Fals
 
 
 def as_model(run: Run, workload: dict[str, Any], manifest: Manifest, folder: Path, device: str) -> Any:
-    """What a user calls: a `Generator` for a language model, an `Encoder` for an encoder, else an `OptimizedModule`.
+    """What a user calls: a `Generator`, `Encoder` or `TextModel` for models that read text, else an `OptimizedModule`.
 
     It takes tensors from anywhere; `run` takes them on `device`.
     """
@@ -109,9 +110,12 @@ def as_model(run: Run, workload: dict[str, Any], manifest: Manifest, folder: Pat
         geometry = Geometry.from_dict(workload["geometry"])
         return Generator(run, geometry, getattr(torch, manifest.dtype), folder, device)
     module = OptimizedModule(from_anywhere(run, device))
-    if "layout" in workload:
-        return Encoder(lambda case: module(*case.args), Layout.from_dict(workload["layout"]), folder, device)
-    return module
+    if not workload.get("layout"):
+        return module
+    layout = Layout.from_dict(workload["layout"])
+    if workload["kind"] == "encoder":
+        return Encoder(lambda case: module(*case.args), layout, folder, device)
+    return TextModel(lambda case: module(**case.kwargs), layout, folder, list(workload["inputs"]), device)
 
 
 class _Loader:

@@ -10,6 +10,8 @@ from torchwright.errors import ArtifactError, ModelError
 from torchwright.plan.artifact import MANIFEST, MODEL, RECIPE
 
 BUNDLED_NAME = "torchwright-bundled"
+SERVED = ("language", "encoder")
+"""Kinds of workload whose artifacts are served."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +30,20 @@ class Target:
 def find(target: str | None) -> Target:
     """The folder of a target; a hub id is downloaded first.
 
-    Raises `ModelError` where there is no such model, and `ArtifactError` for an artifact that cannot be read.
+    Raises `ModelError` where there is no such model or one that is not served, and `ArtifactError` for an artifact that
+    cannot be read.
     """
     if target is None:
         return Target(name=BUNDLED_NAME, folder=Path(__file__).parent.parent / "bundled")
     path = Path(target)
     if (path / RECIPE).is_file() or (path / MANIFEST).is_file():
         kind = _workload(path)
+        if kind not in SERVED:
+            raise ModelError(
+                f"{path} is an artifact of kind '{kind}', which is not served",
+                allowed="language models and sentence encoders",
+                next=f'call it from Python: torchwright.load("{path}").model(...)',
+            )
         return Target(name=path.resolve().name, folder=path / MODEL, artifact=path, encoder=kind == "encoder")
     if path.exists():
         name = path.resolve().name

@@ -10,6 +10,7 @@ import torch
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.workloads.base import Workload
+from torchwright.workloads.rows import inputs_of
 
 WORTH = 0.05
 """Share of the padded tokens that buckets must save."""
@@ -43,7 +44,7 @@ class ShapeBuckets(Technique):
         return workload.bucketed(self.count, self.multiple) or workload
 
     def apply(self, target: Target) -> None:
-        shapes = [call.args[0].shape for call in target.workload.graphs(torch.float32)]
+        shapes = [inputs_of(call)[0].shape for call in target.workload.graphs(torch.float32)]
         text = ", ".join(f"{B} x {T}" for B, T in shapes)
         target.coverage.append(
             Coverage(technique=self.name, changed=1, total=1, unit="batches", kernel=f"calls of {text}")
@@ -51,4 +52,4 @@ class ShapeBuckets(Technique):
 
 
 def _padded_tokens(workload: Workload) -> int:
-    return sum(call.args[0].numel() for call in workload.graphs(torch.float32))
+    return sum(inputs_of(call)[0].numel() for call in workload.graphs(torch.float32))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import typing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +15,9 @@ from torch import nn
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import Case, Run, Workload
-from torchwright.workloads.encoding import Batcher, Layout, fixed_calls, split
+from torchwright.workloads.base import Case, Run
 from torchwright.workloads.huggingface import load_model, model_files, parameter_count, read_config
+from torchwright.workloads.rows import Layout, RowsWorkload
 from torchwright.workloads.sentences import Sentences
 
 SAMPLE_SENTENCES = 512
@@ -43,7 +42,7 @@ MODEL_TYPES = (
 Mode = Literal["mean", "cls", "max"]
 
 
-class EncoderWorkload(Workload):
+class EncoderWorkload(RowsWorkload):
     """A sentence encoder: one batch of sentences of different lengths, padded to the longest.
 
     Sentences are those of the evaluation text, cut at `tokens`, the longest row that the optimized model takes; the
@@ -77,7 +76,6 @@ class EncoderWorkload(Workload):
             pad=self.pipeline.pad,
             prompt=self.pipeline.prompt,
         )
-        self._layout: Layout | None = None
 
     @classmethod
     def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
@@ -94,39 +92,17 @@ class EncoderWorkload(Workload):
             load_model(pipeline.folder, "AutoModel"), pipeline.mode, pipeline.normalize
         ).eval()
 
-    @property
-    def layout(self) -> Layout:
-        """The shapes of the calls: the whole batch at once, unless it is bucketed."""
-        if self._layout is None:
-            self._layout = Layout(
-                shapes=((self.batch, self.sentences.longest),),
-                pad=self.pipeline.pad,
-                prompt=self.pipeline.prompt,
-                cut=self.pipeline.limit,
-                part=self.pipeline.folder.relative_to(self.folder).as_posix(),
-            )
-        return self._layout
+    def whole(self) -> Layout:
+        return Layout(
+            shapes=((self.batch, self.sentences.longest),),
+            pad=self.pipeline.pad,
+            prompt=self.pipeline.prompt,
+            cut=self.pipeline.limit,
+            part=self.pipeline.folder.relative_to(self.folder).as_posix(),
+        )
 
     def cases(self, dtype: torch.dtype) -> list[Case]:
         return [Case(name="encode", args=self._batch(0))]
-
-    def graphs(self, dtype: torch.dtype) -> list[Case]:
-        (case,) = self.cases(dtype)
-        calls = [call for call, _ in fixed_calls(case.name, self.layout, *case.args)]
-        if len(self.layout.shapes) == 1:
-            return [case]
-        return [replace(call, name=f"encode {tuple(call.args[0].shape)}") for call in calls]
-
-    def front(self, run: Run) -> Run:
-        return Batcher(run, self.layout)
-
-    def bucketed(self, count: int, multiple: int) -> Workload:
-        """The same sentences in at most `count` calls whose tokens are multiples of `multiple`."""
-        (case,) = self.cases(torch.float32)
-        shapes = split(case.args[1].sum(1).tolist(), count, multiple)
-        other = copy.copy(self)
-        other._layout = replace(self.layout, shapes=shapes)
-        return other
 
     def calibration(self, dtype: torch.dtype) -> list[Case]:
         return [
@@ -156,17 +132,13 @@ class EncoderWorkload(Workload):
             "eval_text": str(self.eval_text) if self.eval_text else None,
             "pooling": self.pipeline.mode,
             "normalize": self.pipeline.normalize,
-            "layout": self.layout.as_dict(),
+            "layout": self.layout and self.layout.as_dict(),
         }
-
-    def properties(self, model: nn.Module) -> set[str]:
-        lengths = set(self._batch(0)[1].sum(1).tolist())
-        return {"ragged", "encoder"} if len(lengths) > 1 else {"encoder"}
 
     def _rounds(self) -> int:
         """Batches of the metric's sample."""
         parameters = parameter_count(self.pipeline.folder, self.pipeline.vocabulary)
-        operations = 2.0 * parameters * self.batch * self.layout.tokens
+        operations = 2.0 * parameters * self.batch * self.sentences.longest
         wanted = min(SAMPLE_SENTENCES / self.batch, SAMPLE_OPERATIONS / max(operations, 1.0))
         return min(max(2, int(wanted)), max(1, self.sentences.batches - CALIBRATION_BATCHES))
 

@@ -15,7 +15,8 @@ from torch import nn
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import Case, Run, Workload
+from torchwright.workloads.base import Case, Run
+from torchwright.workloads.encoder import MODEL_TYPES, pad_token, text_limit
 from torchwright.workloads.huggingface import (
     load_model,
     model_class,
@@ -24,6 +25,7 @@ from torchwright.workloads.huggingface import (
     read_config,
 )
 from torchwright.workloads.reading import CALIBRATION_BATCHES, SOUNDS, Reader
+from torchwright.workloads.rows import Layout, RowsWorkload
 
 SAMPLE_ROWS = 512
 SAMPLE_OPERATIONS = 1e12
@@ -50,9 +52,11 @@ JUDGES = (
     (r"Model$", Judge(("last_hidden_state",), accuracy.cosine)),
 )
 """By how an architecture's name ends: the first whose outputs are all there."""
+WHOLE_TEXTS, TOKENS = r"ForSequenceClassification$", r"For(TokenClassification|QuestionAnswering)$"
+"""Encoders with these heads answer row by row: for a text as a whole, or for each of its tokens."""
 
 
-class ForwardWorkload(Workload):
+class ForwardWorkload(RowsWorkload):
     """A model of transformers that no other kind takes: one forward pass of one batch.
 
     It reads sentences of the evaluation text, padded to the longest, made-up pictures, made-up sounds, or what its
@@ -84,7 +88,7 @@ class ForwardWorkload(Workload):
                 f"transformers does not know what {self.folder} holds",
                 found=", ".join(map(str, config.get("architectures") or ["no architectures in config.json"])),
             )
-        self.architecture = model.__name__
+        self._config, self.architecture = config, model.__name__
         self.batch = batch or (1 if model.main_input_name in SOUNDS else 8)
         self.constants = (
             {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
@@ -98,6 +102,21 @@ class ForwardWorkload(Workload):
 
     def build(self) -> nn.Module:
         return Forward(load_model(self.folder, self.architecture), self.constants).eval()
+
+    def whole(self) -> Layout | None:
+        answers = re.search(f"{WHOLE_TEXTS}|{TOKENS}", self.architecture)
+        if (
+            answers is None
+            or self._config.get("model_type") not in MODEL_TYPES
+            or self.reader.sentences is None
+        ):
+            return None
+        return Layout(
+            shapes=((self.batch, self.reader.sentences.longest),),
+            pad=pad_token(self._config),
+            cut=text_limit(self.folder, self._config),
+            tokenwise=re.search(TOKENS, self.architecture) is not None,
+        )
 
     def cases(self, dtype: torch.dtype) -> list[Case]:
         return [self._case(0)]
@@ -144,6 +163,7 @@ class ForwardWorkload(Workload):
                 name: [str(value.dtype).removeprefix("torch."), *value.shape]
                 for name, value in self.reader.inputs(0).items()
             },
+            "layout": self.layout and self.layout.as_dict(),
         }
 
     def _case(self, index: int, *, calibration: bool = False) -> Case:

@@ -1,0 +1,236 @@
+"""Running a model that reads rows of text in calls of a few fixed shapes, on batches of any size and raggedness.
+
+Needs neither transformers nor the model's code, so that an artifact answers as soon as its compiled calls are
+loaded. The rows never see each other, so they may be sorted, grouped and padded as suits the shapes.
+
+Every input of such a call is a tensor (rows, tokens): token ids, the attention mask, then what else the model reads.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from torchwright.errors import WorkloadError
+from torchwright.workloads.base import Case, Run, Workload
+
+Shapes = tuple[tuple[int, int], ...]
+"""(rows, tokens) of each call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The fixed shapes (rows, tokens) of an encoder's calls, and the token that fills what is left of them."""
+
+    shapes: Shapes
+    pad: int = 0
+    prompt: str = ""
+    """What is put before every text."""
+    cut: int | None = None
+    """The model's own limit in tokens, at which it cuts texts; None where it knows none."""
+    part: str = "."
+    """Where the tokenizer lies inside the model's folder."""
+    tokenwise: bool = False
+    """Whether the answer to a row has a value, or several, for each of its tokens."""
+
+    @property
+    def tokens(self) -> int:
+        """The longest row that fits."""
+        return max(T for _, T in self.shapes)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"shapes": [list(shape) for shape in self.shapes]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Layout:
+        return cls(
+            shapes=tuple((int(B), int(T)) for B, T in data["shapes"]),
+            pad=data["pad"],
+            prompt=data["prompt"],
+            cut=data["cut"],
+            part=data["part"],
+            tokenwise=data.get("tokenwise", False),
+        )
+
+    def plan(self, lengths: Sequence[int]) -> list[tuple[tuple[int, int], list[int]]]:
+        """Every row in one call: (shape, its rows), longest rows first, each call in the tightest shape for them.
+
+        Raises `WorkloadError` for a row that is longer than every shape.
+        """
+        left = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+        if left and lengths[left[0]] > self.tokens:
+            raise WorkloadError(
+                f"a row of {lengths[left[0]]} tokens is longer than this model was optimized for",
+                allowed=f"{self.tokens} tokens",
+                next=f"optimize again with tokens={lengths[left[0]]}, or cut the row",
+            )
+        calls: list[tuple[tuple[int, int], list[int]]] = []
+        while left:
+            tightest = min(T for _, T in self.shapes if lengths[left[0]] <= T)
+            fitting = sorted(B for B, T in self.shapes if tightest == T)
+            B = next((B for B in fitting if len(left) <= B), fitting[-1])
+            calls.append(((B, tightest), left[:B]))
+            left = left[B:]
+        return calls
+
+
+def split(lengths: Sequence[int], count: int, multiple: int) -> Shapes:
+    """At most `count` shapes (rows, tokens) for rows of these lengths, with the fewest padded tokens.
+
+    Tokens are whole multiples of `multiple`, but for the longest row's own length. Exact, by dynamic programming
+    over the distinct lengths.
+    """
+    longest = max(lengths)
+    rounded = Counter(min(longest, -(-length // multiple) * multiple) for length in lengths)
+    tokens = sorted(rounded)
+    below = list(accumulate((rounded[T] for T in tokens), initial=0))
+    # best[j]: the fewest padded tokens, and the shapes, for all rows up to the j-th distinct length.
+    best: list[tuple[int, Shapes]] = [(below[j + 1] * T, ((below[j + 1], T),)) for j, T in enumerate(tokens)]
+    for _ in range(count - 1):
+        more = []
+        for j, T in enumerate(tokens):
+            choices = [best[j]]
+            for i in range(j):
+                rows = below[j + 1] - below[i + 1]
+                choices.append((best[i][0] + rows * T, (*best[i][1], (rows, T))))
+            more.append(min(choices))
+        best = more
+    return best[-1][1]
+
+
+class Batcher:
+    """Makes any call out of calls in the layout's shapes; rows come back in their order.
+
+    A call that has one of the shapes already is passed on as it is. Answers for each token are zero beyond a row's
+    own call.
+    """
+
+    def __init__(self, run: Run, layout: Layout) -> None:
+        self._run, self.layout = run, layout
+
+    def __call__(self, case: Case) -> Any:
+        rows, width = inputs_of(case)[0].shape
+        if (rows, width) in self.layout.shapes:
+            return self._run(case)
+        calls = fixed_calls(case, self.layout)
+        outputs = [self._run(call) for call, _ in calls]
+        order = [rows_N for _, rows_N in calls]
+        return pytree.tree_map(lambda *parts: self._joined(parts, order, rows, width), *outputs)
+
+    def _joined(
+        self, parts: Sequence[torch.Tensor], order: Sequence[torch.Tensor], rows: int, width: int
+    ) -> torch.Tensor:
+        skip = 2 if self.layout.tokenwise else 1
+        joined = parts[0].new_zeros(*(rows, width)[:skip], *parts[0].shape[skip:])
+        for part, rows_N in zip(parts, order, strict=True):
+            if self.layout.tokenwise:
+                tokens = min(width, part.shape[1])
+                joined[rows_N, :tokens] = part[: len(rows_N), :tokens]
+            else:
+                joined[rows_N] = part[: len(rows_N)]
+        return joined
+
+
+class RowsWorkload(Workload):
+    """A workload of one call, whose rows of text may be taken apart."""
+
+    _buckets: Layout | None = None
+
+    @abstractmethod
+    def whole(self) -> Layout | None:
+        """The layout that runs the whole batch at once, or None for a model whose rows cannot be taken apart."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """The shapes of the calls."""
+        return self._buckets or self.whole()
+
+    def graphs(self, dtype: torch.dtype) -> list[Case]:
+        (case,) = self.cases(dtype)
+        if self._buckets is None or len(self._buckets.shapes) == 1:
+            return [case]
+        calls = [call for call, _ in fixed_calls(case, self._buckets)]
+        return [replace(call, name=f"{case.name} {tuple(inputs_of(call)[0].shape)}") for call in calls]
+
+    def front(self, run: Run) -> Run:
+        return run if self.layout is None else Batcher(run, self.layout)
+
+    def bucketed(self, count: int, multiple: int) -> Workload | None:
+        """The same rows in at most `count` calls whose tokens are multiples of `multiple`."""
+        if (layout := self.whole()) is None:
+            return None
+        other = copy.copy(self)
+        other._buckets = replace(layout, shapes=split(self._lengths(), count, multiple))
+        return other
+
+    def properties(self, model: nn.Module) -> set[str]:
+        return {"ragged"} if self.whole() is not None and len(set(self._lengths())) > 1 else set()
+
+    def _lengths(self) -> list[int]:
+        (case,) = self.cases(torch.float32)
+        return inputs_of(case)[1].sum(1).tolist()
+
+
+def inputs_of(case: Case) -> list[torch.Tensor]:
+    """Token ids, the attention mask and what else the call reads, all (rows, tokens)."""
+    return [*case.args, *case.kwargs.values()]
+
+
+def fixed_calls(case: Case, layout: Layout) -> list[tuple[Case, torch.Tensor]]:
+    """A call as calls in the layout's shapes, each with the rows that it answers.
+
+    Raises `WorkloadError` for an empty batch, a row without tokens, or one that is padded at its left.
+    """
+    inputs = inputs_of(case)
+    _check(inputs)
+    ids_BT, mask_BT = inputs[:2]
+    calls = []
+    for (B, T), rows in layout.plan(mask_BT.sum(1).tolist()):
+        rows_N = torch.tensor(rows, device=ids_BT.device)
+        # A call with room for more rows repeats its first one: an empty row would be NaN, which scales that are
+        # shared by a whole tensor would spread to the others.
+        take_B = rows_N if len(rows) == B else torch.cat([rows_N, rows_N[:1].expand(B - len(rows))])
+        width = min(T, ids_BT.shape[1])
+        fitted = []
+        for index, tensor_BT in enumerate(inputs):
+            tensor = tensor_BT.new_full((B, T), 0 if index else layout.pad)
+            tensor[:, :width] = tensor_BT[take_B, :width]
+            fitted.append(tensor)
+        calls.append((_with_inputs(case, fitted), rows_N))
+    return calls
+
+
+def _check(inputs: Sequence[torch.Tensor]) -> None:
+    ids_BT, mask_BT = inputs[:2]
+    if ids_BT.ndim != 2 or not ids_BT.numel() or any(tensor.shape != ids_BT.shape for tensor in inputs):
+        raise WorkloadError(
+            "input_ids and attention_mask do not make a batch",
+            found=" and ".join(str(list(tensor.shape)) for tensor in inputs),
+            allowed="equal shapes (rows, tokens) with at least one row",
+        )
+    lengths_B = mask_BT.sum(1)
+    if not torch.equal(
+        mask_BT.bool(), torch.arange(mask_BT.shape[1], device=mask_BT.device) < lengths_B[:, None]
+    ):
+        raise WorkloadError("the attention mask has gaps", allowed="rows padded at their right end only")
+    lengths = lengths_B.tolist()
+    if not all(lengths):
+        raise WorkloadError(
+            f"row {lengths.index(0)} has no tokens", allowed="at least one token in every row"
+        )
+
+
+def _with_inputs(case: Case, inputs: Sequence[torch.Tensor]) -> Case:
+    named = len(inputs) - len(case.kwargs)
+    return replace(
+        case, args=tuple(inputs[:named]), kwargs=dict(zip(case.kwargs, inputs[named:], strict=True))
+    )
