@@ -5,14 +5,17 @@
 
 Random weights of real shapes (speed does not depend on the values). The bound of a decode step is its bytes (packed
 weights, keys and values) over the measured read bandwidth; that of a prompt its operations over the measured matrix
-rate of the type that the products are in; both as `torchwright bench` counts them. These rates are measured between the
-turns, and the best of each counts. Ratios to peers are medians of turns in one run.
+rate of the type that the products are in; both as `torchwright bench` counts them. A shared machine's rates change
+within seconds, so they are measured before and after each turn, and the better of the two is what that turn could have
+had: "of bound" is the median of the turns' shares, "of the best" is against the best rate of the whole run. Ratios to
+peers are medians of turns in one run.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import selectors
@@ -32,46 +35,62 @@ import torchwright.decoder as native
 import turns
 from torchwright.decode_bench import Sizes, Work, decode_work, point, prefill_work
 from torchwright.devices import get_device
+from torchwright.facts import DeviceFacts
 
 PROMPT, NEW = 512, 32
-ROUNDS = 5
+ROUNDS = 7
 CONTEXTS = (128, 512, 2048, 8192)
 BATCHES = (1, 4, 16, 64)
 STEPS = 24
 """Decode steps of which the median counts."""
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 13, 16, 24, 25, 32, 48, 64, 96, 128, 256, 512)
 PEER_SECONDS = 300
+Turn = dict[str, float]
 PEERS = {"openvino": "OpenVINO GenAI", "llama": "llama.cpp", "vllm": "vLLM"}
 
 
 class Machine:
-    """The device's ceilings, measured in turn with the contenders: the best so far counts."""
+    """The device's ceilings, measured around the contenders' turns; `facts` has the best so far."""
 
     def __init__(self) -> None:
         self._device = get_device("cpu")
         self.facts = self._device.facts()
 
-    def measure(self) -> None:
-        found, known = self._device.measure(), self.facts
-        rates = {kind: max(rate, known.tflops.get(kind, 0)) for kind, rate in found.tflops.items()}
-        bandwidth = max(found.read_gb_per_s or 0, known.read_gb_per_s or 0)
-        self.facts = dataclasses.replace(known, read_gb_per_s=bandwidth, tflops=rates)
+    def around(self, turn: Callable[[], Turn]) -> tuple[Turn, DeviceFacts]:
+        """A turn, and the better of what the device gave just before and just after it."""
+        before = self._measured()
+        found = turn()
+        after = self._measured()
+        now = _better(before, after)
+        self.facts = _better(self.facts, now)
+        return found, now
 
     def say(self) -> None:
         rates = ", ".join(f"{name} {rate:.2f}" for name, rate in self.facts.tflops.items())
-        print(f"measured: read {self.facts.read_gb_per_s:.1f} GB/s; tera-operations per second: {rates}\n")
+        print(
+            f"measured at best: read {self.facts.read_gb_per_s:.1f} GB/s; tera-operations per second: {rates}\n"
+        )
+
+    def _measured(self) -> DeviceFacts:
+        found = self._device.measure()
+        return dataclasses.replace(self.facts, read_gb_per_s=found.read_gb_per_s, tflops=dict(found.tflops))
+
+
+def _better(one: DeviceFacts, other: DeviceFacts) -> DeviceFacts:
+    rates = {kind: max(rate, one.tflops.get(kind, 0)) for kind, rate in other.tflops.items()}
+    bandwidth = max(one.read_gb_per_s or 0, other.read_gb_per_s or 0)
+    return dataclasses.replace(one, read_gb_per_s=bandwidth, tflops=rates)
 
 
 class Ours:
     """The native decoder on one shape and scheme."""
 
-    def __init__(self, folder: Path, scheme: str, kv: str, machine: Machine) -> None:
-        self.machine = machine
+    def __init__(self, folder: Path, scheme: str, kv: str) -> None:
         quantize = None if scheme == "none" else scheme
         self.name = f"torchwright {scheme.replace('none', 'bf16')}, kv {kv}"
         self.model = native.load_decoder(folder, dtype=torch.bfloat16, quantize=quantize, kv=kv)
 
-    def turn(self, prompt: int, new: int, batch: int = 1) -> dict[str, float]:
+    def turn(self, prompt: int, new: int, batch: int = 1) -> Turn:
         """Seconds of a prompt and of a step after it (`decode`: the mean; `step`: the median), `batch` sequences."""
         vocabulary = self.model.config.vocabulary
         ids = torch.randint(10, min(8000, vocabulary), (batch, prompt)).tolist()
@@ -98,20 +117,23 @@ class Ours:
         batch = cache.append(list(zip(sequences, parts, strict=True)))
         return decoder.logits(decoder(batch, cache)[batch.last_rows_B]).argmax(-1)
 
-    def decode_bound(self, context: int, new: int, batch: int = 1) -> float:
+    def decode_bound(self, device: DeviceFacts, context: int, new: int, batch: int = 1) -> float:
         """Seconds of a decode step, the mean over `new` of them."""
-        return self._bound(
-            decode_work(self.model, Sizes(batch=batch, prompt_tokens=context, new_tokens=new + 1))
+        return _bound(
+            device, decode_work(self.model, Sizes(batch=batch, prompt_tokens=context, new_tokens=new + 1))
         )
 
-    def prefill_bound(self, prompt: int, batch: int = 1) -> float:
+    def prefill_bound(self, device: DeviceFacts, prompt: int, batch: int = 1) -> float:
         """Seconds of a prompt of which only the last token is answered."""
-        return self._bound(prefill_work(self.model, Sizes(batch=batch, prompt_tokens=prompt, new_tokens=2)))
+        return _bound(
+            device, prefill_work(self.model, Sizes(batch=batch, prompt_tokens=prompt, new_tokens=2))
+        )
 
-    def _bound(self, work: Work) -> float:
-        found = point("", 1.0, work, self.machine.facts)
-        assert found is not None, "the machine's ceilings are not measured"
-        return found.bound_seconds
+
+def _bound(device: DeviceFacts, work: Work) -> float:
+    found = point("", 1.0, work, device)
+    assert found is not None, "the machine's ceilings are not measured"
+    return found.bound_seconds
 
 
 class Peer:
@@ -128,7 +150,7 @@ class Peer:
         )
         self._answer()
 
-    def turn(self, prompt: int, new: int) -> dict[str, float]:
+    def turn(self, prompt: int, new: int) -> Turn:
         return self.ask(f"{prompt} {new}")
 
     def ask(self, line: str) -> dict[str, Any]:
@@ -183,7 +205,7 @@ def run(shape: str, folder: Path, options: argparse.Namespace, machine: Machine)
     ours = []
     for scheme in options.scheme or ("none", "w8a8", "w4a8", "w4a16"):
         begun = time.perf_counter()
-        ours.append(Ours(folder, scheme, options.kv, machine))
+        ours.append(Ours(folder, scheme, options.kv))
         turns.say(f"{ours[-1].name}: loaded and packed in {time.perf_counter() - begun:.1f} s")
     peers: list[Peer] = []
     try:
@@ -196,7 +218,7 @@ def run(shape: str, folder: Path, options: argparse.Namespace, machine: Machine)
             peer.close()
     if not options.quick:
         for model in ours:
-            rows += sweep(shape, model)
+            rows += sweep(shape, model, machine)
     return rows
 
 
@@ -205,19 +227,19 @@ def compare(shape: str, ours: list[Ours], peers: list[Peer], machine: Machine) -
     everyone: list[Any] = [*ours, *peers]
     for contender in everyone:
         contender.turn(PROMPT, 4)
-    timed: dict[str, list[dict[str, float]]] = {contender.name: [] for contender in everyone}
+    timed: dict[str, list[tuple[Turn, DeviceFacts]]] = {contender.name: [] for contender in everyone}
     for _ in range(ROUNDS):
-        machine.measure()
         for contender in everyone:
-            timed[contender.name].append(contender.turn(PROMPT, NEW))
+            timed[contender.name].append(machine.around(lambda one=contender: one.turn(PROMPT, NEW)))
     middle = {
-        name: {key: statistics.median(turn[key] for turn in all_turns) for key in ("prefill", "decode")}
+        name: {key: statistics.median(turn[key] for turn, _ in all_turns) for key in ("prefill", "decode")}
         for name, all_turns in timed.items()
     }
     machine.say()
     print(f"### {shape}: prompt of {PROMPT}, decode at {PROMPT} to {PROMPT + NEW}\n")
     print(
-        "| contender | prefill, tok/s | of bound | decode, tok/s | of bound | over the best peer: prefill, decode |"
+        "| contender | prefill, tok/s | of bound (of the best) | decode, tok/s | of bound (of the best) "
+        "| over the best peer: prefill, decode |"
     )
     print("|---|---|---|---|---|---|")
     rows = []
@@ -231,9 +253,15 @@ def compare(shape: str, ours: list[Ours], peers: list[Peer], machine: Machine) -
         }
         bounds = ratios = ("", "")
         if isinstance(contender, Ours):
-            row["prefill_of_bound"] = contender.prefill_bound(PROMPT) / seconds["prefill"]
-            row["decode_of_bound"] = contender.decode_bound(PROMPT, NEW) / seconds["decode"]
-            bounds = tuple(f"{row[f'{call}_of_bound']:.0%}" for call in ("prefill", "decode"))
+            bound = {
+                "prefill": functools.partial(contender.prefill_bound, prompt=PROMPT),
+                "decode": functools.partial(contender.decode_bound, context=PROMPT, new=NEW),
+            }
+            for call, of in bound.items():
+                shares = [of(now) / turn[call] for turn, now in timed[contender.name]]
+                row[f"{call}_of_bound"] = statistics.median(shares)
+                row[f"{call}_of_best"] = of(machine.facts) / seconds[call]
+            bounds = tuple(f"{row[f'{call}_of_bound']:.0%} ({row[f'{call}_of_best']:.0%})" for call in bound)
             if peers:
                 best = {
                     call: min(middle[peer.name][call] for peer in peers) for call in ("prefill", "decode")
@@ -250,17 +278,14 @@ def compare(shape: str, ours: list[Ours], peers: list[Peer], machine: Machine) -
     return rows
 
 
-def sweep(shape: str, model: Ours) -> list[dict[str, Any]]:
+def sweep(shape: str, model: Ours, machine: Machine) -> list[dict[str, Any]]:
     """Contexts at batch 1, batches at a context of 128, and row counts of one forward call."""
     rows = []
-    for context in CONTEXTS:
-        seconds = model.turn(context, STEPS)["step"]
-        rows.append({"context": context, "batch": 1, "decode_s": seconds, "tok_s": 1 / seconds})
-        rows[-1]["of_bound"] = model.decode_bound(context, STEPS) / seconds
-    for batch in BATCHES[1:]:
-        seconds = model.turn(128, STEPS, batch)["step"]
-        rows.append({"context": 128, "batch": batch, "decode_s": seconds, "tok_s": batch / seconds})
-        rows[-1]["of_bound"] = model.decode_bound(128, STEPS, batch) / seconds
+    for context, batch in [*((context, 1) for context in CONTEXTS), *((128, batch) for batch in BATCHES[1:])]:
+        turn, now = machine.around(lambda at=(context, STEPS, batch): model.turn(*at))
+        seconds = turn["step"]
+        rows.append({"context": context, "batch": batch, "decode_s": seconds, "tok_s": batch / seconds})
+        rows[-1]["of_bound"] = model.decode_bound(now, context, STEPS, batch) / seconds
     print(
         f"### {shape}, {model.name}: decode\n\n| context | batch | tok/s | of the bytes' bound |\n|---|---|---|---|"
     )
