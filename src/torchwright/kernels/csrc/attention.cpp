@@ -43,6 +43,7 @@ struct Tile {
   alignas(64) float p[ROWS][SPAN];
   alignas(64) uint16_t p_bf16[ROWS][SPAN];
   Row rows[ROWS];
+  bool cold;  // its pages come from memory: the first rows of a decode step
 };
 
 template <class KV>
@@ -52,23 +53,32 @@ struct Pages {
   }
 };
 
+// The page of the next span that lies where `page` does in this one; the last there is, at the end.
+template <class KV>
+inline const KV* ahead(const void* all, const AttentionTask& t, int64_t page) {
+  return Pages<KV>().of(all, t, std::min(page + PAGES, (t.context - 1) / PAGE));
+}
+
 // Scores of ROWS rows against `count` pages from `page` on.
 template <int R, class KV>
 inline void scores(const AttentionTask& t, const Tile& tile, int64_t page, int count, F (&s)[R][PAGES]) {
-  const KV* k[PAGES];
+  const KV *k[PAGES], *next[PAGES];
   for (int p = 0; p < PAGES; p++) k[p] = Pages<KV>().of(t.k, t, page + (p < count ? p : 0));
+  for (int p = 0; p < PAGES; p++) next[p] = ahead<KV>(t.k, t, page + p);
   for (int r = 0; r < R; r++)
     for (int p = 0; p < PAGES; p++) s[r][p] = F{};
   if constexpr (sizeof(KV) == 2) {
     for (int64_t d = 0; d < t.head_size; d += 2)
       for (int p = 0; p < PAGES; p++) {
         const U keys = load<U>(k[p] + d * PAGE);
+        if (tile.cold) __builtin_prefetch(next[p] + d * PAGE);
         for (int r = 0; r < R; r++) s[r][p] = dot2(s[r][p], keys, read<uint32_t>(tile.q_bf16[r] + d));
       }
   } else {
     for (int64_t d = 0; d < t.head_size; d++)
       for (int p = 0; p < PAGES; p++) {
         const F keys = load_f32(k[p] + d * PAGE);
+        if (tile.cold) __builtin_prefetch(next[p] + d * PAGE);
         for (int r = 0; r < R; r++) s[r][p] = fma(keys, splat(tile.q[r][d]), s[r][p]);
       }
   }
@@ -115,9 +125,13 @@ inline void weigh(const AttentionTask& t, Tile& tile, int64_t page, int64_t keys
   for (int r = 0; r < R; r++)
     for (int b = 0; b < B; b++) acc[r][b] = load<F>(tile.out[r] + d + b * LANES) * splat(shrink[r]);
   for (int64_t j = 0; j < keys; j += sizeof(KV) == 2 ? 2 : 1) {
-    const KV* v = Pages<KV>().of(t.v, t, page + j / PAGE);
+    const int64_t at = (j % PAGE) * t.head_size + d * (sizeof(KV) == 2 ? 2 : 1);
+    const KV* v = Pages<KV>().of(t.v, t, page + j / PAGE) + at;
+    if (tile.cold) {
+      const char* next = (const char*)(ahead<KV>(t.v, t, page + j / PAGE) + at);
+      for (int b = 0; b < B; b++) __builtin_prefetch(next + b * LANES * (sizeof(KV) == 1 ? 1 : 4));
+    }
     if constexpr (sizeof(KV) == 2) {
-      v += (j % PAGE) * t.head_size + d * 2;
       // Beyond the context a page holds whatever it held; zero weights alone would not silence a NaN there.
       const U mask = U{} + (j + 1 < keys ? 0xffffffffu : 0xffffu);
       for (int b = 0; b < B; b++) {
@@ -125,7 +139,6 @@ inline void weigh(const AttentionTask& t, Tile& tile, int64_t page, int64_t keys
         for (int r = 0; r < R; r++) acc[r][b] = dot2(acc[r][b], pair, read<uint32_t>(tile.p_bf16[r] + j));
       }
     } else {
-      v += (j % PAGE) * t.head_size + d;
       for (int b = 0; b < B; b++) {
         const F value = load_f32(v + b * LANES);
         for (int r = 0; r < R; r++) acc[r][b] = fma(value, splat(tile.p[r][j]), acc[r][b]);
@@ -376,6 +389,7 @@ void attention(const AttentionTask& t, int64_t begin, int64_t end) {
   Whole<ROWS> whole;
   for (int64_t from = begin; from < end; from += ROWS) {
     const int rows = int(std::min<int64_t>(end - from, ROWS));
+    tile.cold = from == begin && end - begin <= 4 * ROWS;
     for (int r = 0; r < rows; r++) {
       const int64_t at = place(t, from + r).at;
       for (int64_t d = 0; d < t.head_size; d += LANES) {

@@ -37,7 +37,12 @@ constexpr int WIDENED = 24;
 #else
 constexpr int WIDENED = 1 << 30;  // without byte dot products of full range the widened panel is slower
 #endif
-constexpr int AHEAD = 1024;  // bytes to prefetch ahead in a panel that comes from memory
+// Bytes to prefetch ahead in a panel that comes from memory: what a core has under way at its bandwidth and latency.
+#if defined(TW_AMX)
+constexpr int AHEAD = 1024;
+#else
+constexpr int AHEAD = 3072;
+#endif
 
 inline U nibbles(U x, int which) { return (which ? x >> 4 : x) & 0x0f0f0f0fu; }
 
