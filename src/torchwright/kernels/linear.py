@@ -143,18 +143,21 @@ class PackedLinear(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[-1] != self.in_features:
+        if x.size(-1) != self.in_features:
             # The kernel counts in whole groups and would take a row that ends in the padding.
             raise ValueError(f"x has {x.shape[-1]} features; the layer takes {self.in_features}")
         kernels = ops.on(x.device, x.dtype)
-        if kernels is None or gpu.takes(x.device) != self.for_gpu:
+        if kernels is None or (kernels is ops.triton) != self.for_gpu:
             return self.reference(x)
-        op: Any = getattr(kernels, f"linear_{self.scheme}")
-        if self.scheme == "bf16":
-            return op(x, self.packed, self.bias, self.out_features)
-        if self.scheme == "w8a8":
-            return op(x, self.packed, self.scale, self.bias, self.out_features)
-        return op(x, self.packed, self.scale, self.bias, self.out_features, self.group_size)
+        # A small layer takes a few microseconds, and `self.packed` half of one: `nn.Module` searches for it.
+        tensors, scheme = self._buffers, self.scheme
+        if scheme == "bf16":
+            return kernels.linear_bf16(x, tensors["packed"], tensors["bias"], self.out_features)
+        packed, scale, bias = tensors["packed"], tensors["scale"], tensors["bias"]
+        if scheme == "w8a8":
+            return kernels.linear_w8a8(x, packed, scale, bias, self.out_features)
+        op = kernels.linear_w4a8 if scheme == "w4a8" else kernels.linear_w4a16
+        return op(x, packed, scale, bias, self.out_features, self.group_size)
 
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """The same in plain PyTorch: the weight made wide, activations rounded as the scheme rounds them."""

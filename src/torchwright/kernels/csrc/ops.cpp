@@ -211,14 +211,15 @@ int64_t row_count(const Tensor& x) {
 constexpr int64_t APART = 64;
 
 struct Scratch {
-  Tensor q, scale, sums;
+  Tensor memory;  // one for all three: a small layer takes little longer than an allocation
   tw::QuantizedRows rows;
 
-  Scratch(int64_t tokens, int64_t depth, int64_t digits)
-      : q(at::empty({tokens * digits, depth + APART}, at::kChar)),
-        scale(at::empty({tokens}, at::kFloat)),
-        sums(at::empty({tokens * digits, depth / tw::SUMMED + 1}, at::kInt)),
-        rows{q.data_ptr<int8_t>(), scale.data_ptr<float>(), sums.data_ptr<int32_t>(), depth, depth + APART, digits} {}
+  Scratch(int64_t tokens, int64_t depth, int64_t digits) {
+    const int64_t stride = depth + APART, q = up(tokens * digits * stride, 64), scale = up(tokens * 4, 64);
+    memory = at::empty({q + scale + tokens * digits * (depth / tw::SUMMED + 1) * 4}, at::kByte);
+    char* at = (char*)memory.mutable_data_ptr();
+    rows = {(int8_t*)at, (float*)(at + q), (int32_t*)(at + q + scale), depth, stride, digits};
+  }
 };
 
 constexpr int64_t LONGEST = 65536;     // features whose products of two bytes, 128 · 255 at most, an int32 can sum
