@@ -27,7 +27,7 @@ from torchwright.techniques.shape_buckets import ShapeBuckets
 from torchwright.workloads.base import Case
 from torchwright.workloads.encoder import EncoderWorkload, read_pipeline
 from torchwright.workloads.encoding import Encoder, padded
-from torchwright.workloads.rows import Batcher, Layout, fixed_calls, split
+from torchwright.workloads.rows import Batcher, Layout, split
 from torchwright.workloads.sentences import sentences
 
 MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
@@ -322,8 +322,9 @@ class TestBatcher:
         ],
     )
     def test_batches_that_are_none(self, ids, mask, words):
+        layout = Layout(shapes=((2, 8),))
         with pytest.raises(WorkloadError, match=words):
-            fixed_calls(Case(name="encode", args=(ids.long(), mask.long())), Layout(shapes=((2, 8),)))
+            Batcher(lambda case: case, layout)(Case(name="encode", args=(ids.long(), mask.long())))
 
 
 class TestEncoder:

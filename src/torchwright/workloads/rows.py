@@ -118,10 +118,11 @@ class Batcher:
         self._run, self.layout = run, layout
 
     def __call__(self, case: Case) -> Any:
-        rows, width = inputs_of(case)[0].shape
-        if (rows, width) in self.layout.shapes:
+        shape = tuple(inputs_of(case)[0].shape)
+        if shape in self.layout.shapes:
             return self._run(case)
         calls = fixed_calls(case, self.layout)
+        rows, width = shape
         outputs = [self._run(call) for call, _ in calls]
         order = [rows_N for _, rows_N in calls]
         return pytree.tree_map(lambda *parts: self._joined(parts, order, rows, width), *outputs)
