@@ -118,13 +118,12 @@ def main() -> None:
                 continue
             recipe = rows[name] = json.loads(done.stdout)["recipe"]
             others = on_other_batches(folder, out)
-        speedup, kept = recipe["speedup"], [step["name"] for step in recipe["steps"]]
+        speedup, kept = Interval(**recipe["speedup"]), [step["name"] for step in recipe["steps"]]
         quality = recipe["final"]["quality"]
         print(
             f"| {name} | {parameters / 1e6:.0f} | {1e3 * recipe['baseline']['seconds']:.1f} "
             f"| {1e3 * recipe['final']['seconds']:.1f} "
-            f"| {speedup['value']:.2f}x [{speedup['low']:.2f}, {speedup['high']:.2f}] "
-            f"| {f'{others.value:.2f}x [{others.low:.2f}, {others.high:.2f}]' if others else ''} | {' + '.join(kept)} "
+            f"| {speedup} | {others or ''} | {' + '.join(kept)} "
             f"| {quality['metric']} | {quality['drop']:.4f} |",
             flush=True,
         )

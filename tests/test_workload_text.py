@@ -135,7 +135,7 @@ class TestClassify:
         answers = model.classify(texts)
         assert isinstance(answers, list)
         for text, answer in zip(texts, answers, strict=True):
-            ids = [1, *(i for i in model._tokens.of([text])["input_ids"][0].tolist() if i > 2), 2]
+            ids = [1, *(i for i in model.tokens.of([text])["input_ids"][0].tolist() if i > 2), 2]
             score, index = plain(input_ids=torch.tensor([ids])).logits.softmax(1)[0].max(0)
             assert answer["label"] == ["sport", "news", "weather"][int(index)]
             assert answer["score"] == pytest.approx(score.item(), abs=1e-4)

@@ -26,11 +26,6 @@ def fault(kind: str) -> str | None:
     return (gpu if kind == "cuda" else build).load()
 
 
-def available() -> bool:
-    """Whether the kernels for CPUs are there."""
-    return fault("cpu") is None
-
-
 def on(device: torch.device, dtype: torch.dtype) -> Any:
     """The operators that take tensors of this type on this device, or None where `reference` has to."""
     if dtype not in FAST:

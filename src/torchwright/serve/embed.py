@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from torchwright.errors import TorchwrightError
 from torchwright.paths import file_digest
 from torchwright.plan import artifact
 from torchwright.serve.messages import Embed, Embedded, Failed, Ready
-from torchwright.workloads.encoding import Encoder, padded, plain_tokenizer
+from torchwright.workloads.encoding import Encoder
 
 
 class ServedEncoder:
@@ -18,10 +17,9 @@ class ServedEncoder:
     def __init__(self, folder: Path, encoder: Encoder, notices: list[str]) -> None:
         layout = encoder.layout
         self._encoder = encoder
-        self._tokenizer: Any = plain_tokenizer(folder / artifact.MODEL / layout.part, layout.cut)
         self.ready = Ready(
             kind="encoder",
-            vocabulary=self._tokenizer.get_vocab_size(),
+            vocabulary=encoder.tokens.tokenizer.get_vocab_size(),
             context=layout.tokens,
             pages=0,
             page_tokens=0,
@@ -36,10 +34,11 @@ class ServedEncoder:
         """The embeddings, or what is wrong with the texts."""
         if not message.texts or not all(message.texts):
             return Failed(id=message.id, text="there is nothing to embed, or one of the texts is empty")
-        layout = self._encoder.layout
-        rows = [e.ids for e in self._tokenizer.encode_batch([layout.prompt + text for text in message.texts])]
+        inputs = self._encoder.tokens.of(message.texts)
         try:
-            vectors_NE = self._encoder(*padded(rows, layout.pad))
+            vectors_NE = self._encoder(**inputs)
         except TorchwrightError as error:
             return Failed(id=message.id, text=str(error))
-        return Embedded(id=message.id, vectors=vectors_NE.tolist(), tokens=sum(map(len, rows)))
+        return Embedded(
+            id=message.id, vectors=vectors_NE.tolist(), tokens=int(inputs["attention_mask"].sum())
+        )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ from torchwright.workloads.base import Case, Run
 from torchwright.workloads.generation import need_tokenizer
 from torchwright.workloads.rows import Batcher, Layout
 
-NAMES = ("input_ids", "attention_mask", "token_type_ids")
-
 
 class Encoder:
     """Embeds texts or token ids with an encoder's fixed calls.
@@ -27,8 +26,8 @@ class Encoder:
     """
 
     def __init__(self, run: Run, layout: Layout, folder: Path | None, device: str = "cpu") -> None:
-        self._run, self.layout, self._device = Batcher(run, layout), layout, device
-        self._tokens = _Tokens(layout, folder)
+        self._run, self.layout = Batcher(run, layout), layout
+        self.tokens = Tokens(layout, folder, ("input_ids", "attention_mask"), device)
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Embeddings (N, E) in float32 of token ids (N, T), padded at their right end.
@@ -43,9 +42,7 @@ class Encoder:
 
         Raises `WorkloadError` for no texts, or one that is longer than was optimized for.
         """
-        inputs = self._tokens.of([self.layout.prompt + text for text in _many(texts)])
-        ids_BT, mask_BT = (inputs[name].to(self._device) for name in NAMES[:2])
-        embeddings_NE = self(ids_BT, mask_BT)
+        embeddings_NE = self(**self.tokens.of(_many(texts)))
         return embeddings_NE[0] if isinstance(texts, str) else embeddings_NE
 
 
@@ -59,9 +56,9 @@ class TextModel:
     def __init__(
         self, run: Run, layout: Layout, folder: Path | None, reads: Sequence[str], device: str = "cpu"
     ) -> None:
-        self._run, self.layout, self._device = Batcher(run, layout), layout, device
+        self._run, self.layout = Batcher(run, layout), layout
         self._folder, self._reads = folder, tuple(reads)
-        self._tokens = _Tokens(layout, folder)
+        self.tokens = Tokens(layout, folder, reads, device)
 
     def __call__(
         self,
@@ -104,8 +101,7 @@ class TextModel:
         many, others = _many(texts), None if pairs is None else _many(pairs)
         if others is not None and len(others) != len(many):
             raise WorkloadError(f"{len(many)} texts have {len(others)} pairs", allowed="one for each")
-        inputs = self._tokens.of(many, others)
-        logits_NC = self(**{name: inputs[name].to(self._device) for name in self._reads})["logits"].float()
+        logits_NC = self(**self.tokens.of(many, others))["logits"].float()
         labels, exclusive = self._labels(logits_NC.shape[1])
         scores_NC = logits_NC.softmax(1) if exclusive else logits_NC.sigmoid()
         best_N = scores_NC.argmax(1).tolist()
@@ -124,30 +120,30 @@ class TextModel:
         return [named.get(str(index), f"LABEL_{index}") for index in range(count)], exclusive
 
 
-class _Tokens:
+class Tokens:
     """Texts as a batch of token ids by the tokenizer of a folder, which is read when it is first needed."""
 
-    def __init__(self, layout: Layout, folder: Path | None) -> None:
-        self._layout, self._folder = layout, folder
-        self._tokenizer: Any = None
+    def __init__(self, layout: Layout, folder: Path | None, reads: Sequence[str], device: str) -> None:
+        self._layout, self._folder, self._reads, self._device = layout, folder, reads, device
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Raises `WorkloadError` where there is no folder, and `ModelError` where it has no tokenizer."""
+        if self._folder is None:
+            raise WorkloadError(
+                "this model has no tokenizer", next="pass input_ids and attention_mask instead"
+            )
+        return plain_tokenizer(self._folder / self._layout.part, self._layout.cut)
 
     def of(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
-        """Every tensor (N, T) that a text model may read, by the names of transformers.
-
-        Raises `WorkloadError` where there is no folder, and `ModelError` where it has no tokenizer.
-        """
-        if self._tokenizer is None:
-            if self._folder is None:
-                raise WorkloadError(
-                    "this model has no tokenizer", next="pass input_ids and attention_mask instead"
-                )
-            self._tokenizer = plain_tokenizer(self._folder / self._layout.part, self._layout.cut)
-        rows = self._tokenizer.encode_batch(
-            list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
-        )
+        """The tensors (N, T) that the model reads, by the names of transformers; raises as `tokenizer` does."""
+        texts = [self._layout.prompt + text for text in texts]
+        rows = self.tokenizer.encode_batch(texts if pairs is None else list(zip(texts, pairs, strict=True)))
         ids_BT, mask_BT = padded([row.ids for row in rows], self._layout.pad)
-        types_BT, _ = padded([row.type_ids for row in rows], 0)
-        return dict(zip(NAMES, (ids_BT, mask_BT, types_BT), strict=True))
+        inputs = {"input_ids": ids_BT, "attention_mask": mask_BT}
+        if "token_type_ids" in self._reads:
+            inputs["token_type_ids"], _ = padded([row.type_ids for row in rows], 0)
+        return {name: tensor.to(self._device) for name, tensor in inputs.items()}
 
 
 def _many(texts: str | Sequence[str]) -> list[str]:

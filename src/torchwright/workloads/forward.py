@@ -16,7 +16,7 @@ from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import Case, Run
-from torchwright.workloads.encoder import MODEL_TYPES, pad_token, text_limit
+from torchwright.workloads.encoder import CALIBRATION_BATCHES, MODEL_TYPES
 from torchwright.workloads.huggingface import (
     load_model,
     model_class,
@@ -24,7 +24,7 @@ from torchwright.workloads.huggingface import (
     parameter_count,
     read_config,
 )
-from torchwright.workloads.reading import CALIBRATION_BATCHES, SOUNDS, Reader
+from torchwright.workloads.reading import SOUNDS, Reader
 from torchwright.workloads.rows import Layout, RowsWorkload
 
 SAMPLE_ROWS = 512
@@ -52,8 +52,8 @@ JUDGES = (
     (r"Model$", Judge(("last_hidden_state",), accuracy.cosine)),
 )
 """By how an architecture's name ends: the first whose outputs are all there."""
-WHOLE_TEXTS, TOKENS = r"ForSequenceClassification$", r"For(TokenClassification|QuestionAnswering)$"
-"""Encoders with these heads answer row by row: for a text as a whole, or for each of its tokens."""
+TOKENWISE = {"SequenceClassification": False, "TokenClassification": True, "QuestionAnswering": True}
+"""Heads with which encoders answer row by row → whether for each token, or for the text as a whole."""
 
 
 class ForwardWorkload(RowsWorkload):
@@ -88,7 +88,9 @@ class ForwardWorkload(RowsWorkload):
                 f"transformers does not know what {self.folder} holds",
                 found=", ".join(map(str, config.get("architectures") or ["no architectures in config.json"])),
             )
-        self._config, self.architecture = config, model.__name__
+        self.architecture = model.__name__
+        head = self.architecture.rpartition("For")[2]
+        self._tokenwise = TOKENWISE.get(head) if config.get("model_type") in MODEL_TYPES else None
         self.batch = batch or (1 if model.main_input_name in SOUNDS else 8)
         self.constants = (
             {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
@@ -104,18 +106,15 @@ class ForwardWorkload(RowsWorkload):
         return Forward(load_model(self.folder, self.architecture), self.constants).eval()
 
     def whole(self) -> Layout | None:
-        answers = re.search(f"{WHOLE_TEXTS}|{TOKENS}", self.architecture)
-        if (
-            answers is None
-            or self._config.get("model_type") not in MODEL_TYPES
-            or self.reader.sentences is None
-        ):
+        if self._tokenwise is None:
             return None
+        reader = self.reader
+        assert reader.sentences is not None
         return Layout(
-            shapes=((self.batch, self.reader.sentences.longest),),
-            pad=pad_token(self._config),
-            cut=text_limit(self.folder, self._config),
-            tokenwise=re.search(TOKENS, self.architecture) is not None,
+            shapes=((self.batch, reader.sentences.longest),),
+            pad=reader.pad,
+            cut=reader.limit,
+            tokenwise=self._tokenwise,
         )
 
     def cases(self, dtype: torch.dtype) -> list[Case]:

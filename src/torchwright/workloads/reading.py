@@ -10,7 +10,7 @@ import torch
 
 from torchwright.errors import ModelError
 from torchwright.workloads import sounds
-from torchwright.workloads.encoder import pad_token, text_limit
+from torchwright.workloads.encoder import CALIBRATION_BATCHES, pad_token, text_limit
 from torchwright.workloads.pictures import Pictures
 from torchwright.workloads.sentences import Sentences
 
@@ -19,7 +19,6 @@ SECONDS = 4.0
 POSITIONS_PER_SECOND, FRAMES_PER_POSITION = 50, 2
 """What speech models make of a wave, 320 samples a position in wav2vec 2.0, and Whisper of its frames."""
 SOUNDS = ("input_values", "input_features")
-CALIBRATION_BATCHES = 4
 
 
 class Reader:
@@ -52,8 +51,9 @@ class Reader:
             raise _unknown(model, main)
         if self.reads_text or self.decodes:
             of_text = config | config.get("text_config", {})
-            self.tokens = min(tokens, text_limit(folder, of_text) or tokens)
-            self.sentences = Sentences(text, folder, batch=batch, tokens=self.tokens, pad=pad_token(of_text))
+            self.limit, self.pad = text_limit(folder, of_text), pad_token(of_text)
+            self.tokens = min(tokens, self.limit or tokens)
+            self.sentences = Sentences(text, folder, batch=batch, tokens=self.tokens, pad=self.pad)
 
     @property
     def positions(self) -> float:
