@@ -22,11 +22,11 @@ from torch import nn
 
 import torchwright as tw
 from in_process import trials_in_process
+from torchwright.engines.program import read_programs
 from torchwright.errors import ArtifactError
 from torchwright.paths import file_digest
 from torchwright.plan import artifact
 from torchwright.plan.optimize import pickled
-from torchwright.plan.program import read_programs
 from torchwright.plan.tree import read_tree, write_tree
 from torchwright.plan.trial import Context, TrialProcess
 from torchwright.workloads.module import ModuleWorkload

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from torchwright.plan import artifact, folders
+from torchwright.plan import artifact
+from torchwright.process import folders
 
 HOLD = """
 import pathlib, sys, time
-from torchwright.plan import artifact, folders
+from torchwright.plan import artifact
+from torchwright.process import folders
 where, how = pathlib.Path(sys.argv[1]), sys.argv[2]
 if how == "make":
     folders.make(where, "x-")

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from test_plan_trial import Trap, context, hang, wait_until_gone
-from torchwright.plan import interrupts
-from torchwright.plan.interrupts import Interrupted, check, deferred, handled, importing
 from torchwright.plan.trial import TrialProcess
+from torchwright.process import interrupts
+from torchwright.process.interrupts import Interrupted, check, deferred, handled, importing
 
 CTRL_C = signal.SIGINT
 
@@ -154,7 +154,7 @@ import sys, time
 sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from test_plan_trial import Trap, context, hang
-from torchwright.plan import compile_package
+from torchwright.engines import compile_package
 from torchwright.plan.fork_server import can_fork
 from torchwright.plan.trial import TrialProcess
 if __name__ == "__main__":
@@ -178,7 +178,7 @@ def test_trials_and_compilations_end_with_a_process_that_is_killed(tmp_path: Pat
 
 
 def test_a_worker_whose_parent_is_gone_before_it_could_ask_ends_at_once():
-    code = "from torchwright.plan.orphans import die_with_parent; die_with_parent(1); print('alive')"
+    code = "from torchwright.process.orphans import die_with_parent; die_with_parent(1); print('alive')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
 

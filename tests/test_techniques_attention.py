@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.engines.program import export
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import DeviceFacts
-from torchwright.plan.program import export
 from torchwright.techniques import Target
 from torchwright.techniques.attention import Attention, switchable
 from torchwright.techniques.blocked_attention import BlockedAttention, BlockedMask, find_sites

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from torchwright.devices import get_device
+from torchwright.engines.program import compile_program, export
 from torchwright.facts import Step
 from torchwright.plan.apply import apply_steps, make_target
-from torchwright.plan.program import compile_program, export
 from torchwright.plan.sensitivity import rank_modules
 from torchwright.techniques.int8 import Int8Layer, activation_range, quantize_weight
 from torchwright.techniques.int8_graph import DEQUANTIZE, QUANTIZE, share_integers

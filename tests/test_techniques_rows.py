@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchwright.devices import get_device
+from torchwright.engines.package import Package
+from torchwright.engines.program import compile_program, export, read_programs, write_programs
 from torchwright.facts import Step
 from torchwright.kernels import build
 from torchwright.plan.apply import apply_steps, make_target
-from torchwright.plan.package import Package
-from torchwright.plan.program import compile_program, export, read_programs, write_programs
 from torchwright.techniques.encoder_graph import drop_masks, fuse_layers
 from torchwright.techniques.int8_rows import RowLinear
 from torchwright.workloads.module import ModuleWorkload

@@ -12,9 +12,9 @@ from torch import nn
 
 from torchwright.devices import allocator as malloc
 from torchwright.devices import get_device
+from torchwright.engines.runner import JitRunner
 from torchwright.errors import TorchwrightError
 from torchwright.facts import DeviceFacts
-from torchwright.plan.runner import JitRunner
 from torchwright.techniques import Target
 from torchwright.techniques.allocator import Allocator
 from torchwright.techniques.base import Settings

@@ -19,9 +19,9 @@ from folders import (
     sentence_transformer,
     write_json,
 )
+from torchwright.engines.program import export
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import DeviceFacts
-from torchwright.plan.program import export
 from torchwright.techniques.base import Target
 from torchwright.techniques.shape_buckets import ShapeBuckets
 from torchwright.workloads.base import Case

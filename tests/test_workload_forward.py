@@ -12,10 +12,10 @@ import transformers
 import torchwright as tw
 from folders import VOCABULARY, change_json, eval_text, save
 from in_process import trials_in_process
+from torchwright.engines.program import export
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Budget
 from torchwright.plan.optimize import Request, optimize
-from torchwright.plan.program import export
 from torchwright.workloads import sounds
 from torchwright.workloads.detect import kind_of
 from torchwright.workloads.forward import ForwardWorkload

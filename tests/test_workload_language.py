@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from folders import VOCABULARY, causal, change_json, eval_text, save
+from torchwright.engines.program import export
 from torchwright.errors import ModelError, WorkloadError
-from torchwright.plan.program import export
 from torchwright.workloads.language import DECODE_STEPS, LanguageWorkload
 
 SIZES = {"batch": 2, "prompt_tokens": 24, "new_tokens": 10}

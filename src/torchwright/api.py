@@ -21,11 +21,12 @@ from torchwright.errors import ArtifactError, RegressionFound, TorchwrightError,
 from torchwright.facts import Budget, Event, Objective, Recipe, RooflinePoint
 from torchwright.measure.clock import paired_speedup
 from torchwright.measure.roofline import Work, point
-from torchwright.plan import artifact, folders, interrupts
+from torchwright.plan import artifact
 from torchwright.plan.optimize import Request, pickled
 from torchwright.plan.optimize import optimize as run_optimize
 from torchwright.plan.result import Result
 from torchwright.plan.trial import Context, TrialFailed, TrialProcess
+from torchwright.process import folders, interrupts
 from torchwright.report.terminal import LiveProgress
 from torchwright.techniques.base import parse_step, techniques
 from torchwright.workloads.base import Workload

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from torchwright.plan.interrupts import Interrupted
+    from torchwright.process.interrupts import Interrupted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     the user can mend (one paragraph, no traceback), 130 Ctrl-C. With `--json` an error is printed as JSON on
     standard output too.
     """
-    from torchwright.plan.interrupts import Interrupted, handled
+    from torchwright.process.interrupts import Interrupted, handled
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     with handled(leave=functools.partial(_leave, words) if arguments is None else None):

@@ -18,7 +18,7 @@ import click
 
 from torchwright.cli.printing import to_json
 from torchwright.errors import TorchwrightError
-from torchwright.plan import interrupts
+from torchwright.process import interrupts
 
 
 def exit_code(run: Callable[[list[str]], int], words: list[str]) -> int:

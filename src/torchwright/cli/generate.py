@@ -8,7 +8,7 @@ import click
 
 from torchwright.cli.options import decoder_options, device_option, json_option, trust_option
 from torchwright.cli.printing import print_json
-from torchwright.plan.interrupts import importing
+from torchwright.process.interrupts import importing
 
 
 @click.command("generate")

@@ -12,7 +12,7 @@ import click
 from torchwright.cli.options import device_option, finite, json_option, quiet_option, shape_options
 from torchwright.cli.printing import console, print_json
 from torchwright.facts import Budget, Objective
-from torchwright.plan.interrupts import importing
+from torchwright.process.interrupts import importing
 
 BUDGET = Budget()
 

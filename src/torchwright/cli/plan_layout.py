@@ -6,7 +6,7 @@ import click
 
 from torchwright.cli.options import json_option
 from torchwright.cli.printing import console, print_json
-from torchwright.plan.interrupts import importing
+from torchwright.process.interrupts import importing
 
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from torchwright.plan.interrupts import importing
+from torchwright.process.interrupts import importing
 
 
 @click.command("report")

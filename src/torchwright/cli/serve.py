@@ -9,7 +9,7 @@ import click
 
 from torchwright.cli.options import decoder_options, trust_option
 from torchwright.errors import TorchwrightError
-from torchwright.plan.interrupts import importing
+from torchwright.process.interrupts import importing
 from torchwright.serve.options import Options
 
 ENGINE = Options()

@@ -6,7 +6,7 @@ import click
 
 from torchwright.cli.options import json_option
 from torchwright.cli.registries import describe_registry, print_registry
-from torchwright.plan.interrupts import importing
+from torchwright.process.interrupts import importing
 
 
 @click.command("techniques")

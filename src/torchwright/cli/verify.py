@@ -6,7 +6,7 @@ import click
 
 from torchwright.cli.options import json_option, trust_option
 from torchwright.cli.printing import print_result
-from torchwright.plan.interrupts import importing
+from torchwright.process.interrupts import importing
 
 
 @click.command("verify")

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchwright.engines.program import export
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import DeviceFacts, Step
-from torchwright.plan.program import export
 from torchwright.techniques.base import Target, from_step, in_order, techniques
 from torchwright.techniques.matmul_attention import AttentionCalls
 from torchwright.workloads.base import Workload

@@ -33,7 +33,7 @@ from typing import Any
 from torchwright.errors import ArtifactError
 from torchwright.facts import RECIPE_FORMAT, Fingerprint, Recipe, to_json
 from torchwright.paths import cache_folder, file_digest
-from torchwright.plan import folders, interrupts
+from torchwright.process import folders, interrupts
 
 RECIPE, MANIFEST, REPORT, NATIVE, MODEL = "recipe.json", "manifest.json", "report.html", "native", "model"
 GRAPH_CACHE, MACHINE_CODE = "cache.bin", "code.zip"

@@ -26,8 +26,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from torchwright.plan import interrupts
-from torchwright.plan.orphans import die_with_parent
+from torchwright.process import interrupts
+from torchwright.process.orphans import die_with_parent
 
 REAP_SECONDS = 10.0
 """A killed process has ended by then, and a server that has nothing else to do has answered."""
@@ -165,9 +165,6 @@ def _prepared(*, workload: bytes, path: list[str]) -> Any:
     torch.set_num_threads(1)  # copying a tensor would start threads, of which a child knows and has none
     import torch._inductor.compile_fx
 
-    import torchwright.plan.apply
-    import torchwright.plan.package
-    import torchwright.plan.runner  # noqa: F401
     from torchwright.plan.worker import Session
 
     session = Session()

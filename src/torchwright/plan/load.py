@@ -12,15 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchwright.engines.eager import EagerRunner
+from torchwright.engines.machine_code import restore_machine_code
+from torchwright.engines.package import AotRunner, signature
 from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError
 from torchwright.facts import Fingerprint, Recipe
 from torchwright.paths import file_digest
-from torchwright.plan import artifact, folders
+from torchwright.plan import artifact
 from torchwright.plan.artifact import Manifest
-from torchwright.plan.eager import EagerRunner
 from torchwright.plan.fingerprint import fingerprint_here
-from torchwright.plan.machine_code import restore_machine_code
-from torchwright.plan.package import AotRunner, signature
+from torchwright.process import folders
 from torchwright.workloads.base import Case, Run, from_anywhere
 from torchwright.workloads.encoding import Encoder, TextModel
 from torchwright.workloads.generation import Generator, Geometry
@@ -184,8 +185,8 @@ class _Loader:
             ) from error
 
     def _graphs(self) -> tuple[Run, str, float]:
+        from torchwright.engines.program import read_programs
         from torchwright.measure.toolchain import compiler_fault
-        from torchwright.plan.program import read_programs
 
         if self.manifest.engine != "eager":
             fault = compiler_fault(self.here.device)
@@ -198,7 +199,7 @@ class _Loader:
 
     def _recompiled(self) -> Path:
         """A folder in the user's cache with this artifact's graphs compiled for this machine."""
-        from torchwright.plan.program import compile_program, read_programs
+        from torchwright.engines.program import compile_program, read_programs
 
         key = hashlib.sha256(
             f"{file_digest(self.path / artifact.MANIFEST)}{_code_key(self.here)}".encode()
@@ -265,7 +266,7 @@ class _Loader:
         return self._run_target(target)[0]
 
     def _run_target(self, target: Any) -> tuple[Run, str, float]:
-        from torchwright.plan.runner import JitRunner
+        from torchwright.engines.runner import JitRunner
 
         if target.settings.engine == "eager":
             return EagerRunner(target.model), "eager", OTHER_MACHINE_ERROR

@@ -15,13 +15,14 @@ import torch
 from torchwright.devices import get_device
 from torchwright.errors import TorchwrightError, WorkloadError
 from torchwright.facts import Budget, Recipe, Step
-from torchwright.plan import artifact, interrupts
+from torchwright.plan import artifact
 from torchwright.plan.fingerprint import fingerprint_here
 from torchwright.plan.fork_server import can_fork
 from torchwright.plan.save import make_recipe, write_contents
 from torchwright.plan.search import run
 from torchwright.plan.state import Search, Watch
 from torchwright.plan.trial import Context, TrialFailed
+from torchwright.process import interrupts
 from torchwright.report import html
 from torchwright.workloads.base import Workload
 

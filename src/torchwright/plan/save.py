@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from torchwright.engines.program import GRAPHS, TENSORS
 from torchwright.facts import Budget, DeviceFacts, Fingerprint, Measurement, Recipe, RooflinePoint
 from torchwright.measure.roofline import Work, point
 from torchwright.plan import artifact
 from torchwright.plan.apply import reshaped
-from torchwright.plan.program import GRAPHS, TENSORS
 from torchwright.plan.state import Outcome
 from torchwright.plan.trial import TrialFailed
 from torchwright.workloads.base import Workload

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from torchwright.errors import TorchwrightError
 from torchwright.facts import Step
-from torchwright.plan import choose, interrupts, trial
+from torchwright.plan import choose, trial
 from torchwright.plan.attempt import attempt
 from torchwright.plan.finish import drop_one, finish
 from torchwright.plan.state import FINISH_SHARE, OVERRUN_SHARE, Outcome, Search
 from torchwright.plan.trial import TrialFailed
+from torchwright.process import interrupts
 from torchwright.techniques.base import from_step
 
 

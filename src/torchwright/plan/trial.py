@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from torchwright.facts import CaseTime, Coverage, Measurement, Quality, Step
-from torchwright.plan import interrupts
 from torchwright.plan.fork_server import Forked, ForkServer, start
+from torchwright.process import interrupts
 
 
 class TrialFailed(Exception):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.errors import ModelError, TorchwrightError
-from torchwright.plan.orphans import be_killed_first, die_with_parent
+from torchwright.process.orphans import be_killed_first, die_with_parent
 
 TURN_SECONDS = 0.02
 """A turn of timing repeats a short call until it has taken this long."""
@@ -95,9 +95,9 @@ class Session:
         import torch
 
         from torchwright.devices.allocator import apply_allocator
+        from torchwright.engines.eager import EagerRunner
+        from torchwright.engines.runner import JitRunner, build_packages
         from torchwright.plan.apply import apply_steps, weight_bytes
-        from torchwright.plan.eager import EagerRunner
-        from torchwright.plan.runner import JitRunner, build_packages
 
         start = time.perf_counter()
         self._build()
@@ -148,8 +148,8 @@ class Session:
         import torch
 
         from torchwright.devices.allocator import apply_allocator
+        from torchwright.engines.package import AotRunner, signature
         from torchwright.plan.apply import reshaped
-        from torchwright.plan.package import AotRunner, signature
 
         start = time.perf_counter()
         apply_allocator(allocator)
@@ -222,8 +222,8 @@ class Session:
 
     def export(self, *, folder: str) -> bool:
         """Keep the transformed model's graphs; False where it does not export."""
+        from torchwright.engines.program import export, write_programs
         from torchwright.errors import RefusedTechnique
-        from torchwright.plan.program import export, write_programs
 
         try:
             write_programs(Path(folder), export(self.target.model, self.workload.graphs(self._dtype())))
@@ -233,8 +233,8 @@ class Session:
 
     def package(self, *, folder: str) -> bool:
         """Compile ahead of time what ran by torch.compile, for those who load it; False where it does not export."""
+        from torchwright.engines.runner import build_packages
         from torchwright.errors import RefusedTechnique
-        from torchwright.plan.runner import build_packages
 
         try:
             build_packages(self.target, Path(folder), self.workload.graphs(self._dtype()))
@@ -251,8 +251,8 @@ class Session:
         """Keep what torch.compile compiled in this process; False where nothing can be kept."""
         import torch
 
+        from torchwright.engines.machine_code import keep_machine_code
         from torchwright.plan.artifact import GRAPH_CACHE, MACHINE_CODE
-        from torchwright.plan.machine_code import keep_machine_code
 
         graphs = torch.compiler.save_cache_artifacts()
         if graphs is not None:
@@ -280,7 +280,7 @@ class Session:
 
     def signatures(self) -> dict[str, str]:
         """Graph name → types and shapes of its inputs."""
-        from torchwright.plan.package import signature
+        from torchwright.engines.package import signature
 
         graphs = self.workload.graphs(self._dtype())
         return {graph.name: signature(graph.args, graph.kwargs) for graph in graphs}
@@ -289,7 +289,7 @@ class Session:
         """Peak memory of this process while it answers every case once, and recompilations so far."""
         import torch
 
-        from torchwright.plan.runner import JitRunner
+        from torchwright.engines.runner import JitRunner
 
         gc.collect()
         self.device.reset_peak_memory()

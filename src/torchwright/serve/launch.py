@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchwright.plan import folders
+from torchwright.process import folders
 
 
 @dataclass(frozen=True)

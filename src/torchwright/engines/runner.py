@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright.errors import RefusedTechnique, TorchwrightError
-from torchwright.plan import compile_package
-from torchwright.plan.program import (
+from torchwright.engines import compile_package
+from torchwright.engines.program import (
     compile_program,
     export,
     first_line,
     ignore_library_warnings,
     write_programs,
 )
+from torchwright.errors import RefusedTechnique, TorchwrightError
 from torchwright.techniques.base import Settings, Target
 from torchwright.techniques.blocks import repeated_blocks
 from torchwright.workloads.base import Case

@@ -1,7 +1,7 @@
 # pyright: basic
 """Compiles one kept graph in a process of its own.
 
-`python -m torchwright.plan.compile_package FOLDER NAME INDEX PARENT`, which ends with the process PARENT.
+`python -m torchwright.engines.compile_package FOLDER NAME INDEX PARENT`, which ends with the process PARENT.
 
 The Inductor settings come as JSON on standard input.
 """
@@ -15,14 +15,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from torchwright.plan.orphans import die_with_parent
+from torchwright.process.orphans import die_with_parent
 
 
 def start(folder: Path, name: str, index: int, inductor: dict[str, Any]) -> subprocess.Popen[str]:
     """Compile graph `name` of `folder` into its package number `index`, beside whatever this process does."""
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "torchwright.plan.compile_package"),
+            *(sys.executable, "-m", "torchwright.engines.compile_package"),
             *(str(folder), name, str(index), str(os.getpid())),
         ],
         stdin=subprocess.PIPE,
@@ -48,7 +48,7 @@ def finish(process: subprocess.Popen[str]) -> None:
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[4]))
 
-    from torchwright.plan.program import compile_program, read_programs
+    from torchwright.engines.program import compile_program, read_programs
     from torchwright.techniques.base import techniques
 
     folder, name, index = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])

@@ -1,0 +1,1 @@
+"""What runs a prepared model: eagerly, through torch.compile, from packages compiled ahead of time."""

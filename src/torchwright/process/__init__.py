@@ -1,0 +1,1 @@
+"""Living safely with child processes, signals and temporary folders."""
