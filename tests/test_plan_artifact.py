@@ -182,7 +182,7 @@ def test_a_flipped_byte_is_found_and_named(compiled: Path, tmp_path: Path, name:
 def test_a_flipped_byte_in_the_manifest_is_found(eager: Path, tmp_path: Path):
     path = copied(eager, tmp_path)
     manifest = path / artifact.MANIFEST
-    manifest.write_text(manifest.read_text().replace('"engine": "eager"', '"engine": "eaget"'))
+    manifest.write_text(manifest.read_text().replace('"engine": "eager"', '"engine": "jit"'))
     assert not artifact.is_own(path)
     digest = json.loads(manifest.read_text())["files"]["recipe.json"]
     manifest.write_text(manifest.read_text().replace(digest, digest[::-1]))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from factories import make_recipe
 from torchwright.plan import artifact
 from torchwright.process import folders
 
@@ -54,6 +55,11 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.wait()
     assert process.stdout is not None
     process.stdout.close()
+
+
+def whole(folder: Path) -> None:
+    """Make a folder an artifact."""
+    artifact.finish(folder, make_recipe(), {"engine": "eager", "dtype": "float32"})
 
 
 def names(folder: Path) -> list[str]:
@@ -132,25 +138,39 @@ def test_a_later_run_removes_what_a_killed_one_left_beside_its_output(
     assert len(names(tmp_path)) == 2
     with artifact.writing(tmp_path / "out") as folder:
         assert len(names(tmp_path)) == 2  # its own, and the living one's
-        (folder / "recipe.json").write_text("{}")
+        whole(folder)
     assert len(names(tmp_path)) == 2
     kill(living)
     with artifact.writing(tmp_path / "out") as folder:
-        (folder / "recipe.json").write_text("{}")
+        whole(folder)
     assert names(tmp_path) == ["out"]
+
+
+def test_a_folder_of_the_users_own_is_not_swept_for_its_name(tmp_path: Path):
+    """Only one that is empty or that bears the mark of `writing` is."""
+    for name in (".out.unfinished-abcdefgh", ".out.replaced-abcdefgh"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.tex").write_text("years of work")
+    (tmp_path / ".out.unfinished-12345678").mkdir()
+    with artifact.writing(tmp_path / "out") as folder:
+        whole(folder)
+    assert names(tmp_path) == [".out.replaced-abcdefgh", ".out.unfinished-abcdefgh", "out"]
+    for name in names(tmp_path)[:2]:
+        assert (tmp_path / name / "thesis.tex").read_text() == "years of work"
 
 
 def test_an_artifact_that_a_killed_run_had_moved_aside_is_put_back(
     tmp_path: Path, holder: Callable[[Path, str], subprocess.Popen[str]]
 ):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "recipe.json").write_text("old")
+    whole(tmp_path / "out")
+    old = (tmp_path / "out" / "recipe.json").read_text()
     kill(holder(tmp_path, "replace"))
     assert not (tmp_path / "out").exists()
     with pytest.raises(ZeroDivisionError), artifact.writing(tmp_path / "out"):
         raise ZeroDivisionError
     assert names(tmp_path) == ["out"]
-    assert (tmp_path / "out" / "recipe.json").read_text() == "old"
+    assert (tmp_path / "out" / "recipe.json").read_text() == old
 
 
 def test_scratch_in_the_systems_own_place_is_swept_too(

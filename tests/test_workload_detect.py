@@ -160,7 +160,7 @@ class TestFromDescription:
         options = {"batch": 3} | ({"eval_text": text} if name != "vit" else {})
         workload = from_target(str(folders / name), **options)
         description = json.loads(json.dumps(workload.describe()))
-        again = from_description(description)
+        again = from_description(description, trust=True)
         assert again.describe() == workload.describe()
         for before, after in zip(workload.cases(torch.float32), again.cases(torch.float32), strict=True):
             assert torch.equal(before.args[0], after.args[0])
@@ -179,10 +179,10 @@ class TestFromDescription:
 
     def test_options_replace_what_is_described(self, folders):
         description = from_target(str(folders / "vit"), batch=3).describe()
-        assert from_description(description, batch=5).describe() == description | {"batch": 5}
-        assert from_description(description, batch=None).describe() == description
+        assert from_description(description, batch=5, trust=True).describe() == description | {"batch": 5}
+        assert from_description(description, batch=None, trust=True).describe() == description
         with pytest.raises(WorkloadError, match="option tokens is not for"):
-            from_description(description, tokens=5)
+            from_description(description, tokens=5, trust=True)
 
     def test_the_bundled_model(self):
         description = from_target(None, prompt_tokens=32).describe()
@@ -192,11 +192,11 @@ class TestFromDescription:
         workload = EncoderWorkload(folders / "bert", batch=8, tokens=50, eval_text=text)
         bucketed = workload.bucketed(3, 16)
         assert len(bucketed.describe()["layout"]["shapes"]) > 1
-        assert from_description(bucketed.describe()).describe() == workload.describe()
+        assert from_description(bucketed.describe(), trust=True).describe() == workload.describe()
 
     def test_a_factory(self, factory):
         workload = from_target(factory)
-        assert from_description(workload.describe()).describe() == workload.describe()
+        assert from_description(workload.describe(), trust=True).describe() == workload.describe()
 
     def test_a_module_of_a_script_needs_its_owner(self):
         description = ModuleWorkload(torch.nn.Linear(3, 2), torch.ones(4, 3)).describe()
@@ -225,6 +225,17 @@ class TestFromDescription:
             from_description(description)
 
     def test_options_of_the_wrong_type(self, folders):
-        description = {"kind": "language", "model": str(folders / "llama"), "batch": "many"}
+        description = {"kind": "language", "model": "gone", "batch": "many"}
         with pytest.raises(ArtifactError, match="the recipe's workload cannot be read"):
-            from_description(description)
+            from_description(description, folders / "llama")
+
+    def test_nothing_that_it_names_is_opened_without_trust(self, folders, factory, text):
+        vit = from_target(str(folders / "vit")).describe()
+        with pytest.raises(ArtifactError, match=r"a model to open .*vit.*trust=True.*--trust"):
+            from_description(vit)
+        bert = from_target(str(folders / "bert"), eval_text=text).describe()
+        with pytest.raises(ArtifactError, match=r"a text to open .*trust=True"):
+            from_description(bert, folders / "bert")
+        assert from_description(bert, folders / "bert", eval_text=text).describe() == bert
+        with pytest.raises(ArtifactError, match=r"a factory to run .*trust=True"):
+            from_description(from_target(factory).describe())

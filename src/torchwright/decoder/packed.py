@@ -23,6 +23,7 @@ from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import KV_DTYPES, stop_ids
 from torchwright.decoder.model import Decoder
 from torchwright.errors import ArtifactError
+from torchwright.json_file import read_json
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.linear import PackedForm, PackedLinear
 from torchwright.kernels.memory import HUGE, lasting, read
@@ -53,7 +54,7 @@ def read_packed(folder: Path, model_folder: Path, device: str = "cpu") -> Loaded
     files that are damaged or that do not fit the configuration or the device.
     """
     try:
-        described = json.loads((folder / FORMS).read_text())
+        described = read_json(folder / FORMS)
         forms = {name: PackedForm(**form) for name, form in described["layers"].items()}
         kv_dtype = KV_DTYPES[described["kv"]]
         config = read_decoder_config(model_folder)
@@ -63,7 +64,15 @@ def read_packed(folder: Path, model_folder: Path, device: str = "cpu") -> Loaded
             raise ValueError(f"its weights are packed for a {'GPU' if for_gpu else 'CPU'}, not for {device}")
         with closing(_PackedWeights(forms, folder / TENSORS, place)) as weights:
             decoder = Decoder(config, weights).eval()
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        SafetensorError,
+        RuntimeError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise ArtifactError(
             f"the decoder in {folder} cannot be read", found=f"{type(error).__name__}: {error}"
         ) from error

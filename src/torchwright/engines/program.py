@@ -9,14 +9,14 @@ compile_program(program, path, inductor)     → a .pt2 package of native code
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import inspect
 import json
-import re
+import math
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,31 +27,25 @@ from torch import nn
 from torch._export.serde import serialize as serde
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.utils import _pytree as pytree
 
+from torchwright.engines.graph_check import TensorEntry, checked
 from torchwright.errors import ArtifactError, RefusedTechnique
+from torchwright.json_file import read_json
 from torchwright.kernels import build
 from torchwright.workloads.base import Case
 
 GRAPHS, TENSORS = "programs.json", "programs.safetensors"
-SHAPE_FUNCTIONS = frozenset(
-    [
-        "Symbol",
-        "Integer",
-        "Rational",
-        "Add",
-        "Mul",
-        "Pow",
-        "Max",
-        "Min",
-        "Mod",
-        "FloorDiv",
-        "CeilDiv",
-        "CleanDiv",
-        "PythonMod",
-        "ModularIndexing",
-    ]
-)
-"""All that a shape expression may call: torch's loader evaluates these texts with sympy."""
+LARGEST = 512 * 2**20
+"""Bytes of GRAPHS."""
+DEEPEST = 100
+"""Of lists and objects in it: graphs within graphs."""
+LARGEST_INPUT = 2**34
+"""Bytes of the inputs that are made up for a graph that is compiled again."""
+SPARSEST = 64
+"""How many times its own size a tensor may spread over, as a part of a larger one does."""
+UNBOUNDED = 2**20
+"""A free size that may be larger takes the one it was exported with."""
 
 
 def export(model: nn.Module, cases: Sequence[Case]) -> dict[str, ExportedProgram]:
@@ -59,22 +53,50 @@ def export(model: nn.Module, cases: Sequence[Case]) -> dict[str, ExportedProgram
 
     Raises `RefusedTechnique` with torch.export's reason when the model is not one graph.
     """
-    programs = {}
-    for case in cases:
-        args = case.args if case.example is None else case.example
-        with torch.no_grad(), ignore_library_warnings():
-            try:
-                programs[case.name] = torch.export.export(
-                    model, args, case.kwargs, dynamic_shapes=_dynamic_shapes(model, case), strict=False
-                )
-            except Exception as error:
-                raise RefusedTechnique(
-                    "torch.export cannot take this model as one graph",
-                    found=f"{type(error).__name__}: {first_line(error)}",
-                    next="engine=jit compiles it with graph breaks",
-                ) from error
-        _drop_metadata_checks(programs[case.name].graph_module)
-    return programs
+    return {case.name: export_one(model, case, _dynamic_shapes(model, case)) for case in cases}
+
+
+def export_one(model: nn.Module, case: Case, dynamic_shapes: Any) -> ExportedProgram:
+    """One call as a graph; its inputs are dense, so that compiled code reads them as callers mostly have them."""
+    given = (case.args if case.example is None else case.example, case.kwargs)
+    args, kwargs = pytree.tree_map_only(torch.Tensor, _dense, given)
+    if isinstance(dynamic_shapes, FreeSizes):
+        dynamic_shapes = dynamic_shapes.of(args, kwargs)
+    with torch.no_grad(), ignore_library_warnings():
+        try:
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        except Exception as error:
+            raise RefusedTechnique(
+                "torch.export cannot take this model as one graph",
+                found=f"{type(error).__name__}: {first_line(error)}",
+                next="engine=jit compiles it with graph breaks",
+            ) from error
+    _drop_metadata_checks(program.graph_module)
+    return program
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreeSizes:
+    """Which sizes of a call's tensors may vary: the first of `rows`, as one; or all that the model lets vary."""
+
+    rows: tuple[int, ...] | None = None
+    """Tensors, in their order; None is all sizes of all of them."""
+
+    def of(self, args: Any, kwargs: Any) -> torch.export.ShapesCollection:
+        """In torch.export's form."""
+        shapes = torch.export.ShapesCollection()
+        rows = torch.export.Dim("rows", min=2)
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        for index, tensor in enumerate(tensors):
+            if self.rows is None:
+                shapes[tensor] = dict.fromkeys(range(tensor.dim()), torch.export.Dim.AUTO)
+            elif index in self.rows:
+                shapes[tensor] = {0: rows}
+        return shapes
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if torch._prims_common.is_non_overlapping_and_dense(tensor) else tensor.contiguous()
 
 
 def _drop_metadata_checks(graph_module: torch.fx.GraphModule) -> None:
@@ -143,15 +165,12 @@ def read_programs(folder: Path) -> dict[str, ExportedProgram]:
     Raises `ArtifactError` for files that are damaged or that hold anything but plain graphs and tensors.
     """
     try:
-        text = (folder / GRAPHS).read_text()
-        if "torch.ops.torchwright." in text:
-            build.load()  # registers the operators that the graph calls; without them it names the first
-        graphs = json.loads(text)
+        graphs = checked(read_json(folder / GRAPHS, largest=LARGEST, deepest=DEEPEST))
         with safe_open(folder / TENSORS, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is no dict
-        _refuse_code(graphs)
         programs = {}
         for name, entry in graphs.items():
+            _register_operators(entry["graph"])
             with ignore_library_warnings():
                 programs[name] = serde.ExportedProgramDeserializer().deserialize(
                     serde._dict_to_dataclass(serde.ExportedProgram, entry["graph"]),
@@ -159,7 +178,7 @@ def read_programs(folder: Path) -> dict[str, ExportedProgram]:
                     {key: _tensor(tensors, value) for key, value in entry["constants"].items()},
                     None,
                 )
-            programs[name]._example_inputs = _example_inputs(programs[name])
+                programs[name]._example_inputs = _example_inputs(programs[name])
         return programs
     except Exception as error:  # torch's deserializer raises whatever a hostile file makes it stumble over
         raise ArtifactError(
@@ -181,22 +200,43 @@ def ignore_library_warnings() -> Iterator[None]:
         yield
 
 
+def _register_operators(graph: dict[str, Any]) -> None:
+    """Make the operators known that the graph calls and torch does not bring."""
+    targets = {node["target"] for node in graph["graph_module"]["graph"]["nodes"]}
+    if any(target.startswith("torch.ops.torchwright.") for target in targets):
+        build.load()  # without them torch names the first
+    if any(target.startswith("torch.ops.quantized_decomposed.") for target in targets):
+        pass
+
+
 def _example_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs of the right shapes: compilation asks for some, and the file keeps none. Free sizes take their largest."""
-    largest = {str(symbol): int(bounds.upper) for symbol, bounds in program.range_constraints.items()}
+    """Inputs of the right shapes: compilation asks for some, and the file keeps none.
+
+    A free size takes its largest value, or the one that it was exported with where it has no bound.
+    """
 
     def size(value: Any) -> int:
-        return value if isinstance(value, int) else largest[str(value)]
+        if isinstance(value, int):
+            return value
+        bounds = program.range_constraints.get(value.node.expr)
+        if bounds is not None and bounds.upper <= UNBOUNDED:
+            return int(bounds.upper)
+        return int(value.node.hint)
 
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
-    leaves = []
+    leaves, room = [], LARGEST_INPUT
     for spec in program.graph_signature.input_specs:
         if spec.kind is not InputKind.USER_INPUT:
             continue
         value = spec.arg.value if isinstance(spec.arg, ConstantArgument) else values[spec.arg.name]
         if isinstance(value, torch.Tensor):
             shape = [size(n) for n in value.shape]
+            room -= math.prod(shape) * value.dtype.itemsize
+            if room < 0:
+                raise ValueError(f"inputs of more than {LARGEST_INPUT:,} bytes")
             value = torch.zeros(shape, dtype=value.dtype, device=value.device)
+        elif isinstance(value, torch.SymInt):
+            value = size(value)
         leaves.append(value)
     args, kwargs = torch.utils._pytree.tree_unflatten(leaves, program.call_spec.in_spec)
     return args, kwargs
@@ -211,48 +251,22 @@ def _tensor_entry(tensor: torch.Tensor, keep: Any) -> dict[str, Any]:
     }
 
 
-def _tensor(tensors: dict[str, torch.Tensor], entry: dict[str, Any]) -> torch.Tensor:
+def _tensor(tensors: dict[str, torch.Tensor], entry: TensorEntry) -> torch.Tensor:
     tensor = tensors[entry["tensor"]]
     if list(tensor.stride()) != entry["stride"]:
-        restored = torch.empty_strided(tensor.shape, entry["stride"], dtype=tensor.dtype)
-        tensor = restored.copy_(tensor)
+        tensor = _strided(tensor, entry["stride"])
     tensor = tensor.to(entry.get("device", "cpu"))
     return nn.Parameter(tensor, requires_grad=False) if entry["parameter"] else copy.copy(tensor)
 
 
-def _refuse_code(value: Any) -> None:
-    """Refuse anything in a graph's JSON that torch's loader would evaluate or unpickle."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if key == "expr_str" and not _is_shape(item):
-                raise ValueError(f"a shape expression that is not one: {str(item)[:80]!r}")
-            if key in ("as_custom_obj", "as_operator") and item:
-                raise ValueError(f"a graph with {key}")
-            _refuse_code(item)
-    elif isinstance(value, list):
-        for item in value:
-            _refuse_code(item)
-
-
-def _is_shape(text: Any) -> bool:
-    """Whether a text is arithmetic over integers and symbols and nothing else."""
-    if not isinstance(text, str) or len(text) > 1000:
-        return False
-    try:
-        tree = ast.parse(text, mode="eval")
-    except (SyntaxError, ValueError, RecursionError):
-        return False
-    allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Load, ast.keyword)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            if not (isinstance(node.func, ast.Name) and node.func.id in SHAPE_FUNCTIONS):
-                return False
-        elif isinstance(node, ast.Name):
-            if not re.fullmatch(r"[a-zA-Z]\w*", node.id):
-                return False
-        elif isinstance(node, ast.Constant):
-            if isinstance(node.value, str) and not re.fullmatch(r"[a-z]\w*", node.value):
-                return False
-        elif not isinstance(node, allowed):
-            return False
-    return True
+def _strided(tensor: torch.Tensor, strides: list[int]) -> torch.Tensor:
+    """`tensor` laid out in memory as it was, which must not take much more memory than its values do."""
+    if len(strides) != tensor.ndim or any(stride < 0 for stride in strides):
+        raise ValueError(f"strides {strides} for a tensor of shape {list(tensor.shape)}")
+    spread = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, strides, strict=True))
+    if spread > SPARSEST * max(1, tensor.numel()):
+        raise ValueError(f"a tensor of {tensor.numel()} values spread over {spread}")
+    repeated = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)
+    once = tensor[repeated]
+    restored = torch.empty_strided(once.shape, strides, dtype=tensor.dtype).copy_(once)
+    return restored.expand(tensor.shape)

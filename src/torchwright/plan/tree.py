@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from torchwright.errors import ArtifactError
+from torchwright.json_file import read_json
+
+NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+"""That JSON has no numbers for."""
+KINDS = ("dict", "float", "list", "tensor", "tuple", "value")
 
 
 def write_tree(path: Path, value: Any) -> None:
@@ -29,8 +35,8 @@ def read_tree(path: Path) -> Any:
     """What `write_tree` kept; raises `ArtifactError` for damaged files."""
     try:
         tensors = load_file(path.with_suffix(".safetensors"))
-        return _decode(json.loads(path.with_suffix(".json").read_text()), tensors)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        return _decode(read_json(path.with_suffix(".json")), tensors)
+    except (OSError, ValueError, RuntimeError, MemoryError, SafetensorError) as error:
         raise ArtifactError(f"{path.name} in {path.parent} cannot be read", found=str(error)) from error
 
 
@@ -39,6 +45,8 @@ def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         name = f"t{len(tensors)}"
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {"tensor": name}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     if type(value) is dict:
@@ -52,12 +60,20 @@ def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _decode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if not isinstance(value, dict) or len(value) != 1 or not value.keys() <= set(KINDS):
+        raise ValueError(f"{str(value)[:80]!r} is no part of a tree")
     ((kind, item),) = value.items()
-    if kind == "tensor":
-        return tensors[item]
-    if kind == "dict":
-        return {key: _decode(entry, tensors) for key, entry in item.items()}
-    if kind in ("list", "tuple"):
-        items = [_decode(entry, tensors) for entry in item]
-        return tuple(items) if kind == "tuple" else items
-    return item
+    match kind, item:
+        case "tensor", str() if item in tensors:
+            return tensors[item]
+        case "float", str() if item in NUMBERS:
+            return NUMBERS[item]
+        case "dict", dict():
+            return {key: _decode(entry, tensors) for key, entry in item.items()}
+        case "list", list():
+            return [_decode(entry, tensors) for entry in item]
+        case "tuple", list():
+            return tuple(_decode(entry, tensors) for entry in item)
+        case "value", None | bool() | int() | float() | str():
+            return item
+    raise ValueError(f"{str(item)[:80]!r} is no {kind}")

@@ -36,31 +36,36 @@ def from_target(target: str | None, **options: Any) -> Workload:
     return workload
 
 
-def from_description(description: dict[str, Any], folder: Path | None = None, **options: Any) -> Workload:
+def from_description(
+    description: dict[str, Any], folder: Path | None = None, *, trust: bool = False, **options: Any
+) -> Workload:
     """The workload that `Workload.describe()` described, with `options` instead of its own where they are not None.
 
     `folder` is where the model lies now, such as the artifact's own copy of it; without it the model is looked for
-    where it was.
+    where it was. A description may be a stranger's: only with `trust` is what it names imported, or opened outside of
+    `folder`.
 
-    Raises `ArtifactError` for a description that is not one, or that names a model which only its owner can make, and
-    `WorkloadError` for an option that the workload does not take.
+    Raises `ArtifactError` for a description that is not one, that names a model which only its owner can make, or that
+    needs trust, and `WorkloadError` for an option that the workload does not take.
     """
     kind = description.get("kind")
     if kind not in workloads.names():
         raise ArtifactError(
-            f"the recipe's workload is of kind {kind!r}",
+            f"the recipe's workload is of kind {repr(kind)[:80]}",
             allowed=", ".join(workloads.names()),
             next="update torchwright",
         )
     cls = workloads.get(str(kind))
     label = description.get("model")
     if not isinstance(label, str):
-        raise ArtifactError("the recipe does not say which model it is for", found=repr(label))
+        raise ArtifactError("the recipe does not say which model it is for", found=repr(label)[:80])
     changes = {key: value for key, value in options.items() if value is not None}
     _refuse_options(cls, label, changes, positional=1)
     if kind == "module":
-        return _module(description, label)
+        return _module(description, label, trust)
     accepted = _options(cls, positional=1)
+    if not trust:
+        _refuse_outside(description, label, folder, changes)
     description = description | changes
     given = {key: value for key, value in description.items() if key in accepted and value is not None}
     where = folder
@@ -70,10 +75,30 @@ def from_description(description: dict[str, Any], folder: Path | None = None, **
         where = resolve(label)
     try:
         workload = _make(cls, label, where, given)
-    except TypeError as error:
-        raise ArtifactError("the recipe's workload cannot be read", found=str(error)) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ArtifactError(
+            "the recipe's workload cannot be read", found=f"{type(error).__name__}: {error}"
+        ) from error
     workload.label = label
     return workload
+
+
+def _refuse_outside(
+    description: dict[str, Any], label: str, folder: Path | None, changes: dict[str, Any]
+) -> None:
+    """Refuse what a description would have opened that lies outside of `folder`."""
+    if folder is None and label != "bundled":
+        raise _untrusted(f"a model to open ({label[:200]})")
+    text = description.get("eval_text")
+    if text is not None and "eval_text" not in changes:
+        raise _untrusted(f"a text to open ({str(text)[:200]})")
+
+
+def _untrusted(what: str) -> ArtifactError:
+    return ArtifactError(
+        f"the recipe names {what}, and it may be somebody else's",
+        next="trust=True in Python, or --trust, does what it says",
+    )
 
 
 def kind_of(folder: Path) -> type[Workload]:
@@ -97,7 +122,7 @@ def kind_of(folder: Path) -> type[Workload]:
     )
 
 
-def _module(description: dict[str, Any], label: str) -> Workload:
+def _module(description: dict[str, Any], label: str, trust: bool) -> Workload:
     from torchwright.workloads.module import from_factory
 
     if not _names_factory(label) or description.get("metric"):
@@ -110,6 +135,8 @@ def _module(description: dict[str, Any], label: str) -> Workload:
             f"this recipe is for {label}, a module {what}: a file cannot keep its code",
             next="pass the model: tw.load(DIR, model=…) in Python",
         )
+    if not trust:
+        raise _untrusted(f"a factory to run ({label[:200]})")
     workload = from_factory(label)
     workload.task = str(description.get("task") or workload.task)
     return workload

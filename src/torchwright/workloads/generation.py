@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 
-from torchwright.errors import ModelError, WorkloadError
+from torchwright.errors import ArtifactError, ModelError, WorkloadError
+from torchwright.json_file import typed
 from torchwright.workloads.base import Case, Run
 
+MOST_CACHED = 2**42
+"""Numbers in a cache of keys, and in one of values."""
 FORMS = "a text, a list of token ids, or a list of either"
 
 
@@ -44,9 +47,15 @@ class Geometry:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Geometry:
-        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
-        return cls(**values)
+    def from_dict(cls, data: Any) -> Geometry:
+        """What `as_dict` gave; raises `ArtifactError` for anything else, since it may come from a stranger's file."""
+        found = typed(data, cls, "the geometry")
+        sizes = (found.layers, found.kv_heads, found.head_dim, found.vocabulary, found.batch, found.chunk)
+        sizes += (found.slots, found.context)
+        cached = found.layers * found.batch * found.kv_heads * found.slots * found.head_dim
+        if min(sizes) < 1 or max(sizes) > MOST_CACHED or cached > MOST_CACHED:
+            raise ArtifactError("the geometry is damaged", found=f"sizes {str(sizes)[:200]}")
+        return found
 
 
 def new_cache(geometry: Geometry, dtype: torch.dtype, device: str = "cpu") -> list[torch.Tensor]:
@@ -296,10 +305,13 @@ def need_tokenizer(folder: Path) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The folder's fast tokenizer, or None where it has no tokenizer.json."""
+    """The folder's fast tokenizer, or None where it has no tokenizer.json; raises `ModelError` for one that is none."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(path))
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more specific
+        raise ModelError(f"{path} is no tokenizer", found=str(error)) from error

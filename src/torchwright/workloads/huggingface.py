@@ -42,7 +42,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; raises `ModelError` when the file holds anything else."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON", found=str(error)) from error
     if not isinstance(data, dict):
         raise ModelError(f"{path} is not a JSON object", found=type(data).__name__)

@@ -20,11 +20,14 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from torchwright.errors import WorkloadError
+from torchwright.errors import ArtifactError, WorkloadError
+from torchwright.json_file import typed
 from torchwright.workloads.base import Case, Run, Workload
 
 Shapes = tuple[tuple[int, int], ...]
 """(rows, tokens) of each call."""
+LARGEST = 2**31
+"""Of any number in a layout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +54,17 @@ class Layout:
         return asdict(self) | {"shapes": [list(shape) for shape in self.shapes]}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Layout:
-        return cls(
-            shapes=tuple((int(B), int(T)) for B, T in data["shapes"]),
-            pad=data["pad"],
-            prompt=data["prompt"],
-            cut=data["cut"],
-            part=data["part"],
-            tokenwise=data.get("tokenwise", False),
-        )
+    def from_dict(cls, data: Any) -> Layout:
+        """What `as_dict` gave; raises `ArtifactError` for anything else, since it may come from a stranger's file."""
+        found = typed(data, cls, "the layout of rows")
+        sizes = [size for shape in found.shapes for size in shape]
+        cut = 1 if found.cut is None else found.cut
+        parts = found.part.split("/")
+        if not (sizes and all(0 < size <= LARGEST for size in (*sizes, cut)) and abs(found.pad) <= LARGEST):
+            raise ArtifactError("the layout of rows is damaged", found=f"shapes {str(found.shapes)[:80]}")
+        if found.part != "." and not all(part and part not in (".", "..") for part in parts):
+            raise ArtifactError("the layout of rows is damaged", found=f"a tokenizer in {found.part[:80]!r}")
+        return found
 
     def plan(self, lengths: Sequence[int]) -> list[tuple[tuple[int, int], list[int]]]:
         """Every row in one call: (shape, its rows), longest rows first, each call in the tightest shape for them.

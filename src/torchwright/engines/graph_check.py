@@ -1,0 +1,326 @@
+# pyright: basic, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
+"""What of a graph's file reaches torch's deserializer: plain data of its own schema, every text held against a rule.
+
+    graphs = checked(json)       programs.json as plain data, rebuilt
+
+torch's loader trusts its files: it looks operators up with `getattr`, evaluates shapes, executes guards, imports what
+the structure of inputs names, and writes all names into Python and C++ that it generates. So each text of the schema
+has a rule here, and a text that has none is refused. What only a debugger reads (stack traces, modules) is dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import keyword
+import re
+import types
+import typing
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, Literal, NotRequired
+
+from torch._export.serde import schema
+from torch._export.serde.union import _Union
+from typing_extensions import TypedDict  # that of typing serves pydantic from Python 3.12
+
+from torchwright.engines.expressions import KEY, LARGEST_INTEGER, SYMBOL, check_shape, guard
+from torchwright.engines.operators import is_allowed
+from torchwright.json_file import parse_json
+
+MOST_VALUES = 20_000_000
+"""Of one file: numbers, texts, lists and objects."""
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,999}")
+PATH = re.compile(r"[A-Za-z0-9_\-+@:/ ]{1,500}(\.[A-Za-z0-9_\-+@:/ ]{1,500}){0,99}")
+"""Of a parameter or module."""
+TEXT = re.compile(r"[A-Za-z0-9_ ,.>:;=+*()\[\]-]{0,1000}")
+"""A constant argument, such as the equation of an einsum: nothing that ends a text in Python or C++."""
+_REFUSED = """
+as_custom_obj as_operator as_string_to_argument custom_obj token loss_output gradient_to_parameter
+gradient_to_user_input
+"""
+REFUSED = frozenset(_REFUSED.split())
+"""Choices of the schema that no graph of ours takes."""
+DROPPED = {
+    ("Node", "metadata"),
+    ("GraphModule", "metadata"),
+    ("GraphModule", "treespec_namedtuple_fields"),
+}
+SEQUENCES = ("builtins.tuple", "builtins.list")
+MAPPINGS = ("builtins.dict", "collections.OrderedDict")
+
+
+class TensorEntry(TypedDict):
+    """A tensor of the state or a constant, by its name in the file of tensors."""
+
+    tensor: str
+    stride: list[int]
+    parameter: bool
+    device: NotRequired[Literal["cpu", "cuda"]]
+
+
+class ProgramEntry(TypedDict):
+    """One graph of programs.json."""
+
+    graph: dict[str, Any]
+    state: dict[str, TensorEntry]
+    constants: dict[str, TensorEntry]
+
+
+def checked(graphs: Any) -> dict[str, ProgramEntry]:
+    """The content of programs.json, rebuilt from what the schema and the rules know.
+
+    Raises `ValueError` or `ArtifactError`, in words, for anything else.
+    """
+    entries = _entries(graphs)
+    rebuilding = _Rebuilding()
+    for name, entry in entries.items():
+        for path in (*entry["state"], *entry["constants"]):
+            _path(path)
+        if not KEY.fullmatch(re.sub(r"[(),]", "", name)):
+            raise ValueError(f"a call of the name {name[:80]!r}")
+        entry["graph"] = rebuilding.of(schema.ExportedProgram, entry["graph"], ("", ""))
+    return entries
+
+
+def _entries(graphs: Any) -> dict[str, ProgramEntry]:
+    from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+    strict = with_config(ConfigDict(extra="forbid", strict=True))
+    strict(TensorEntry)
+    strict(ProgramEntry)
+    try:
+        return TypeAdapter(dict[str, ProgramEntry]).validate_python(graphs)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))[:200]}: {first['msg']}") from error
+
+
+class _Rebuilding:
+    """Walks data and torch's schema side by side."""
+
+    def __init__(self) -> None:
+        self._left = MOST_VALUES
+
+    def of(self, kind: Any, data: Any, field: tuple[str, str]) -> Any:
+        """`data` as a `kind`; `field` is the class and field of the schema that it stands in."""
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"a graph with more than {MOST_VALUES:,} values")
+        origin, inner = typing.get_origin(kind), typing.get_args(kind)
+        if origin in (typing.Union, types.UnionType):
+            return None if data is None else self.of(inner[0], data, field)
+        if origin is list and isinstance(data, list):
+            return [self.of(inner[0], item, field) for item in data]
+        if origin is dict and isinstance(data, dict):
+            return {_key(field, key): self.of(inner[1], item, field) for key, item in data.items()}
+        if isinstance(kind, type) and isinstance(data, dict):
+            if issubclass(kind, _Union):
+                return self._choice(kind, data)
+            if dataclasses.is_dataclass(kind):
+                return self._object(kind, data)
+        if isinstance(kind, type) and origin is None:
+            return _leaf(kind, data, field)
+        raise ValueError(f"{'.'.join(field)} is a {type(data).__name__}")
+
+    def _choice(self, kind: type, data: dict[str, Any]) -> dict[str, Any]:
+        if len(data) != 1:
+            raise ValueError(f"{len(data)} choices for a {kind.__name__}")
+        ((name, value),) = data.items()
+        if name not in _hints(kind) or name in REFUSED:
+            raise ValueError(f"a graph with {name[:80]}")
+        return {name: self.of(_hints(kind)[name], value, (kind.__name__, name))}
+
+    def _object(self, kind: type, data: dict[str, Any]) -> dict[str, Any]:
+        hints = _hints(kind)
+        if kind is schema.Node:
+            data = _without_messages(data)
+        for name in data.keys() - hints.keys():
+            raise ValueError(f"a {kind.__name__} with {name[:80]}")
+        for needed in dataclasses.fields(kind):
+            optional = (
+                needed.default is not dataclasses.MISSING or needed.default_factory is not dataclasses.MISSING
+            )
+            if needed.name not in data and not optional:
+                raise ValueError(f"a {kind.__name__} without {needed.name}")
+        return {
+            name: {}
+            if (kind.__name__, name) in DROPPED
+            else self.of(hints[name], data[name], (kind.__name__, name))
+            for name in hints
+            if name in data
+        }
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return {
+        name: hint
+        for name, hint in typing.get_type_hints(kind, globalns=dict(vars(schema))).items()
+        if not name.startswith("_")
+    }
+
+
+def _leaf(kind: type, data: Any, field: tuple[str, str]) -> Any:
+    if kind is str and isinstance(data, str):
+        if field not in RULES:
+            raise ValueError(f"a text in {'.'.join(field)}")
+        return RULES[field](data)
+    if kind is bool and isinstance(data, bool):
+        return data
+    if kind is float and (data in ("Infinity", "-Infinity", "NaN") or type(data) in (int, float)):
+        return float(data)
+    if kind is int and type(data) is int and -LARGEST_INTEGER <= data < LARGEST_INTEGER:
+        return data
+    if issubclass(kind, IntEnum) and type(data) is int and data in {member.value for member in kind}:
+        if kind is schema.Layout and data != schema.Layout.Strided:
+            raise ValueError("a tensor that is not dense")
+        return data
+    raise ValueError(f"{'.'.join(field)} is {str(data)[:80]!r}")
+
+
+def _without_messages(node: dict[str, Any]) -> dict[str, Any]:
+    """An assertion without its message, which may hold any text and goes into generated code."""
+    if not str(node.get("target")).startswith("torch.ops.aten._assert"):
+        return node
+    inputs = [
+        {**item, "arg": {"as_string": "an assertion of the model failed"}}
+        if isinstance(item, dict) and isinstance(item.get("arg"), dict) and "as_string" in item["arg"]
+        else item
+        for item in node.get("inputs") or []
+    ]
+    return {**node, "inputs": inputs}
+
+
+def _key(field: tuple[str, str], key: str) -> str:
+    return _symbol(key) if field == ("ExportedProgram", "range_constraints") else _name(key)
+
+
+def _matching(pattern: re.Pattern[str], what: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise ValueError(f"{what} that is none: {text[:80]!r}")
+        return text
+
+    return check
+
+
+_name = _matching(NAME, "a name")
+_symbol = _matching(SYMBOL, "a symbol")
+_text = _matching(TEXT, "a constant text")
+
+
+def _optional_name(text: str) -> str:
+    return text and _name(text)
+
+
+def _argument_name(text: str) -> str:
+    if keyword.iskeyword(text):
+        raise ValueError(f"a name that is none: {text!r}")
+    return _name(text)
+
+
+def _path(text: str) -> str:
+    if text and (not PATH.fullmatch(text) or any(part.startswith("__") for part in text.split("."))):
+        raise ValueError(f"a parameter or module of the name {text[:80]!r}")
+    return text
+
+
+def _target(text: str) -> str:
+    if not is_allowed(text):
+        raise ValueError(f"an operator that no graph may call: {text[:80]!r}")
+    return text
+
+
+def _shape(text: str) -> str:
+    check_shape(text)
+    return text
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"{text[:80]!r} instead of {' or '.join(allowed)}")
+        return text
+
+    return check
+
+
+def _structure(text: str) -> str:
+    """The nesting of inputs or outputs, written afresh: leaves, lists, tuples and dicts."""
+    data = parse_json(text.encode(), "the structure of inputs")
+    if not (isinstance(data, list) and len(data) == 2 and data[0] == 1):
+        raise ValueError("inputs of a structure that is none")
+    return json.dumps([1, _nesting(data[1])])
+
+
+def _nesting(data: Any) -> dict[str, Any]:
+    if not isinstance(data, dict) or data.keys() != {"type", "context", "children_spec"}:
+        raise ValueError("inputs of a structure that is none")
+    kind, context, children = data["type"], data["context"], data["children_spec"]
+    if not isinstance(children, list) or not (kind is None or isinstance(kind, str)):
+        raise ValueError("inputs of a structure that is none")
+    if kind is None and (context is not None or children):
+        raise ValueError("a leaf with children")
+    if kind in MAPPINGS or (kind is not None and kind.startswith("transformers.")):
+        _check_keys(context, len(children))
+    elif kind in SEQUENCES:
+        if context != "null":
+            raise ValueError(f"a {kind} with a context")
+    elif kind is not None:
+        raise ValueError(f"inputs or outputs of the type {kind[:80]!r}")
+    nested = [_nesting(child) for child in children]
+    return {"type": kind, "context": context, "children_spec": nested}
+
+
+def _check_keys(context: Any, count: int) -> None:
+    keys = parse_json(context.encode(), "the keys of a dict") if isinstance(context, str) else None
+    if not isinstance(keys, list) or len(keys) != count:
+        raise ValueError("a dict without its keys")
+    for key in keys:
+        if not (type(key) is int or (isinstance(key, str) and KEY.fullmatch(key))):
+            raise ValueError(f"a dict with the key {str(key)[:80]!r}")
+
+
+def _inputs(text: str) -> str:
+    """The nesting of (args, kwargs), whose keywords become names in generated code."""
+    written = _structure(text)
+    match json.loads(written)[1]["children_spec"]:
+        case [{"type": "builtins.tuple"}, {"type": "builtins.dict", "context": keys}]:
+            for key in json.loads(keys):
+                _argument_name(str(key))
+            return written
+    raise ValueError("inputs that are no arguments")
+
+
+RULES: dict[tuple[str, str], Callable[[str], str]] = {
+    ("Argument", "as_string"): _text,
+    ("Argument", "as_strings"): _text,
+    ("BufferMutationSpec", "buffer_name"): _path,
+    ("ConstantValue", "as_string"): _text,
+    ("Device", "type"): _one_of("cpu", "cuda"),
+    ("ExportedProgram", "guards_code"): guard,
+    ("ExportedProgram", "torch_version"): _matching(re.compile(r"[0-9A-Za-z.+<=-]{0,50}"), "a version"),
+    ("ExportedProgram", "verifiers"): _one_of("TRAINING", "ATEN"),
+    ("GraphArgument", "name"): _name,
+    ("InputToBufferSpec", "buffer_name"): _path,
+    ("InputToConstantInputSpec", "name"): _optional_name,
+    ("InputToParameterSpec", "parameter_name"): _path,
+    ("InputToTensorConstantSpec", "tensor_constant_name"): _path,
+    ("ModuleCallEntry", "fqn"): _path,
+    ("ModuleCallSignature", "forward_arg_names"): _argument_name,
+    ("ModuleCallSignature", "in_spec"): _inputs,
+    ("ModuleCallSignature", "out_spec"): _structure,
+    ("NamedArgument", "name"): _optional_name,
+    ("Node", "name"): _optional_name,
+    ("Node", "target"): _target,
+    ("ParameterMutationSpec", "parameter_name"): _path,
+    ("SymBoolArgument", "as_name"): _name,
+    ("SymExpr", "expr_str"): _shape,
+    ("SymFloatArgument", "as_name"): _name,
+    ("SymIntArgument", "as_name"): _name,
+    ("TensorArgument", "name"): _name,
+    ("UserInputMutationSpec", "user_input_name"): _name,
+}
+"""(class, field) of torch's schema → what its text must be."""
