@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,16 +21,14 @@ from torch import nn
 
 import torchwright as tw
 from in_process import trials_in_process
+from small_artifacts import INPUT, copied, edit, made, mlp, seal
 from torchwright.engines.program import read_programs
 from torchwright.errors import ArtifactError
-from torchwright.paths import file_digest
 from torchwright.plan import artifact
 from torchwright.plan.optimize import pickled
 from torchwright.plan.tree import read_tree, write_tree
 from torchwright.plan.trial import Context, TrialProcess
 from torchwright.workloads.module import ModuleWorkload
-
-INPUT = torch.linspace(-1, 1, 4 * 16).reshape(4, 16)
 
 
 class Branching(nn.Module):
@@ -43,21 +40,6 @@ class Branching(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x) if x.sum() > 0.5 else self.linear(x) * 2
-
-
-def mlp() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 8)).eval()
-
-
-def made(tmp: Path, model: nn.Module, techniques: list[str]) -> Path:
-    """An artifact of a search whose every comparison ends at twice the speed."""
-    with pytest.MonkeyPatch.context() as patch:
-        trials_in_process(patch, 2.0)
-        patch.setattr("torchwright.plan.artifact.cache_folder", lambda: tmp / "cache")
-        result = tw.optimize(model, INPUT, techniques=techniques, max_drop=0.05, time_budget=60)
-        assert [step.name for step in result.recipe.steps] == [name.partition(":")[0] for name in techniques]
-        return result.save(tmp / "artifact")
 
 
 @pytest.fixture(scope="module")
@@ -83,26 +65,6 @@ def _the_same_user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         if name in request.fixturenames:
             cache = request.getfixturevalue(name).parent / "cache"
             monkeypatch.setattr("torchwright.plan.artifact.cache_folder", lambda cache=cache: cache)
-
-
-def copied(path: Path, to: Path) -> Path:
-    return Path(shutil.copytree(path, to / "copy"))
-
-
-def seal(folder: Path) -> None:
-    """What a forger can do: make all checksums right. The signature they cannot."""
-    manifest = json.loads((folder / artifact.MANIFEST).read_text())
-    names = artifact._names(folder)  # pyright: ignore[reportPrivateUsage]
-    manifest["files"] = {name: file_digest(folder / name) for name in names}
-    (folder / artifact.MANIFEST).write_text(json.dumps(manifest))
-
-
-def edit(file: Path, change: Callable[[Any], Any]) -> None:
-    data = json.loads(file.read_text())
-    change(data)
-    file.write_text(json.dumps(data))
-    if file.name != artifact.MANIFEST:
-        seal(file.parent)
 
 
 # -------------------------------------------------------------------------------------------- round trips

@@ -179,6 +179,7 @@ def read_programs(folder: Path) -> dict[str, ExportedProgram]:
                     None,
                 )
                 programs[name]._example_inputs = _example_inputs(programs[name])
+            _check_state(programs[name])
         return programs
     except Exception as error:  # torch's deserializer raises whatever a hostile file makes it stumble over
         raise ArtifactError(
@@ -198,6 +199,18 @@ def ignore_library_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def _check_state(program: ExportedProgram) -> None:
+    """Raise `ValueError` where a tensor is not what the graph takes it for: code may be compiled from its word."""
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    held = {**program.constants, **program.state_dict}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            continue
+        meant, found = values[spec.arg.name], held[str(spec.target)]
+        if (meant.dtype, list(meant.shape)) != (found.dtype, list(found.shape)):
+            raise ValueError(f"{spec.target} is {found.dtype} {list(found.shape)}, not as its graph says")
 
 
 def _register_operators(graph: dict[str, Any]) -> None:

@@ -40,6 +40,19 @@ def read_tree(path: Path) -> Any:
         raise ArtifactError(f"{path.name} in {path.parent} cannot be read", found=str(error)) from error
 
 
+def read_self_test(path: Path) -> dict[str, Any]:
+    """What an artifact keeps of its first call: name, args, kwargs, seed, and output as a list of tensors.
+
+    Raises `ArtifactError` for anything else.
+    """
+    kept = {"seed": 0} | tree if isinstance(tree := read_tree(path), dict) else {}
+    match kept:
+        case {"name": str(), "args": tuple(), "kwargs": dict(), "seed": int(seed), "output": list(output)}:
+            if 0 <= seed < 2**63 and all(isinstance(tensor, torch.Tensor) for tensor in output):
+                return kept
+    raise ArtifactError(f"{path.name} in {path.parent} cannot be read", found="not one call and its output")
+
+
 def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         name = f"t{len(tensors)}"
