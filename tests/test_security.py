@@ -220,7 +220,7 @@ def test_guards_of_torch_are_read(text: str):
     "text",
     [
         "9**9**9**9",
-        "Pow(Pow(Pow(Pow(9, 8), 8), 8), 8)",
+        "Pow(Pow(Pow(Pow(Pow(9, 8), 8), 8), 8), 8)",
         "2**Symbol('s0')",
         "1e400",
         "Integer(2**63)",
@@ -272,7 +272,9 @@ def test_a_shape_that_takes_for_ever_is_refused_at_once(eager: Path, tmp_path: P
     assert time.monotonic() - start < 1
 
 
-@pytest.mark.parametrize("name", ["x = 1\nimport os", "a'b", "a{b}", "a b", "0", "a.b", "", "ä", "a" * 2000])
+@pytest.mark.parametrize(
+    "name", ["x = 1\nimport os", "a'b", "a{b}", "a b", "0", "a.b", "", "ä", "a" * 2000, "lambda"]
+)
 def test_a_name_that_is_code_is_refused(eager: Path, tmp_path: Path, name: str):
     """Names of values become those of variables in generated Python."""
 
@@ -302,6 +304,31 @@ def test_a_parameter_whose_name_is_code_is_refused(eager: Path, tmp_path: Path, 
     edit(copy / "programs.json", hostile)
     with pytest.raises(ArtifactError, match="a parameter or module of the name"):
         load(copy)
+
+
+@pytest.mark.parametrize(("operator", "count"), [("mul", 20), ("pow", 5), ("lshift", 400)])
+def test_sizes_do_not_grow_without_bounds(free: Path, tmp_path: Path, operator: str, count: int):
+    """They are Python's own integers when a graph runs."""
+
+    def hostile(graph: Any) -> None:
+        inner = graph["graph_module"]["graph"]
+        place = next(i for i, node in enumerate(nodes(graph)) if node["target"] == "_operator.floordiv")
+        name = nodes(graph)[place]["outputs"][0]["as_sym_int"]["as_name"]
+        for index in range(count):
+            left = {"as_sym_int": {"as_name": name}}
+            right = left if operator == "mul" else {"as_int": 8 if operator == "pow" else 62}
+            name, inner["sym_int_values"][f"grown_{index}"] = f"grown_{index}", {"as_int": 1}
+            grown = json.loads(json.dumps(nodes(graph)[place]))
+            grown |= {
+                "target": f"_operator.{operator}",
+                "outputs": [{"as_sym_int": {"as_name": name}}],
+                "name": name,
+            }
+            grown["inputs"] = [{"name": n, "arg": arg, "kind": 1} for n, arg in (("a", left), ("b", right))]
+            nodes(graph).insert(place + index + 1, grown)
+
+    with pytest.raises(ArtifactError, match="a graph whose sizes are too large"):
+        load(graphs(copied(free, tmp_path), hostile))
 
 
 def spec(kind: str, context: str, *children: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 LONGEST, MOST_PARTS = 10_000, 400
 """Characters of one expression, and operations in it."""
 LARGEST_INTEGER = 2**63
-LARGEST_EXPONENT = 8
+LARGEST_EXPONENT, LARGEST_SHIFT = 8, 62
 MOST_BITS = 16_384
 """Of any number that an expression can come to, taking every size for 64 of them: powers of powers grow fast."""
 SYMBOL = re.compile(r"[a-z]{1,4}[0-9]{1,5}")
@@ -54,6 +54,24 @@ def guard(text: str) -> str:
     except ValueError as error:
         raise ValueError(f"a guard that is not one: {text[:80]!r} ({error})") from error
     return ast.unparse(tree)
+
+
+def node_bits(operator: str, values: list[int | None], bits: list[int]) -> int:
+    """How many bits an operator on sizes can come to, by those of its inputs; `values` has the constants among these.
+
+    Raises `ValueError` beyond what is allowed.
+    """
+    if operator in ("pow", "lshift") and len(values) == 2:
+        most = LARGEST_EXPONENT if operator == "pow" else LARGEST_SHIFT
+        exponent = values[1]
+        if exponent is None or abs(exponent) > most:
+            raise ValueError(f"an exponent in a graph that is not a number up to {most}")
+        found = bits[0] * max(1, abs(exponent)) if operator == "pow" else bits[0] + abs(exponent)
+    else:
+        found = sum(bits)
+    if found > MOST_BITS:
+        raise ValueError("a graph whose sizes are too large")
+    return found
 
 
 def _parsed(text: str) -> ast.expr:

@@ -17,7 +17,7 @@ import keyword
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, Literal, NotRequired
 
@@ -25,12 +25,13 @@ from torch._export.serde import schema
 from torch._export.serde.union import _Union
 from typing_extensions import TypedDict  # that of typing serves pydantic from Python 3.12
 
-from torchwright.engines.expressions import KEY, LARGEST_INTEGER, SYMBOL, check_shape, guard
-from torchwright.engines.operators import is_allowed
+from torchwright.engines.expressions import KEY, LARGEST_INTEGER, SYMBOL, check_shape, guard, node_bits
+from torchwright.engines.operators import PLAIN, is_allowed
 from torchwright.json_file import parse_json
 
 MOST_VALUES = 20_000_000
 """Of one file: numbers, texts, lists and objects."""
+SIZE_BITS = 64
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,999}")
 PATH = re.compile(r"[A-Za-z0-9_\-+@:/ ]{1,500}(\.[A-Za-z0-9_\-+@:/ ]{1,500}){0,99}")
 """Of a parameter or module."""
@@ -144,13 +145,16 @@ class _Rebuilding:
             )
             if needed.name not in data and not optional:
                 raise ValueError(f"a {kind.__name__} without {needed.name}")
-        return {
+        rebuilt = {
             name: {}
             if (kind.__name__, name) in DROPPED
             else self.of(hints[name], data[name], (kind.__name__, name))
             for name in hints
             if name in data
         }
+        if kind is schema.Graph:
+            _check_sizes(rebuilt["nodes"])
+        return rebuilt
 
 
 @functools.cache
@@ -197,6 +201,33 @@ def _key(field: tuple[str, str], key: str) -> str:
     return _symbol(key) if field == ("ExportedProgram", "range_constraints") else _name(key)
 
 
+def _check_sizes(nodes: list[dict[str, Any]]) -> None:
+    """Bound what a chain of operators on sizes can come to, which are Python's own integers when it runs."""
+    known: dict[str, int] = {}
+    for node in nodes:
+        if node["target"] not in PLAIN or not node["outputs"]:
+            continue
+        values, bits = [], []
+        for argument in (item["arg"] for item in node["inputs"]):
+            ((kind, value),) = argument.items()
+            if kind == "as_sym_int":
+                ((kind, value),) = value.items()
+            constant = kind == "as_int"
+            values.append(value if constant else None)
+            bits.append(max(1, value.bit_length()) if constant else known.get(str(value), SIZE_BITS))
+        found = node_bits(node["target"].partition(".")[2], values, bits)
+        for name in _named(node["outputs"]):
+            known[name] = found
+
+
+def _named(outputs: list[dict[str, Any]]) -> Iterator[str]:
+    """The names of sizes among a node's outputs."""
+    for output in outputs:
+        for value in output.values():
+            if isinstance(value, dict) and "as_name" in value:
+                yield value["as_name"]
+
+
 def _matching(pattern: re.Pattern[str], what: str) -> Callable[[str], str]:
     def check(text: str) -> str:
         if not pattern.fullmatch(text):
@@ -206,19 +237,18 @@ def _matching(pattern: re.Pattern[str], what: str) -> Callable[[str], str]:
     return check
 
 
-_name = _matching(NAME, "a name")
 _symbol = _matching(SYMBOL, "a symbol")
 _text = _matching(TEXT, "a constant text")
 
 
+def _name(text: str) -> str:
+    if not NAME.fullmatch(text) or keyword.iskeyword(text):
+        raise ValueError(f"a name that is none: {text[:80]!r}")
+    return text
+
+
 def _optional_name(text: str) -> str:
     return text and _name(text)
-
-
-def _argument_name(text: str) -> str:
-    if keyword.iskeyword(text):
-        raise ValueError(f"a name that is none: {text!r}")
-    return _name(text)
 
 
 def _path(text: str) -> str:
@@ -289,7 +319,7 @@ def _inputs(text: str) -> str:
     match json.loads(written)[1]["children_spec"]:
         case [{"type": "builtins.tuple"}, {"type": "builtins.dict", "context": keys}]:
             for key in json.loads(keys):
-                _argument_name(str(key))
+                _name(str(key))
             return written
     raise ValueError("inputs that are no arguments")
 
@@ -309,7 +339,7 @@ RULES: dict[tuple[str, str], Callable[[str], str]] = {
     ("InputToParameterSpec", "parameter_name"): _path,
     ("InputToTensorConstantSpec", "tensor_constant_name"): _path,
     ("ModuleCallEntry", "fqn"): _path,
-    ("ModuleCallSignature", "forward_arg_names"): _argument_name,
+    ("ModuleCallSignature", "forward_arg_names"): _name,
     ("ModuleCallSignature", "in_spec"): _inputs,
     ("ModuleCallSignature", "out_spec"): _structure,
     ("NamedArgument", "name"): _optional_name,
