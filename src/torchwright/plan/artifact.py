@@ -256,7 +256,7 @@ def _check_workload(path: Path, workload: dict[str, Any]) -> None:
             Layout.from_dict(workload["layout"])
             if workload.get("kind") != "encoder" and not isinstance(workload.get("inputs"), dict):
                 raise ArtifactError("a model of rows does not say what it reads")
-        if "geometry" in workload:
+        if workload.get("geometry") is not None:
             from torchwright.workloads.generation import Geometry
 
             Geometry.from_dict(workload["geometry"])
