@@ -15,6 +15,7 @@ import pytest
 
 from factories import make_device, make_quality
 from torchwright.facts import Budget, Coverage, DeviceFacts, Event, Rung, Step
+from torchwright.plan.finish import Form, settle
 from torchwright.plan.search import run
 from torchwright.plan.state import Outcome, Search
 from torchwright.plan.trial import Candidate, Context, TrialFailed
@@ -221,6 +222,18 @@ class World:
         )
         self.searching = Search(context=context, budget=self.budget, watch=self.events.append, **options)
         return run(self.searching)
+
+    def ship(self, *tried: Step | tuple[Step, str], **options: Any) -> Outcome:
+        """The same with its last comparison, in a form that is what the search timed, but in a process of its own."""
+        self.search(*tried, **options)
+        search = self.searching
+        search.context.deadline = search.last_moment = 1e9
+        steps = search.best.steps
+        form = Form(name="itself", start=lambda: self.start(search.context, steps, ()), itself=not steps)
+        outcome, _, shipped = settle(search, [form])
+        if shipped is not None:
+            shipped.close()
+        return outcome
 
     def spend(self, context: Context, seconds: float) -> None:
         """Let time pass, but never beyond the deadline of a request."""

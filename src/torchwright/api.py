@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -52,6 +52,8 @@ def optimize(
     device: str | None = None,
     techniques: Sequence[str] | None = None,
     without: Sequence[str] = (),
+    dynamic: Any = None,
+    on_new_shape: Literal["run", "error"] = "run",
     progress: bool = False,
     seed: int = 0,
 ) -> Result:
@@ -63,12 +65,18 @@ def optimize(
     callable of model → float) its loss relative to the original's value. `time_budget` is in seconds. `techniques`
     names the only ones to try, as `name` or `name:option=value`; `without` names those never to try.
 
+    `result.model` takes what the original takes: other numbers of rows by compiled code, other sizes and types by a
+    slower way, said once as a `SlowerCall` warning; with `on_new_shape="error"` they are refused. `dynamic` says which
+    sizes vary, in `torch.export`'s form of `dynamic_shapes`; without it the number of rows is found by itself.
+
     The caller's model is never changed. Trials run in fresh processes, to which the model travels by cloudpickle.
 
     Raises `TorchwrightError` (its children say which) for inputs, names or a metric that cannot be used, and for a
     model that fails on its own inputs.
     """
-    workload = ModuleWorkload(model, inputs, metric=metric, higher_is_better=higher_is_better, task=task)
+    workload = ModuleWorkload(
+        model, inputs, metric=metric, higher_is_better=higher_is_better, task=task, dynamic=dynamic
+    )
     request = Request(
         workload=workload,
         budget=Budget(max_drop=max_drop, objective=objective, time_seconds=time_budget),
@@ -85,10 +93,7 @@ def optimize(
         try:
             with LiveProgress(quiet=not progress) as show:
                 recipe = run_optimize(request, out, show)
-            _, manifest = artifact.open_artifact(out)
-            # By torch.compile the caller's own module takes other inputs too, as they come.
-            replayed = recipe.engine == "jit" or not manifest.self_contained
-            result = Result(out, recipe, original=workload.build() if replayed else None)
+            result = Result(out, recipe, original=workload.model, on_new_shape=on_new_shape)
         except BaseException:
             keep.remove()
             raise
@@ -307,6 +312,7 @@ def _workload_of(
     return from_description(
         recipe.workload,
         folder if has_weights else None if Path(label).exists() or label == "bundled" else folder,
+        trust=trust or artifact.is_own(path),
         **options,
     )
 

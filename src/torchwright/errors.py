@@ -69,6 +69,10 @@ class RegressionFound(TorchwrightError):
     exit_code = 1
 
 
+class SlowerCall(UserWarning):
+    """An optimized model was called in a way that nothing was compiled for, and answered by a slower one."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str], next: str | None = None) -> UnknownName:
     """The error for a name that is not in `known`, with the nearest known one."""
     names = sorted(known)

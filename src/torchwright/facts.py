@@ -191,6 +191,25 @@ class Fingerprint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowsTime:
+    """Another number of rows than the example's, called as the example was."""
+
+    rows: int
+    seconds: float
+    speedup: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessGain:
+    """What is left of the speed-up where a step changes the whole process (how it keeps memory)."""
+
+    without: Interval
+    """The recipe without that step, against the original as it is."""
+    both: Interval
+    """The recipe against an original whose process was changed, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """The whole result as plain data: steps, numbers, reasons and where they were measured."""
 
@@ -209,6 +228,10 @@ class Recipe:
     roofline: tuple[RooflinePoint, ...] = ()
     notes: tuple[str, ...] = ()
     engine: Literal["eager", "jit", "aot", "native"] = "eager"
+    runs_as: str = ""
+    """What was measured in the last comparison, loaded in a fresh process: `speedup` is of this."""
+    rows: tuple[RowsTime, ...] = ()
+    process: ProcessGain | None = None
     command: str = ""
     """What reproduces this result."""
 

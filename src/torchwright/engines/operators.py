@@ -147,4 +147,6 @@ def is_allowed(target: str) -> bool:
     names = NAMESPACES.get(".".join(parts[:3]), frozenset())
     if parts[2:3] == ["higher_order"]:
         return len(parts) == 4 and parts[3] in names
-    return len(parts) == 5 and parts[3] in names and parts[4][:1].isalpha() and not parts[4].endswith("out")
+    if len(parts) != 5 or parts[3] not in names:
+        return False
+    return parts[4][:1].isalpha() and parts[4].rpartition("_")[2] != "out"

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from torchwright.engines import compile_package
+from torchwright.engines.call import NotPlain, spec_of
 from torchwright.engines.program import (
     compile_program,
     export,
@@ -20,6 +22,7 @@ from torchwright.engines.program import (
     ignore_library_warnings,
     write_programs,
 )
+from torchwright.engines.spec import CallSpec
 from torchwright.errors import RefusedTechnique, TorchwrightError
 from torchwright.techniques.base import Settings, Target
 from torchwright.techniques.blocks import repeated_blocks
@@ -77,16 +80,19 @@ class JitRunner:
         return most
 
 
-def build_packages(target: Target, folder: Path, cases: Sequence[Case]) -> dict[str, float]:
+def build_packages(
+    target: Target, folder: Path, cases: Sequence[Case]
+) -> tuple[dict[str, float], list[CallSpec]]:
     """Export and compile every case into `folder`; keeps the portable graphs beside the packages.
 
-    Returns the seconds of each stage. Raises `RefusedTechnique` when the model does not export.
+    Returns the seconds of each stage, and what each call takes. Raises `RefusedTechnique` when the model does not
+    export.
     """
     start = time.perf_counter()
     programs = export(target.model, cases)
     for program in programs.values():
-        for rewrite in target.settings.rewrites:
-            rewrite(program.graph_module)
+        rewritten(program, target.settings)
+    specs = [described(name, program) for name, program in programs.items()]
     exported = time.perf_counter()
     write_programs(folder, programs)
     written = time.perf_counter()
@@ -105,7 +111,27 @@ def build_packages(target: Target, folder: Path, cases: Sequence[Case]) -> dict[
             process.kill()
             process.wait()
     end = time.perf_counter()
-    return {"export": exported - start, "compile": end - written}
+    return {"export": exported - start, "compile": end - written}, specs
+
+
+def rewritten(program: ExportedProgram, settings: Settings) -> ExportedProgram:
+    """The graph with what the recipe changes in every graph, in place."""
+    for rewrite in settings.rewrites:
+        rewrite(program.graph_module)
+    return program
+
+
+def described(name: str, program: ExportedProgram) -> CallSpec:
+    """`spec_of`, with a graph that plain data cannot describe as a refusal."""
+    try:
+        return spec_of(name, program)
+    except NotPlain as error:
+        raise RefusedTechnique(
+            "the exported graph's inputs cannot be described",
+            found=str(error),
+            allowed="sizes that are numbers, or free by themselves",
+            next="engine=jit compiles it as it is called",
+        ) from error
 
 
 def compile_regions(model: nn.Module, settings: Settings) -> nn.Module:

@@ -31,8 +31,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+from torchwright.engines.spec import CallSpec, Takes
 from torchwright.errors import ArtifactError
 from torchwright.facts import RECIPE_FORMAT, Fingerprint, Recipe, to_json
 from torchwright.json_file import read_bytes, read_json, typed
@@ -43,6 +44,9 @@ RECIPE, MANIFEST, REPORT, NATIVE, MODEL = "recipe.json", "manifest.json", "repor
 GRAPH_CACHE, MACHINE_CODE = "cache.bin", "code.zip"
 """What torch.compile compiled, in NATIVE."""
 SIGNATURE = "signature"
+ROWS, GENERAL = "any number of rows", "any sizes"
+"""Names of graphs beside those of the example's calls."""
+ROWS_PACKAGE = "package-rows.pt2"
 MARK = ".unfinished"
 """In a folder that is being written; what has it is ours to remove."""
 LARGEST = 64 * 2**20
@@ -69,9 +73,22 @@ class Manifest:
     engine: str
     dtype: str
     threads: int | None = None
+    way: Literal["", "native", "package", "graphs", "rebuild", "module"] = ""
+    """What was measured: the native decoder, compiled packages, the graphs operator by operator, the model made anew
+    from its folder, or the recipe on the caller's own module. Artifacts of before do not say."""
+    calls: tuple[CallSpec, ...] = ()
+    """Of the packages, in their order."""
+    rows: Literal["free", "both", "pieces", "fixed"] = "fixed"
+    """How other numbers of rows are answered (`plan/forms.py`)."""
+    any_rows: CallSpec | None = None
+    any_sizes: CallSpec | None = None
+    takes: Takes = field(default_factory=Takes)
+    layouts: tuple[tuple[int, ...] | None, ...] = ()
+    """For each output, the original's order of dimensions in memory where the compiled code has another."""
     cases: tuple[str, ...] = ()
     """Names of the calls, in the order of the packages."""
     signatures: dict[str, str] = field(default_factory=dict)
+    """Of artifacts of before."""
     self_contained: bool = True
     files: dict[str, str] = field(default_factory=dict)
     """Relative path → SHA-256 in hexadecimal; everything but this file and the signature."""

@@ -1,17 +1,21 @@
-"""The end of a search: drop what no longer contributes, and compare the best with the original once more."""
+"""The end of a search: drop what no longer contributes, and compare what ships with the original once more."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from torchwright.errors import TorchwrightError
 from torchwright.facts import Interval
 from torchwright.plan import trial
-from torchwright.plan.compare import ROUNDS, NoTime, compare, turn_seconds
+from torchwright.plan.compare import ROUNDS, compare, turn_seconds
 from torchwright.plan.state import Comparison, Outcome, Search
 from torchwright.plan.trial import Candidate, TrialFailed
 from torchwright.techniques.base import from_step
 
+NEARLY = 0.9
+"""A form that needs less of the caller may be so much slower than the recipe was in the search."""
+ORIGINAL = Interval(value=1.0, low=1.0, high=1.0)
 CONTRIBUTES = 1.3
 """A step with at least this marginal speed-up is not questioned by the drop-one pass."""
 
@@ -63,60 +67,122 @@ def _still_contributes(search: Search, candidate: Candidate, comparison: Compari
 
 
 def finish(search: Search) -> Outcome:
-    search.tell("stage", "best against the original once more")
-    search.context.deadline = search.last_moment
-    comparison = None if search.best is search.baseline else _last_comparison(search)
-    if comparison is None:
-        while len(search.baseline.turns) < ROUNDS[0] and _time_for_a_turn(search, search.baseline):
-            search.baseline.turn()
-    if search.best is search.baseline:
-        search.notes.append("nothing was both faster and within the accuracy budget: this is the original")
-    else:
-        search.baseline.close()
-    one = Interval(value=1.0, low=1.0, high=1.0)
-    baseline = search.baseline.measurement(search.repeats)
-    return Outcome(
-        best=search.best,
-        baseline=baseline,
-        final=baseline if search.best is search.baseline else search.best.measurement(search.repeats),
-        speedup=one if comparison is None else comparison.total,
-        rungs=tuple(search.rungs),
-        description=search.description,
-        seconds=search.context.clock() - search.start,
-        notes=tuple(search.notes),
-    )
+    """What was found; the best and the original live on for the last comparison (`settle`)."""
+    search.seconds = search.context.clock() - search.start
+    return outcome_now(search, ORIGINAL if search.best is search.baseline else search.proven.total)
 
 
-def _last_comparison(search: Search) -> Comparison | None:
-    """The best against the original once more; None, and the original is the best, where it did not hold."""
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """One way to run the recipe for good: an artifact that is written, loaded in a fresh process and timed there."""
+
+    name: str
+    start: Callable[[], Candidate]
+    """Raises `TrialFailed` or a `TorchwrightError` where it cannot be made or run."""
+    itself: bool = False
+    """It runs the original as the caller has it: there is nothing to time."""
+
+
+def settle(search: Search, forms: Sequence[Form]) -> tuple[Outcome, Form | None, Candidate | None]:
+    """The last comparison: the first form that holds, against an original in a fresh process of its own.
+
+    A form that needs less of the caller comes first, and holds if it is nearly as fast as the recipe was in the search.
+    Without one that is faster than the original the third is None, and so are the recipe's steps. Raises
+    `TrialFailed` where the original itself has stopped working.
+    """
+    search.tell("stage", "the artifact, loaded in a fresh process, against the original")
+    promised = search.proven.total.value if search.best is not search.baseline else 1.0
+    last = forms[-1] if forms else None
+    for form in forms:
+        if form.itself:
+            while len(search.baseline.turns) < ROUNDS[0] and _time_for_a_turn(search, search.baseline):
+                search.baseline.turn()
+            return outcome_now(search, ORIGINAL), form, None
+        candidate: Candidate | None = None
+        try:
+            candidate = form.start()
+            comparison = _compared(search, candidate)
+        except TrialFailed as failure:
+            _not_held(search, form, candidate, f"failed ({failure.reason})")
+            continue
+        except TorchwrightError as failure:
+            _not_held(search, form, candidate, f"is not to be had ({failure.found or failure.summary})")
+            continue
+        except BaseException:
+            if candidate is not None:
+                candidate.close()
+            raise
+        total = comparison.total
+        enough = 1.0 if form is last or search.best is search.baseline else NEARLY * promised
+        if _holds(search, total, enough):
+            claimed = ORIGINAL if search.best is search.baseline else total
+            return outcome_now(search, claimed, candidate), form, candidate
+        _not_held(search, form, candidate, f"was {total} in the last comparison")
+    return give_up(search), None, None
+
+
+def give_up(search: Search) -> Outcome:
+    """Return to the original."""
+    if search.best is not search.baseline:
+        search.notes.append("no form of the recipe held in the last comparison: the original is returned")
+        reason = "slower than the original at the end"
+        search.rungs = [
+            replace(rung, kept=False, status="removed", reason=reason) if rung.kept else rung
+            for rung in search.rungs
+        ]
+        search.best.close()
+        search.best = search.baseline
+    return outcome_now(search, ORIGINAL)
+
+
+def _compared(search: Search, candidate: Candidate) -> Comparison:
+    """`candidate` in turn with the original; once more, and longer, where the machine's noise decides nothing."""
+    best, search.best = search.best, search.baseline
     try:
-        comparison = compare(search, search.best, final=True)
-    except NoTime:
-        comparison = search.proven
-        search.notes.append(
-            "no time was left for a last comparison: the speed-up is that of the trial itself"
-        )
-    except TrialFailed as failure:
-        _give_up(search, f"the recipe failed in the last comparison ({failure.reason})", failure.reason)
-        return None
-    total = comparison.total
-    if total.high < 1.0 if search.budget.objective == "memory" else total.value <= 1.0:
-        _give_up(
-            search, f"the recipe was {total} in the last comparison", "slower than the original at the end"
-        )
-        return None
+        comparison = compare(search, candidate, final=True)
+        if comparison.total.low < 1.0 < comparison.total.high:
+            comparison = compare(search, candidate, final=True)
+    finally:
+        search.best = best
     return comparison
 
 
-def _give_up(search: Search, note: str, reason: str) -> None:
-    """Return to the original."""
-    search.notes.append(f"{note}: the original is returned")
-    search.rungs = [
-        replace(rung, kept=False, status="removed", reason=reason) if rung.kept else rung
-        for rung in search.rungs
-    ]
-    search.best.close()
-    search.best = search.baseline
+def _holds(search: Search, total: Interval, enough: float) -> bool:
+    if search.budget.objective == "memory":
+        return total.high >= 1.0
+    if search.best is search.baseline:  # the original in another form
+        return total.value >= 1.0
+    return total.value > 1.0 and total.value >= enough
+
+
+def _not_held(search: Search, form: Form, candidate: Candidate | None, why: str) -> None:
+    search.notes.append(f"as {form.name} the recipe {why}")
+    if candidate is not None:
+        candidate.close()
+
+
+def outcome_now(search: Search, speedup: Interval, final: Candidate | None = None) -> Outcome:
+    """The search's result as it stands; `final` is what the best became once it was loaded."""
+    if search.best is search.baseline and not any("this is the original" in note for note in search.notes):
+        search.notes.append("nothing was both faster and within the accuracy budget: this is the original")
+    baseline = search.baseline.measurement(search.repeats)
+    measured = final or search.best
+    if measured is not search.baseline:
+        measured = replace(
+            measured,
+            quality=measured.quality or search.best.quality,
+            memory=measured.memory or search.best.memory,
+        )
+    return Outcome(
+        best=search.best,
+        baseline=baseline,
+        final=baseline if measured is search.baseline else measured.measurement(search.repeats),
+        speedup=speedup,
+        rungs=tuple(search.rungs),
+        description=search.description,
+        seconds=search.seconds,
+        notes=tuple(search.notes),
+    )
 
 
 def _time_for_a_turn(search: Search, candidate: Candidate) -> bool:

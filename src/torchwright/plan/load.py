@@ -3,26 +3,33 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from torchwright.devices.allocator import apply_allocator
+from torchwright.engines.call import spec_of
+from torchwright.engines.door import Call, Door
 from torchwright.engines.eager import EagerRunner
+from torchwright.engines.graphs import GraphCall, Later
 from torchwright.engines.machine_code import restore_machine_code
-from torchwright.engines.package import AotRunner, signature
+from torchwright.engines.module import OptimizedModule
+from torchwright.engines.package import Package
+from torchwright.engines.spec import CallSpec, is_structure
 from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError
-from torchwright.facts import Fingerprint, Recipe
+from torchwright.facts import Fingerprint, Interval, Recipe
 from torchwright.paths import file_digest
 from torchwright.plan import artifact
-from torchwright.plan.artifact import Manifest
+from torchwright.plan.artifact import GENERAL, ROWS, ROWS_PACKAGE, Manifest
 from torchwright.plan.fingerprint import fingerprint_here
 from torchwright.process import folders
-from torchwright.workloads.base import Case, Run, from_anywhere
+from torchwright.workloads.base import Case, Run, fresh, from_anywhere
 from torchwright.workloads.encoding import Encoder, TextModel
 from torchwright.workloads.generation import Generator, Geometry
 from torchwright.workloads.rows import Batcher, Layout
@@ -30,6 +37,7 @@ from torchwright.workloads.rows import Batcher, Layout
 SAME_MACHINE_ERROR = 1e-2
 OTHER_MACHINE_ERROR = 0.1
 """Largest relative error of the self-test's output: the same code rounds alike, other code and other ISAs do not."""
+NewShape = Literal["run", "error"]
 
 
 @dataclass(kw_only=True)
@@ -42,20 +50,23 @@ class Loaded:
     run: Run
     how: str
     """What runs: `native decoder`, `ahead-of-time package`, `recompiled graphs`, `graphs, uncompiled`, `torch.compile`,
-    `eager`."""
+    `eager`, `the recipe on the caller's model`."""
+    measured: Interval | None = None
+    """The speed-up that was measured of what runs here; None where something else was measured."""
     notices: list[str] = field(default_factory=list)
 
 
-class OptimizedModule(nn.Module):
-    """Called like the original; runs what the recipe made of it, without gradients."""
+@dataclass(kw_only=True)
+class _Ready:
+    """One way to run an artifact."""
 
-    def __init__(self, run: Run) -> None:
-        super().__init__()
-        self._run = run
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            return self._run(Case(name="forward", args=args, kwargs=kwargs))
+    how: str
+    run: Run
+    door: Door | None = None
+    """Takes calls as a user makes them."""
+    answers: Any = None
+    """What the user calls, where it is made from neither of these."""
+    tolerance: float = OTHER_MACHINE_ERROR
 
 
 def on_threads(run: Run, threads: int | None) -> Run:
@@ -74,98 +85,161 @@ def on_threads(run: Run, threads: int | None) -> Run:
     return call
 
 
-def load(path: str | Path, *, model: nn.Module | None = None, trust: bool = False) -> Loaded:
+def load(
+    path: str | Path,
+    *,
+    model: nn.Module | None = None,
+    original: nn.Module | None = None,
+    trust: bool = False,
+    process: bool = True,
+    on_new_shape: NewShape = "run",
+) -> Loaded:
     """Load an artifact and prove it on its self-test.
 
-    `model` replays the recipe on the caller's own module, for artifacts that hold none. `trust` loads compiled code
-    that somebody else built.
+    `model` replays the recipe on the caller's own module, for artifacts that hold none. `original` answers calls that
+    the artifact itself cannot: forms, sizes and types that nothing was compiled or exported for. `trust` loads
+    compiled code, and runs code that the recipe names, that somebody else made. With `process=False` nothing that
+    lasts is changed in this process: a recipe that keeps freed memory does without. `on_new_shape="error"` refuses
+    every call that the compiled code does not take itself, instead of a slower way.
 
     Raises `ArtifactError` for an artifact that is damaged, newer, not self-contained, or that fails its self-test.
     """
+    if on_new_shape not in ("run", "error"):
+        raise TorchwrightError(f"on_new_shape={on_new_shape!r}", allowed="run, error")
     path = Path(path)
     with artifact.checked_meanwhile(path) as (recipe, manifest, checked):
-        loader = _Loader(path, recipe, manifest, trust)
+        _check_calls(path, manifest)
+        loader = _Loader(path, recipe, manifest, trust, process, original, on_new_shape == "error")
         if manifest.engine != "native":  # whose files are plain data, read while they are checked
             checked()
-        run, how, tolerance = loader.best(model)
-    run = on_threads(run, manifest.threads)
+        ready = loader.best(model)
+    device = loader.here.device.kind
+    run = ready.run if ready.door is not None else on_threads(ready.run, manifest.threads)
     if recipe.workload.get("layout"):
         run = Batcher(run, Layout.from_dict(recipe.workload["layout"]))
-    device = loader.here.device.kind
-    _self_test(path, from_anywhere(run, device), tolerance)
-    return Loaded(
-        model=loader.answers or as_model(run, recipe.workload, manifest, path / artifact.MODEL, device),
+    answers = ready.answers or as_model(
+        run, ready.door, recipe.workload, manifest, path / artifact.MODEL, device
+    )
+    loaded = Loaded(
+        model=answers,
         recipe=recipe,
         run=run,
-        how=how,
+        how=ready.how,
+        measured=recipe.speedup if ready.how == recipe.runs_as else None,
         notices=loader.notices,
     )
+    _self_test(path, call_as_user(loaded, device), ready.tolerance)
+    return loaded
 
 
-def as_model(run: Run, workload: dict[str, Any], manifest: Manifest, folder: Path, device: str) -> Any:
+def call_as_user(loaded: Loaded, device: str) -> Run:
+    """Makes a call as the user does, where that is a call of the model itself."""
+    if isinstance(loaded.model, OptimizedModule):
+        model = loaded.model
+        return lambda case: model(*case.args, **case.kwargs)
+    return from_anywhere(loaded.run, device)
+
+
+def as_model(
+    run: Run, door: Door | None, workload: dict[str, Any], manifest: Manifest, folder: Path, device: str
+) -> Any:
     """What a user calls: a `Generator`, `Encoder` or `TextModel` for models that read text, else an `OptimizedModule`.
 
     It takes tensors from anywhere; `run` takes them on `device`.
     """
-    if "geometry" in workload:
+    if workload.get("geometry"):
         geometry = Geometry.from_dict(workload["geometry"])
         return Generator(run, geometry, getattr(torch, manifest.dtype), folder, device)
-    module = OptimizedModule(from_anywhere(run, device))
     if not workload.get("layout"):
-        return module
+        return OptimizedModule(door or _calling(run, device), device)
+    call = _calling(run, device)
     layout = Layout.from_dict(workload["layout"])
     if workload["kind"] == "encoder":
-        return Encoder(lambda case: module(*case.args), layout, folder, device)
-    return TextModel(lambda case: module(**case.kwargs), layout, folder, list(workload["inputs"]), device)
+        return Encoder(lambda case: call(*case.args), layout, folder, device)
+    return TextModel(lambda case: call(**case.kwargs), layout, folder, list(workload["inputs"]), device)
+
+
+def _calling(run: Run, device: str) -> Callable[..., Any]:
+    run = from_anywhere(run, device)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return run(Case(name="forward", args=args, kwargs=kwargs))
+
+    return call
+
+
+def _check_calls(path: Path, manifest: Manifest) -> None:
+    """Raise `ArtifactError` for a manifest whose calls are not calls."""
+    for spec in (*manifest.calls, manifest.any_rows, manifest.any_sizes):
+        if spec is not None and not (
+            is_structure(spec.structure, len(spec.tensors)) and list(spec.structure) == ["tuple"]
+        ):
+            raise ArtifactError(f"{path} is damaged", found=f"the call {spec.name!r}", next="optimize again")
 
 
 class _Loader:
     """Tries the ways to run an artifact, fastest first."""
 
-    def __init__(self, path: Path, recipe: Recipe, manifest: Manifest, trust: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        recipe: Recipe,
+        manifest: Manifest,
+        trust: bool,
+        process: bool,
+        original: nn.Module | None,
+        strict: bool,
+    ) -> None:
         self.path, self.recipe, self.manifest = path, recipe, manifest
+        self.process, self.trust, self.strict = process, trust, strict
         self.notices: list[str] = []
-        self.answers: Any = None
-        """What the user calls, where it is not made from `run`."""
         self.here = fingerprint_here(recipe.fingerprint.device.kind, measured=False)
         self.foreign = artifact.same_machine(recipe.fingerprint, self.here)
         self.allowed = trust or artifact.is_own(path)
+        self._original = None if original is None else _later_called(original)
 
-    def best(self, model: nn.Module | None) -> tuple[Run, str, float]:
-        for step in self.recipe.steps:
-            if step.name == "allocator":
-                from torchwright.devices.allocator import apply_allocator
-
-                apply_allocator(str(step.options.get("kind", "retain")))
+    def best(self, model: nn.Module | None) -> _Ready:
+        self._settle_process()
         if self.manifest.engine == "native":
-            return self._native(), "native decoder", OTHER_MACHINE_ERROR
+            return self._native()
         if model is not None:
-            return self._replay(model), "the recipe on the caller's model", OTHER_MACHINE_ERROR
+            return self._replay(model)
         if self.manifest.engine == "aot":
             reason = self._refuse_native()
             if reason is None:
-                return (
-                    self._packages(self.path / artifact.NATIVE),
-                    "ahead-of-time package",
-                    SAME_MACHINE_ERROR,
-                )
+                return self._packages(self.path / artifact.NATIVE, None)
             self.notices.append(f"compiled code left aside: {reason}; compiling afresh")
         if (self.path / "programs.json").is_file():
             return self._graphs()
         if not self.manifest.self_contained:
             raise ArtifactError(
-                f"{self.path} holds no model: torch.export could not take {self.recipe.workload.get('model')}",
+                f"{self.path} holds no model: its recipe is for a module of your own",
+                found=f"{self.recipe.workload.get('model')}, at {self.recipe.speedup} of the original's speed",
                 next="pass your own: tw.load(DIR, model=fresh_module) replays the recipe on it",
             )
         return self._rebuild()
 
-    def _native(self) -> Run:
+    def _settle_process(self) -> None:
+        """Change what the recipe changes of the whole process, unless the caller refuses it."""
+        for step in self.recipe.steps:
+            if step.name != "allocator":
+                continue
+            if not self.process:
+                self.notices.append("process=False: this process goes on handing freed memory back")
+                return
+            apply_allocator(str(step.options.get("kind", "retain")))
+            self.notices.append(
+                "this process keeps freed memory from now on, as the recipe wants it; "
+                "tw.load(…, process=False) does without"
+            )
+
+    def _native(self) -> _Ready:
         from torchwright.decoder.native import NativeModel
 
         native = NativeModel.load(self.path, self.path / artifact.MODEL, self.here.device.kind)
         native.loaded.threads = self.manifest.threads
-        self.answers = native.loaded
-        return EagerRunner(native)
+        return _Ready(how="native decoder", run=EagerRunner(native), answers=native.loaded)
 
     def _refuse_native(self) -> str | None:
         if self.foreign:
@@ -174,32 +248,78 @@ class _Loader:
             return "it was not built by this user on this machine (trust, or --trust, loads it all the same)"
         return None
 
-    def _packages(self, folder: Path) -> AotRunner:
-        names = self.manifest.cases
-        packages = {name: folder / f"package-{index}.pt2" for index, name in enumerate(names)}
-        try:
-            return AotRunner(packages, dict(self.manifest.signatures))
-        except RuntimeError as error:
-            raise ArtifactError(
-                f"the compiled code in {folder} cannot be loaded", found=str(error).splitlines()[0]
-            ) from error
+    def _packages(self, folder: Path, programs: dict[str, Any] | None) -> _Ready:
+        """Compiled calls: this artifact's own, or those that were compiled here of the given graphs."""
+        manifest = self.manifest
+        calls: list[Call] = []
+        if programs is None and not manifest.calls:  # made by a version that kept no specifications
+            from torchwright.engines.program import read_programs
 
-    def _graphs(self) -> tuple[Run, str, float]:
+            programs = read_programs(self.path)
+            how = "ahead-of-time package"
+        else:
+            how = "ahead-of-time package" if programs is None else "recompiled graphs"
+        for name, file in compiled_calls(manifest):
+            spec = self._spec(name, programs)
+            calls.append(Package(folder / file, spec, manifest.layouts))
+        door = self._door(calls)
+        tolerance = SAME_MACHINE_ERROR if how == "ahead-of-time package" else OTHER_MACHINE_ERROR
+        return _Ready(how=how, run=door.run, door=door, tolerance=tolerance)
+
+    def _spec(self, name: str, programs: dict[str, Any] | None) -> CallSpec:
+        """What a compiled call takes: from the manifest, which is signed, or from the graph that was compiled here."""
+        manifest = self.manifest
+        kept = {spec.name: spec for spec in (*manifest.calls, manifest.any_rows) if spec is not None}
+        if programs is None:
+            return kept[name]
+        spec = spec_of(name, programs[name])
+        if name == ROWS and manifest.any_rows is not None:
+            least = {size: bounds[0] for size, bounds in manifest.any_rows.sizes.items()}
+            sizes = {
+                size: (min(2, max(0, least.get(size, 2))), most) for size, (_, most) in spec.sizes.items()
+            }
+            spec = replace(spec, sizes=sizes)
+        return spec
+
+    def _door(self, calls: list[Call]) -> Door:
+        from torchwright.engines.program import read_programs
+
+        manifest, general = self.manifest, None
+        if manifest.any_sizes is not None and not self.strict:
+            spec = manifest.any_sizes
+            general = Later(
+                spec, lambda: GraphCall(read_programs(self.path)[GENERAL], spec, manifest.layouts)
+            )
+        return Door(
+            calls,
+            takes=replace(manifest.takes, pieces=manifest.takes.pieces and manifest.rows == "pieces"),
+            general=general,
+            original=self._original,
+            device=self.here.device.kind,
+            threads=manifest.threads,
+            strict=self.strict,
+        )
+
+    def _graphs(self) -> _Ready:
         from torchwright.engines.program import read_programs
         from torchwright.measure.toolchain import compiler_fault
 
+        programs = read_programs(self.path)
         if self.manifest.engine != "eager":
             fault = compiler_fault(self.here.device)
             if fault is None:
-                return self._packages(self._recompiled()), "recompiled graphs", OTHER_MACHINE_ERROR
+                return self._packages(self._recompiled(programs), programs)
             self.notices.append(f"running uncompiled: {fault}")
-        programs = read_programs(self.path)
-        modules = {name: program.module() for name, program in programs.items()}
-        return GraphRunner(modules, dict(self.manifest.signatures)), "graphs, uncompiled", OTHER_MACHINE_ERROR
+        names = [name for name in programs if name not in (ROWS, GENERAL)]
+        calls = [
+            GraphCall(programs[name], spec_of(name, programs[name]), self.manifest.layouts) for name in names
+        ]
+        door = self._door(list[Call](calls))
+        return _Ready(how="graphs, uncompiled", run=door.run, door=door)
 
-    def _recompiled(self) -> Path:
+    def _recompiled(self, programs: dict[str, Any]) -> Path:
         """A folder in the user's cache with this artifact's graphs compiled for this machine."""
-        from torchwright.engines.program import compile_program, read_programs
+        from torchwright.engines.program import compile_program
 
         key = hashlib.sha256(
             f"{file_digest(self.path / artifact.MANIFEST)}{_code_key(self.here)}".encode()
@@ -212,10 +332,9 @@ class _Loader:
         folders.sweep(folder.parent, unfinished)
         temporary = folders.make(folder.parent, unfinished)
         try:
-            programs = read_programs(self.path)
             settings = inductor_settings(self.recipe)
-            for index, name in enumerate(self.manifest.cases):
-                compile_program(programs[name], temporary.path / f"package-{index}.pt2", settings)
+            for name, file in compiled_calls(self.manifest):
+                compile_program(programs[name], temporary.path / file, settings)
             temporary.path.rename(folder)
         except OSError:
             if not folder.is_dir():  # else another process was faster
@@ -224,19 +343,21 @@ class _Loader:
             temporary.remove()
         return folder
 
-    def _rebuild(self) -> tuple[Run, str, float]:
+    def _rebuild(self) -> _Ready:
         from torchwright.plan.apply import apply_steps, make_target
         from torchwright.workloads.detect import from_description
 
         folder = self.path / artifact.MODEL
-        workload = from_description(self.recipe.workload, folder if folder.is_dir() else None)
+        workload = from_description(
+            self.recipe.workload, folder if folder.is_dir() else None, trust=self.allowed
+        )
         target = make_target(workload, self.here.device)
         apply_steps(target, self.recipe.steps)
         if not self.recipe.steps:
             target.model = workload.adapt(target.model)
         return self._run_target(target)
 
-    def _replay(self, model: nn.Module) -> Run:
+    def _replay(self, model: nn.Module) -> _Ready:
         from torchwright.plan.apply import apply_steps, make_target
         from torchwright.plan.tree import read_tree
         from torchwright.workloads.module import ModuleWorkload
@@ -263,15 +384,15 @@ class _Loader:
             target.settings.engine = (
                 "jit"  # shapes of the caller's own model need not be those of the artifact
             )
-        return self._run_target(target)[0]
+        return replace(self._run_target(target), how="the recipe on the caller's model")
 
-    def _run_target(self, target: Any) -> tuple[Run, str, float]:
+    def _run_target(self, target: Any) -> _Ready:
         from torchwright.engines.runner import JitRunner
 
         if target.settings.engine == "eager":
-            return EagerRunner(target.model), "eager", OTHER_MACHINE_ERROR
+            return _Ready(how="eager", run=EagerRunner(target.model))
         self._restore_cache()
-        return JitRunner(target.model, target.settings), "torch.compile", OTHER_MACHINE_ERROR
+        return _Ready(how="torch.compile", run=JitRunner(target.model, target.settings))
 
     def _restore_cache(self) -> None:
         """Let torch.compile find what it compiled when the artifact was made."""
@@ -289,23 +410,18 @@ class _Loader:
             restore_machine_code(code)
 
 
-class GraphRunner:
-    """Runs exported graphs operator by operator."""
+def compiled_calls(manifest: Manifest) -> list[tuple[str, str]]:
+    """(name of the graph, file of its package) of what is compiled."""
+    names = [spec.name for spec in manifest.calls] or list(manifest.cases)
+    fixed = [(name, f"package-{index}.pt2") for index, name in enumerate(names)]
+    free = [(ROWS, ROWS_PACKAGE)]
+    return {"free": free, "both": [*fixed, *free]}.get(manifest.rows, fixed)
 
-    def __init__(self, modules: Mapping[str, nn.Module], signatures: dict[str, str]) -> None:
-        self._modules = modules
-        self._by_shape = {text: name for name, text in signatures.items()}
 
-    def __call__(self, case: Case) -> Any:
-        name = case.name if case.fixed else self._by_shape.get(signature(case.args, case.kwargs))
-        if name is None:
-            raise TorchwrightError(
-                "this artifact was exported for other inputs",
-                found=signature(case.args, case.kwargs),
-                allowed="; ".join(self._by_shape),
-                next="optimize with a list of inputs that has every shape",
-            )
-        return self._modules[name](*case.args, **case.kwargs)
+def _later_called(module: nn.Module) -> Callable[..., Any]:
+    """A copy of the caller's module in eval mode, made when it is first called."""
+    make = functools.cache(lambda: fresh(module))
+    return lambda *args, **kwargs: make()(*args, **kwargs)
 
 
 def inductor_settings(recipe: Recipe) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cloudpickle
@@ -16,11 +16,12 @@ from torchwright.devices import get_device
 from torchwright.errors import TorchwrightError, WorkloadError
 from torchwright.facts import Budget, Recipe, Step
 from torchwright.plan import artifact
+from torchwright.plan.claim import claim
 from torchwright.plan.fingerprint import fingerprint_here
 from torchwright.plan.fork_server import can_fork
-from torchwright.plan.save import make_recipe, write_contents
+from torchwright.plan.save import make_recipe
 from torchwright.plan.search import run
-from torchwright.plan.state import Search, Watch
+from torchwright.plan.state import Outcome, Search, Watch
 from torchwright.plan.trial import Context, TrialFailed
 from torchwright.process import interrupts
 from torchwright.report import html
@@ -28,8 +29,6 @@ from torchwright.workloads.base import Workload
 
 SCRATCH = ".trials"
 """Where trials keep what they compile, in the unfinished artifact."""
-WRITE_SECONDS = 120.0
-"""Writing the artifact is not the search's time; a process that hangs in it is stopped after this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,20 +76,33 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
                 only=request.only,
                 without=request.without,
             )
-            outcome = run(search)
-            context.deadline = time.monotonic() + WRITE_SECONDS
+            run(search)
+            fingerprint = fingerprint_here(device.name, threads=context.threads)
+
+            def provisional(outcome: Outcome) -> Recipe:
+                return make_recipe(outcome, request.workload, budget, fingerprint, request.command)
+
             try:
-                contents = write_contents(folder, scratch, outcome, request.workload)
+                claimed = claim(search, request.workload, scratch, provisional)
             except TrialFailed as failure:
                 raise TorchwrightError(
                     "the result could not be written", found=failure.reason, next="optimize again"
                 ) from failure
+            finally:
+                search.close_all()
+        recipe = replace(
+            provisional(claimed.outcome), runs_as=claimed.runs_as, rows=claimed.rows, process=claimed.process
+        )
+        for name in (artifact.RECIPE, artifact.MANIFEST, artifact.SIGNATURE):
+            (claimed.folder / name).unlink(missing_ok=True)
+        for entry in claimed.folder.iterdir():
+            entry.rename(folder / entry.name)
         shutil.rmtree(scratch)
-        fingerprint = fingerprint_here(device.name, threads=context.threads)
-        recipe = make_recipe(outcome, request.workload, budget, fingerprint, request.command)
         interrupts.check()
         (folder / artifact.REPORT).write_text(html.render(recipe))
-        artifact.finish(folder, recipe, contents)
+        unsigned = artifact.finish(folder, recipe, claimed.contents.manifest)
+        if unsigned:
+            search.tell("notice", unsigned)
     return recipe
 
 

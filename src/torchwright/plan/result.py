@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,25 @@ class Result:
     `result.steps` (one `Rung` for everything that was tried), `print(result)`, `result.save(folder)`.
     """
 
-    def __init__(self, path: Path, recipe: Recipe, *, original: Any = None) -> None:
+    def __init__(
+        self, path: Path, recipe: Recipe, *, original: Any = None, on_new_shape: Any = "run"
+    ) -> None:
         self.path, self.recipe = path, recipe
-        self._original = original
+        self._original, self._on_new_shape = original, on_new_shape
 
     @cached_property
     def model(self) -> Any:
-        """The optimized model; loaded on first use."""
+        """The optimized model; loaded on first use. Calls that it cannot take itself the original answers."""
         from torchwright.plan.load import load
 
-        return load(self.path, model=self._original).model
+        manifest = artifact.open_artifact(self.path)[1]
+        own = None if manifest.self_contained else self._original
+        loaded = load(
+            self.path, model=own, original=self._original, trust=True, on_new_shape=self._on_new_shape
+        )
+        for notice in loaded.notices:
+            warnings.warn(notice, UserWarning, stacklevel=3)
+        return loaded.model
 
     @property
     def speedup(self) -> Interval:

@@ -1,23 +1,60 @@
 # pyright: basic
-"""Turning what the search found into an artifact."""
+"""Turning what the search found into an artifact, in the form that holds when it is loaded."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from torchwright.engines.program import GRAPHS, TENSORS
+from torchwright.engines.spec import CallSpec
+from torchwright.errors import RefusedTechnique
 from torchwright.facts import Budget, DeviceFacts, Fingerprint, Measurement, Recipe, RooflinePoint
 from torchwright.measure.roofline import Work, point
 from torchwright.plan import artifact
 from torchwright.plan.apply import reshaped
-from torchwright.plan.state import Outcome
-from torchwright.plan.trial import TrialFailed
+from torchwright.plan.state import Outcome, Search
+from torchwright.plan.trial import Candidate, TrialFailed, TrialProcess
 from torchwright.workloads.base import Workload
 
 NOT_KEPT = "nothing of what torch compiled can be kept here: who loads this compiles again at the first call"
+GENERAL_SECONDS = 20.0
+"""torch.export with every size free takes a second for most models, and minutes for a few."""
+ROWS_SHARE = 0.25
+"""Of the time budget: what compiling for any number of rows may take beyond what the search has left."""
+WAYS = {
+    "native": "the native decoder",
+    "package": "compiled packages",
+    "graphs": "graphs, operator by operator",
+    "rebuild": "the model made anew from its folder",
+    "module": "the recipe on the caller's own module",
+}
+"""What an artifact may ship, in words."""
+
+
+def ways(engine: str, workload: Workload) -> list[str]:
+    """The forms that a recipe of this engine may ship in, those that need less of the caller first."""
+    own = "rebuild" if workload.files(weights=True) else "module"
+    match engine:
+        case "native":
+            return ["native"]
+        case "aot":
+            return ["package"]
+        case "jit":
+            return ["package", own]
+        case _:
+            return ["rebuild"] if own == "rebuild" else ["graphs", "module"]
+
+
+@dataclass(kw_only=True)
+class Contents:
+    """What was written of one form: the manifest's own fields, and what the recipe should note."""
+
+    manifest: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
 
 
 def make_recipe(
@@ -42,52 +79,104 @@ def make_recipe(
     )
 
 
-def write_contents(folder: Path, scratch: Path, outcome: Outcome, workload: Workload) -> dict[str, Any]:
-    """Everything of an artifact but recipe, report and manifest; returns the manifest's own fields.
+def write_contents(folder: Path, scratch: Path, search: Search, workload: Workload, way: str) -> Contents:
+    """Everything of an artifact but recipe, report and manifest, in one form.
 
-    `scratch` is a place for what is compiled for it.
+    `scratch` is a place for what is compiled for it. Raises `RefusedTechnique` for a form that the model does not
+    allow, `TrialFailed` where making it fails.
     """
-    best = outcome.best
+    best = search.best
     native = folder / artifact.NATIVE
     native.mkdir()
-    signatures = best.process.ask("signatures")
-    _ask(outcome, "self_test", path=str(folder / "selftest"))
-    portable, engine = False, best.engine
-    if best.folder is not None:
-        _copy_packages(best.folder, folder)
-        portable = True
-    elif best.engine == "native":
-        portable = bool(best.process.ask("save_native", folder=str(folder)))
-    elif best.engine == "jit":
-        # torch.compile's own cache for whoever replays the recipe on a module of his own; graphs and packages, where it
-        # exports after all, for whoever has none. Packages come last, because this may take longer than there is time.
-        cached = _ask(outcome, "save_cache", folder=str(native))
-        if _ask(outcome, "package", folder=str(scratch)):
-            _copy_packages(scratch, folder)
-            portable, engine = True, "aot"
-        elif "language" not in outcome.description["properties"] and _ask(
-            outcome, "export", folder=str(folder)
-        ):
-            portable = True
-        elif not cached:
-            outcome.notes += (NOT_KEPT,)
-    elif "language" not in outcome.description["properties"]:
-        portable = _ask(outcome, "export", folder=str(folder))
+    _ask(best, "self_test", path=str(folder / "selftest"))
+    contents = Contents(
+        manifest={
+            "way": way,
+            "engine": {"package": "aot", "native": "native", "graphs": "eager"}.get(way, best.engine),
+            "dtype": best.dtype,
+            "threads": best.threads,
+            "self_contained": way != "module",
+        }
+    )
+    if way == "native":
+        best.process.ask("save_native", folder=str(folder))
+    elif way in ("package", "graphs") and workload.called_as_is():
+        _write_forms(folder, scratch, search, contents, compiled=way == "package")
+    elif way == "package":
+        if best.folder is None:
+            contents.manifest["calls"] = best.process.ask("package", folder=str(scratch))
+        else:
+            contents.manifest["calls"] = best.calls
+        _copy_packages(best.folder or scratch, folder)
+    elif best.engine == "jit" and not _ask(best, "save_cache", folder=str(native)):
+        contents.notes.append(NOT_KEPT)
     if not any(native.iterdir()):
         native.rmdir()
-    files = workload.files(weights=not portable)
-    if files:
-        for name, file in files.items():
-            (folder / artifact.MODEL / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, folder / artifact.MODEL / name)
-    return {
-        "engine": engine,
-        "dtype": best.dtype,
-        "threads": best.threads,
-        "cases": tuple(signatures),
-        "signatures": signatures,
-        "self_contained": portable or bool(files),
+    for name, file in workload.files(weights=way == "rebuild").items():
+        (folder / artifact.MODEL / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, folder / artifact.MODEL / name)
+    return contents
+
+
+def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents, *, compiled: bool) -> None:
+    """The graphs, and the packages for the example and for any number of rows, with what was found of them."""
+    best = search.best
+    search.tell("stage", "the same for any number of rows and other sizes")
+    rows_seconds = (
+        max(0.0, search.start + search.budget.time_seconds - search.context.clock())
+        + ROWS_SHARE * search.budget.time_seconds
+    )
+    worth = compiled and 1.2 * best.prepare_seconds < rows_seconds
+    with TrialProcess(search.context) as process:
+        takes, forms = process.ask(
+            "forms",
+            steps=best.steps,
+            folder=str(scratch),
+            packages=compiled and best.folder is None,
+            rows_seconds=rows_seconds if worth else None,
+            general_seconds=GENERAL_SECONDS,
+        )
+    contents.notes += forms.notes
+    if compiled and not worth and takes.batched:
+        contents.notes.append(f"{artifact.ROWS}: no time was left to compile for it")
+    if compiled and best.folder is not None:
+        for package in best.folder.glob("*.pt2"):
+            shutil.copy2(package, scratch / package.name)
+    with TrialProcess(search.context) as process:
+        chosen = process.ask(
+            "choose_forms",
+            takes=takes,
+            forms=forms,
+            folder=str(scratch),
+            compiled=compiled,
+            threads=best.threads,
+            allocator=_allocator(best),
+        )
+    contents.notes += chosen.notes
+    contents.manifest |= {
+        "calls": forms.calls,
+        "rows": chosen.rows,
+        "any_rows": chosen.any_rows,
+        "any_sizes": chosen.any_sizes,
+        "takes": takes,
+        "layouts": chosen.layouts,
     }
+    files = _package_files(chosen.rows, forms.calls) if compiled else []
+    for name in files:
+        shutil.copy2(scratch / name, folder / artifact.NATIVE / name)
+    for name in (GRAPHS, TENSORS):
+        shutil.copy2(scratch / name, folder / name)
+
+
+def _package_files(rows: str, calls: tuple[CallSpec, ...]) -> list[str]:
+    fixed = [f"package-{index}.pt2" for index in range(len(calls))]
+    free = [artifact.ROWS_PACKAGE]
+    return {"free": free, "both": [*fixed, *free]}.get(rows, fixed)
+
+
+def _allocator(best: Candidate) -> str | None:
+    found = [step.options.get("kind", "retain") for step in best.steps if step.name == "allocator"]
+    return found[0] if found else None
 
 
 def _copy_packages(source: Path, folder: Path) -> None:
@@ -98,10 +187,10 @@ def _copy_packages(source: Path, folder: Path) -> None:
         shutil.copy2(source / name, folder / name)
 
 
-def _ask(outcome: Outcome, method: str, **arguments: Any) -> bool:
+def _ask(best: Candidate, method: str, **arguments: Any) -> bool:
     try:
-        return bool(outcome.best.process.ask(method, **arguments))
-    except TrialFailed:
+        return bool(best.process.ask(method, **arguments))
+    except (TrialFailed, RefusedTechnique):
         return False
 
 

@@ -60,7 +60,9 @@ class Search:
     notes: list[str] = field(default_factory=list[str])
     start: float = field(init=False)
     last_moment: float = field(init=False)
-    """When even the last comparison is broken off."""
+    """When even a comparison that has begun is broken off."""
+    seconds: float = 0.0
+    """What the search took, without the last comparison."""
     baseline: Candidate = field(init=False)
     best: Candidate = field(init=False)
     proven: Comparison = field(init=False)

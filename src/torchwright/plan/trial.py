@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from torchwright.engines.spec import CallSpec
 from torchwright.facts import CaseTime, Coverage, Measurement, Quality, Step
 from torchwright.plan.fork_server import Forked, ForkServer, start
 from torchwright.process import interrupts
@@ -210,6 +211,11 @@ class Candidate:
     coverage: tuple[Coverage, ...]
     weight_bytes: int
     properties: frozenset[str]
+    calls: tuple[CallSpec, ...] = ()
+    """What its packages take."""
+    how: str = ""
+    """How it runs, where it is an artifact that was loaded."""
+    load_seconds: float = 0.0
     quality: Quality | None = None
     memory: int = 0
     recompiles: int = 0
@@ -255,16 +261,22 @@ class Candidate:
         )
 
 
-def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Sequence[str]) -> Candidate:
-    """Prepare `steps` in a process of their own; ahead-of-time packages are built in one and loaded in another.
-
-    Raises `TrialFailed` or the `TorchwrightError` with which a technique refused.
-    """
+def environment_of(steps: Sequence[Step]) -> dict[str, str]:
+    """What must be set before a process with these steps starts."""
     from torchwright.techniques.base import from_step
 
     environment: dict[str, str] = {}
     for step in steps:
         environment |= from_step(step).environment()
+    return environment
+
+
+def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Sequence[str]) -> Candidate:
+    """Prepare `steps` in a process of their own; ahead-of-time packages are built in one and loaded in another.
+
+    Raises `TrialFailed` or the `TorchwrightError` with which a technique refused.
+    """
+    environment = environment_of(steps)
     folder = Path(tempfile.mkdtemp(dir=context.scratch))
     process = TrialProcess(context, environment)
     try:
@@ -273,12 +285,14 @@ def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Seque
             process.close()
             process = TrialProcess(context, environment, folder)  # packages are unpacked there, too
             packages = {
-                name: str(folder / f"package-{index}.pt2") for index, name in enumerate(prepared["graphs"])
+                spec.name: str(folder / f"package-{index}.pt2")
+                for index, spec in enumerate(prepared["calls"])
             }
             process.ask(
                 "load",
                 steps=steps,
                 packages=packages,
+                calls=prepared["calls"],
                 dtype=prepared["dtype"],
                 threads=prepared["threads"],
                 allocator=prepared["allocator"],
@@ -300,4 +314,5 @@ def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Seque
         coverage=prepared["coverage"],
         weight_bytes=prepared["weight_bytes"],
         properties=prepared["properties"],
+        calls=prepared["calls"],
     )

@@ -108,10 +108,10 @@ class Session:
         apply_allocator(settings.allocator)
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        stages = {}
+        stages, calls = {}, []
         if settings.engine == "aot":
             assert folder is not None
-            stages = build_packages(self.target, Path(folder), graphs)
+            stages, calls = build_packages(self.target, Path(folder), graphs)
         elif not steps:
             self.run = self.workload.original_run(self.target.model)
         else:
@@ -125,7 +125,7 @@ class Session:
         return {
             "seconds": time.perf_counter() - start,
             "stages": stages,
-            "graphs": [graph.name for graph in graphs],
+            "calls": tuple(calls),
             "engine": settings.engine,
             "threads": settings.threads,
             "allocator": settings.allocator,
@@ -140,6 +140,7 @@ class Session:
         *,
         steps: tuple[Any, ...],
         packages: dict[str, str],
+        calls: tuple[Any, ...],
         dtype: str,
         threads: int | None,
         allocator: str | None,
@@ -148,7 +149,8 @@ class Session:
         import torch
 
         from torchwright.devices.allocator import apply_allocator
-        from torchwright.engines.package import AotRunner, signature
+        from torchwright.engines.door import Door
+        from torchwright.engines.package import Package
         from torchwright.plan.apply import reshaped
 
         start = time.perf_counter()
@@ -157,26 +159,94 @@ class Session:
             torch.set_num_threads(threads)
         self.dtype = getattr(torch, dtype)
         self.workload = reshaped(self.workload, steps)
-        graphs = self.workload.graphs(self.dtype)
-        signatures = {graph.name: signature(graph.args, graph.kwargs) for graph in graphs}
-        self.runner = AotRunner({name: Path(path) for name, path in packages.items()}, signatures)
-        self.run = self.workload.front(self.runner)
+        self.runner = Door(
+            [Package(Path(packages[spec.name]), spec) for spec in calls], strict=True, device=self.device.name
+        )
+        self.run = self.workload.front(self.runner.run)
         self._warm_up()
         return {"seconds": time.perf_counter() - start}
 
-    def load_artifact(self, *, path: str, trust: bool) -> dict[str, Any]:
-        """Load an artifact as its user would."""
+    def load_artifact(self, *, path: str, trust: bool, process: bool = True) -> dict[str, Any]:
+        """Load an artifact as its user would, who has the model at hand where the artifact needs it."""
         import torch
 
         from torchwright.plan.artifact import open_artifact
-        from torchwright.plan.load import load
+        from torchwright.plan.load import call_as_user, load
 
         start = time.perf_counter()
-        loaded = load(path, trust=trust)
-        self.dtype = getattr(torch, open_artifact(Path(path))[1].dtype)
-        self.run = loaded.run
+        manifest = open_artifact(Path(path))[1]
+        own = None if manifest.self_contained else self.workload.build()
+        loaded = load(path, model=own, trust=trust, process=process)
+        self.dtype = getattr(torch, manifest.dtype)
+        self.run = call_as_user(loaded, self.device.name)
         self._warm_up()
         return {"seconds": time.perf_counter() - start, "how": loaded.how, "notices": loaded.notices}
+
+    def keep_memory(self) -> None:
+        """Run the original in a process that keeps freed memory, as the recipe's does."""
+        from torchwright.devices.allocator import apply_allocator
+
+        apply_allocator("retain")
+
+    def forms(
+        self,
+        *,
+        steps: tuple[Any, ...],
+        folder: str,
+        packages: bool,
+        rows_seconds: float | None,
+        general_seconds: float,
+    ) -> tuple[Any, Any]:
+        """What the original takes beside its example, and the recipe's model in all its forms."""
+        from torchwright.engines.takes import probe
+        from torchwright.plan.apply import apply_steps
+        from torchwright.plan.forms import build_forms
+
+        self._build()
+        takes = probe(self.target.model, self.workload.cases(self._dtype())[0])
+        apply_steps(self.target, steps)
+        cases = self.target.workload.graphs(self._dtype())
+        return takes, build_forms(
+            self.target,
+            cases,
+            takes,
+            Path(folder),
+            packages=packages,
+            rows_seconds=rows_seconds,
+            general_seconds=general_seconds,
+        )
+
+    def choose_forms(
+        self,
+        *,
+        takes: Any,
+        forms: Any,
+        folder: str,
+        compiled: bool,
+        threads: int | None,
+        allocator: str | None,
+    ) -> Any:
+        """How the artifact answers other calls than the example's best."""
+        import torch
+
+        from torchwright.devices.allocator import apply_allocator
+        from torchwright.plan.forms import check_graphs, choose
+
+        apply_allocator(allocator)
+        if threads:
+            torch.set_num_threads(threads)
+        self._build()
+        model, case = self.target.model, self.workload.cases(self._dtype())[0]
+        decide = choose if compiled else check_graphs
+        return decide(model, case, takes, forms, Path(folder))
+
+    def resize(self, *, batched: tuple[int, ...], rows: int | None) -> None:
+        """Time another number of rows than the example's from now on; None is the example's again."""
+        from torchwright.engines.takes import with_rows
+
+        cases = self._fresh_cases()
+        self._made = cases if rows is None else [with_rows(case, batched, rows) for case in cases]
+        self._warm_up()
 
     def observe(self) -> Any:
         """What the metric sees of this model."""
@@ -220,27 +290,14 @@ class Session:
                 seconds[case.name] = (time.perf_counter() - start) / calls
         return seconds
 
-    def export(self, *, folder: str) -> bool:
-        """Keep the transformed model's graphs; False where it does not export."""
-        from torchwright.engines.program import export, write_programs
-        from torchwright.errors import RefusedTechnique
+    def package(self, *, folder: str) -> tuple[Any, ...]:
+        """Compile ahead of time what ran by torch.compile, for those who load it; what each call takes.
 
-        try:
-            write_programs(Path(folder), export(self.target.model, self.workload.graphs(self._dtype())))
-        except RefusedTechnique:
-            return False
-        return True
-
-    def package(self, *, folder: str) -> bool:
-        """Compile ahead of time what ran by torch.compile, for those who load it; False where it does not export."""
+        Raises `RefusedTechnique` where it does not export.
+        """
         from torchwright.engines.runner import build_packages
-        from torchwright.errors import RefusedTechnique
 
-        try:
-            build_packages(self.target, Path(folder), self.workload.graphs(self._dtype()))
-        except RefusedTechnique:
-            return False
-        return True
+        return tuple(build_packages(self.target, Path(folder), self.workload.graphs(self._dtype()))[1])
 
     def save_native(self, *, folder: str) -> bool:
         """Keep the native decoder's packed weights."""
@@ -277,13 +334,6 @@ class Session:
         except TypeError:
             return False
         return True
-
-    def signatures(self) -> dict[str, str]:
-        """Graph name → types and shapes of its inputs."""
-        from torchwright.engines.package import signature
-
-        graphs = self.workload.graphs(self._dtype())
-        return {graph.name: signature(graph.args, graph.kwargs) for graph in graphs}
 
     def memory(self) -> dict[str, int]:
         """Peak memory of this process while it answers every case once, and recompilations so far."""

@@ -97,6 +97,10 @@ class Workload(ABC):
         """The same rows in at most `count` calls of about equal lengths, or None where that means nothing."""
         return None
 
+    def called_as_is(self) -> bool:
+        """Whether its user calls the model itself, in whatever form the original takes."""
+        return False
+
     def original_run(self, model: nn.Module) -> Run:
         """How the user runs the original; the baseline is timed through it."""
         return lambda case: model(*case.args, **case.kwargs)

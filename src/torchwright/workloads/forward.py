@@ -102,6 +102,9 @@ class ForwardWorkload(RowsWorkload):
     def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
         return _class(config) is not None
 
+    def called_as_is(self) -> bool:
+        return self.layout is None
+
     def build(self) -> nn.Module:
         return Forward(load_model(self.folder, self.architecture), self.constants).eval()
 

@@ -44,6 +44,9 @@ class ImageWorkload(Workload):
     def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
         return any(name.endswith("ForImageClassification") for name in config.get("architectures") or [])
 
+    def called_as_is(self) -> bool:
+        return True
+
     def build(self) -> nn.Module:
         return Logits(load_model(self.folder, "AutoModelForImageClassification")).eval()
 

@@ -38,6 +38,7 @@ class ModuleWorkload(Workload):
         metric: Callable[[Any], float] | None = None,
         higher_is_better: bool = True,
         task: str = "regression",
+        dynamic: Any = None,
         source: str = "",
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -46,8 +47,14 @@ class ModuleWorkload(Workload):
             raise WorkloadError(f"unknown task '{task}'", allowed="regression, classification")
         self.model = fresh(model)
         self.inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, normalise(inputs))
+        if dynamic is not None and len(self.inputs) > 1:
+            raise WorkloadError("dynamic= is for one shape of inputs", found=f"{len(self.inputs)} shapes")
+        self.dynamic = dynamic
         self.metric, self.higher_is_better, self.task = metric, higher_is_better, task
         self.source = source or type(model).__qualname__
+
+    def called_as_is(self) -> bool:
+        return True
 
     def build(self) -> nn.Module:
         return fresh(self.model)
@@ -56,7 +63,12 @@ class ModuleWorkload(Workload):
         single = len(self.inputs) == 1
         placed = to_device(self.inputs, self.device)
         return [
-            Case(name="forward" if single else f"shape {index + 1}", args=args, kwargs=kwargs)
+            Case(
+                name="forward" if single else f"shape {index + 1}",
+                args=args,
+                kwargs=kwargs,
+                dynamic=self.dynamic,
+            )
             for index, (args, kwargs) in enumerate(placed)
         ]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -146,6 +146,45 @@ class Batcher:
         return joined
 
 
+class Pieces:
+    """Answers calls of any number of rows by calls of just `B`: whole ones, and one that is filled up or overlaps."""
+
+    def __init__(self, run: Callable[[list[torch.Tensor]], Any], batched: Sequence[int], B: int) -> None:
+        self._run, self._batched, self._B = run, frozenset(batched), B
+
+    def __call__(self, tensors: list[torch.Tensor]) -> Any:
+        rows, B = tensors[min(self._batched)].shape[0], self._B
+        # The last call begins early, where there are rows for it: computing some twice is cheaper than copying all.
+        starts = [min(start, max(0, rows - B)) for start in range(0, max(rows, 1), B)]
+        outputs = [
+            self._run([self._rows(t, start) if i in self._batched else t for i, t in enumerate(tensors)])
+            for start in starts
+        ]
+        return pytree.tree_map(lambda *parts: self._joined(parts, starts, rows), *outputs)
+
+    def _rows(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
+        taken = tensor[start : start + self._B]
+        return taken if len(taken) == self._B else filled(taken, self._B)
+
+    def _joined(self, parts: Sequence[Any], starts: Sequence[int], rows: int) -> Any:
+        if len(parts) == 1 or not isinstance(parts[0], torch.Tensor):
+            return parts[0][:rows] if isinstance(parts[0], torch.Tensor) else parts[0]
+        joined = parts[0].new_empty((rows, *parts[0].shape[1:]))
+        for part, start in zip(parts, starts, strict=True):
+            joined[start : start + self._B] = part
+        return joined
+
+
+def filled(tensor: torch.Tensor, B: int) -> torch.Tensor:
+    """The rows of a tensor and its first one repeated until there are `B`, or zeros where there is none.
+
+    An empty row among others would be NaN in some models, which scales that are shared by a whole tensor would spread.
+    """
+    if not len(tensor):
+        return tensor.new_zeros((B, *tensor.shape[1:]))
+    return torch.cat([tensor, tensor[:1].expand(B - len(tensor), *tensor.shape[1:])])
+
+
 class RowsWorkload(Workload):
     """A workload of one call, whose rows of text may be taken apart."""
 
@@ -202,9 +241,7 @@ def fixed_calls(case: Case, layout: Layout) -> list[tuple[Case, torch.Tensor]]:
     calls = []
     for (B, T), rows in layout.plan(mask_BT.sum(1).tolist()):
         rows_N = torch.tensor(rows, device=ids_BT.device)
-        # A call with room for more rows repeats its first one: an empty row would be NaN, which scales that are
-        # shared by a whole tensor would spread to the others.
-        take_B = rows_N if len(rows) == B else torch.cat([rows_N, rows_N[:1].expand(B - len(rows))])
+        take_B = rows_N if len(rows) == B else filled(rows_N, B)
         width = min(T, ids_BT.shape[1])
         fitted = []
         for index, tensor_BT in enumerate(inputs):

@@ -1,0 +1,267 @@
+# pyright: basic
+"""What one compiled call takes, as plain data, and how a caller's arguments are brought into its form.
+
+spec = spec_of("forward", program)              of an exported graph
+key, leaves = seen((args, kwargs))              what a call looks like, and its tensors, in one pass
+order = place(spec, binder.form(...))           which of the caller's leaves goes where, or None
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from torchwright.engines.spec import CallSpec, Parameter, Structure, TensorSpec
+
+
+class NotPlain(Exception):
+    """A graph whose inputs no plain data describes."""
+
+
+# ------------------------------------------------------------------------------------------------ of graphs
+
+
+class _Leaf:
+    """Stands for a tensor or a constant while a structure is taken apart."""
+
+    def __init__(self, structure: Structure) -> None:
+        self.structure = structure
+
+
+def spec_of(name: str, program: ExportedProgram) -> CallSpec:
+    """What an exported graph takes. Raises `NotPlain` where a size is more than a number or a name."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    changed = set(program.graph_signature.user_inputs_to_mutate.values())
+    tensors: list[TensorSpec] = []
+    leaves: list[_Leaf] = []
+    mutates: list[int] = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is not InputKind.USER_INPUT:
+            continue
+        value = spec.arg.value if isinstance(spec.arg, ConstantArgument) else values[spec.arg.name]
+        if isinstance(value, torch.Tensor):
+            if spec.arg.name in changed:
+                mutates.append(len(tensors))
+            leaves.append(_Leaf({"tensor": len(tensors)}))
+            tensors.append(_tensor_spec(value))
+        else:
+            leaves.append(_Leaf({"constant": repr(value)}))
+    outputs = _outputs(program)
+    used = {size for tensor in tensors for size in tensor.shape if isinstance(size, str)}
+    sizes = {
+        str(symbol): (max(0, int(bounds.lower)), _finite(bounds.upper))
+        for symbol, bounds in program.range_constraints.items()
+        if str(symbol) in used
+    }
+    in_spec = program.call_spec.in_spec
+    assert in_spec is not None
+    return CallSpec(
+        name=name,
+        structure=_structure(pytree.tree_unflatten(leaves, in_spec)),
+        tensors=tuple(tensors),
+        sizes=sizes,
+        mutates=tuple(mutates),
+        outputs=outputs,
+    )
+
+
+def _outputs(program: ExportedProgram) -> tuple[TensorSpec, ...] | None:
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    found = [
+        values.get(spec.arg.name)
+        for spec in program.graph_signature.output_specs
+        if spec.kind is OutputKind.USER_OUTPUT
+    ]
+    try:
+        return tuple(_tensor_spec(value) for value in found if isinstance(value, torch.Tensor))
+    except NotPlain:
+        return None
+
+
+def _tensor_spec(value: torch.Tensor) -> TensorSpec:
+    shape = tuple(_size(size) for size in value.shape)
+    strides = [_hint(stride) for stride in value.stride()]
+    # Of equal strides (sizes of 1) the earlier dimension is the outer one.
+    order = tuple(sorted(range(len(shape)), key=lambda dim: -strides[dim]))
+    return TensorSpec(dtype=str(value.dtype).removeprefix("torch."), shape=shape, order=order)
+
+
+def _size(size: Any) -> int | str:
+    if isinstance(size, int):
+        return size
+    text = str(size)
+    if text.isdigit():  # a symbol that turned out to be a number
+        return int(text)
+    if not text.isidentifier():
+        raise NotPlain(f"a size of {text}")
+    return text
+
+
+def _hint(value: Any) -> int:
+    """A number of the same magnitude as a symbolic stride."""
+    if isinstance(value, int):
+        return value
+    expression = value.node.expr
+    return int(expression.subs(dict.fromkeys(expression.free_symbols, 64)))
+
+
+def _finite(value: Any) -> int | None:
+    try:
+        return int(value) if int(value) < 2**62 else None
+    except (TypeError, ValueError, OverflowError, AttributeError):
+        return None
+
+
+def _structure(value: Any) -> Structure:
+    if isinstance(value, _Leaf):
+        return value.structure
+    if value is None:  # an empty node of its own in newer versions of pytree, a leaf in older ones
+        return {"constant": "None"}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [_structure(item) for item in value]}
+    if type(value) is dict:
+        return {"dict": {key: _structure(item) for key, item in value.items()}}
+    children, name = _children(value)
+    return {"class": name, "items": [_structure(item) for item in children]}
+
+
+def _children(value: Any) -> tuple[list[Any], str]:
+    """The parts of a container that pytree knows, and its class's name; itself where it is no container."""
+    leaves, spec = pytree.tree_flatten(value, is_leaf=lambda part: part is not value)
+    return leaves, type(value).__qualname__ if not spec.is_leaf() else ""
+
+
+# ------------------------------------------------------------------------------------------------- of calls
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def seen(value: Any, key: list[Any], leaves: list[torch.Tensor]) -> None:
+    """Append what a nested value looks like to `key`, hashable, and its tensors to `leaves`.
+
+    Raises `TypeError` for tensors of another class (fake, functional, sharded ones) and values that cannot be compared.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        key.append((value.dtype, value.shape, value.stride(), value.device))
+        leaves.append(value)
+    elif kind in (tuple, list):
+        key.append((kind, len(value)))
+        for item in value:
+            seen(item, key, leaves)
+    elif kind is dict:
+        key.append((kind, *value))
+        for item in value.values():
+            seen(item, key, leaves)
+    elif value is None or kind in (bool, int, float, str):
+        key.append((kind, value))
+    elif isinstance(value, torch.Tensor):
+        raise TypeError(f"a {kind.__name__}")
+    else:
+        parts, name = _children(value)
+        key.append((kind, len(parts)) if name else (kind, repr(value)))
+        for item in parts if name else ():
+            seen(item, key, leaves)
+
+
+def numbered(value: Any, counter: list[int]) -> Structure:
+    """The structure of a caller's nested value; its tensors are numbered in the order in which `seen` finds them."""
+    if isinstance(value, torch.Tensor):
+        counter[0] += 1
+        return {"tensor": counter[0] - 1}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [numbered(item, counter) for item in value]}
+    if type(value) is dict:
+        return {"dict": {key: numbered(item, counter) for key, item in value.items()}}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"constant": repr(value)}
+    parts, name = _children(value)
+    if not name:
+        return {"constant": repr(value)}
+    return {"class": name, "items": [numbered(item, counter) for item in parts]}
+
+
+class Binder:
+    """Knows the parameters of the original's `forward`, so that calls by name and by position are one."""
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        self._defaults = {p.name: p.default for p in parameters}
+        self._signature = inspect.Signature(
+            [
+                inspect.Parameter(
+                    p.name,
+                    getattr(inspect.Parameter, p.kind),
+                    default=inspect.Parameter.empty if p.default is None else None,
+                )
+                for p in parameters
+            ]
+        )
+
+    def place(self, expected: Structure, args: Structure, kwargs: Structure) -> list[int] | None:
+        """For each tensor of a compiled call, which of the caller's it is; None where this is another call.
+
+        `expected` is of (args, kwargs), the others of what the caller gave.
+        """
+        order: dict[int, int] = {}
+        if _match(expected, {"tuple": [args, kwargs]}, order):
+            return [order[index] for index in range(len(order))]
+        wanted_args, wanted_kwargs = expected["tuple"]
+        wanted, given = self._named(wanted_args, wanted_kwargs), self._named(args, kwargs)
+        if wanted is None or given is None:
+            return None
+        order = {}
+        for name in wanted.keys() | given.keys():
+            default: Structure = {"constant": self._defaults.get(name) or ""}
+            if not _match(wanted.get(name, default), given.get(name, default), order):
+                return None
+        return [order[index] for index in range(len(order))]
+
+    def _named(self, args: Structure, kwargs: Structure) -> dict[str, Structure] | None:
+        try:
+            bound = self._signature.bind(*args["tuple"], **kwargs["dict"])
+        except TypeError:
+            return None
+        found = dict(bound.arguments)
+        for name, parameter in self._signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                found[name] = {"tuple": list(found.get(name, ()))}
+            elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                found[name] = {"dict": found.get(name, {})}
+        return found
+
+
+def parameters_of(forward: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """The parameters of a model's `forward`; defaults that are not plain are as if there were none."""
+    found = []
+    for parameter in inspect.signature(forward).parameters.values():
+        default = parameter.default
+        plain = default is None or isinstance(default, bool | int | float | str)
+        has = parameter.default is not inspect.Parameter.empty and plain
+        found.append(
+            Parameter(name=parameter.name, kind=parameter.kind.name, default=repr(default) if has else None)
+        )
+    return tuple(found)
+
+
+def _match(expected: Structure, given: Structure, order: dict[int, int]) -> bool:
+    """Whether two structures are alike; notes in `order` which of the given tensors stands for which expected one."""
+    if expected.keys() != given.keys():
+        return False
+    if "tensor" in expected:
+        order[expected["tensor"]] = given["tensor"]
+        return True
+    if "dict" in expected:
+        wanted, found = expected["dict"], given["dict"]
+        return wanted.keys() == found.keys() and all(_match(wanted[k], found[k], order) for k in wanted)
+    if "constant" in expected:
+        return expected["constant"] == given["constant"]
+    kind = "items" if "class" in expected else next(iter(expected))
+    if expected.get("class") != given.get("class") or len(expected[kind]) != len(given[kind]):
+        return False
+    return all(_match(a, b, order) for a, b in zip(expected[kind], given[kind], strict=True))

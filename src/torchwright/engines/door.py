@@ -1,0 +1,393 @@
+# pyright: basic, reportPrivateUsage=false
+"""Between a caller and compiled code: looks at a call once, and from then on knows the way for all that look alike.
+
+    door = Door(calls, parameters=…, pieces=…, slower=…)
+    door(x, mask=None)           → the way for what this looks like, found or remembered, and its result
+
+Compiled code takes its inputs as if they were laid out like the example's. So types, sizes, strides and devices are
+part of what a call looks like; the ways, the quickest first:
+
+1. a compiled call of these sizes; a tensor that lies otherwise in memory is copied
+2. the same with tensors of another type, where the original was seen to answer alike for them
+3. other numbers of rows in pieces, or padded, by a compiled call
+4. the graph with every size free, operator by operator
+5. the original, where the caller has given it
+
+Ways 2 to 5 are said once, as a `SlowerCall` warning; with `strict` only the first is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchwright.engines.call import Binder, numbered, seen
+from torchwright.engines.spec import CallSpec, Takes, TensorSpec
+from torchwright.errors import SlowerCall, TorchwrightError, WorkloadError
+from torchwright.workloads.base import Case
+from torchwright.workloads.rows import Pieces
+
+Way = Callable[[list[torch.Tensor]], Any]
+"""Takes a call's tensors in the caller's order."""
+_UNKNOWN: Any = object()
+REMEMBERED = 1024
+"""Kinds of calls whose way is kept."""
+
+
+class Call(Protocol):
+    """One compiled or exported call."""
+
+    spec: CallSpec
+    build: Callable[[list[Any]], Any]
+    """Makes the result of the flat outputs."""
+
+    def run(self, tensors: list[torch.Tensor]) -> Any:
+        """The result for tensors in the order, and with the layout, of `spec`."""
+        ...
+
+
+class Door:
+    """Answers calls of the original's form by compiled ones."""
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        *,
+        takes: Takes | None = None,
+        general: Call | None = None,
+        original: Callable[..., Any] | None = None,
+        device: str = "cpu",
+        threads: int | None = None,
+        strict: bool = False,
+    ) -> None:
+        self.calls, self.takes = list(calls), takes or Takes()
+        self.general, self.original, self.strict = general, original, strict
+        self._by_name = {call.spec.name: call for call in calls}
+        self._binder = Binder(self.takes.parameters)
+        self._device, self._threads = torch.device(device), threads
+        self._known: dict[Any, Way | None] = {}
+        self._said: set[str] = set()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key: list[Any] = []
+        tensors: list[torch.Tensor] = []
+        try:
+            for value in args:
+                if type(value) is torch.Tensor:
+                    key.append((value.dtype, value.shape, value.stride(), value.device))
+                    tensors.append(value)
+                else:
+                    seen(value, key, tensors)
+            if kwargs:
+                key.append(tuple(kwargs))
+                for value in kwargs.values():
+                    seen(value, key, tensors)
+            looks = tuple(key)
+            way = self._known.get(looks, _UNKNOWN)
+        except (TypeError, RuntimeError):  # what cannot be compared, or has no strides
+            return self._odd(args, kwargs)
+        if way is _UNKNOWN:
+            way = self._find(args, kwargs, tensors)
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[looks] = way
+        if way is None:
+            return self.by_original(args, kwargs)
+        return self._guarded(way, tensors)
+
+    def run(self, case: Case) -> Any:
+        """Make a call by its name, if it is known by that, or by what it looks like."""
+        if not case.fixed:
+            return self(*case.args, **case.kwargs)
+        tensors: list[torch.Tensor] = []
+        seen((case.args, case.kwargs), [], tensors)
+        return self._guarded(self._by_name[case.name].run, tensors)
+
+    def _guarded(self, way: Way, tensors: list[torch.Tensor]) -> Any:
+        """Compiled code computes in its own types, records nothing for gradients, and cannot be traced."""
+        if torch._C._get_tracing_state() is not None:
+            raise untraceable("torch.jit.trace")
+        if self._threads is not None and self._threads != torch.get_num_threads():
+            return self._on_threads(way, tensors)
+        gradients = torch.is_grad_enabled()
+        if gradients:
+            torch._C._set_grad_enabled(False)
+        try:
+            if torch._C._is_any_autocast_enabled():
+                with torch._C._DisableAutocast():
+                    return way(tensors)
+            return way(tensors)
+        finally:
+            if gradients:
+                torch._C._set_grad_enabled(True)
+
+    def _on_threads(self, way: Way, tensors: list[torch.Tensor]) -> Any:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads or before)
+        try:
+            return self._guarded(way, tensors)
+        finally:
+            torch.set_num_threads(before)
+
+    def result_of(self, args: Any, kwargs: Any) -> tuple[Any, list[tuple[Any, Any, torch.dtype]]] | None:
+        """For a call whose tensors may have sizes and no data: what makes its result of flat outputs, and their
+        (shape, strides, type). None where no compiled call, and no graph, takes it."""
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        counter = [0]
+        given = numbered(args, counter), numbered(kwargs, counter)
+        for call in self._all_calls():
+            order = self._binder.place(call.spec.structure, *given)
+            if order is None or call.spec.outputs is None:
+                continue
+            tensors = [leaves[i] for i in order]
+            if _types(call) != [_name(t.dtype) for t in tensors]:
+                continue
+            sizes = call.spec.bind([t.shape for t in tensors])
+            if sizes is not None:
+                return call.build, [_sized(spec, sizes) for spec in call.spec.outputs]
+        return None
+
+    # -------------------------------------------------------------------------------------- finding the way
+
+    def _find(self, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Way | None:
+        """The way for a call; None for the original. Raises `WorkloadError` where there is none."""
+        counter = [0]
+        given_args, given_kwargs = numbered(args, counter), numbered(kwargs, counter)
+        structures = itertools.groupby(self._all_calls(), key=lambda call: call.spec.structure)
+        for structure, calls in structures:
+            order = self._binder.place(structure, given_args, given_kwargs)
+            if order is None:
+                continue
+            way = self._way(list(calls), [tensors[i] for i in order])
+            if way is not None:
+                return way if order == list(range(len(tensors))) else _reordered(way, order)
+        if self.original is None or self.strict:
+            raise self._refused(args, kwargs)
+        self._say("the original, since what was compiled takes no such call", args, kwargs)
+        return None
+
+    def _all_calls(self) -> list[Call]:
+        general = [] if self.general is None or self.strict else [self.general]
+        return [*self.calls, *general]
+
+    def _way(self, calls: Sequence[Call], tensors: list[torch.Tensor]) -> Way | None:
+        """For tensors in the order of `calls`, which differ in their sizes only."""
+        compiled = [call for call in calls if call is not self.general]
+        for call in compiled:
+            if (
+                _types(call) == [_name(t.dtype) for t in tensors]
+                and call.spec.bind([t.shape for t in tensors]) is not None
+            ):
+                return self._arranged(call, tensors)
+        if self.strict:
+            return None
+        for way in (self._retyped, self._in_pieces, self._generally):
+            found = way(calls, compiled, tensors)
+            if found is not None:
+                return found
+        return None
+
+    def _arranged(self, call: Call, tensors: list[torch.Tensor]) -> Way:
+        """`call` for tensors that lie otherwise: each of those is copied, and back where the call changes it."""
+        fixes = [_layout_fix(s, t, self._device) for s, t in zip(call.spec.tensors, tensors, strict=True)]
+        if not any(fixes):
+            return call.run
+        home = tensors[0].device
+        changed = [index for index in call.spec.mutates if fixes[index]]
+
+        def way(given: list[torch.Tensor]) -> Any:
+            placed = [fix(t) if fix else t for fix, t in zip(fixes, given, strict=True)]
+            result = call.run(list(placed))
+            for index in changed:
+                given[index].copy_(placed[index])
+            if home != self._device:
+                result = pytree.tree_map_only(torch.Tensor, lambda t: t.to(home), result)
+            return result
+
+        return way
+
+    def _retyped(
+        self, calls: Sequence[Call], compiled: Sequence[Call], tensors: list[torch.Tensor]
+    ) -> Way | None:
+        wanted = _types(calls[0])
+        found = [_name(t.dtype) for t in tensors]
+        changes = {i: b for i, (a, b) in enumerate(zip(wanted, found, strict=True)) if a != b}
+        outputs = self._outputs_of(changes)
+        if not changes or outputs is None:
+            return None
+        targets = [getattr(torch, name) for name in wanted]
+        inner = self._way(calls, [t.to(d) for t, d in zip(tensors, targets, strict=True)])
+        if inner is None:
+            return None
+        self._say(f"tensors brought to {', '.join(sorted({wanted[i] for i in changes}))} first", tensors)
+        types = [getattr(torch, name) for name in outputs]
+
+        def way(given: list[torch.Tensor]) -> Any:
+            leaves, spec = pytree.tree_flatten(inner([t.to(d) for t, d in zip(given, targets, strict=True)]))
+            remaining = iter(types)
+            leaves = [t.to(next(remaining)) if isinstance(t, torch.Tensor) else t for t in leaves]
+            return pytree.tree_unflatten(leaves, spec)
+
+        return way
+
+    def _outputs_of(self, changes: Mapping[int, str]) -> tuple[str, ...] | None:
+        """The types that the original answers with when its inputs have these; None where it was not seen to."""
+        known = {tuple(sorted(s.types.items())): s.outputs for s in self.takes.substitutes}
+        whole = known.get(tuple(sorted(changes.items())))
+        if whole is not None or len(changes) < 2:
+            return whole
+        single = {known.get((item,)) for item in changes.items()}
+        return single.pop() if len(single) == 1 else None
+
+    def _in_pieces(
+        self, calls: Sequence[Call], compiled: Sequence[Call], tensors: list[torch.Tensor]
+    ) -> Way | None:
+        batched = self.takes.batched
+        rows = {tensors[i].shape[0] for i in batched if tensors[i].dim()}
+        if not (self.takes.pieces and len(rows) == 1):
+            return None
+        (count,) = rows
+        for call in compiled:
+            shapes = [s.shape for s in call.spec.tensors]
+            sizes = {shapes[i][0] for i in batched if shapes[i]}
+            if len(sizes) != 1 or not isinstance(B := sizes.pop(), int):
+                continue
+            fitted = [(B, *t.shape[1:]) if i in batched else tuple(t.shape) for i, t in enumerate(tensors)]
+            if _types(call) == [_name(t.dtype) for t in tensors] and call.spec.bind(fitted) is not None:
+                self._say(f"{count} rows by compiled calls of {B}", tensors)
+                return Pieces(functools.partial(self._laid_out, call), batched, B)
+        return None
+
+    def _laid_out(self, call: Call, tensors: list[torch.Tensor]) -> Any:
+        return self._arranged(call, tensors)(tensors)
+
+    def _generally(
+        self, calls: Sequence[Call], compiled: Sequence[Call], tensors: list[torch.Tensor]
+    ) -> Way | None:
+        general = self.general
+        if general is None or general not in calls or _types(general) != [_name(t.dtype) for t in tensors]:
+            return None
+        if general.spec.bind([t.shape for t in tensors]) is None:
+            return None
+        self._say("operator by operator: no compiled call has these sizes", tensors)
+        return general.run
+
+    # ------------------------------------------------------------------------------------------- other calls
+
+    def _odd(self, args: Any, kwargs: Any) -> Any:
+        """A call with something else than plain tensors and values in it."""
+        leaves = pytree.tree_leaves((args, kwargs))
+        if torch.compiler.is_exporting():
+            raise untraceable("torch.export")
+        if self.takes.arrays and any(_is_array(leaf) for leaf in leaves):
+            args, kwargs = pytree.tree_map(
+                lambda v: torch.from_numpy(v) if _is_array(v) else v, (args, kwargs)
+            )
+            return self(*args, **kwargs)
+        if any(isinstance(leaf, torch.Tensor) and type(leaf).__name__ == "FakeTensor" for leaf in leaves):
+            raise untraceable("a tracer")
+        if self.original is None or self.strict:
+            raise self._refused(args, kwargs)
+        self._say("the original, since what was compiled takes plain tensors", args, kwargs)
+        return self.by_original(args, kwargs)
+
+    def by_original(self, args: Any, kwargs: Any) -> Any:
+        """The original's answer; raises `WorkloadError` where there is no original."""
+        if self.original is None or self.strict:
+            raise self._refused(args, kwargs)
+        with torch.no_grad():
+            return self.original(*args, **kwargs)
+
+    def _say(self, how: str, *call: Any) -> None:
+        if how not in self._said:
+            self._said.add(how)
+            text = f"a call {signature(call, {})} goes a slower way: {how} (said once)"
+            warnings.warn(text, SlowerCall, stacklevel=_outside())
+
+    def _refused(self, args: Any, kwargs: Any) -> WorkloadError:
+        return WorkloadError(
+            "this model was compiled for other calls",
+            found=signature(args, kwargs),
+            allowed="; ".join(dict.fromkeys(text_of(call.spec) for call in self._all_calls())) or "none",
+            next="optimize with a list of inputs that has every shape; or tw.load(DIR, original=MODEL), "
+            "which takes what is left",
+        )
+
+
+def untraceable(what: str) -> TorchwrightError:
+    return TorchwrightError(
+        f"{what} cannot look into an optimized model",
+        found="its code is compiled already",
+        next="trace the original; torch.compile takes a model with this one inside",
+    )
+
+
+def _sized(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[Any, Any, torch.dtype]:
+    shape = [sizes[size] if isinstance(size, str) else size for size in spec.shape]
+    return shape, spec.strides(shape), getattr(torch, spec.dtype)
+
+
+def _types(call: Call) -> list[str]:
+    return [tensor.dtype for tensor in call.spec.tensors]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
+
+
+def _reordered(way: Way, order: Sequence[int]) -> Way:
+    return lambda tensors: way([tensors[i] for i in order])
+
+
+def _layout_fix(
+    spec: Any, tensor: torch.Tensor, device: torch.device
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What brings tensors like this one into a compiled call's layout, or None where they lie so already."""
+    wanted = spec.strides(tensor.shape)
+    apart = tensor.numel() and any(
+        a != b and size > 1 for a, b, size in zip(tensor.stride(), wanted, tensor.shape, strict=True)
+    )
+    if not (apart or tensor.is_conj() or tensor.is_neg() or tensor.device.type != device.type):
+        return None
+    return lambda t: torch.empty_strided(t.shape, wanted, dtype=t.dtype, device=device).copy_(t)
+
+
+def _outside() -> int:
+    """The stack level of the first caller outside of this package and torch."""
+    import sys
+
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
+        ("torchwright.", "torch.")
+    ):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def signature(args: Any, kwargs: dict[str, Any]) -> str:
+    """The types and shapes of a call's tensors, and its other values, as text."""
+    parts = [_leaf(value) for value in pytree.tree_leaves(args)]
+    for key, value in sorted(kwargs.items()):
+        parts.append(f"{key}=" + "+".join(_leaf(leaf) for leaf in pytree.tree_leaves(value)))
+    return "(" + ", ".join(parts) + ")"
+
+
+def text_of(spec: CallSpec) -> str:
+    """What a compiled call takes, as `signature` writes it; sizes that may vary by their names."""
+    return "(" + ", ".join(f"{t.dtype}[{', '.join(map(str, t.shape))}]" for t in spec.tensors) + ")"
+
+
+def _leaf(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{_name(value.dtype)}{list(value.shape)}"
+    return repr(value)[:60]

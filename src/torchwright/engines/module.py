@@ -1,0 +1,88 @@
+# pyright: basic
+"""What a user calls: an `nn.Module` whose weights lie inside compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import nn
+
+from torchwright.engines import opaque
+from torchwright.engines.door import Door
+from torchwright.errors import TorchwrightError
+
+
+class OptimizedModule(nn.Module):
+    """Called like the original; runs what the recipe made of it, without gradients.
+
+    It is callable from several threads, and from inside a model that is compiled. A copy shares its code. What an
+    `nn.Module` does with its weights it refuses in words: they are inside compiled code, in types of their own.
+    """
+
+    def __init__(self, call: Callable[..., Any], device: str = "cpu") -> None:
+        super().__init__()
+        self._call, self._device = call, torch.device(device)
+        self.training = False
+        self._traced = opaque.traced(call) if isinstance(call, Door) else None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._traced is not None and torch.compiler.is_compiling():
+            return self._traced(args, kwargs)
+        return self._call(*args, **kwargs)
+
+    def __copy__(self) -> Self:
+        return type(self)(self._call, self._device.type)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.__copy__()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TorchwrightError(
+            "an optimized model cannot be pickled: its code is compiled for this machine",
+            next="result.save(DIR) keeps it, and tw.load(DIR).model brings it back",
+        )
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Of `.to()`, `.half()`, `.cuda()`, …: what changes nothing is done."""
+        probe = torch.zeros(1, device=self._device)
+        moved = fn(probe)
+        if moved.dtype != probe.dtype or moved.device.type != probe.device.type:
+            _refuse(f"be brought to {moved.dtype} on {moved.device}", "optimize the original there")
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            _refuse("be trained", "train the original, and optimize again")
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        if requires_grad:
+            _refuse("record gradients", "train the original, and optimize again")
+        return self
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        _refuse("name its parameters", "ask the original")
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        _refuse("give its parameters", "ask the original")
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        _refuse("name its buffers", "ask the original")
+
+    def buffers(self, recurse: bool = True) -> Iterator[torch.Tensor]:
+        _refuse("give its buffers", "ask the original")
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        _refuse("give a state_dict", "result.save(DIR) keeps the model; the original has its weights")
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        _refuse("take a state_dict", "load it into the original, and optimize again")
+
+
+def _refuse(what: str, then: str) -> NoReturn:
+    raise TorchwrightError(
+        f"an optimized model cannot {what}: its weights are inside compiled code, without gradients",
+        next=then,
+    )

@@ -1,0 +1,120 @@
+# pyright: basic
+"""What compiled calls take, as plain data that an artifact keeps. No torch here.
+
+A structure is nested lists, tuples and dicts as JSON: `{"tensor": 0}`, `{"constant": "3"}`, `{"tuple": […]}`,
+`{"list": […]}`, `{"dict": {…}}`. Another container that pytree knows, such as a named tuple, is
+`{"class": "name", "items": […]}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Structure = dict[str, Any]
+DEEPEST = 32
+"""Of containers in one another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """One tensor of a call."""
+
+    dtype: str
+    shape: tuple[int | str, ...]
+    """Sizes; one that may vary is a name in `CallSpec.sizes`."""
+    order: tuple[int, ...]
+    """Dimensions from the outermost in memory to the innermost; the tensor is dense."""
+
+    def strides(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The strides of a dense tensor of this order."""
+        strides, step = [1] * len(shape), 1
+        for dim in reversed(self.order):
+            strides[dim] = step
+            step *= max(1, shape[dim]) if isinstance(shape[dim], int) else shape[dim]
+        return tuple(strides)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSpec:
+    """One call that was exported or compiled."""
+
+    name: str
+    structure: Structure
+    """Of (args, kwargs)."""
+    tensors: tuple[TensorSpec, ...]
+    sizes: dict[str, tuple[int, int | None]] = field(default_factory=dict[str, "tuple[int, int | None]"])
+    """Name → least and largest value."""
+    mutates: tuple[int, ...] = ()
+    """Tensors that the call changes in place."""
+    outputs: tuple[TensorSpec, ...] | None = None
+    """Its results' tensors, flat; None where one has a size that is no plain number or name."""
+
+    def bind(self, shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
+        """The sizes by name, or None where the shapes are not this call's."""
+        found: dict[str, int] = {}
+        for spec, shape in zip(self.tensors, shapes, strict=True):
+            if len(spec.shape) != len(shape):
+                return None
+            for expected, size in zip(spec.shape, shape, strict=True):
+                wanted = found.setdefault(expected, size) if isinstance(expected, str) else expected
+                if wanted != size:
+                    return None
+        for name, (least, largest) in self.sizes.items():
+            if name in found and not (least <= found[name] and (largest is None or found[name] <= largest)):
+                return None
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One parameter of the original's `forward`."""
+
+    name: str
+    kind: str
+    default: str | None = None
+    """`repr` of a plain default; None where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Substitute:
+    """Types that the original takes for some of a call's tensors, answering as it does for the compiled ones."""
+
+    types: dict[int, str]
+    """Tensor → type."""
+    outputs: tuple[str, ...]
+    """The types that the original answers with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Takes:
+    """What the original was seen to take beside the example: found when the artifact was made."""
+
+    parameters: tuple[Parameter, ...] = ()
+    batched: tuple[int, ...] = ()
+    """Tensors whose first size is the number of rows."""
+    pieces: bool = False
+    """Whether rows may be computed apart, in calls of the compiled number."""
+    substitutes: tuple[Substitute, ...] = ()
+    arrays: bool = False
+    """NumPy arrays for tensors."""
+
+
+def is_structure(value: Any, tensors: int, depth: int = 0) -> bool:
+    """Whether `value` is a structure whose tensors are numbered below `tensors`."""
+    if not isinstance(value, dict) or depth > DEEPEST:
+        return False
+    match value:
+        case {"tensor": int(index)} if len(value) == 1:
+            return 0 <= index < tensors
+        case {"constant": str()} if len(value) == 1:
+            return True
+        case {"dict": dict(items)} if len(value) == 1:
+            return all(is_structure(item, tensors, depth + 1) for item in items.values())
+        case {"tuple": list(items)} | {"list": list(items)} if len(value) == 1:
+            return all(is_structure(item, tensors, depth + 1) for item in items)
+        case {"class": str(), "items": list(items)} if len(value) == 2:
+            return all(is_structure(item, tensors, depth + 1) for item in items)
+        case _:
+            return False
