@@ -170,6 +170,27 @@ def test_no_graph_opens_a_file_of_the_users(eager: Path, tmp_path: Path):
     assert precious.read_bytes() == bytes(range(256)) * 4
 
 
+def test_trust_allows_operators_of_other_libraries(tmp_path: Path):
+    class Other(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.tw_test.double(x)
+
+    with torch.library._scoped_library("tw_test", "FRAGMENT") as library:
+        library.define("double(Tensor x) -> Tensor")
+        library.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+        write_programs(tmp_path, {"forward": torch.export.export(Other(), (torch.ones(3),))})
+        with pytest.raises(ArtifactError, match=r"without trust: 'torch.ops.tw_test.double.default'"):
+            read_programs(tmp_path)
+        program = read_programs(tmp_path, trust=True)["forward"]
+        assert program.module()(torch.ones(3)).tolist() == [2, 2, 2]
+        text = (tmp_path / "programs.json").read_text()
+        (tmp_path / "programs.json").write_text(
+            text.replace("torch.ops.tw_test.double.default", "torch.os.system")
+        )
+        with pytest.raises(ArtifactError, match="an operator that no graph may call"):
+            read_programs(tmp_path, trust=True)
+
+
 def test_operators_are_listed_by_name():
     good = ("add.Tensor", "to.dtype_layout", "relu_.default", "index_put_.default")
     assert all(is_allowed(f"torch.ops.aten.{name}") for name in good)

@@ -35,6 +35,7 @@ SIZE_BITS = 64
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,999}")
 PATH = re.compile(r"[A-Za-z0-9_\-+@:/ ]{1,500}(\.[A-Za-z0-9_\-+@:/ ]{1,500}){0,99}")
 """Of a parameter or module."""
+REGISTERED = re.compile(r"torch\.ops\.[A-Za-z]\w*\._?[A-Za-z]\w*\.[A-Za-z]\w*", re.ASCII)
 TEXT = re.compile(r"[A-Za-z0-9_ ,.>:;=+*()\[\]-]{0,1000}")
 """A constant argument, such as the equation of an einsum: nothing that ends a text in Python or C++."""
 _REFUSED = """
@@ -50,6 +51,9 @@ DROPPED = {
 }
 SEQUENCES = ("builtins.tuple", "builtins.list")
 MAPPINGS = ("builtins.dict", "collections.OrderedDict")
+
+
+Rules = dict[tuple[str, str], Callable[[str], str]]
 
 
 class TensorEntry(TypedDict):
@@ -69,13 +73,15 @@ class ProgramEntry(TypedDict):
     constants: dict[str, TensorEntry]
 
 
-def checked(graphs: Any) -> dict[str, ProgramEntry]:
+def checked(graphs: Any, *, trust: bool = False) -> dict[str, ProgramEntry]:
     """The content of programs.json, rebuilt from what the schema and the rules know.
+
+    With `trust` it may call any operator that is registered, such as those of a library of the user's own.
 
     Raises `ValueError` or `ArtifactError`, in words, for anything else.
     """
     entries = _entries(graphs)
-    rebuilding = _Rebuilding()
+    rebuilding = _Rebuilding(RULES | TRUSTED if trust else RULES)
     for name, entry in entries.items():
         for path in (*entry["state"], *entry["constants"]):
             _path(path)
@@ -101,8 +107,8 @@ def _entries(graphs: Any) -> dict[str, ProgramEntry]:
 class _Rebuilding:
     """Walks data and torch's schema side by side."""
 
-    def __init__(self) -> None:
-        self._left = MOST_VALUES
+    def __init__(self, rules: Rules) -> None:
+        self._left, self._rules = MOST_VALUES, rules
 
     def of(self, kind: Any, data: Any, field: tuple[str, str]) -> Any:
         """`data` as a `kind`; `field` is the class and field of the schema that it stands in."""
@@ -122,7 +128,7 @@ class _Rebuilding:
             if dataclasses.is_dataclass(kind):
                 return self._object(kind, data)
         if isinstance(kind, type) and origin is None:
-            return _leaf(kind, data, field)
+            return _leaf(kind, data, field, self._rules)
         raise ValueError(f"{'.'.join(field)} is a {type(data).__name__}")
 
     def _choice(self, kind: type, data: dict[str, Any]) -> dict[str, Any]:
@@ -145,7 +151,7 @@ class _Rebuilding:
             )
             if needed.name not in data and not optional:
                 raise ValueError(f"a {kind.__name__} without {needed.name}")
-        rebuilt = {
+        rebuilt: dict[str, Any] = {
             name: {}
             if (kind.__name__, name) in DROPPED
             else self.of(hints[name], data[name], (kind.__name__, name))
@@ -166,11 +172,11 @@ def _hints(kind: type) -> dict[str, Any]:
     }
 
 
-def _leaf(kind: type, data: Any, field: tuple[str, str]) -> Any:
+def _leaf(kind: type, data: Any, field: tuple[str, str], rules: Rules) -> Any:
     if kind is str and isinstance(data, str):
-        if field not in RULES:
+        if field not in rules:
             raise ValueError(f"a text in {'.'.join(field)}")
-        return RULES[field](data)
+        return rules[field](data)
     if kind is bool and isinstance(data, bool):
         return data
     if kind is float and (data in ("Infinity", "-Infinity", "NaN") or type(data) in (int, float)):
@@ -259,8 +265,12 @@ def _path(text: str) -> str:
 
 def _target(text: str) -> str:
     if not is_allowed(text):
-        raise ValueError(f"an operator that no graph may call: {text[:80]!r}")
+        raise ValueError(f"an operator that no graph may call without trust: {text[:80]!r}")
     return text
+
+
+def _registered(text: str) -> str:
+    return text if REGISTERED.fullmatch(text) else _target(text)
 
 
 def _shape(text: str) -> str:
@@ -324,7 +334,7 @@ def _inputs(text: str) -> str:
     raise ValueError("inputs that are no arguments")
 
 
-RULES: dict[tuple[str, str], Callable[[str], str]] = {
+RULES: Rules = {
     ("Argument", "as_string"): _text,
     ("Argument", "as_strings"): _text,
     ("BufferMutationSpec", "buffer_name"): _path,
@@ -354,3 +364,5 @@ RULES: dict[tuple[str, str], Callable[[str], str]] = {
     ("UserInputMutationSpec", "user_input_name"): _name,
 }
 """(class, field) of torch's schema → what its text must be."""
+TRUSTED: Rules = {("Node", "target"): _registered}
+"""Instead of those, for a file that is the user's own or trusted."""

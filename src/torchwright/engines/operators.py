@@ -119,6 +119,9 @@ quantize_per_channel quantize_per_channel_group quantize_per_tensor quantize_per
 QUANTIZED = frozenset(_QUANTIZED.split())
 """Names of `torch.ops.quantized_decomposed`."""
 
+TRANSFORMERS = frozenset(["grouped_mm_fallback"])
+"""Names of `torch.ops.transformers`: layers of experts."""
+
 _HIGHER_ORDER = "associative_scan cond map_impl scan while_loop wrap_with_autocast wrap_with_set_grad_enabled"
 HIGHER_ORDER = frozenset(_HIGHER_ORDER.split())
 """Names of `torch.ops.higher_order`: they call graphs that lie in the same file."""
@@ -136,6 +139,7 @@ NAMESPACES = {
     "torch.ops.higher_order": HIGHER_ORDER,
     "torch.ops.quantized_decomposed": QUANTIZED,
     "torch.ops.torchwright": OWN,
+    "torch.ops.transformers": TRANSFORMERS,
 }
 
 

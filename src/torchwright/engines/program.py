@@ -162,13 +162,14 @@ def write_programs(folder: Path, programs: dict[str, ExportedProgram]) -> None:
     save_file(tensors, folder / TENSORS)
 
 
-def read_programs(folder: Path) -> dict[str, ExportedProgram]:
+def read_programs(folder: Path, *, trust: bool = False) -> dict[str, ExportedProgram]:
     """The graphs that `write_programs` kept.
 
-    Raises `ArtifactError` for files that are damaged or that hold anything but plain graphs and tensors.
+    With `trust` they may call operators of any library that is loaded. Raises `ArtifactError` for files that are
+    damaged or that hold anything but plain graphs and tensors.
     """
     try:
-        graphs = checked(read_json(folder / GRAPHS, largest=LARGEST, deepest=DEEPEST))
+        graphs = checked(read_json(folder / GRAPHS, largest=LARGEST, deepest=DEEPEST), trust=trust)
         with safe_open(folder / TENSORS, framework="pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is no dict
         programs = {}
