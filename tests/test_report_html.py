@@ -16,10 +16,11 @@ from factories import (
     make_recipe,
     make_roofline,
     make_rung,
+    make_shipped_recipe,
     make_unchanged_recipe,
 )
 from torchwright.facts import Budget, Coverage, Step
-from torchwright.report import figures, wording
+from torchwright.report import figures, view, wording
 from torchwright.report.html import render
 
 VOID = {"meta", "br", "wbr", "hr", "img", "link", "input"}
@@ -216,9 +217,31 @@ def test_roofline_needs_a_ceiling(device: dict[str, Any]) -> None:
     Page(render(recipe))
 
 
-def test_the_chain_of_kept_rungs_ends_where_the_last_one_was_measured() -> None:
-    from torchwright.report import view
+def test_what_the_speed_up_is_of() -> None:
+    text = Page(render(make_shipped_recipe())).text
+    assert (
+        "loaded in a fresh process and called as its user calls it. What ran was ahead-of-time package ."
+        in text
+    )
+    assert "Of the 2.88x, 1.62x [1.57, 1.67] is left without the allocator step" in text
+    assert "1.75x [1.70, 1.80] against an original" in text
+    for row in (
+        "1 10.0 ms 1.90x [1.84, 1.96]",
+        "16 (the example) 1.16 s 2.88x [2.79, 2.97]",
+        "32 310 ms 2.40x",
+    ):
+        assert row in text
+    assert "holds no model" not in text
+    assert "What the speed-up is of" not in Page(render(make_recipe())).text
 
+
+def test_an_artifact_without_a_model_says_what_it_needs() -> None:
+    text = Page(render(make_shipped_recipe(runs_as=view.OWN_MODULE))).text
+    assert "The artifact holds no model: tw.load(DIR, model=…) replays the recipe on your own module." in text
+    assert "What ran was the original as it is" in Page(render(make_unchanged_recipe())).text
+
+
+def test_the_chain_of_kept_rungs_ends_where_the_last_one_was_measured() -> None:
     stages = view.stages(make_recipe())
     base = make_recipe().baseline.seconds
     assert stages[0].start == base

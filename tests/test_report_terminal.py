@@ -10,9 +10,16 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from factories import make_interval, make_quality, make_recipe, make_rung, make_unchanged_recipe
+from factories import (
+    make_interval,
+    make_quality,
+    make_recipe,
+    make_rung,
+    make_shipped_recipe,
+    make_unchanged_recipe,
+)
 from torchwright.facts import Budget, Event, Step
-from torchwright.report import wording
+from torchwright.report import view, wording
 from torchwright.report.terminal import LiveProgress, plain, waterfall
 
 
@@ -65,6 +72,50 @@ def test_totals() -> None:
     assert "perplexity 12.31 → 12.36: loss 0.41%, at most 0.55% (budget 1.00%)" in text
     assert "peak 1.24 GB → 598 MB, weights 538 MB → 191 MB" in text
     assert "aot, found in 212 s of 300 s allowed" in text
+
+
+def test_what_the_total_is_of() -> None:
+    text = words(shown(make_shipped_recipe(), artifact="out"))
+    assert "runs as ahead-of-time package; the total is of this, loaded in a fresh process" in text
+    assert "holds no model" not in text
+    assert "runs as the original as it is" in words(shown(make_unchanged_recipe()))
+    assert "runs as" not in shown(make_recipe()), "a recipe of before does not say"
+
+
+@pytest.mark.parametrize(("artifact", "folder"), [(None, "DIR"), ("out", "'out'")])
+def test_an_artifact_without_a_model_says_what_it_needs(artifact: str | None, folder: str) -> None:
+    text = words(shown(make_shipped_recipe(runs_as=view.OWN_MODULE), artifact=artifact))
+    assert f"the artifact holds no model: tw.load({folder}, model=…) replays the recipe on your own" in text
+
+
+def test_other_numbers_of_rows_stand_beside_the_examples() -> None:
+    assert "rows 1 / 8 / 16 / 32: 1.90x / 2.10x / 2.88x / 2.40x" in words(shown(make_shipped_recipe()))
+
+
+@pytest.mark.parametrize(
+    ("workload", "rows"),
+    [
+        ({"batch": 4}, 4),
+        ({"shapes": [{"args": ["3", ["float32", 5, 16]], "kwargs": {}}]}, 5),
+        ({"shapes": [{"args": [], "kwargs": {"x": [["int64", 6]]}}]}, 6),
+        ({"shapes": [{"args": [["float32"]], "kwargs": {}}]}, None),
+        ({"shapes": [{"args": [["float32", 5]], "kwargs": {}}] * 2}, None),
+        ({"shapes": "odd"}, None),
+        ({}, None),
+    ],
+)
+def test_the_rows_of_the_example(workload: dict[str, Any], rows: int | None) -> None:
+    recipe = make_shipped_recipe(workload=workload)
+    assert view.example_rows(recipe) == rows
+    assert [found.rows for found in view.row_times(recipe)] == sorted({1, 8, 32} | ({rows} - {None}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", [80, 110])
+def test_what_a_setting_of_the_process_is_worth_is_told_apart(width: int) -> None:
+    text = shown(make_shipped_recipe(), width)
+    assert "process 1.62x [1.57, 1.67] is left without the allocator step, which" in words(text)
+    assert "1.75x [1.70, 1.80] against an original whose process keeps freed memory, too" in words(text)
+    assert max(cell_len(line) for line in text.splitlines()) <= width
 
 
 def test_no_rate_without_tokens() -> None:

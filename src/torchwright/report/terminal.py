@@ -170,7 +170,11 @@ class _Waterfall:
             for rung in recipe.rungs:
                 yield from _rung(rung, recipe, words, width)
             yield rule
-        yield from _totals(recipe, words)
+        yield from _totals(recipe, words, width)
+        needed = view.needs_module(recipe, self._artifact)
+        if needed is not None:
+            yield Text()
+            yield from _told(words, "load", needed, width, "yellow")
         if recipe.notes:
             yield Text()
         for note in recipe.notes:
@@ -278,8 +282,8 @@ def _fields(words: _Words, line: Text, left: int, fields: Sequence[str], styles:
     return result
 
 
-def _totals(recipe: Recipe, words: _Words) -> Iterator[Text]:
-    """The total, one line per case, memory, the metric and the engine."""
+def _totals(recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
+    """The total and what it is of, one line per case, other rows, memory, the metric and the engine."""
     base, final = recipe.baseline, recipe.final
     pairs = view.case_pairs(recipe)
     names = [pair.name if pair.repeat == 1 else f"{pair.name} x{pair.repeat:,}" for pair in pairs]
@@ -292,6 +296,14 @@ def _totals(recipe: Recipe, words: _Words) -> Iterator[Text]:
         if before is not None and after is not None:
             line.append("   ").append_text(words(f"{wording.three(before)} → {wording.three(after)} tok/s"))
         yield line
+    rows = view.row_times(recipe)
+    if rows:
+        numbers = " / ".join(f"{found.rows:,}" for found in rows)
+        ratios = " / ".join(wording.ratio(found.speedup) for found in rows)
+        yield from _told(words, "rows", f"{numbers}: {ratios}", width)
+    gain = view.process_gain(recipe)
+    if gain is not None:
+        yield from _told(words, "process", gain, width)
     if base.peak_memory_bytes > 0:
         peak = f"peak {wording.size(base.peak_memory_bytes)} → {wording.size(final.peak_memory_bytes)}"
         weights = f"weights {wording.size(base.weight_bytes)} → {wording.size(final.weight_bytes)}"
@@ -300,6 +312,11 @@ def _totals(recipe: Recipe, words: _Words) -> Iterator[Text]:
     yield _labelled(words, "quality").append_text(words(view.loss(recipe), over))
     spent = f"found in {recipe.search_seconds:,.0f} s of {recipe.budget.time_seconds:,.0f} s allowed"
     yield _labelled(words, "engine").append_text(words(f"{recipe.engine}, {spent}"))
+    way = view.runs_as(recipe)
+    if recipe.runs_as:
+        way += "; the total is of this, loaded in a fresh process"
+    if way:
+        yield from _told(words, "runs as", way, width)
 
 
 def _times(words: _Words, label: str, before: float, after: float) -> Text:
@@ -307,6 +324,12 @@ def _times(words: _Words, label: str, before: float, after: float) -> Text:
     line = _labelled(words, label).append_text(words(wording.seconds(before))).append(" ").append_text(arrow)
     line.append(" ").append_text(words(wording.seconds(after)))
     return line.append(" " * max(_LABEL + 20 - cell_len(line.plain), 2))
+
+
+def _told(words: _Words, label: str, text: str, width: int, style: str = "") -> Iterator[Text]:
+    """A sentence with `label` in its first column, folded beside it."""
+    for index, line in enumerate(textwrap.wrap(text, width - _LABEL)):
+        yield _labelled(words, "" if index else label).append_text(words(line, style))
 
 
 def _labelled(words: _Words, label: str) -> Text:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
-from torchwright.facts import CaseTime, Interval, Quality, Recipe, Rung
+from torchwright.facts import CaseTime, Interval, Quality, Recipe, RowsTime, Rung
 from torchwright.report import wording
+
+OWN_MODULE = "the recipe on the caller's model"
+"""`Recipe.runs_as` of what holds no model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +106,58 @@ def headline(recipe: Recipe) -> str:
         less = 1 - recipe.final.peak_memory_bytes / recipe.baseline.peak_memory_bytes
         return f"{name} needs {100 * less:.0f}% less memory at {wording.ratio(recipe.speedup)} the speed."
     return f"{name} runs {wording.ratio(recipe.speedup)} as fast as the original."
+
+
+def runs_as(recipe: Recipe) -> str:
+    """What the speed-up is of; nothing for recipes of before, which do not say."""
+    if recipe.runs_as:
+        return wording.clean(recipe.runs_as)
+    return "" if recipe.steps else "the original as it is"
+
+
+def needs_module(recipe: Recipe, artifact: str | None = None) -> str | None:
+    """What to say of an artifact that holds no model; None for one that does. `artifact` is its folder."""
+    if recipe.runs_as != OWN_MODULE:
+        return None
+    folder = "DIR" if artifact is None else repr(wording.clean(artifact))
+    return f"the artifact holds no model: tw.load({folder}, model=…) replays the recipe on your own module"
+
+
+def row_times(recipe: Recipe) -> list[RowsTime]:
+    """The speed-up at other numbers of rows, the example's among them where the workload says how many it has."""
+    if not recipe.rows:
+        return []
+    example = example_rows(recipe)
+    if example is None or any(found.rows == example for found in recipe.rows):
+        return sorted(recipe.rows, key=lambda found: found.rows)
+    own = RowsTime(rows=example, seconds=recipe.final.seconds, speedup=recipe.speedup)
+    return sorted((*recipe.rows, own), key=lambda found: found.rows)
+
+
+def example_rows(recipe: Recipe) -> int | None:
+    """The rows of the calls that the recipe was found on: the batch, or the first size of a module's first tensor."""
+    batch = recipe.workload.get("batch")
+    if isinstance(batch, int):
+        return batch
+    shapes: Any = recipe.workload.get("shapes")
+    try:
+        (call,) = shapes
+        leaves = [*call["args"], *(leaf for given in call["kwargs"].values() for leaf in given)]
+        rows: Any = next(leaf for leaf in leaves if isinstance(leaf, list | tuple))[1]
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, StopIteration):
+        return None  # a workload of another kind describes itself in its own way
+    return cast("int", rows) if isinstance(rows, int) else None
+
+
+def process_gain(recipe: Recipe) -> str | None:
+    """What is left of the speed-up where a step changes the whole process, in one sentence."""
+    gain = recipe.process
+    if gain is None:
+        return None
+    return (
+        f"{gain.without} is left without the allocator step, which changes the whole process; "
+        f"{gain.both} against an original whose process keeps freed memory, too"
+    )
 
 
 def loss(recipe: Recipe) -> str:
