@@ -160,6 +160,9 @@ class _Rebuilding:
         }
         if kind is schema.Graph:
             _check_sizes(rebuilt["nodes"])
+        names = rebuilt.get("forward_arg_names") or []
+        if len(set(names)) != len(names):
+            raise ValueError("two arguments of one name")
         return rebuilt
 
 
