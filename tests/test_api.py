@@ -17,6 +17,7 @@ from torch import nn
 import torchwright as tw
 from in_process import trials_in_process
 from torchwright import api
+from torchwright.cli import main
 from torchwright.errors import (
     ArtifactError,
     ModelError,
@@ -26,6 +27,8 @@ from torchwright.errors import (
     WorkloadError,
 )
 from torchwright.facts import Interval
+from torchwright.plan.worker import Session
+from torchwright.report import view
 from torchwright.workloads import accuracy
 
 X = torch.linspace(-1, 1, 4 * 16).reshape(4, 16)
@@ -258,6 +261,22 @@ def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "shop:make"
 
 
+@pytest.fixture
+def unexportable(factory: str) -> str:
+    """A model in the same file that branches on its data."""
+    with Path("shop.py").open("a") as file:
+        file.write(
+            "class Branching(torch.nn.Linear):\n"
+            "    def forward(self, x):\n"
+            "        y = super().forward(x)\n"
+            "        return y if float(y.sum()) > 0 else -y\n"
+            "def branching():\n"
+            "    torch.manual_seed(0)\n"
+            "    return Branching(16, 8), (torch.ones(2, 16),)\n"
+        )
+    return "shop:branching"
+
+
 def optimized(target: str, **options: Any) -> Any:
     options = {
         "max_drop": 0.05,
@@ -286,7 +305,8 @@ def test_verify_measures_again_and_holds_it_against_the_recipe(
     assert result.path == Path("torchwright-shop-make")
     found = api.verify(result.path)
     assert found["verdict"] == "as promised"
-    assert found["runs_as"] == "graphs, uncompiled"
+    assert found["runs_as"] == found["promised_as"] == "graphs, uncompiled"
+    assert found["speedup"] == found["promised"] == "2.00x [1.98, 2.02]"
     assert found["drop_high"] <= 0.05
     json.dumps(found)
 
@@ -303,6 +323,20 @@ def test_verify_measures_again_and_holds_it_against_the_recipe(
     )
     with pytest.raises(RegressionFound, match=r"over its accuracy budget.*up to 50.00%.*5.00%"):
         api.verify(result.path)
+
+
+def test_what_holds_no_model_is_verified_and_timed_on_the_factorys(
+    doubled: None, unexportable: str, capsys: pytest.CaptureFixture[str]
+):
+    result = optimized(unexportable)
+    assert result.recipe.runs_as == view.OWN_MODULE
+    assert "holds no model" in str(result)
+    for found in (api.verify(result.path), api.bench(str(result.path))):
+        assert found["runs_as"] == found["promised_as"] == view.OWN_MODULE
+        assert found["promised"] == str(result.speedup)
+    assert main(["verify", str(result.path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"promised as {view.OWN_MODULE}" in shown
 
 
 def test_an_artifact_can_be_optimized_again(doubled: None, factory: str, tmp_path: Path):
@@ -337,6 +371,35 @@ def test_bench_times_an_artifact_by_its_self_test_and_a_model_as_it_is(doubled: 
     assert measured["forward_percent_of_bound"] > 0
     json.dumps(measured)
     assert api.bench(factory)["runs_as"] == "the original, eager"
+
+
+def test_bench_takes_any_number_of_rows_where_the_artifact_does(
+    doubled: None, factory: str, monkeypatch: pytest.MonkeyPatch
+):
+    result = optimized(factory)
+    assert result.recipe.rows
+    timed: list[int] = []
+    real = Session.time
+
+    def time(self: Session) -> dict[str, float]:
+        timed.append(len(self._cases()[0].args[0]))
+        return real(self)
+
+    monkeypatch.setattr(Session, "time", time)
+    measured = api.bench(str(result.path), batch=5)
+    assert set(timed) == {5}
+    assert measured["batch"] == 5
+    assert measured["forward_s"] > 0
+    assert "forward_percent_of_bound" not in measured, "the recipe counted another call"
+    with pytest.raises(WorkloadError, match=r"takes no --prompt-tokens. Next: optimize again with inputs"):
+        api.bench(str(result.path), prompt_tokens=5)
+
+
+def test_bench_of_fixed_calls_says_what_they_were_compiled_for(
+    doubled: None, factory: str, unexportable: str
+):
+    with pytest.raises(WorkloadError, match="timed on, and takes no --batch"):
+        api.bench(str(optimized(unexportable).path), batch=5)
 
 
 def test_bench_of_a_process_that_dies_is_an_error_in_words(

@@ -88,6 +88,7 @@ def test_an_artifact_of_the_native_decoder_takes_any_size(folder: Path, tmp_path
     found = api.bench(out)
     assert (found["batch"], found["prompt_tokens"], found["new_tokens"]) == (1, PROMPT, NEW)
     assert (found["layers"], found["kv"], found["dtype"]) == ("9 w8a8", "int8", "bf16")
+    assert found["promised"] == "2.88x [2.79, 2.97]"
     assert all(found[name] for name in (*ASKED, *SHARES))
     assert api.bench(out, batch=3, prompt_tokens=40, new_tokens=2)["batch"] == 3
 

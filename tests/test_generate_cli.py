@@ -250,6 +250,22 @@ def test_notices_of_an_artifact_go_to_standard_error(kept, tmp_path, capsys, mon
     assert capsys.readouterr().err == "torchwright: compiling afresh\n"
 
 
+def test_what_runs_otherwise_than_it_was_measured_says_so(kept, tmp_path, capsys, monkeypatch):
+    out = fixed_artifact(kept, tmp_path / "out")
+    real = answer.load
+
+    def elsewhere(target, trust):
+        found = real(target, trust=trust)
+        return dataclasses.replace(
+            found, recipe=dataclasses.replace(found.recipe, runs_as="ahead-of-time package")
+        )
+
+    monkeypatch.setattr("torchwright.answer.load", elsewhere)
+    assert generate(out, "--prompt", HELLO, "--max-new-tokens", 2) == 0
+    said = "torchwright: runs as eager; 2.88x [2.79, 2.97] was measured as ahead-of-time package\n"
+    assert capsys.readouterr().err == said
+
+
 # -------------------------------------------------------------------------------------------------------- bad input
 
 

@@ -22,9 +22,11 @@ from torchwright.decoder.load import load_decoder
 from torchwright.decoder.sampling import Sampling
 from torchwright.devices import default_name
 from torchwright.errors import ArtifactError, ModelError, WorkloadError, unknown
+from torchwright.facts import Recipe
 from torchwright.kernels import ops
 from torchwright.plan import artifact
 from torchwright.plan.load import load
+from torchwright.report import view
 from torchwright.text_stream import TextStream
 from torchwright.workloads.generation import Generator
 from torchwright.workloads.language import BUNDLED
@@ -43,6 +45,8 @@ class Opened:
     model: LoadedDecoder | Generator
     notices: tuple[str, ...] = ()
     """What the user should know about how it runs."""
+    recipe: Recipe | None = None
+    """Of an artifact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,17 +120,27 @@ def open_model(
     if target is not None and is_artifact(target):
         refuse_for_artifact(target, quantize=quantize, kv=kv, dtype=dtype, device=device)
         loaded = load(target, trust=trust)
-        model, notices = loaded.model, tuple(loaded.notices)
+        model, recipe, notices = loaded.model, loaded.recipe, tuple(loaded.notices)
         if not isinstance(model, LoadedDecoder | Generator):
             raise ArtifactError(
                 f"{target} holds no language model",
                 found=f"the workload '{loaded.recipe.workload.get('kind')}'",
                 next="call it from Python: tw.load(DIR).model(…)",
             )
+        if recipe.runs_as and loaded.how != recipe.runs_as:
+            notices += (f"runs as {loaded.how}; {recipe.speedup} was measured as {recipe.runs_as}",)
     else:
-        model, notices = _decoder(target, quantize, kv, dtype, device or default_name()), ()
+        model, recipe = _decoder(target, quantize, kv, dtype, device or default_name()), None
+        notices = ()
     fault = ops.fault(model.device.type) if isinstance(model, LoadedDecoder) else None
-    return Opened(model=model, notices=notices if fault is None else (*notices, f"no fast kernels: {fault}"))
+    if fault is not None:
+        notices += (f"no fast kernels: {fault}",)
+    return Opened(model=model, notices=notices, recipe=recipe)
+
+
+def promise(recipe: Recipe) -> dict[str, str | None]:
+    """The speed-up that an artifact was written with, and what it is of, as `bench` and `verify` name them."""
+    return {"promised": str(recipe.speedup), "promised_as": view.runs_as(recipe) or None}
 
 
 def ask(

@@ -15,13 +15,14 @@ import torch
 from torch import nn
 
 from torchwright import decode_bench
-from torchwright.answer import is_artifact, refuse_for_artifact
+from torchwright.answer import is_artifact, promise, refuse_for_artifact
 from torchwright.devices import default_name
 from torchwright.errors import ArtifactError, RegressionFound, TorchwrightError, WorkloadError
 from torchwright.facts import Budget, Event, Objective, Recipe, RooflinePoint
 from torchwright.measure.clock import paired_speedup
 from torchwright.measure.roofline import Work, point
 from torchwright.plan import artifact
+from torchwright.plan.artifact import Manifest
 from torchwright.plan.optimize import Request, pickled
 from torchwright.plan.optimize import optimize as run_optimize
 from torchwright.plan.result import Result
@@ -173,13 +174,13 @@ def verify(path: str | Path, *, trust: bool = False) -> dict[str, Any]:
     )
     speedup = paired_speedup(before, after)
     found = {
+        "runs_as": loaded["how"],
         "speedup": str(speedup),
-        "promised": str(recipe.speedup),
+        **promise(recipe),
         "metric": quality.metric,
         "drop": quality.drop,
         "drop_high": quality.drop_high,
         "max_drop": recipe.budget.max_drop,
-        "runs_as": loaded["how"],
         "notices": loaded["notices"],
     }
     if recipe.steps and quality.drop_high > recipe.budget.max_drop:
@@ -214,10 +215,12 @@ def bench(
     """Time an artifact, or a model as it is: seconds per call, tokens per second, memory, share of the roofline.
 
     With one of `quantize`, `kv` and `dtype` a language model runs on the native decoder instead, without a search.
+    `batch` is for an artifact another number of rows than its example's, where its calls take any.
     """
     options: dict[str, Any] = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batch": batch}
     decoder = {"quantize": quantize, "kv": kv, "dtype": dtype}
     recipe: Recipe | None = None
+    batched, rows = (), None
     where = device or default_name()
     if is_artifact(target):
         refuse_for_artifact(target, **decoder, device=device)
@@ -227,13 +230,8 @@ def bench(
             searched = {name: recipe.workload.get(name) for name in options}
             given = {name: value for name, value in options.items() if value is not None}
             return decode_bench.bench(target, where, trust=trust, **(searched | given))
-        for option, value in options.items():
-            if value is not None and recipe.workload.get(option) != value:
-                raise WorkloadError(
-                    f"{target} was compiled for {option} {recipe.workload.get(option)}, not {value}",
-                    next=f"optimize again with --{option.replace('_', '-')} {value}",
-                )
-        workload = _workload_of(Path(target), recipe, trust=trust, cases_only=True)
+        batched, rows = _other_rows(target, recipe, manifest, options)
+        workload = _workload_of(Path(target), recipe, trust=trust, cases_only=manifest.self_contained)
     elif any(value is not None for value in decoder.values()):
         return decode_bench.bench(target, where, **decoder, **options)
     else:
@@ -242,12 +240,19 @@ def bench(
         process = TrialProcess(context)
         if recipe:
             ready = process.ask("load_artifact", path=str(target), trust=trust)
+            if rows is not None:
+                process.ask("resize", batched=batched, rows=rows)
         else:
             ready = process.ask("prepare", steps=())
         turns = [process.ask("time") for _ in range(VERIFY_ROUNDS)]
         memory = process.ask("memory")["peak"]
     medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
-    result: dict[str, Any] = {"runs_as": ready.get("how", "the original, eager"), "ready_s": ready["seconds"]}
+    result: dict[str, Any] = {"runs_as": ready.get("how", "the original, eager")}
+    if recipe:
+        result |= promise(recipe)
+    if rows is not None:
+        result["batch"] = rows
+    result["ready_s"] = ready["seconds"]
     described = workload.describe()
     for name, seconds in medians.items():
         result[f"{name}_s"] = seconds
@@ -260,10 +265,39 @@ def bench(
             "decode_tokens_per_s": rows / medians["decode"],
         }
     result["peak_memory_bytes"] = memory
-    points = {found.case: found for found in _bounds(recipe, medians)}
+    points = {found.case: found for found in _bounds(recipe if rows is None else None, medians)}
     for name in medians if "geometry" in described else points:
         result |= decode_bench.roofline_facts(name, points.get(name))
     return result
+
+
+def _other_rows(
+    target: str, recipe: Recipe, manifest: Manifest, options: dict[str, int | None]
+) -> tuple[tuple[int, ...], int | None]:
+    """The tensors that have rows, and how many were asked for where that is not the example's number.
+
+    Raises `WorkloadError` for a size that the artifact's calls do not take.
+    """
+    rows = None
+    for option, value in options.items():
+        searched = recipe.workload.get(option)
+        if value is None or value == searched:
+            continue
+        takes = manifest.rows != "fixed" or manifest.any_sizes is not None
+        if option == "batch" and manifest.takes.batched and takes and len(recipe.final.cases) == 1:
+            rows = value
+            continue
+        flag = f"--{option.replace('_', '-')}"
+        if searched is None:
+            raise WorkloadError(
+                f"{target} was made for the calls that it was timed on, and takes no {flag}",
+                next="optimize again with inputs of that size",
+            )
+        raise WorkloadError(
+            f"{target} was compiled for {option} {searched}, not {value}",
+            next=f"optimize again with {flag} {value}",
+        )
+    return manifest.takes.batched, rows
 
 
 def report_path(path: str | Path) -> Path:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright.answer import DTYPES, is_artifact, open_model
+from torchwright.answer import DTYPES, is_artifact, open_model, promise
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.generate import PREFILL_CHUNK, LoadedDecoder
 from torchwright.decoder.load import KV_DTYPES
@@ -95,6 +95,7 @@ def bench(
         notices.append("other processes ran while the ceilings were measured: `torchwright doctor --refresh`")
     result: dict[str, Any] = {
         "runs_as": "native decoder",
+        **({} if opened.recipe is None else promise(opened.recipe)),
         **_describe(model),
         "threads": torch.get_num_threads(),
         "batch": sizes.batch,

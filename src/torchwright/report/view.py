@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from torchwright.facts import CaseTime, Interval, Quality, Recipe, RowsTime, Rung
 from torchwright.report import wording
@@ -137,16 +137,17 @@ def row_times(recipe: Recipe) -> list[RowsTime]:
 def example_rows(recipe: Recipe) -> int | None:
     """The rows of the calls that the recipe was found on: the batch, or the first size of a module's first tensor."""
     batch = recipe.workload.get("batch")
-    if isinstance(batch, int):
+    if type(batch) is int:
         return batch
     shapes: Any = recipe.workload.get("shapes")
     try:
         (call,) = shapes
-        leaves = [*call["args"], *(leaf for given in call["kwargs"].values() for leaf in given)]
-        rows: Any = next(leaf for leaf in leaves if isinstance(leaf, list | tuple))[1]
+        leaves: list[Any] = [*call["args"]]
+        leaves += [leaf for given in call["kwargs"].values() for leaf in given]
+        rows: Any = next(leaf[1] for leaf in leaves if type(leaf) in (list, tuple))
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, StopIteration):
         return None  # a workload of another kind describes itself in its own way
-    return cast("int", rows) if isinstance(rows, int) else None
+    return rows if type(rows) is int else None
 
 
 def process_gain(recipe: Recipe) -> str | None:
