@@ -257,12 +257,12 @@ def bench(
     for name, seconds in medians.items():
         result[f"{name}_s"] = seconds
     if "geometry" in described:
-        rows = described["batch"]
+        sequences = described["batch"]
         result |= {
             "ttft_s": medians["prefill"],
             "tpot_s": medians["decode"],
-            "prefill_tokens_per_s": rows * described["prompt_tokens"] / medians["prefill"],
-            "decode_tokens_per_s": rows / medians["decode"],
+            "prefill_tokens_per_s": sequences * described["prompt_tokens"] / medians["prefill"],
+            "decode_tokens_per_s": sequences / medians["decode"],
         }
     result["peak_memory_bytes"] = memory
     points = {found.case: found for found in _bounds(recipe if rows is None else None, medians)}
@@ -331,9 +331,9 @@ def _workload_of(
     """
     if recipe.workload.get("kind") == "module":
         if cases_only and (path / "selftest.json").is_file():
-            from torchwright.plan.tree import read_tree
+            from torchwright.plan.tree import read_self_test
 
-            kept = read_tree(path / "selftest")
+            kept = read_self_test(path / "selftest")
             return ModuleWorkload(nn.Identity(), [kept["args"] if kept["args"] else kept["kwargs"]])
         if not (trust or artifact.is_own(path)):
             raise ArtifactError(
