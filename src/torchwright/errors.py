@@ -90,3 +90,9 @@ def _rebuild(
     cls: type[TorchwrightError], summary: str, found: str | None, allowed: str | None, next: str | None
 ) -> TorchwrightError:
     return cls(summary, found=found, allowed=allowed, next=next)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no message"

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-RECIPE_FORMAT = 1
+RECIPE_FORMAT = 2
 """Format of recipe.json; a larger one in a file was written by a newer Torchwright."""
 
 Objective = Literal["latency", "throughput", "memory"]

@@ -9,15 +9,18 @@ order = place(spec, binder.form(...))           which of the caller's leaves goe
 from __future__ import annotations
 
 import inspect
+import re
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument
 from torch.utils import _pytree as pytree
 
-from torchwright.engines.spec import CallSpec, Parameter, Structure, TensorSpec
+from torchwright.engines.spec import SIZE, TENSOR, UNKNOWN, CallSpec, Parameter, Structure, TensorSpec
+from torchwright.errors import ArtifactError
 
 
 class NotPlain(Exception):
@@ -37,7 +40,7 @@ class _Leaf:
 def spec_of(name: str, program: ExportedProgram) -> CallSpec:
     """What an exported graph takes. Raises `NotPlain` where a size is more than a number or a name."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    changed = set(program.graph_signature.user_inputs_to_mutate.values())
+    changed = _changed(program)
     tensors: list[TensorSpec] = []
     leaves: list[_Leaf] = []
     mutates: list[int] = []
@@ -68,7 +71,49 @@ def spec_of(name: str, program: ExportedProgram) -> CallSpec:
         sizes=sizes,
         mutates=tuple(mutates),
         outputs=outputs,
+        results=_results(program),
     )
+
+
+def _changed(program: ExportedProgram) -> set[str]:
+    """The inputs that the call changes in place.
+
+    Graphs are kept as they were traced, with operators that change their arguments; only where there is one that may
+    change an input it is brought into the form that says so.
+    """
+    named = set(program.graph_signature.user_inputs_to_mutate.values())
+    own = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
+    views: dict[Any, set[str]] = {}
+    found = set(named)
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            views[node] = {node.name} & own
+            continue
+        below = set[str]().union(*(views.get(n, set()) for n in node.all_input_nodes))
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:  # getitem, and operators of graphs within the graph
+            views[node] = below
+            continue
+        if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
+            found |= below
+        views[node] = below if any(r.alias_info is not None for r in schema.returns) else set()
+    if found == named:
+        return named
+    try:
+        return set(program.run_decompositions({}).graph_signature.user_inputs_to_mutate.values())
+    except Exception:  # of torch.export, at whatever it does not know: what may be changed is taken for changed
+        return found
+
+
+def _results(program: ExportedProgram) -> tuple[str, ...]:
+    found = []
+    for spec in program.graph_signature.output_specs:
+        if spec.kind is OutputKind.USER_OUTPUT:
+            constant = isinstance(spec.arg, ConstantArgument)
+            found.append(
+                repr(spec.arg.value) if constant else SIZE if isinstance(spec.arg, SymIntArgument) else TENSOR
+            )
+    return tuple(found) if set(found) != {TENSOR} else ()
 
 
 def _outputs(program: ExportedProgram) -> tuple[TensorSpec, ...] | None:
@@ -125,16 +170,31 @@ def _structure(value: Any) -> Structure:
         return {"constant": "None"}
     if type(value) in (list, tuple):
         return {type(value).__name__: [_structure(item) for item in value]}
-    if type(value) is dict:
-        return {"dict": {key: _structure(item) for key, item in value.items()}}
+    if type(value) in _DICTS:
+        return {"dict": {_key(key): _structure(item) for key, item in value.items()}}
     children, name = _children(value)
     return {"class": name, "items": [_structure(item) for item in children]}
 
 
+_DICTS = (dict, OrderedDict, defaultdict)
+"""Their tensors are known by their keys, in whatever order these are."""
+
+
+def _key(key: Any) -> str:
+    """A dictionary's key as JSON allows it."""
+    return key if isinstance(key, str) else f"{type(key).__name__} {key!r}"
+
+
 def _children(value: Any) -> tuple[list[Any], str]:
-    """The parts of a container that pytree knows, and its class's name; itself where it is no container."""
+    """The parts of a container that pytree knows, and its class's name with what pytree knows of it besides, such as
+    the names of its parts. Itself and no name where it is no container."""
     leaves, spec = pytree.tree_flatten(value, is_leaf=lambda part: part is not value)
-    return leaves, type(value).__qualname__ if not spec.is_leaf() else ""
+    if spec.is_leaf():
+        return leaves, ""
+    kind, context = type(value), spec.context
+    if context is None or context is kind:
+        return leaves, kind.__qualname__
+    return leaves, f"{kind.__qualname__} {re.sub(' at 0x[0-9a-f]+', '', repr(context))}"
 
 
 # ------------------------------------------------------------------------------------------------- of calls
@@ -149,23 +209,25 @@ def seen(value: Any, key: list[Any], leaves: list[torch.Tensor]) -> None:
     """
     kind = type(value)
     if kind in _PLAIN:
-        key.append((value.dtype, value.shape, value.stride(), value.device))
+        key.append((value.dtype, value.shape, value.stride(), value.device, value.layout, value.is_neg()))
         leaves.append(value)
     elif kind in (tuple, list):
         key.append((kind, len(value)))
         for item in value:
             seen(item, key, leaves)
-    elif kind is dict:
+    elif kind in _DICTS:
         key.append((kind, *value))
         for item in value.values():
             seen(item, key, leaves)
-    elif value is None or kind in (bool, int, float, str):
+    elif value is None or kind in (bool, int, str):
         key.append((kind, value))
+    elif kind is float:  # 0.0 and -0.0 are equal, NaN is not
+        key.append((kind, repr(value)))
     elif isinstance(value, torch.Tensor):
         raise TypeError(f"a {kind.__name__}")
     else:
         parts, name = _children(value)
-        key.append((kind, len(parts)) if name else (kind, repr(value)))
+        key.append((kind, name, len(parts)) if name else (kind, repr(value)))
         for item in parts if name else ():
             seen(item, key, leaves)
 
@@ -177,8 +239,8 @@ def numbered(value: Any, counter: list[int]) -> Structure:
         return {"tensor": counter[0] - 1}
     if type(value) in (list, tuple):
         return {type(value).__name__: [numbered(item, counter) for item in value]}
-    if type(value) is dict:
-        return {"dict": {key: numbered(item, counter) for key, item in value.items()}}
+    if type(value) in _DICTS:
+        return {"dict": {_key(key): numbered(item, counter) for key, item in value.items()}}
     if value is None or isinstance(value, bool | int | float | str):
         return {"constant": repr(value)}
     parts, name = _children(value)
@@ -192,16 +254,19 @@ class Binder:
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self._defaults = {p.name: p.default for p in parameters}
-        self._signature = inspect.Signature(
-            [
-                inspect.Parameter(
-                    p.name,
-                    getattr(inspect.Parameter, p.kind),
-                    default=inspect.Parameter.empty if p.default is None else None,
-                )
-                for p in parameters
-            ]
-        )
+        try:
+            self._signature = inspect.Signature(
+                [
+                    inspect.Parameter(
+                        p.name,
+                        getattr(inspect.Parameter, p.kind),
+                        default=inspect.Parameter.empty if p.default is None else None,
+                    )
+                    for p in parameters
+                ]
+            )
+        except ValueError as error:
+            raise ArtifactError("the parameters of the original are none", found=str(error)[:200]) from error
 
     def place(self, expected: Structure, args: Structure, kwargs: Structure) -> list[int] | None:
         """For each tensor of a compiled call, which of the caller's it is; None where this is another call.
@@ -237,15 +302,13 @@ class Binder:
 
 
 def parameters_of(forward: Callable[..., Any]) -> tuple[Parameter, ...]:
-    """The parameters of a model's `forward`; defaults that are not plain are as if there were none."""
+    """The parameters of a model's `forward`; a default that is not plain matches no value but itself."""
     found = []
     for parameter in inspect.signature(forward).parameters.values():
         default = parameter.default
         plain = default is None or isinstance(default, bool | int | float | str)
-        has = parameter.default is not inspect.Parameter.empty and plain
-        found.append(
-            Parameter(name=parameter.name, kind=parameter.kind.name, default=repr(default) if has else None)
-        )
+        text = None if default is inspect.Parameter.empty else repr(default) if plain else UNKNOWN
+        found.append(Parameter(name=parameter.name, kind=parameter.kind.name, default=text))
     return tuple(found)
 
 

@@ -33,6 +33,8 @@ from torchwright.errors import SlowerCall, TorchwrightError, WorkloadError
 from torchwright.workloads.base import Case
 from torchwright.workloads.rows import Pieces
 
+Output = tuple[Any, Any, torch.dtype]
+"""Shape, strides and type of a tensor."""
 Way = Callable[[list[torch.Tensor]], Any]
 """Takes a call's tensors in the caller's order."""
 _UNKNOWN: Any = object()
@@ -80,7 +82,9 @@ class Door:
         try:
             for value in args:
                 if type(value) is torch.Tensor:
-                    key.append((value.dtype, value.shape, value.stride(), value.device))
+                    key.append(
+                        (value.dtype, value.shape, value.stride(), value.device, value.layout, value.is_neg())
+                    )
                     tensors.append(value)
                 else:
                     seen(value, key, tensors)
@@ -113,6 +117,8 @@ class Door:
         """Compiled code computes in its own types, records nothing for gradients, and cannot be traced."""
         if torch._C._get_tracing_state() is not None:
             raise untraceable("torch.jit.trace")
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise untraceable("torch.func")
         if self._threads is not None and self._threads != torch.get_num_threads():
             return self._on_threads(way, tensors)
         gradients = torch.is_grad_enabled()
@@ -135,30 +141,71 @@ class Door:
         finally:
             torch.set_num_threads(before)
 
-    def result_of(self, args: Any, kwargs: Any) -> tuple[Any, list[tuple[Any, Any, torch.dtype]]] | None:
-        """For a call whose tensors may have sizes and no data: what makes its result of flat outputs, and their
-        (shape, strides, type). None where no compiled call, and no graph, takes it."""
+    @property
+    def mutates(self) -> bool:
+        """Whether a call changes one of its inputs in place."""
+        return any(call.spec.mutates for call in self._all_calls())
+
+    def result_of(self, args: Any, kwargs: Any) -> tuple[Call, list[Output]] | None:
+        """For a call whose tensors may have sizes and no data: what makes its result of flat outputs, and of those
+        that are tensors the form. None where only the original takes it."""
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         counter = [0]
         given = numbered(args, counter), numbered(kwargs, counter)
-        for call in self._all_calls():
-            order = self._binder.place(call.spec.structure, *given)
-            if order is None or call.spec.outputs is None:
-                continue
-            tensors = [leaves[i] for i in order]
-            if _types(call) != [_name(t.dtype) for t in tensors]:
-                continue
-            sizes = call.spec.bind([t.shape for t in tensors])
+        for structure, calls in itertools.groupby(self._all_calls(), key=lambda call: call.spec.structure):
+            order = self._binder.place(structure, *given)
+            if order is not None:
+                tensors = [leaves[i] for i in order]
+                types, shapes = [_name(t.dtype) for t in tensors], [tuple(t.shape) for t in tensors]
+                found = self._predicted(list(calls), types, shapes)
+                if found is not None:
+                    return found
+        return None
+
+    def _predicted(
+        self, calls: Sequence[Call], types: list[str], shapes: list[tuple[Any, ...]]
+    ) -> tuple[Call, list[Output]] | None:
+        """What `_way` will lead to."""
+        compiled = [call for call in calls if call is not self.general and call.spec.outputs is not None]
+        for call in compiled:
+            sizes = call.spec.bind(shapes) if _types(call) == types else None
             if sizes is not None:
-                return call.build, [_sized(spec, sizes) for spec in call.spec.outputs]
+                return call, [_sized(spec, sizes) for spec in call.spec.outputs or ()]
+        if self.strict:
+            return None
+        outputs = self._outputs_of(calls, types)
+        if outputs is not None:
+            found = self._predicted(calls, _types(calls[0]), shapes)
+            if found is None or len(found[1]) != len(outputs):
+                return None
+            call, forms = found
+            return call, [
+                (shape, strides, getattr(torch, name))
+                for (shape, strides, _), name in zip(forms, outputs, strict=True)
+            ]
+        rows = self._rows(shapes)
+        for call in compiled:
+            fitted = None if rows is None or _types(call) != types else self._fitted(call, shapes)
+            if fitted is not None:
+                sizes = call.spec.bind(fitted) or {}
+                return call, [_sized(spec, sizes, rows) for spec in call.spec.outputs or ()]
+        general = self.general
+        if general in calls and general is not None and _types(general) == types:
+            sizes = general.spec.bind(shapes)
+            if sizes is not None and general.spec.outputs is not None:
+                return general, [_sized(spec, sizes) for spec in general.spec.outputs]
         return None
 
     # -------------------------------------------------------------------------------------- finding the way
 
     def _find(self, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Way | None:
         """The way for a call; None for the original. Raises `WorkloadError` where there is none."""
+        if any(isinstance(leaf, torch.fx.Proxy) for leaf in pytree.tree_leaves((args, kwargs))):
+            raise untraceable("torch.fx")
         counter = [0]
         given_args, given_kwargs = numbered(args, counter), numbered(kwargs, counter)
+        if any(tensor.layout != torch.strided or tensor.is_meta for tensor in tensors):
+            return self._last(args, kwargs)
         structures = itertools.groupby(self._all_calls(), key=lambda call: call.spec.structure)
         for structure, calls in structures:
             order = self._binder.place(structure, given_args, given_kwargs)
@@ -166,11 +213,17 @@ class Door:
                 continue
             way = self._way(list(calls), [tensors[i] for i in order])
             if way is not None:
-                return way if order == list(range(len(tensors))) else _reordered(way, order)
+                way = way if order == list(range(len(tensors))) else _reordered(way, order)
+                # In place changes that one argument sees through another were traced as if they did not.
+                apart = not self.mutates or not _overlap(tensors)
+                return way if apart else self._last(args, kwargs)
+        return self._last(args, kwargs)
+
+    def _last(self, args: Any, kwargs: Any) -> None:
+        """The way to the original; raises `WorkloadError` where there is none."""
         if self.original is None or self.strict:
             raise self._refused(args, kwargs)
-        self._say("the original, since what was compiled takes no such call", args, kwargs)
-        return None
+        self._say("original", "the original, since what was compiled takes no such call", args, kwargs)
 
     def _all_calls(self) -> list[Call]:
         general = [] if self.general is None or self.strict else [self.general]
@@ -328,8 +381,10 @@ def untraceable(what: str) -> TorchwrightError:
     )
 
 
-def _sized(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[Any, Any, torch.dtype]:
-    shape = [sizes[size] if isinstance(size, str) else size for size in spec.shape]
+def _sized(spec: TensorSpec, sizes: Mapping[str, int], rows: Any = None) -> Output:
+    shape: list[Any] = [sizes[size] if isinstance(size, str) else size for size in spec.shape]
+    if rows is not None:
+        shape[0] = rows
     return shape, spec.strides(shape), getattr(torch, spec.dtype)
 
 

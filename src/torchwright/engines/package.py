@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from torchwright.engines.results import laid_out, result_builder
+from torchwright.engines.results import laid_out, result_builder, with_constants
 from torchwright.engines.spec import CallSpec
 from torchwright.errors import ArtifactError
-from torchwright.kernels import build
+from torchwright.kernels import build as kernels
 
 
 class Package:
@@ -36,7 +36,8 @@ class Package:
             raise ArtifactError(
                 f"the compiled code in {path} cannot be loaded", found=str(error).splitlines()[0]
             ) from error
-        self.build = laid_out(result_builder(self._loader.get_call_spec()[1]), layouts)
+        build = result_builder(self._loader.get_call_spec()[1])
+        self.build = with_constants(laid_out(build, layouts), spec.results)
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
         return self.build(self._loader.boxed_run(tensors))
@@ -48,7 +49,7 @@ def _register_operators(path: Path) -> None:
         listed = [name for name in archive.namelist() if name.endswith(".wrapper.json")]
         if not any(b"torchwright::" in archive.read(name) for name in listed):
             return
-    missing = build.load()
+    missing = kernels.load()
     if missing:
         raise ArtifactError(
             "the compiled code calls Torchwright's kernels, which are not here", found=missing

@@ -30,7 +30,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from torchwright.engines.graph_check import TensorEntry, checked
-from torchwright.errors import ArtifactError, RefusedTechnique
+from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
 from torchwright.json_file import read_json
 from torchwright.kernels import build
 from torchwright.workloads.base import Case
@@ -158,7 +158,14 @@ def write_programs(folder: Path, programs: dict[str, ExportedProgram]) -> None:
                 if isinstance(value, torch.Tensor)
             },
         }
-    (folder / GRAPHS).write_text(json.dumps(graphs, cls=serde.EnumEncoder))
+    text = json.dumps(graphs, cls=serde.EnumEncoder)
+    try:
+        checked(json.loads(text), trust=True)
+    except (ValueError, TorchwrightError) as error:  # a name, say, that would be taken for code
+        raise RefusedTechnique(
+            "the exported graph cannot be kept in a file", found=first_line(error)
+        ) from error
+    (folder / GRAPHS).write_text(text)
     save_file(tensors, folder / TENSORS)
 
 
@@ -189,12 +196,6 @@ def read_programs(folder: Path, *, trust: bool = False) -> dict[str, ExportedPro
         raise ArtifactError(
             f"the graphs in {folder} cannot be read", found=f"{type(error).__name__}: {first_line(error)}"
         ) from error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else "no message"
 
 
 @contextlib.contextmanager

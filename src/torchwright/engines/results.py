@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from torchwright.engines.spec import SIZE, TENSOR
+from torchwright.errors import ArtifactError
 
 Builder = Callable[[list[Any]], Any]
 
@@ -31,13 +35,47 @@ def result_builder(spec: str | pytree.TreeSpec) -> Builder:
     return lambda outputs: pytree.tree_unflatten(outputs, tree)
 
 
+def with_constants(build: Builder, results: Sequence[str]) -> Builder:
+    """`build` with what is no tensor in its place; compiled code returns 0-dimensional tensors for numbers.
+
+    `results` is of `CallSpec`.
+    """
+    constants = {
+        index: _constant(text) for index, text in enumerate(results) if text not in (TENSOR, SIZE)
+    }
+    sizes = [index for index, text in enumerate(results) if text == SIZE]
+    if not constants and not sizes:
+        return build
+
+    def built(outputs: list[Any]) -> Any:
+        outputs = [constants.get(index, output) for index, output in enumerate(outputs)]
+        for index in sizes:
+            outputs[index] = int(outputs[index])
+        return build(outputs)
+
+    return built
+
+
+def _constant(text: str) -> Any:
+    try:
+        return float(text) if text in ("nan", "inf", "-inf") else ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise ArtifactError("a constant result is no constant", found=text[:80]) from error
+
+
 def laid_out(build: Builder, layouts: Sequence[tuple[int, ...] | None]) -> Builder:
-    """`build` with outputs brought into the layouts that are given: dimensions, the outermost in memory first."""
+    """`build` with outputs brought into the layouts that are given: dimensions, the outermost in memory first.
+
+    There is one layout for each tensor and number among the outputs.
+    """
     if not any(layouts):
         return build
 
     def built(outputs: list[Any]) -> Any:
-        return build([_laid_out(t, order) for t, order in zip(outputs, layouts, strict=True)])
+        remaining = iter(layouts)
+        return build(
+            [_laid_out(v, next(remaining)) if isinstance(v, torch.Tensor | int | float) else v for v in outputs]
+        )
 
     return built
 
@@ -49,7 +87,7 @@ def layout_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _laid_out(tensor: Any, order: tuple[int, ...] | None) -> Any:
-    if order is None:
+    if order is None or not isinstance(tensor, torch.Tensor):
         return tensor
     back = sorted(range(len(order)), key=lambda place: order[place])
     return tensor.permute(order).contiguous().permute(back)

@@ -18,12 +18,11 @@ from torchwright.engines.call import NotPlain, spec_of
 from torchwright.engines.program import (
     compile_program,
     export,
-    first_line,
     ignore_library_warnings,
     write_programs,
 )
 from torchwright.engines.spec import CallSpec
-from torchwright.errors import RefusedTechnique, TorchwrightError
+from torchwright.errors import RefusedTechnique, TorchwrightError, first_line
 from torchwright.techniques.base import Settings, Target
 from torchwright.techniques.blocks import repeated_blocks
 from torchwright.workloads.base import Case

@@ -3,18 +3,24 @@
 
 A structure is nested lists, tuples and dicts as JSON: `{"tensor": 0}`, `{"constant": "3"}`, `{"tuple": […]}`,
 `{"list": […]}`, `{"dict": {…}}`. Another container that pytree knows, such as a named tuple, is
-`{"class": "name", "items": […]}`.
+`{"class": "name", "items": […]}`; what pytree keeps of it besides, such as its keys, is part of the name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 Structure = dict[str, Any]
 DEEPEST = 32
 """Of containers in one another."""
+TENSOR, SIZE = "tensor", "size"
+"""Results of a call: a tensor, and a whole number that follows from the sizes of its inputs."""
+UNKNOWN = "…"
+"""A default that no plain data can say; no `repr` of a constant is this."""
+Kind = Literal["POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD", "VAR_POSITIONAL", "KEYWORD_ONLY", "VAR_KEYWORD"]
+"""Of parameters, by their names in `inspect`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +56,8 @@ class CallSpec:
     """Tensors that the call changes in place."""
     outputs: tuple[TensorSpec, ...] | None = None
     """Its results' tensors, flat; None where one has a size that is no plain number or name."""
+    results: tuple[str, ...] = ()
+    """For each of its results, flat: `TENSOR`, `SIZE`, or the `repr` of a plain constant; empty where all are tensors."""
 
     def bind(self, shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
         """The sizes by name, or None where the shapes are not this call's."""
@@ -72,9 +80,9 @@ class Parameter:
     """One parameter of the original's `forward`."""
 
     name: str
-    kind: str
+    kind: Kind
     default: str | None = None
-    """`repr` of a plain default; None where there is none."""
+    """`repr` of a plain default, `UNKNOWN` for another; None where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,6 +80,15 @@ def library() -> Path:
     return path
 
 
+def ready() -> bool:
+    """Whether the library is built already, or cannot be."""
+    try:
+        compiler = find_compiler()
+        return place(compiler, instruction_sets(compiler)).is_file()
+    except BuildError:
+        return True
+
+
 def find_compiler() -> str:
     """The C++ compiler of this machine, or the one that CXX names."""
     wanted = os.environ.get("CXX", "g++")
@@ -105,9 +114,12 @@ def compile_commands(compiler: str, sets: dict[str, tuple[str, ...]], folder: Pa
     commands: dict[Path, list[str]] = {}
     for name, flags in sets.items():
         target = folder / f"{name}.o"
+        # Where there are vector instructions the portable code is for the very old machine, and as slow to compile as
+        # all others together at the level at which the compiler looks for vectors itself.
+        last = name == "portable" and len(sets) > 1
         commands[target] = [
             compiler,
-            "-O3",
+            "-O2" if last else "-O3",
             *COMMON,
             *flags,
             f"-DTW_ISA={name}",

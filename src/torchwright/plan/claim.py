@@ -30,6 +30,9 @@ WRITE_SECONDS = 180.0
 ROWS_SECONDS = 2.0
 """Turns with one other number of rows go on for about this long."""
 
+DISTURBED = 2.0
+"""An interval whose ends are so many times apart says that something else ran beside."""
+
 Provisional = Callable[[Outcome], Recipe]
 
 
@@ -127,6 +130,11 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
         outcome = give_up(search)
     folder, contents = shipping.made[name]
     found = Claim(outcome=outcome, folder=folder, contents=contents, runs_as=shipping.how.get(name, ""))
+    if outcome.speedup.high > DISTURBED * outcome.speedup.low:
+        search.notes.append(
+            f"the machine was disturbed while the artifact was timed ({outcome.speedup}): "
+            "`torchwright verify` measures again"
+        )
     if candidate is not None:
         found.rows = _other_rows(search, candidate, contents)
         found.process = _process_gain(shipping, candidate, folder)

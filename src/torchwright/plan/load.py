@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from torchwright.engines.machine_code import restore_machine_code
 from torchwright.engines.module import OptimizedModule
 from torchwright.engines.package import Package
 from torchwright.engines.spec import CallSpec, is_structure
-from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError
+from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
 from torchwright.facts import Fingerprint, Interval, Recipe
 from torchwright.paths import file_digest
 from torchwright.plan import artifact
@@ -107,9 +108,24 @@ def load(
     if on_new_shape not in ("run", "error"):
         raise TorchwrightError(f"on_new_shape={on_new_shape!r}", allowed="run, error")
     path = Path(path)
+    try:
+        return _load(path, model, original, trust, process, on_new_shape == "error")
+    except (TorchwrightError, MemoryError):
+        raise
+    except Exception as error:
+        if trust or artifact.is_own(path):
+            raise
+        raise ArtifactError(  # whatever a stranger's file makes this stumble over
+            f"{path} cannot be loaded", found=f"{type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def _load(
+    path: Path, model: nn.Module | None, original: nn.Module | None, trust: bool, process: bool, strict: bool
+) -> Loaded:
     with artifact.checked_meanwhile(path) as (recipe, manifest, checked):
         _check_calls(path, manifest)
-        loader = _Loader(path, recipe, manifest, trust, process, original, on_new_shape == "error")
+        loader = _Loader(path, recipe, manifest, trust, process, original, strict)
         if manifest.engine != "native":  # whose files are plain data, read while they are checked
             checked()
         ready = loader.best(model)
@@ -171,6 +187,9 @@ def _calling(run: Run, device: str) -> Callable[..., Any]:
 
 def _check_calls(path: Path, manifest: Manifest) -> None:
     """Raise `ArtifactError` for a manifest whose calls are not calls."""
+    for parameter in manifest.takes.parameters:
+        if not parameter.name.isidentifier() or not hasattr(inspect.Parameter, parameter.kind):
+            raise ArtifactError(f"{path} is damaged", found=f"the parameter {parameter.name[:80]!r}")
     for spec in (*manifest.calls, manifest.any_rows, manifest.any_sizes):
         if spec is not None and not (
             is_structure(spec.structure, len(spec.tensors)) and list(spec.structure) == ["tuple"]
@@ -255,7 +274,7 @@ class _Loader:
         if programs is None and not manifest.calls:  # made by a version that kept no specifications
             from torchwright.engines.program import read_programs
 
-            programs = read_programs(self.path)
+            programs = read_programs(self.path, trust=self.allowed)
             how = "ahead-of-time package"
         else:
             how = "ahead-of-time package" if programs is None else "recompiled graphs"
@@ -288,7 +307,10 @@ class _Loader:
         if manifest.any_sizes is not None and not self.strict:
             spec = manifest.any_sizes
             general = Later(
-                spec, lambda: GraphCall(read_programs(self.path)[GENERAL], spec, manifest.layouts)
+                spec,
+                lambda: GraphCall(
+                    read_programs(self.path, trust=self.allowed)[GENERAL], spec, manifest.layouts
+                ),
             )
         return Door(
             calls,
@@ -304,7 +326,7 @@ class _Loader:
         from torchwright.engines.program import read_programs
         from torchwright.measure.toolchain import compiler_fault
 
-        programs = read_programs(self.path)
+        programs = read_programs(self.path, trust=self.allowed)
         if self.manifest.engine != "eager":
             fault = compiler_fault(self.here.device)
             if fault is None:
@@ -348,9 +370,8 @@ class _Loader:
         from torchwright.workloads.detect import from_description
 
         folder = self.path / artifact.MODEL
-        workload = from_description(
-            self.recipe.workload, folder if folder.is_dir() else None, trust=self.allowed
-        )
+        described = self.recipe.workload | {"eval_text": None}  # nothing is judged here
+        workload = from_description(described, folder if folder.is_dir() else None, trust=self.allowed)
         target = make_target(workload, self.here.device)
         apply_steps(target, self.recipe.steps)
         if not self.recipe.steps:
@@ -359,11 +380,11 @@ class _Loader:
 
     def _replay(self, model: nn.Module) -> _Ready:
         from torchwright.plan.apply import apply_steps, make_target
-        from torchwright.plan.tree import read_tree
+        from torchwright.plan.tree import read_self_test
         from torchwright.workloads.module import ModuleWorkload
 
         has_inputs = (self.path / "selftest.json").is_file()  # of a class of their own they cannot be kept
-        kept = read_tree(self.path / "selftest") if has_inputs else {"args": (), "kwargs": {}}
+        kept = read_self_test(self.path / "selftest") if has_inputs else {"args": (), "kwargs": {}}
         workload = ModuleWorkload(model, kept["args"] or kept["kwargs"])
         target = make_target(workload, self.here.device)
         try:
@@ -440,12 +461,12 @@ def inductor_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _self_test(path: Path, run: Run, tolerance: float) -> None:
-    from torchwright.plan.tree import read_tree
+    from torchwright.plan.tree import read_self_test
     from torchwright.workloads.accuracy import flatten, relative_error
 
     if not (path / "selftest.json").is_file():
         return
-    kept = read_tree(path / "selftest")
+    kept = read_self_test(path / "selftest")
     case = Case(
         name=kept["name"],
         args=kept["args"],
@@ -453,7 +474,7 @@ def _self_test(path: Path, run: Run, tolerance: float) -> None:
         fixed=kept["name"] in ("prefill", "decode"),
     )
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(kept.get("seed", 0))
+        torch.manual_seed(kept["seed"])
         got = flatten(run(case))
     worst = relative_error(flatten(kept["output"]), got).value
     if not worst <= tolerance:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ import torch
 
 from torchwright.devices import get_device
 from torchwright.errors import TorchwrightError, WorkloadError
-from torchwright.facts import Budget, Recipe, Step
+from torchwright.facts import Budget, Event, Recipe, Step
+from torchwright.kernels import build
 from torchwright.plan import artifact
 from torchwright.plan.claim import claim
 from torchwright.plan.fingerprint import fingerprint_here
@@ -55,6 +57,7 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
     if budget.max_drop < 0 or budget.time_seconds <= 0:
         raise WorkloadError(f"a budget of {budget}", allowed="max_drop of 0 or more, time above 0 seconds")
     device, workload = get_device(request.device), pickled(request.workload)
+    _build_kernels(watch, budget)
     with interrupts.deferred(), artifact.writing(out) as folder:
         scratch = folder / SCRATCH
         scratch.mkdir()
@@ -104,6 +107,16 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
         if unsigned:
             search.tell("notice", unsigned)
     return recipe
+
+
+def _build_kernels(watch: Watch, budget: Budget) -> None:
+    """Compile the kernels before the search's clock starts; why they cannot be is each technique's to say."""
+    if build.ready():
+        return
+    text = "compiling the kernels, once for this version"
+    watch(Event(kind="stage", text=text, elapsed=0.0, time_budget=budget.time_seconds))
+    with contextlib.suppress(build.BuildError, OSError):
+        build.library()
 
 
 def pickled(workload: Workload) -> bytes:
