@@ -238,7 +238,7 @@ def test_what_the_speed_up_is_of() -> None:
 def test_an_artifact_without_a_model_says_what_it_needs() -> None:
     text = Page(render(make_shipped_recipe(runs_as=view.OWN_MODULE))).text
     assert "The artifact holds no model: tw.load(DIR, model=…) replays the recipe on your own module." in text
-    assert "What ran was the original as it is" in Page(render(make_unchanged_recipe())).text
+    assert "What runs is the original as it is" in Page(render(make_unchanged_recipe())).text
 
 
 def test_the_chain_of_kept_rungs_ends_where_the_last_one_was_measured() -> None:

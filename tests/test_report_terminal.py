@@ -88,6 +88,12 @@ def test_an_artifact_without_a_model_says_what_it_needs(artifact: str | None, fo
     assert f"the artifact holds no model: tw.load({folder}, model=…) replays the recipe on your own" in text
 
 
+def test_the_original_may_need_the_callers_module_too() -> None:
+    text = words(shown(make_unchanged_recipe(runs_as=view.OWN_MODULE)))
+    assert "runs as the original on the caller's model load" in text
+    assert "tw.load(DIR, model=…) takes your own module" in text
+
+
 def test_other_numbers_of_rows_stand_beside_the_examples() -> None:
     assert "rows 1 / 8 / 16 / 32: 1.90x / 2.10x / 2.88x / 2.40x" in words(shown(make_shipped_recipe()))
 

@@ -313,7 +313,7 @@ def _totals(recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
     spent = f"found in {recipe.search_seconds:,.0f} s of {recipe.budget.time_seconds:,.0f} s allowed"
     yield _labelled(words, "engine").append_text(words(f"{recipe.engine}, {spent}"))
     way = view.runs_as(recipe)
-    if recipe.runs_as:
+    if recipe.runs_as and recipe.steps:
         way += "; the total is of this, loaded in a fresh process"
     if way:
         yield from _told(words, "runs as", way, width)

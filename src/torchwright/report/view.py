@@ -110,9 +110,9 @@ def headline(recipe: Recipe) -> str:
 
 def runs_as(recipe: Recipe) -> str:
     """What the speed-up is of; nothing for recipes of before, which do not say."""
-    if recipe.runs_as:
-        return wording.clean(recipe.runs_as)
-    return "" if recipe.steps else "the original as it is"
+    if not recipe.steps:
+        return wording.clean(recipe.runs_as or "the original as it is").replace("the recipe", "the original")
+    return wording.clean(recipe.runs_as)
 
 
 def needs_module(recipe: Recipe, artifact: str | None = None) -> str | None:
@@ -120,7 +120,8 @@ def needs_module(recipe: Recipe, artifact: str | None = None) -> str | None:
     if recipe.runs_as != OWN_MODULE:
         return None
     folder = "DIR" if artifact is None else repr(wording.clean(artifact))
-    return f"the artifact holds no model: tw.load({folder}, model=…) replays the recipe on your own module"
+    then = "replays the recipe on your own module" if recipe.steps else "takes your own module"
+    return f"the artifact holds no model: tw.load({folder}, model=…) {then}"
 
 
 def row_times(recipe: Recipe) -> list[RowsTime]:
