@@ -75,7 +75,6 @@ def _inputs(program: ExportedProgram) -> list[Any]:
     found = []
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
-            constant = isinstance(spec.arg, ConstantArgument)
-            value = spec.arg.value if constant else values[spec.arg.name]
+            value = spec.arg.value if isinstance(spec.arg, ConstantArgument) else values[spec.arg.name]
             found.append(_TENSOR if isinstance(value, torch.Tensor) else value)
     return found

@@ -15,6 +15,8 @@ from torchwright.techniques.base import from_step
 
 NEARLY = 0.9
 """A form that needs less of the caller may be so much slower than the recipe was in the search."""
+LEAST = 0.98
+"""The low end of what another form of the original itself may be found at."""
 ORIGINAL = Interval(value=1.0, low=1.0, high=1.0)
 CONTRIBUTES = 1.3
 """A step with at least this marginal speed-up is not questioned by the drop-one pass."""
@@ -151,7 +153,7 @@ def _holds(search: Search, total: Interval, enough: float) -> bool:
     if search.budget.objective == "memory":
         return total.high >= 1.0
     if search.best is search.baseline:  # the original in another form
-        return total.value >= 1.0
+        return total.value >= 1.0 and total.low >= LEAST
     return total.value > 1.0 and total.value >= enough
 
 

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -330,7 +331,8 @@ class _Loader:
         if self.manifest.engine != "eager":
             fault = compiler_fault(self.here.device)
             if fault is None:
-                return self._packages(self._recompiled(programs), programs)
+                with self._recompiled(programs) as folder:
+                    return self._packages(folder, programs)
             self.notices.append(f"running uncompiled: {fault}")
         names = [name for name in programs if name not in (ROWS, GENERAL)]
         calls = [
@@ -339,31 +341,41 @@ class _Loader:
         door = self._door(list[Call](calls))
         return _Ready(how="graphs, uncompiled", run=door.run, door=door)
 
-    def _recompiled(self, programs: dict[str, Any]) -> Path:
-        """A folder in the user's cache with this artifact's graphs compiled for this machine."""
-        from torchwright.engines.program import compile_program
-
+    @contextlib.contextmanager
+    def _recompiled(self, programs: dict[str, Any]) -> Iterator[Path]:
+        """A folder with this artifact's graphs compiled for this machine; in the user's cache, where that can be."""
         key = hashlib.sha256(
             f"{file_digest(self.path / artifact.MANIFEST)}{_code_key(self.here)}".encode()
         ).hexdigest()[:24]
         folder = artifact.cache_folder() / "compiled" / key
         if folder.is_dir():
-            return folder
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = f"{key}.unfinished-"
-        folders.sweep(folder.parent, unfinished)
-        temporary = folders.make(folder.parent, unfinished)
+            yield folder
+            return
         try:
-            settings = inductor_settings(self.recipe)
-            for name, file in compiled_calls(self.manifest):
-                compile_program(programs[name], temporary.path / file, settings)
-            temporary.path.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was faster
-                raise
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = f"{key}.unfinished-"
+            folders.sweep(folder.parent, unfinished)
+            temporary = folders.make(folder.parent, unfinished)
+        except OSError as error:
+            self.notices.append(f"what is compiled here cannot be kept for the next time ({error})")
+            with folders.temporary() as passing:  # what is loaded of it is unpacked elsewhere
+                self._compile(programs, passing)
+                yield passing
+            return
+        try:
+            self._compile(programs, temporary.path)
+            with contextlib.suppress(OSError):  # another process may have been faster
+                temporary.path.rename(folder)
+            yield folder if folder.is_dir() else temporary.path
         finally:
             temporary.remove()
-        return folder
+
+    def _compile(self, programs: dict[str, Any], folder: Path) -> None:
+        from torchwright.engines.program import compile_program
+
+        settings = inductor_settings(self.recipe)
+        for name, file in compiled_calls(self.manifest):
+            compile_program(programs[name], folder / file, settings)
 
     def _rebuild(self) -> _Ready:
         from torchwright.plan.apply import apply_steps, make_target
