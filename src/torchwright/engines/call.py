@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -100,19 +101,22 @@ def _changed(program: ExportedProgram) -> set[str]:
     if found == named:
         return named
     try:
-        return set(program.run_decompositions({}).graph_signature.user_inputs_to_mutate.values())
-    except Exception:  # of torch.export, at whatever it does not know: what may be changed is taken for changed
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about its own internals
+            return set(program.run_decompositions({}).graph_signature.user_inputs_to_mutate.values())
+    except (
+        Exception
+    ):  # of torch.export, at whatever it does not know: what may be changed is taken for changed
         return found
 
 
 def _results(program: ExportedProgram) -> tuple[str, ...]:
     found = []
     for spec in program.graph_signature.output_specs:
-        if spec.kind is OutputKind.USER_OUTPUT:
-            constant = isinstance(spec.arg, ConstantArgument)
-            found.append(
-                repr(spec.arg.value) if constant else SIZE if isinstance(spec.arg, SymIntArgument) else TENSOR
-            )
+        if spec.kind is OutputKind.USER_OUTPUT and isinstance(spec.arg, ConstantArgument):
+            found.append(repr(spec.arg.value))
+        elif spec.kind is OutputKind.USER_OUTPUT:
+            found.append(SIZE if isinstance(spec.arg, SymIntArgument) else TENSOR)
     return tuple(found) if set(found) != {TENSOR} else ()
 
 
@@ -301,12 +305,16 @@ class Binder:
         return found
 
 
+_CONSTANTS = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+"""Their `repr` says all of them."""
+
+
 def parameters_of(forward: Callable[..., Any]) -> tuple[Parameter, ...]:
     """The parameters of a model's `forward`; a default that is not plain matches no value but itself."""
     found = []
     for parameter in inspect.signature(forward).parameters.values():
         default = parameter.default
-        plain = default is None or isinstance(default, bool | int | float | str)
+        plain = default is None or isinstance(default, _CONSTANTS)
         text = None if default is inspect.Parameter.empty else repr(default) if plain else UNKNOWN
         found.append(Parameter(name=parameter.name, kind=parameter.kind.name, default=text))
     return tuple(found)

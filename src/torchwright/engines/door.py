@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch._C._functorch import peek_interpreter_stack as _peek_interpreter_stack
 from torch.utils import _pytree as pytree
 
 from torchwright.engines.call import Binder, numbered, seen
@@ -75,6 +76,8 @@ class Door:
         self._device, self._threads = torch.device(device), threads
         self._known: dict[Any, Way | None] = {}
         self._said: set[str] = set()
+        self.mutates = any(call.spec.mutates for call in self._all_calls())
+        """Whether a call changes one of its inputs in place."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         key: list[Any] = []
@@ -101,6 +104,9 @@ class Door:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             self._known[looks] = way
+        if self.mutates and way is not None and _overlap(tensors):
+            self._last(args, kwargs, "it changes its inputs, and these share memory")
+            way = None
         if way is None:
             return self.by_original(args, kwargs)
         return self._guarded(way, tensors)
@@ -117,7 +123,7 @@ class Door:
         """Compiled code computes in its own types, records nothing for gradients, and cannot be traced."""
         if torch._C._get_tracing_state() is not None:
             raise untraceable("torch.jit.trace")
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if _peek_interpreter_stack() is not None:
             raise untraceable("torch.func")
         if self._threads is not None and self._threads != torch.get_num_threads():
             return self._on_threads(way, tensors)
@@ -140,11 +146,6 @@ class Door:
             return self._guarded(way, tensors)
         finally:
             torch.set_num_threads(before)
-
-    @property
-    def mutates(self) -> bool:
-        """Whether a call changes one of its inputs in place."""
-        return any(call.spec.mutates for call in self._all_calls())
 
     def result_of(self, args: Any, kwargs: Any) -> tuple[Call, list[Output]] | None:
         """For a call whose tensors may have sizes and no data: what makes its result of flat outputs, and of those
@@ -205,7 +206,7 @@ class Door:
         counter = [0]
         given_args, given_kwargs = numbered(args, counter), numbered(kwargs, counter)
         if any(tensor.layout != torch.strided or tensor.is_meta for tensor in tensors):
-            return self._last(args, kwargs)
+            return self._last(args, kwargs, "a tensor is sparse, or has no data")
         structures = itertools.groupby(self._all_calls(), key=lambda call: call.spec.structure)
         for structure, calls in structures:
             order = self._binder.place(structure, given_args, given_kwargs)
@@ -213,16 +214,13 @@ class Door:
                 continue
             way = self._way(list(calls), [tensors[i] for i in order])
             if way is not None:
-                way = way if order == list(range(len(tensors))) else _reordered(way, order)
-                # In place changes that one argument sees through another were traced as if they did not.
-                apart = not self.mutates or not _overlap(tensors)
-                return way if apart else self._last(args, kwargs)
+                return way if order == list(range(len(tensors))) else _reordered(way, order)
         return self._last(args, kwargs)
 
-    def _last(self, args: Any, kwargs: Any) -> None:
+    def _last(self, args: Any, kwargs: Any, why: str = "") -> None:
         """The way to the original; raises `WorkloadError` where there is none."""
         if self.original is None or self.strict:
-            raise self._refused(args, kwargs)
+            raise self._refused(args, kwargs, why)
         self._say("original", "the original, since what was compiled takes no such call", args, kwargs)
 
     def _all_calls(self) -> list[Call]:
@@ -271,14 +269,16 @@ class Door:
         wanted = _types(calls[0])
         found = [_name(t.dtype) for t in tensors]
         changes = {i: b for i, (a, b) in enumerate(zip(wanted, found, strict=True)) if a != b}
-        outputs = self._outputs_of(changes)
-        if not changes or outputs is None:
+        outputs = self._outputs_of(calls, found)
+        if outputs is None or any(changes.keys() & call.spec.mutates for call in calls):
             return None
         targets = [getattr(torch, name) for name in wanted]
         inner = self._way(calls, [t.to(d) for t, d in zip(tensors, targets, strict=True)])
         if inner is None:
             return None
-        self._say(f"tensors brought to {', '.join(sorted({wanted[i] for i in changes}))} first", tensors)
+        self._say(
+            "types", f"tensors brought to {', '.join(sorted({wanted[i] for i in changes}))} first", tensors
+        )
         types = [getattr(torch, name) for name in outputs]
 
         def way(given: list[torch.Tensor]) -> Any:
@@ -289,33 +289,45 @@ class Door:
 
         return way
 
-    def _outputs_of(self, changes: Mapping[int, str]) -> tuple[str, ...] | None:
+    def _outputs_of(self, calls: Sequence[Call], types: Sequence[str]) -> tuple[str, ...] | None:
         """The types that the original answers with when its inputs have these; None where it was not seen to."""
-        known = {tuple(sorted(s.types.items())): s.outputs for s in self.takes.substitutes}
-        whole = known.get(tuple(sorted(changes.items())))
-        if whole is not None or len(changes) < 2:
-            return whole
-        single = {known.get((item,)) for item in changes.items()}
-        return single.pop() if len(single) == 1 else None
+        changes = {i: b for i, (a, b) in enumerate(zip(_types(calls[0]), types, strict=True)) if a != b}
+        return (
+            next((s.outputs for s in self.takes.substitutes if s.types == changes), None) if changes else None
+        )
 
     def _in_pieces(
         self, calls: Sequence[Call], compiled: Sequence[Call], tensors: list[torch.Tensor]
     ) -> Way | None:
-        batched = self.takes.batched
-        rows = {tensors[i].shape[0] for i in batched if tensors[i].dim()}
-        if not (self.takes.pieces and len(rows) == 1):
-            return None
-        (count,) = rows
-        for call in compiled:
-            shapes = [s.shape for s in call.spec.tensors]
-            sizes = {shapes[i][0] for i in batched if shapes[i]}
-            if len(sizes) != 1 or not isinstance(B := sizes.pop(), int):
-                continue
-            fitted = [(B, *t.shape[1:]) if i in batched else tuple(t.shape) for i, t in enumerate(tensors)]
-            if _types(call) == [_name(t.dtype) for t in tensors] and call.spec.bind(fitted) is not None:
-                self._say(f"{count} rows by compiled calls of {B}", tensors)
-                return Pieces(functools.partial(self._laid_out, call), batched, B)
+        shapes = [tuple(t.shape) for t in tensors]
+        count = self._rows(shapes)
+        for call in compiled if count is not None else ():
+            fitted = self._fitted(call, shapes)
+            if fitted is not None and _types(call) == [_name(t.dtype) for t in tensors]:
+                B = fitted[self.takes.batched[0]][0]
+                self._say("pieces", f"{count} rows by compiled calls of {B}", tensors)
+                return Pieces(functools.partial(self._laid_out, call), self.takes.batched, B)
         return None
+
+    def _rows(self, shapes: Sequence[tuple[Any, ...]]) -> Any:
+        """The number of rows of a call that may be taken apart; None for any other."""
+        batched = self.takes.batched
+        if not (self.takes.pieces and batched and all(i < len(shapes) and shapes[i] for i in batched)):
+            return None
+        rows = shapes[batched[0]][0]
+        return rows if all(shapes[i][0] == rows for i in batched) else None
+
+    def _fitted(self, call: Call, shapes: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]] | None:
+        """The shapes with the number of rows that `call` is compiled for; None where it is not for these.
+
+        Not for one that changes its inputs: it would change a piece, or one piece twice.
+        """
+        wanted, batched = [s.shape for s in call.spec.tensors], self.takes.batched
+        sizes = {wanted[i][0] for i in batched if wanted[i]}
+        if call.spec.mutates or len(sizes) != 1 or not isinstance(B := sizes.pop(), int):
+            return None
+        fitted = [(B, *shape[1:]) if i in batched else shape for i, shape in enumerate(shapes)]
+        return fitted if call.spec.bind(fitted) is not None else None
 
     def _laid_out(self, call: Call, tensors: list[torch.Tensor]) -> Any:
         return self._arranged(call, tensors)(tensors)
@@ -328,7 +340,7 @@ class Door:
             return None
         if general.spec.bind([t.shape for t in tensors]) is None:
             return None
-        self._say("operator by operator: no compiled call has these sizes", tensors)
+        self._say("general", "operator by operator: no compiled call has these sizes", tensors)
         return general.run
 
     # ------------------------------------------------------------------------------------------- other calls
@@ -339,15 +351,13 @@ class Door:
         if torch.compiler.is_exporting():
             raise untraceable("torch.export")
         if self.takes.arrays and any(_is_array(leaf) for leaf in leaves):
-            args, kwargs = pytree.tree_map(
-                lambda v: torch.from_numpy(v) if _is_array(v) else v, (args, kwargs)
-            )
+            args, kwargs = pytree.tree_map(lambda v: _tensor_of(v) if _is_array(v) else v, (args, kwargs))
             return self(*args, **kwargs)
         if any(isinstance(leaf, torch.Tensor) and type(leaf).__name__ == "FakeTensor" for leaf in leaves):
             raise untraceable("a tracer")
         if self.original is None or self.strict:
             raise self._refused(args, kwargs)
-        self._say("the original, since what was compiled takes plain tensors", args, kwargs)
+        self._say("odd", "the original, since what was compiled takes plain tensors", args, kwargs)
         return self.by_original(args, kwargs)
 
     def by_original(self, args: Any, kwargs: Any) -> Any:
@@ -357,16 +367,16 @@ class Door:
         with torch.no_grad():
             return self.original(*args, **kwargs)
 
-    def _say(self, how: str, *call: Any) -> None:
-        if how not in self._said:
-            self._said.add(how)
-            text = f"a call {signature(call, {})} goes a slower way: {how} (said once)"
+    def _say(self, way: str, how: str, *call: Any) -> None:
+        if way not in self._said:
+            self._said.add(way)
+            text = f"a call {signature(call, {})} goes a slower way: {how} (said once for all such calls)"
             warnings.warn(text, SlowerCall, stacklevel=_outside())
 
-    def _refused(self, args: Any, kwargs: Any) -> WorkloadError:
+    def _refused(self, args: Any, kwargs: Any, why: str = "") -> WorkloadError:
         return WorkloadError(
             "this model was compiled for other calls",
-            found=signature(args, kwargs),
+            found=f"{signature(args, kwargs)}; {why}" if why else signature(args, kwargs),
             allowed="; ".join(dict.fromkeys(text_of(call.spec) for call in self._all_calls())) or "none",
             next="optimize with a list of inputs that has every shape; or tw.load(DIR, original=MODEL), "
             "which takes what is left",
@@ -400,6 +410,24 @@ def _is_array(value: Any) -> bool:
     return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
 
 
+def _tensor_of(array: Any) -> torch.Tensor:
+    """Shares the array's memory where torch can."""
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    return torch.from_numpy(array)
+
+
+def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether two of the tensors have an element in common; parts of one another's gaps are taken for such."""
+    spans = []
+    for tensor in tensors:
+        if tensor.numel():
+            last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+            spans.append((tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()))
+    spans.sort()
+    return any(first[1] > second[0] for first, second in itertools.pairwise(spans))
+
+
 def _reordered(way: Way, order: Sequence[int]) -> Way:
     return lambda tensors: way([tensors[i] for i in order])
 
@@ -412,9 +440,9 @@ def _layout_fix(
     apart = tensor.numel() and any(
         a != b and size > 1 for a, b, size in zip(tensor.stride(), wanted, tensor.shape, strict=True)
     )
-    if not (apart or tensor.is_conj() or tensor.is_neg() or tensor.device.type != device.type):
-        return None
-    return lambda t: torch.empty_strided(t.shape, wanted, dtype=t.dtype, device=device).copy_(t)
+    if apart or tensor.is_neg() or tensor.device.type != device.type:
+        return lambda t: torch.empty_strided(t.shape, wanted, dtype=t.dtype, device=device).copy_(t)
+    return torch.resolve_conj if tensor.is_complex() else None  # a conjugate looks like what it is of
 
 
 def _outside() -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Self
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from torchwright.engines import opaque
-from torchwright.engines.door import Door
+from torchwright.engines.door import Door, untraceable
 from torchwright.errors import TorchwrightError
 
 
@@ -26,17 +27,29 @@ class OptimizedModule(nn.Module):
         self._call, self._device = call, torch.device(device)
         self.training = False
         self._traced = opaque.traced(call) if isinstance(call, Door) else None
+        self._exported = opaque.refuses_export()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_exporting():
+            return self._exported()
         if self._traced is not None and torch.compiler.is_compiling():
             return self._traced(args, kwargs)
         return self._call(*args, **kwargs)
 
     def __copy__(self) -> Self:
-        return type(self)(self._call, self._device.type)
+        other = type(self).__new__(type(self))
+        other.__dict__ = self.__dict__.copy()
+        return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self.__copy__()
+        memo |= {id(shared): shared for shared in (self._call, self._traced, self._exported)}
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        other.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return other
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise untraceable("torch.jit.script")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TorchwrightError(
@@ -46,15 +59,24 @@ class OptimizedModule(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Of `.to()`, `.half()`, `.cuda()`, …: what changes nothing is done."""
-        probe = torch.zeros(1, device=self._device)
+        probe = torch.zeros(1, dtype=self._dtype(), device=self._device)
         moved = fn(probe)
         if moved.dtype != probe.dtype or moved.device.type != probe.device.type:
             _refuse(f"be brought to {moved.dtype} on {moved.device}", "optimize the original there")
         return self
 
+    def _dtype(self) -> torch.dtype:
+        """The type of the first floating-point input; the original's own, mostly."""
+        calls = self._call.calls if isinstance(self._call, Door) else []
+        types = [getattr(torch, tensor.dtype) for call in calls for tensor in call.spec.tensors]
+        return next((dtype for dtype in types if dtype.is_floating_point), torch.float32)
+
     def train(self, mode: bool = True) -> Self:
         if mode:
-            _refuse("be trained", "train the original, and optimize again")
+            _refuse(
+                "be trained",
+                "train the original, and optimize again; or call .train() of the parts that learn",
+            )
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -79,6 +101,11 @@ class OptimizedModule(nn.Module):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         _refuse("take a state_dict", "load it into the original, and optimize again")
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        """As a child of a module that is given a state_dict."""
+        if any(key.startswith(prefix) for key in state_dict):
+            self.load_state_dict()
 
 
 def _refuse(what: str, then: str) -> NoReturn:

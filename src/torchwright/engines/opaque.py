@@ -8,23 +8,28 @@ sizes come from the call's specification; the door itself runs when the compiled
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch.utils import _pytree as pytree
 
 from torchwright.engines.door import Door, untraceable
+from torchwright.engines.spec import SIZE, TENSOR
 
 _doors: weakref.WeakValueDictionary[int, Door] = weakref.WeakValueDictionary()
 """By `id`: an operator takes numbers and tensors only."""
+_numbers = itertools.count()
 _forms: dict[int, tuple[list[Any], Any]] = {}
 """Arguments as (leaves, with None for tensors; pytree's spec), by the number that the operator is given."""
 
 
 def traced(door: Door) -> Callable[[Any, Any], Any]:
     """What a tracer is given for `door(*args, **kwargs)`."""
+    if door.mutates:  # which an operator of any number of tensors cannot say of one of them
+        return _broken(door)
     _operator()
     _doors[id(door)] = door
 
@@ -33,16 +38,42 @@ def traced(door: Door) -> Callable[[Any, Any], Any]:
         if torch.compiler.is_exporting():
             raise untraceable("torch.export")
         found = door.result_of(args, kwargs)
-        if found is None:
+        if found is None or SIZE in found[0].spec.results:
             return door.by_original(args, kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        form = len(_forms)
+        # An operator without a backward of its own would record one that fails; the door records none.
+        tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        form = next(_numbers)
         _forms[form] = ([None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves], spec)
-        build, _ = found
-        return build(torch.ops.torchwright_calls.call(tensors, id(door), form))
+        compiled = found[0]
+        outputs = torch.ops.torchwright_calls.call(tensors, id(door), form)
+        if compiled.spec.results:
+            remaining = iter(outputs)
+            outputs = [next(remaining) if kind == TENSOR else None for kind in compiled.spec.results]
+        return compiled.build(outputs)
 
     return call
+
+
+def _broken(door: Door) -> Callable[[Any, Any], Any]:
+    """A graph break, or with `fullgraph=True` the reason why there would be one."""
+
+    @torch._dynamo.disable(reason="this optimized model changes its inputs")
+    def call(args: Any, kwargs: Any) -> Any:
+        return door(*args, **kwargs)
+
+    return call
+
+
+@functools.cache
+def refuses_export() -> Callable[[], NoReturn]:
+    """Raises; with `strict=True` torch.export gives the reason itself."""
+
+    @torch._dynamo.disable(reason="torch.export cannot look into an optimized model")
+    def refuse() -> NoReturn:
+        raise untraceable("torch.export")
+
+    return refuse
 
 
 @functools.cache
@@ -52,17 +83,32 @@ def _operator() -> None:
     @torch.library.custom_op("torchwright_calls::call", mutates_args=())
     def call(tensors: list[torch.Tensor], door: int, form: int) -> list[torch.Tensor]:
         args, kwargs = _arguments(tensors, form)
-        given = {tensor.data_ptr() for tensor in tensors}
-        results = pytree.tree_leaves(_doors[door](*args, **kwargs))
-        # An operator's results are its own: what the model passes through is copied.
-        return [t.clone() if t.data_ptr() in given else t for t in results if isinstance(t, torch.Tensor)]
+        _, promised = _doors[door].result_of(args, kwargs) or (None, [])
+        results = [
+            t for t in pytree.tree_leaves(_doors[door](*args, **kwargs)) if isinstance(t, torch.Tensor)
+        ]
+        taken = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        return [_own(t, strides, taken) for t, (_, strides, _) in zip(results, promised, strict=True)]
 
     @call.register_fake
     def _(tensors: list[torch.Tensor], door: int, form: int) -> list[torch.Tensor]:
         args, kwargs = _arguments(tensors, form)
         found = _doors[door].result_of(args, kwargs)
         assert found is not None
-        return [tensors[0].new_empty_strided(shape, stride, dtype=dtype) for shape, stride, dtype in found[1]]
+        device = tensors[0].device if tensors else "cpu"
+        return [
+            torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            for shape, strides, dtype in found[1]
+        ]
+
+
+def _own(tensor: torch.Tensor, strides: Sequence[int], taken: set[int]) -> torch.Tensor:
+    """`tensor` with the promised strides, and memory that neither an argument nor another result has."""
+    memory = tensor.untyped_storage().data_ptr()
+    if memory not in taken and tensor.stride() == tuple(strides):
+        taken.add(memory)
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _arguments(tensors: list[torch.Tensor], form: int) -> Any:

@@ -40,9 +40,7 @@ def with_constants(build: Builder, results: Sequence[str]) -> Builder:
 
     `results` is of `CallSpec`.
     """
-    constants = {
-        index: _constant(text) for index, text in enumerate(results) if text not in (TENSOR, SIZE)
-    }
+    constants = {index: _constant(text) for index, text in enumerate(results) if text not in (TENSOR, SIZE)}
     sizes = [index for index, text in enumerate(results) if text == SIZE]
     if not constants and not sizes:
         return build
@@ -74,7 +72,10 @@ def laid_out(build: Builder, layouts: Sequence[tuple[int, ...] | None]) -> Build
     def built(outputs: list[Any]) -> Any:
         remaining = iter(layouts)
         return build(
-            [_laid_out(v, next(remaining)) if isinstance(v, torch.Tensor | int | float) else v for v in outputs]
+            [
+                _laid_out(v, next(remaining)) if isinstance(v, torch.Tensor | int | float) else v
+                for v in outputs
+            ]
         )
 
     return built

@@ -57,7 +57,7 @@ class CallSpec:
     outputs: tuple[TensorSpec, ...] | None = None
     """Its results' tensors, flat; None where one has a size that is no plain number or name."""
     results: tuple[str, ...] = ()
-    """For each of its results, flat: `TENSOR`, `SIZE`, or the `repr` of a plain constant; empty where all are tensors."""
+    """For each of its results, flat: `TENSOR`, `SIZE`, or the `repr` of a constant; empty where all are tensors."""
 
     def bind(self, shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
         """The sizes by name, or None where the shapes are not this call's."""

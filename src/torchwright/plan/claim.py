@@ -23,6 +23,7 @@ from torchwright.plan.finish import ORIGINAL, Form, give_up, outcome_now, settle
 from torchwright.plan.save import Contents, ways, write_contents
 from torchwright.plan.state import Outcome, Search
 from torchwright.plan.trial import Candidate, TrialFailed
+from torchwright.report import view
 from torchwright.workloads.base import Workload
 
 WRITE_SECONDS = 180.0
@@ -129,7 +130,8 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
         shipping.write(name)
         outcome = give_up(search)
     folder, contents = shipping.made[name]
-    found = Claim(outcome=outcome, folder=folder, contents=contents, runs_as=shipping.how.get(name, ""))
+    runs_as = shipping.how.get(name, view.OWN_MODULE if name == "module" else "")
+    found = Claim(outcome=outcome, folder=folder, contents=contents, runs_as=runs_as)
     if outcome.speedup.high > DISTURBED * outcome.speedup.low:
         search.notes.append(
             f"the machine was disturbed while the artifact was timed ({outcome.speedup}): "

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchwright.facts import Interval, Recipe, Rung
 from torchwright.plan import artifact
-from torchwright.report import terminal
+from torchwright.report import terminal, view
 
 
 class Result:
@@ -58,6 +58,9 @@ class Result:
         folder = Path(folder)
         with artifact.writing(folder) as temporary:
             shutil.copytree(self.path, temporary, dirs_exist_ok=True)
+        if not artifact.open_artifact(folder)[1].self_contained:
+            needed = view.needs_module(self.recipe, str(folder))
+            warnings.warn(needed or "the artifact holds no model: tw.load(DIR, model=…)", stacklevel=2)
         return folder
 
     def __str__(self) -> str:

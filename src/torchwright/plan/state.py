@@ -13,11 +13,11 @@ from torchwright.plan.trial import Candidate, Context
 from torchwright.techniques.base import Technique, from_step
 
 FINISH_SHARE = 0.06
-"""Share of the time budget kept back for the last comparison."""
+"""Share of the time budget at whose end nothing new is begun."""
 FIRST_TRIAL_SECONDS = 4.0
 """What a trial is expected to take before there was one."""
 OVERRUN_SHARE = 0.09
-"""What the last comparison may take beyond the time budget, and no more."""
+"""What a comparison that has begun may take beyond the time budget, and no more."""
 
 Watch = Callable[[Event], None]
 

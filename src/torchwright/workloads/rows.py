@@ -167,9 +167,18 @@ class Pieces:
         return taken if len(taken) == self._B else filled(taken, self._B)
 
     def _joined(self, parts: Sequence[Any], starts: Sequence[int], rows: int) -> Any:
-        if len(parts) == 1 or not isinstance(parts[0], torch.Tensor):
-            return parts[0][:rows] if isinstance(parts[0], torch.Tensor) else parts[0]
-        joined = parts[0].new_empty((rows, *parts[0].shape[1:]))
+        first = parts[0]
+        if not isinstance(first, torch.Tensor):
+            return first
+        # As the original lays its answer out: in the order of the parts' dimensions, without gaps.
+        order = sorted(range(first.dim()), key=lambda dim: -first.stride(dim))
+        if len(parts) == 1 and (rows == len(first) or order[0] == 0):
+            return first[:rows]
+        back = sorted(range(first.dim()), key=lambda place: order[place])
+        shape = (rows, *first.shape[1:])
+        joined = first.new_empty([shape[dim] for dim in order]).permute(back)
+        if len(parts) == 1:
+            return joined.copy_(first[:rows])
         for part, start in zip(parts, starts, strict=True):
             joined[start : start + self._B] = part
         return joined

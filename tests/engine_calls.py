@@ -1,0 +1,80 @@
+"""Models behind a door without a search: exported, compiled or run operator by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwright.engines.call import parameters_of, spec_of
+from torchwright.engines.door import Call, Door
+from torchwright.engines.graphs import GraphCall
+from torchwright.engines.package import Package
+from torchwright.engines.program import FreeSizes, compile_program, export_one
+from torchwright.engines.spec import Takes
+from torchwright.workloads.base import Case
+
+
+class Calls(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., Any], *parts: nn.Module) -> None:
+        super().__init__()
+        self.function, self.parts = function, nn.ModuleList(parts)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def call_of(
+    model: nn.Module, args: Any, kwargs: Any = None, *, free: FreeSizes | None = None, to: Path | None = None
+) -> Call:
+    """One call, compiled into the package `to`; without one run operator by operator."""
+    program = export_one(model.eval(), Case("forward", args=args, kwargs=kwargs or {}), free)
+    spec = spec_of("forward", program)
+    if to is None:
+        return GraphCall(program, spec)
+    compile_program(program, to, {})
+    return Package(to, spec)
+
+
+def door_of(
+    model: nn.Module,
+    *args: Any,
+    to: Path | None = None,
+    free: FreeSizes | None = None,
+    takes: dict[str, Any] | None = None,
+    named: dict[str, Any] | None = None,
+    **options: Any,
+) -> Door:
+    known = Takes(parameters=parameters_of(model.forward), **(takes or {}))
+    return Door([call_of(model, args, named, free=free, to=to)], takes=known, **options)
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 8)).eval()
+
+
+class Picture(nn.Module):
+    """Channels-last inside; answers in several layouts, with a constant and a number between its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor, flag: bool = True, text: Any = torch.float32):
+        h = self.conv(x).to(memory_format=torch.channels_last)
+        return {
+            "last": h,
+            "none": None,
+            "three": 3,
+            "pair": (x.transpose(1, 2) * 2, scale),
+            "rows": len(x),
+            "part": scale[1:],
+            "flat": (h * 2).contiguous(),
+        }
