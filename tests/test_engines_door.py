@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from engine_calls import Calls, Picture, call_of, door_of, mlp
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from engine_calls import Calls, Picture, call_of, door_of, mlp
 from torchwright.engines import door as door_module
 from torchwright.engines.call import parameters_of
 from torchwright.engines.door import Door
 from torchwright.engines.spec import Takes
 from torchwright.errors import SlowerCall, TorchwrightError, WorkloadError
 
-Pair = namedtuple("Pair", "first second")  # noqa: PYI024
+Pair = namedtuple("Pair", "first second")
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -117,7 +117,9 @@ def test_a_layout_that_compiled_code_gives_otherwise_is_mended():
     from torchwright.engines.results import laid_out, result_builder, with_constants
 
     spec = pytree.tree_flatten((1, None, 2, 3))[1]
-    build = with_constants(laid_out(result_builder(spec), [(1, 0), None, None]), ("tensor", "None", "3", "tensor"))
+    build = with_constants(
+        laid_out(result_builder(spec), [(1, 0), None, None]), ("tensor", "None", "3", "tensor")
+    )
     t = torch.randn(3, 4)
     found = build([t, None, torch.tensor(3), t])
     torch.testing.assert_close(found[0], t)
@@ -289,7 +291,7 @@ def test_many_kinds_of_calls_take_no_more_memory(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(door_module, "REMEMBERED", 8)
     model = Calls(lambda x, n=0: x * 2)
     door = door_of(model, torch.ones(3), original=model)
-    with pytest.warns(SlowerCall) as said:
+    with pytest.warns(SlowerCall) as said:  # noqa: PT031
         for number in range(30):
             same(door(torch.ones(3), number), torch.ones(3) * 2)
     assert len(door._known) <= 8

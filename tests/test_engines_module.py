@@ -7,14 +7,13 @@ import io
 import pickle
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_calls import Calls, call_of, door_of, mlp
 from torch import nn
 
+from engine_calls import Calls, call_of, door_of, mlp
 from torchwright.engines import opaque
 from torchwright.engines.call import parameters_of
 from torchwright.engines.door import Door
@@ -215,7 +214,7 @@ def test_several_threads_get_their_own_answers(model: OptimizedModule):
 @compiles
 def test_a_model_around_it_compiles_whole_for_any_number_of_rows(parent: nn.Module):
     compiled = torch.compile(parent, fullgraph=True, backend="aot_eager")
-    with pytest.warns(UserWarning, match="by compiled calls of 4"):
+    with pytest.warns(UserWarning, match="by compiled calls of 4"):  # noqa: PT031
         for rows in (4, 3, 9, 1, 4, 8):
             x = torch.randn(rows, 16)
             torch.testing.assert_close(compiled(x), parent(x), **CLOSE)

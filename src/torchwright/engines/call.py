@@ -227,13 +227,18 @@ def seen(value: Any, key: list[Any], leaves: list[torch.Tensor]) -> None:
         key.append((kind, value))
     elif kind is float:  # 0.0 and -0.0 are equal, NaN is not
         key.append((kind, repr(value)))
-    elif isinstance(value, torch.Tensor):
+    elif isinstance(value, torch.Tensor) or is_array(value):
         raise TypeError(f"a {kind.__name__}")
     else:
         parts, name = _children(value)
         key.append((kind, name, len(parts)) if name else (kind, repr(value)))
         for item in parts if name else ():
             seen(item, key, leaves)
+
+
+def is_array(value: Any) -> bool:
+    """Whether this is NumPy's, which is not imported for it."""
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
 
 
 def numbered(value: Any, counter: list[int]) -> Structure:

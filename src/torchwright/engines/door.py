@@ -28,7 +28,7 @@ import torch
 from torch._C._functorch import peek_interpreter_stack as _peek_interpreter_stack
 from torch.utils import _pytree as pytree
 
-from torchwright.engines.call import Binder, numbered, seen
+from torchwright.engines.call import Binder, is_array, numbered, seen
 from torchwright.engines.spec import CallSpec, Takes, TensorSpec
 from torchwright.errors import SlowerCall, TorchwrightError, WorkloadError
 from torchwright.workloads.base import Case
@@ -350,8 +350,8 @@ class Door:
         leaves = pytree.tree_leaves((args, kwargs))
         if torch.compiler.is_exporting():
             raise untraceable("torch.export")
-        if self.takes.arrays and any(_is_array(leaf) for leaf in leaves):
-            args, kwargs = pytree.tree_map(lambda v: _tensor_of(v) if _is_array(v) else v, (args, kwargs))
+        if self.takes.arrays and any(is_array(leaf) for leaf in leaves):
+            args, kwargs = pytree.tree_map(lambda v: _tensor_of(v) if is_array(v) else v, (args, kwargs))
             return self(*args, **kwargs)
         if any(isinstance(leaf, torch.Tensor) and type(leaf).__name__ == "FakeTensor" for leaf in leaves):
             raise untraceable("a tracer")
@@ -404,10 +404,6 @@ def _types(call: Call) -> list[str]:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _is_array(value: Any) -> bool:
-    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
 
 
 def _tensor_of(array: Any) -> torch.Tensor:

@@ -21,6 +21,9 @@ from torchwright.engines.spec import SIZE, TENSOR
 
 _doors: weakref.WeakValueDictionary[int, Door] = weakref.WeakValueDictionary()
 """By `id`: an operator takes numbers and tensors only."""
+_MARK = "torchwright: None or text"
+_odd: list[str | None] = []
+"""What a traced call cannot give back, and so gives the place of here, in a dictionary with `_MARK`."""
 _numbers = itertools.count()
 _forms: dict[int, tuple[list[Any], Any]] = {}
 """Arguments as (leaves, with None for tensors; pytree's spec), by the number that the operator is given."""
@@ -39,7 +42,7 @@ def traced(door: Door) -> Callable[[Any, Any], Any]:
             raise untraceable("torch.export")
         found = door.result_of(args, kwargs)
         if found is None or SIZE in found[0].spec.results:
-            return door.by_original(args, kwargs)
+            return door.by_original(args, kwargs), False
         leaves, spec = pytree.tree_flatten((args, kwargs))
         # An operator without a backward of its own would record one that fails; the door records none.
         tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -50,9 +53,37 @@ def traced(door: Door) -> Callable[[Any, Any], Any]:
         if compiled.spec.results:
             remaining = iter(outputs)
             outputs = [next(remaining) if kind == TENSOR else None for kind in compiled.spec.results]
-        return compiled.build(outputs)
+        result = compiled.build(outputs)
+        odd = [
+            leaf for leaf in pytree.tree_leaves(result, is_leaf=_is_none) if leaf is None or type(leaf) is str
+        ]
+        return (pytree.tree_map(_marked, result, is_leaf=_is_none), True) if odd else (result, False)
 
-    return call
+    def whole(args: Any, kwargs: Any) -> Any:
+        result, marked = call(args, kwargs)
+        return pytree.tree_map(_unmarked, result, is_leaf=_is_mark) if marked else result
+
+    return whole
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+def _marked(value: Any) -> Any:
+    if value is not None and type(value) is not str:
+        return value
+    if value not in _odd:
+        _odd.append(value)
+    return {_MARK: _odd.index(value)}
+
+
+def _is_mark(value: Any) -> bool:
+    return isinstance(value, dict) and _MARK in value
+
+
+def _unmarked(value: Any) -> Any:
+    return _odd[value[_MARK]] if _is_mark(value) else value
 
 
 def _broken(door: Door) -> Callable[[Any, Any], Any]:
