@@ -29,7 +29,7 @@ from torch._C._functorch import peek_interpreter_stack as _peek_interpreter_stac
 from torch.utils import _pytree as pytree
 
 from torchwright.engines.call import Binder, is_array, numbered, seen
-from torchwright.engines.spec import CallSpec, Takes, TensorSpec
+from torchwright.engines.spec import CallSpec, NotHeld, Takes, TensorSpec
 from torchwright.errors import SlowerCall, TorchwrightError, WorkloadError
 from torchwright.workloads.base import Case
 from torchwright.workloads.rows import Pieces
@@ -109,7 +109,13 @@ class Door:
             way = None
         if way is None:
             return self.by_original(args, kwargs)
-        return self._guarded(way, tensors)
+        try:
+            return self._guarded(way, tensors)
+        except NotHeld:
+            if self.original is None:
+                raise
+            self._known[looks] = self._last(args, kwargs)
+            return self.by_original(args, kwargs)
 
     def run(self, case: Case) -> Any:
         """Make a call by its name, if it is known by that, or by what it looks like."""

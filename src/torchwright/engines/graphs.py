@@ -12,8 +12,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx.graph import CodeGen
 
 from torchwright.engines.results import laid_out, result_builder, with_constants
-from torchwright.engines.spec import CallSpec
-from torchwright.errors import WorkloadError
+from torchwright.engines.spec import CallSpec, NotHeld
 
 
 class GraphCall:
@@ -41,7 +40,7 @@ class GraphCall:
         try:
             outputs = self._forward(*arguments)
         except AssertionError as error:  # a guard of torch.export's, over the sizes
-            raise WorkloadError(
+            raise NotHeld(
                 "the exported graph does not hold for this call", found=str(error).splitlines()[0][:200]
             ) from error
         return self.build(list(outputs))

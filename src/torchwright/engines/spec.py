@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from torchwright.errors import WorkloadError
+
 Structure = dict[str, Any]
 DEEPEST = 32
 """Of containers in one another."""
@@ -21,6 +23,10 @@ UNKNOWN = "…"
 """A default that no plain data can say; no `repr` of a constant is this."""
 Kind = Literal["POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD", "VAR_POSITIONAL", "KEYWORD_ONLY", "VAR_KEYWORD"]
 """Of parameters, by their names in `inspect`."""
+
+
+class NotHeld(WorkloadError):
+    """A graph with free sizes that does not hold for the sizes of a call."""
 
 
 @dataclass(frozen=True, kw_only=True)
