@@ -7,6 +7,8 @@ call specification at every call; both are avoided by using the loader beneath i
 
 from __future__ import annotations
 
+import threading
+import threading
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +31,7 @@ class Package:
 
     def __init__(self, path: Path, spec: CallSpec, layouts: Sequence[tuple[int, ...] | None] = ()) -> None:
         self.spec = spec
+        self._one_at_a_time = threading.Lock()
         _register_operators(path)
         try:
             self._loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
@@ -40,7 +43,11 @@ class Package:
         self.build = with_constants(laid_out(build, layouts), spec.results)
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
-        return self.build(self._loader.boxed_run(tensors))
+        # One call runs at a time. The loader sees to that, too, but holds the interpreter's lock while it waits, for which
+        # the call that runs may wait in turn: to free a tensor.
+        with self._one_at_a_time:
+            outputs = self._loader.boxed_run(tensors)
+        return self.build(outputs)
 
 
 def _register_operators(path: Path) -> None:
