@@ -192,7 +192,7 @@ def test_several_threads_get_their_own_answers(model: OptimizedModule):
     def work(seed: int) -> None:
         random = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for number in range(60):
+            for number in range(200):
                 x = torch.randn(4 if number % 3 else number % 7, 16, generator=random)
                 if not torch.allclose(model(x), original(x), rtol=1e-4, atol=1e-5):
                     wrong.append(seed)
@@ -200,7 +200,7 @@ def test_several_threads_get_their_own_answers(model: OptimizedModule):
     model(torch.randn(4, 16))
     with pytest.warns(UserWarning, match="in|by compiled calls"):
         model(torch.randn(3, 16))
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -28,6 +28,7 @@ import torch
 from torch._C._functorch import peek_interpreter_stack as _peek_interpreter_stack
 from torch.utils import _pytree as pytree
 
+from torchwright.engines.alike import Alike
 from torchwright.engines.call import Binder, is_array, numbered, seen
 from torchwright.engines.spec import CallSpec, NotHeld, Takes, TensorSpec
 from torchwright.errors import SlowerCall, TorchwrightError, WorkloadError
@@ -75,11 +76,22 @@ class Door:
         self._binder = Binder(self.takes.parameters)
         self._device, self._threads = torch.device(device), threads
         self._known: dict[Any, Way | None] = {}
+        self._similar: dict[Any, tuple[Alike, Way] | None] = {}
+        self._recent: tuple[Alike, Way] | None = None
+        """What the last call looked like, and its way, where calls like it may skip the looking up."""
         self._said: set[str] = set()
         self.mutates = any(call.spec.mutates for call in self._all_calls())
         """Whether a call changes one of its inputs in place."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        recent = self._recent
+        if recent is not None:
+            tensors = recent[0].tensors_of(args, kwargs)
+            if tensors is not None:
+                return self._guarded(recent[1], tensors)
+        return self._looked_up(args, kwargs)
+
+    def _looked_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         key: list[Any] = []
         tensors: list[torch.Tensor] = []
         try:
@@ -103,12 +115,15 @@ class Door:
             way = self._find(args, kwargs, tensors)
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
+                self._similar.clear()
             self._known[looks] = way
+            self._similar[looks] = self._alike(way, args, kwargs, tensors)
         if self.mutates and way is not None and _overlap(tensors):
             self._last(args, kwargs, "it changes its inputs, and these share memory")
             way = None
         if way is None:
             return self.by_original(args, kwargs)
+        self._recent = self._similar[looks]
         try:
             return self._guarded(way, tensors)
         except NotHeld:
@@ -116,6 +131,15 @@ class Door:
                 raise
             self._known[looks] = self._last(args, kwargs)
             return self.by_original(args, kwargs)
+
+    def _alike(
+        self, way: Way | None, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+    ) -> tuple[Alike, Way] | None:
+        # What changes its inputs, and a graph that may not hold after all, are looked at every time.
+        if way is None or self.mutates or (self.general is not None and way == self.general.run):
+            return None
+        found = Alike.of(args, kwargs, tensors)
+        return None if found is None else (found, way)
 
     def run(self, case: Case) -> Any:
         """Make a call by its name, if it is known by that, or by what it looks like."""

@@ -8,7 +8,6 @@ call specification at every call; both are avoided by using the loader beneath i
 from __future__ import annotations
 
 import threading
-import threading
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,8 +42,8 @@ class Package:
         self.build = with_constants(laid_out(build, layouts), spec.results)
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
-        # One call runs at a time. The loader sees to that, too, but holds the interpreter's lock while it waits, for which
-        # the call that runs may wait in turn: to free a tensor.
+        # One call runs at a time. The loader sees to that, too, but holds the interpreter's lock while it waits, and
+        # the call that runs may need that lock to free a tensor.
         with self._one_at_a_time:
             outputs = self._loader.boxed_run(tensors)
         return self.build(outputs)
