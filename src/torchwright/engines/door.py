@@ -39,7 +39,6 @@ Output = tuple[Any, Any, torch.dtype]
 """Shape, strides and type of a tensor."""
 Way = Callable[[list[torch.Tensor]], Any]
 """Takes a call's tensors in the caller's order."""
-_UNKNOWN: Any = object()
 REMEMBERED = 1024
 """Kinds of calls whose way is kept."""
 
@@ -75,8 +74,7 @@ class Door:
         self._by_name = {call.spec.name: call for call in calls}
         self._binder = Binder(self.takes.parameters)
         self._device, self._threads = torch.device(device), threads
-        self._known: dict[Any, Way | None] = {}
-        self._similar: dict[Any, tuple[Alike, Way] | None] = {}
+        self._known: dict[Any, tuple[Way | None, tuple[Alike, Way] | None]] = {}
         self._recent: tuple[Alike, Way] | None = None
         """What the last call looked like, and its way, where calls like it may skip the looking up."""
         self._said: set[str] = set()
@@ -88,7 +86,10 @@ class Door:
         if recent is not None:
             tensors = recent[0].tensors_of(args, kwargs)
             if tensors is not None:
-                return self._guarded(recent[1], tensors)
+                try:
+                    return self._guarded(recent[1], tensors)
+                except NotHeld:
+                    pass  # contextlib.suppress takes half a microsecond
         return self._looked_up(args, kwargs)
 
     def _looked_up(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -108,35 +109,34 @@ class Door:
                 for value in kwargs.values():
                     seen(value, key, tensors)
             looks = tuple(key)
-            way = self._known.get(looks, _UNKNOWN)
+            known = self._known.get(looks)
         except (TypeError, RuntimeError):  # what cannot be compared, or has no strides
             return self._odd(args, kwargs)
-        if way is _UNKNOWN:
+        if known is None:
             way = self._find(args, kwargs, tensors)
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
-                self._similar.clear()
-            self._known[looks] = way
-            self._similar[looks] = self._alike(way, args, kwargs, tensors)
+            known = self._known[looks] = way, self._alike(way, args, kwargs, tensors)
+        way, recent = known
         if self.mutates and way is not None and _overlap(tensors):
             self._last(args, kwargs, "it changes its inputs, and these share memory")
             way = None
         if way is None:
             return self.by_original(args, kwargs)
-        self._recent = self._similar[looks]
+        self._recent = recent
         try:
             return self._guarded(way, tensors)
         except NotHeld:
             if self.original is None:
                 raise
-            self._known[looks] = self._last(args, kwargs)
+            self._known[looks] = self._last(args, kwargs), None
+            self._recent = None
             return self.by_original(args, kwargs)
 
     def _alike(
         self, way: Way | None, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> tuple[Alike, Way] | None:
-        # What changes its inputs, and a graph that may not hold after all, are looked at every time.
-        if way is None or self.mutates or (self.general is not None and way == self.general.run):
+        if way is None or self.mutates:  # what changes its inputs is looked at every time
             return None
         found = Alike.of(args, kwargs, tensors)
         return None if found is None else (found, way)
