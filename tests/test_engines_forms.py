@@ -307,3 +307,44 @@ def test_what_is_left_the_original_answers_where_it_is_given(result: Any):
     for call in (lambda m: m(x[:3]), lambda m: m(x, 3.0), lambda m: m(x.double())):
         with pytest.raises(TorchwrightError, match="compiled for other calls"):
             call(result["strict"])
+
+
+class Convolutions(nn.Module):
+    """Takes pictures of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 4, 3, 1, 1))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.layers(image).mean((2, 3))
+
+
+def test_sizes_that_the_caller_names_vary_and_other_pictures_go_a_slower_way(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """`dynamic=` in torch.export's form leaves the height free; the width is free in the graph alone."""
+    trials_in_process(monkeypatch, 2.0)
+    torch.manual_seed(0)
+    model = Convolutions().eval()
+    height = torch.export.Dim("height", min=8, max=64)
+    for dynamic in ({"image": {2: height}}, None):
+        result = tw.optimize(
+            model,
+            torch.randn(2, 3, 16, 16),
+            techniques=["compile"],
+            max_drop=0.05,
+            time_budget=60,
+            dynamic=dynamic,
+        )
+        loaded = tw.load(result.path, on_new_shape="error" if dynamic else "run").model
+        other = torch.randn(2, 3, 32, 16)
+        with torch.no_grad(), warnings.catch_warnings(action="ignore" if dynamic is None else "error"):
+            torch.testing.assert_close(loaded(other), model(other), rtol=1e-3, atol=1e-4)
+        if dynamic is None:
+            with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+                wide = torch.randn(5, 3, 24, 40)
+                torch.testing.assert_close(loaded(image=wide), model(wide), rtol=1e-3, atol=1e-4)
+        else:
+            with pytest.raises(TorchwrightError, match="compiled for other calls"):
+                loaded(torch.randn(2, 3, 16, 24))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from torchwright.measure.clock import paired_speedup
@@ -43,6 +44,7 @@ def compare(search: Search, candidate: Candidate, *, final: bool = False) -> Com
     if search.best is not search.baseline and search.best is not candidate:
         contestants.insert(1, search.best)
     rows: list[list[float]] = []
+    faster = search.budget.objective != "memory"
     begun = search.context.clock()
     seconds = min(COMPARE_SECONDS, FINISH_SHARE * search.budget.time_seconds / 2) * (1.6 if final else 1)
     one_round = sum(turn_seconds(contestant) for contestant in contestants)
@@ -58,7 +60,8 @@ def compare(search: Search, candidate: Candidate, *, final: bool = False) -> Com
             rows.append([search.objective(contestant.turn()) for contestant in contestants])
             spent = search.context.clock() - begun
             one_round = spent / len(rows)
-            if len(rows) >= ROUNDS[0] and (spent > seconds or (not final and _is_clear(rows))):
+            decided = not final and (_is_clear(rows) or (faster and _is_futile(rows)))
+            if len(rows) >= ROUNDS[0] and (spent > seconds or decided):
                 break
             if len(rows) >= FEWEST_ROUNDS and spent > seconds and (spent > 2 * seconds or _is_clear(rows)):
                 break
@@ -81,6 +84,11 @@ def turn_seconds(candidate: Candidate) -> float:
 
 def mebibytes(count: float) -> str:
     return f"{count / 2**20:.0f} MiB"
+
+
+def _is_futile(rows: Sequence[Sequence[float]]) -> bool:
+    """Whether the last contestant is slower than the one before it more often than not: no gain will come of more."""
+    return statistics.median(row[-2] / row[-1] for row in rows) < 1.0
 
 
 def _is_clear(rows: Sequence[Sequence[float]]) -> bool:

@@ -33,7 +33,7 @@ from torchwright.engines.program import (
 from torchwright.engines.results import layout_of
 from torchwright.engines.runner import described, rewritten
 from torchwright.engines.spec import CallSpec, Takes
-from torchwright.engines.takes import tensors_of, with_rows
+from torchwright.engines.takes import tensors_of, with_rows, with_tensors
 from torchwright.errors import TorchwrightError
 from torchwright.plan.artifact import GENERAL, ROWS, ROWS_PACKAGE
 from torchwright.process.limits import TimeIsUp, time_limit
@@ -138,7 +138,7 @@ def choose(model: nn.Module, case: Case, takes: Takes, forms: Forms, folder: Pat
     if forms.rows is None:
         return chosen
     given = tensors_of(case)
-    own = _error(_flat(lambda: model(*case.args, **case.kwargs)), _flat(lambda: fixed.run(list(given))))
+    own = _error(_answer(model, case), _flat(lambda: fixed.run([t.clone() for t in given])))
     free = Package(folder / ROWS_PACKAGE, forms.rows)
     spec = _checked(model, free, case, takes, own)
     if spec is None:
@@ -164,7 +164,7 @@ def check_graphs(
     if fixed is None:
         fixed = GraphCall(programs[case.name], forms.calls[0])
     given = tensors_of(case)
-    reference, found = _flat(lambda: model(*case.args, **case.kwargs)), _flat(lambda: fixed.run(list(given)))
+    reference, found = _answer(model, case), _flat(lambda: fixed.run([t.clone() for t in given]))
     layouts = tuple(
         layout_of(a) if a.shape == b.shape and layout_of(a) != layout_of(b) else None
         for a, b in zip(reference, found, strict=True)
@@ -231,13 +231,21 @@ def _also(chosen: Chosen, note: str) -> Chosen:
 def _is_right(model: nn.Module, call: Call, case: Case, own: float) -> bool | None:
     """Whether `call` answers as the original does, as nearly as at the example; None where that takes no such call."""
     try:
-        wanted = _flat(lambda: model(*case.args, **case.kwargs))
+        wanted = _answer(model, case)
     except Exception:  # whatever the original says of such a call
         return None
     try:
-        return _error(wanted, _flat(lambda: call.run(tensors_of(case)))) <= max(2 * own, ROUNDING)
+        return _error(wanted, _flat(lambda: call.run([t.clone() for t in tensors_of(case)]))) <= max(
+            2 * own, ROUNDING
+        )
     except Exception:
         return False
+
+
+def _answer(model: nn.Module, case: Case) -> list[torch.Tensor]:
+    """The original's outputs; it is given copies, which it may change."""
+    own = with_tensors(case, [tensor.clone() for tensor in tensors_of(case)])
+    return _flat(lambda: model(*own.args, **own.kwargs))
 
 
 def _flat(call: Callable[[], Any]) -> list[torch.Tensor]:
