@@ -3,8 +3,8 @@
     python benchmarks/outside.py [--only NAME …] [--max-drop 0.02] [--time-budget SECONDS] [--json FILE] [--list]
 
 For each module of outside_modules.py: `tw.optimize` here, which claims a speed-up; then, as a stranger would, `tw.load`
-in a process that knows the artifact and the module's source alone. The original and the artifact are timed in two new
-processes that take turns, because an artifact may change its whole process (its malloc, its threads). Then the artifact
+in a process that knows the artifact and the module's source alone, where the original takes turns with it. An artifact
+that changes its whole process (how malloc keeps memory) has the original in another new one. Then the artifact
 is called with other strides, batches, dtypes, threads and habits: whatever the original takes it must take, and agree.
 
 The bars, and exit status 1 where one is missed: every answer right, no module under 0.98x, claims within 15% of the
@@ -185,9 +185,13 @@ def in_turns(field: Field, batch: int | None, turns: int) -> tuple[Any, list[lis
     from torchwright.measure.clock import paired_speedup
 
     timed: list[list[dict[str, float]]] = [[], []]
+    # The original is timed beside the artifact, in its process, unless the artifact has changed that whole process.
+    alone = field.ours.hello["settles_process"]
     for _ in range(turns):
-        for contender, column in zip((field.original, field.ours), timed, strict=True):
-            column.append(contender.ask("time", batch))
+        timed[0].append(
+            field.original.ask("time", batch) if alone else field.ours.ask("time_original", batch)
+        )
+        timed[1].append(field.ours.ask("time", batch))
     before, after = ([turn["seconds"] for turn in column] for column in timed)
     return paired_speedup(before, after), timed
 
@@ -339,7 +343,7 @@ class Served:
         self._call = Call.of(inputs)
         self._original: nn.Module = model
         self._model: Model = model
-        self._repeats: dict[int | None, int] = {}
+        self._repeats: dict[tuple[int, int | None], int] = {}
         self._ways = ways(model, self._call)
         self.hello: dict[str, Any] = {
             "ways": list(self._ways),
@@ -353,24 +357,30 @@ class Served:
                 "how": loaded.how,
                 "with_model": with_model,
                 "notices": loaded.notices,
+                "settles_process": any(step.name == "allocator" for step in loaded.recipe.steps),
                 "seconds": round(time.perf_counter() - begun, 1),
             }
 
     def time(self, batch: int | None) -> dict[str, float]:
-        """Seconds and page faults of one call, over a turn.
+        """Seconds and page faults of one call, over a turn."""
+        return self._turn(self._model, batch)
 
-        Before short ones a call that is not counted, as in Torchwright's own turns.
-        """
-        call = self._call.rows(batch) if batch else self._call
+    def time_original(self, batch: int | None) -> dict[str, float]:
+        """The same of the original in this process."""
+        return self._turn(self._original, batch)
+
+    def _turn(self, model: Model, batch: int | None) -> dict[str, float]:
+        """Before short calls one is made that is not counted, as in Torchwright's own turns."""
+        call, key = self._call.rows(batch) if batch else self._call, (id(model), batch)
         with torch.inference_mode():
-            if batch not in self._repeats:
-                self._repeats[batch] = warm_up(self._model, call)
-            count = self._repeats[batch]
+            if key not in self._repeats:
+                self._repeats[key] = warm_up(model, call)
+            count = self._repeats[key]
             if count > 1:
-                self._model(*call.args, **call.kwargs)
+                model(*call.args, **call.kwargs)
             faults, begun = page_faults(), time.perf_counter()
             for _ in range(count):
-                self._model(*call.args, **call.kwargs)
+                model(*call.args, **call.kwargs)
             seconds = time.perf_counter() - begun
         return {"seconds": seconds / count, "faults": (page_faults() - faults) / count}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import ctypes
 import errno
 import os
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -371,3 +373,27 @@ def test_what_cannot_travel_is_said_in_words():
     workload.model.lock = threading.Lock()  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     with pytest.raises(WorkloadError, match=r"cannot be sent to a trial process.*locks and sockets"):
         pickled(workload)
+
+
+class Around:
+    """As transformers keeps one."""
+
+    def __init__(self) -> None:
+        self.variable: contextvars.ContextVar[int] = contextvars.ContextVar("around", default=5)
+
+
+AROUND = Around()
+RECORDING: contextvars.ContextVar[int] = contextvars.ContextVar("recording", default=3)
+
+
+def test_hooks_that_know_a_context_variable_travel():
+    """transformers puts such hooks on a model when it is first called."""
+
+    def record(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * RECORDING.get() * AROUND.variable.get()
+
+    model = nn.Linear(2, 2).eval()
+    model.register_forward_hook(record)
+    x = torch.randn(3, 2)
+    travelled = cloudpickle.loads(pickled(ModuleWorkload(model, (x,)))).build()
+    torch.testing.assert_close(travelled(x), model(x))

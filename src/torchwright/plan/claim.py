@@ -2,8 +2,9 @@
 """What ships is what was measured: the artifact, loaded in a fresh process and called as its user calls it.
 
 The forms that a recipe may ship in are written one after another, each a whole artifact in the search's scratch folder,
-until one holds against the original. Neither of the two processes is forked: what a long life has done to the
-heap of a process (glibc moves the sizes from which it maps memory) would be measured with it.
+until one holds against the original, which is timed in the same process, or, where the recipe changes the whole
+process, in a fresh one of its own. Neither is forked: what a long life has done to the heap of a process (glibc moves
+the sizes from which it maps memory) would be measured with it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torchwright.errors import TorchwrightError
 from torchwright.facts import Interval, ProcessGain, Recipe, RowsTime
@@ -48,6 +50,23 @@ class Claim:
     runs_as: str = ""
     rows: tuple[RowsTime, ...] = ()
     process: ProcessGain | None = None
+
+
+class _Beside:
+    """The original in the artifact's own process, asked as if it had one to itself.
+
+    How a process's heap grew decides whether large activations fault their pages in at every call, and with that
+    whether the same module takes 13 or 32 ms. In one process both have the same heap.
+    """
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+
+    def ask(self, method: str, **arguments: Any) -> Any:
+        return self._process.ask("original", request=method, arguments=arguments)
+
+    def close(self) -> None:
+        """It ends with the artifact's."""
 
 
 @dataclass(kw_only=True)
@@ -89,6 +108,9 @@ class _Shipping:
             assert candidate.quality is not None
             candidate.close()
             raise TrialFailed(f"its loss was up to {candidate.quality.drop_high:.2%} once loaded")
+        if self.workload.called_as_is() and not _settles_process(search):
+            candidate.process.ask("beside")
+            candidate.original = replace(search.baseline, process=_Beside(candidate.process), turns=[])
         return candidate
 
     def loaded(self, folder: Path, *, process: bool = True) -> Candidate:
@@ -116,7 +138,8 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     """Write and prove the recipe's forms; the original's where none holds. Closes every process."""
     shipping = _Shipping(search=search, workload=workload, scratch=scratch, provisional=provisional)
     search.context.deadline = search.last_moment = search.context.clock() + WRITE_SECONDS
-    _fresh_original(search)
+    if _settles_process(search) or not workload.called_as_is():
+        _fresh_original(search)
     original = search.best is search.baseline
     forms = [shipping.form(name, original=original) for name in ways(search.best.engine, workload)]
     outcome, form, candidate = settle(search, forms)
@@ -153,6 +176,11 @@ def _forget(shipping: _Shipping, name: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _settles_process(search: Search) -> bool:
+    """Whether the recipe changes its whole process, and so must not share it with the original."""
+    return any(step.name == "allocator" for step in search.best.steps)
+
+
 def _fresh_original(search: Search) -> None:
     """The original in a process of its own that has done nothing before."""
     old = search.baseline
@@ -172,13 +200,15 @@ def _other_rows(search: Search, candidate: Candidate, contents: Contents) -> tup
     if takes is None or not takes.batched or len(search.repeats) != 1:
         return ()
     example = contents.manifest["calls"][0].tensors[takes.batched[0]].shape[0]
-    assert isinstance(example, int)
+    if not isinstance(example, int):  # the caller has said which sizes vary
+        return ()
     found = []
     for rows in sorted({1, example // 2, 2 * example} - {0, example}):
         try:
-            for contender in (search.baseline, candidate):
+            original = candidate.original or search.baseline
+            for contender in (original, candidate):
                 contender.process.ask("resize", batched=takes.batched, rows=rows)
-            before, after = _turns(search, search.baseline, candidate, ROWS_SECONDS)
+            before, after = _turns(search, original, candidate, ROWS_SECONDS)
         except (TrialFailed, TorchwrightError) as failure:
             search.notes.append(f"{rows} rows were not timed ({failure})")
             break
@@ -190,7 +220,7 @@ def _other_rows(search: Search, candidate: Candidate, contents: Contents) -> tup
 def _process_gain(shipping: _Shipping, candidate: Candidate, folder: Path) -> ProcessGain | None:
     """What a step that changes the whole process does, taken apart."""
     search = shipping.search
-    if not any(step.name == "allocator" for step in search.best.steps):
+    if not _settles_process(search):
         return None
     others: list[Candidate] = []
     try:

@@ -139,13 +139,15 @@ def give_up(search: Search) -> Outcome:
 
 def _compared(search: Search, candidate: Candidate) -> Comparison:
     """`candidate` in turn with the original; once more, and longer, where the machine's noise decides nothing."""
-    best, search.best = search.best, search.baseline
+    baseline, best = search.baseline, search.best
+    search.baseline = search.best = candidate.original or baseline
     try:
         comparison = compare(search, candidate, final=True)
         if comparison.total.low < 1.0 < comparison.total.high:
             comparison = compare(search, candidate, final=True)
+        baseline.turns = search.baseline.turns  # what is printed is what was compared
     finally:
-        search.best = best
+        search.baseline, search.best = baseline, best
     return comparison
 
 

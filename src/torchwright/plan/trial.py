@@ -216,6 +216,8 @@ class Candidate:
     how: str = ""
     """How it runs, where it is an artifact that was loaded."""
     load_seconds: float = 0.0
+    original: Candidate | None = None
+    """The original in the same process, where it is there, too."""
     quality: Quality | None = None
     memory: int = 0
     recompiles: int = 0

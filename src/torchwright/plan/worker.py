@@ -182,6 +182,26 @@ class Session:
         self._warm_up()
         return {"seconds": time.perf_counter() - start, "how": loaded.how, "notices": loaded.notices}
 
+    def beside(self) -> None:
+        """Have the original here, too, to be asked by `original`."""
+        import torch
+
+        other = Session()
+        other.workload, other.device, other.seed, other.dtype = (
+            self.workload,
+            self.device,
+            self.seed,
+            torch.float32,
+        )
+        model = self.workload.build().to(self.device.name)
+        other.run = self.workload.original_run(model)
+        other._warm_up()
+        self._original = other
+
+    def original(self, *, request: str, arguments: dict[str, Any]) -> Any:
+        """What the original in this process answers to a request."""
+        return getattr(self._original, request)(**arguments)
+
     def keep_memory(self) -> None:
         """Run the original in a process that keeps freed memory, as the recipe's does."""
         from torchwright.devices.allocator import apply_allocator
