@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchwright.devices import get_device
+from torchwright.engines.call import spec_of
 from torchwright.engines.package import Package
 from torchwright.engines.program import compile_program, export, read_programs, write_programs
 from torchwright.facts import Step
@@ -158,7 +159,8 @@ def test_what_a_graph_calls_survives_a_file_and_the_compiler(tmp_path: Any) -> N
         wanted = target.workload.build()(x)
         assert relative(kept.module()(x), wanted) < RESULT_ERROR
         compile_program(kept, tmp_path / "model.pt2", target.settings.inductor)
-        assert relative(Package(tmp_path / "model.pt2")(x), wanted) < RESULT_ERROR
+        package = Package(tmp_path / "model.pt2", spec_of("forward", kept))
+        assert relative(package.run([x]), wanted) < RESULT_ERROR
 
 
 def test_attention_that_the_kernel_does_not_take_is_named() -> None:
