@@ -13,7 +13,7 @@ tiles: ## the AMX kernels' tests on emulated tiles
 	python scripts/kernel_builds.py tiles
 
 bench: ## one script for each claim of the README
-	for name in bundled_lm ladder vision_cpu llm_cpu quantization numpy_kmeans; do echo "== $$name"; python benchmarks/$$name.py || exit 1; done
+	for name in bundled_lm door outside ladder vision_cpu llm_cpu quantization numpy_kmeans; do echo "== $$name"; python benchmarks/$$name.py || exit 1; done
 
 docs: ## write the generated tables and help texts again
 	python scripts/docs.py

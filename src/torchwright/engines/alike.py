@@ -58,7 +58,7 @@ class Alike:
             tensors = list(args)
         else:
             tensors = []
-            for value, container in zip(args, self._containers, strict=True):
+            for value, container in zip(args, self._containers, strict=False):
                 if container is None:
                     tensors.append(value)
                 elif type(value) is not container[0]:
@@ -71,7 +71,7 @@ class Alike:
                     return None
                 else:
                     tensors += value
-        for value, (dtype, shape, strides) in zip(tensors, self._tensors, strict=True):
+        for value, (dtype, shape, strides) in zip(tensors, self._tensors, strict=False):  # counted above
             if (
                 type(value) is not _Tensor
                 or value.dtype is not dtype
