@@ -24,7 +24,7 @@ import torchwright as tw
 from torchwright.facts import Interval, Quality
 from torchwright.measure.clock import paired_speedup
 from torchwright.plan.artifact import open_artifact
-from torchwright.plan.optimize import pickled
+from torchwright.plan.travel import pack
 from torchwright.plan.trial import Context, TrialProcess
 from torchwright.workloads.base import Case, Run, Workload
 from torchwright.workloads.language import LanguageWorkload
@@ -160,7 +160,7 @@ def contenders() -> Iterator[Callable[..., Contender]]:
             """A contender that runs `workload` as it is, or the artifact; `reference` is what it is judged against."""
             begun = time.perf_counter()
             context = Context(
-                workload=pickled(workload),
+                workload=pack(workload, Path(tempfile.mkdtemp(dir=scratch))),
                 device="cpu",
                 threads=torch.get_num_threads(),
                 seed=0,

@@ -212,7 +212,7 @@ class World:
     def search(self, *tried: Step | tuple[Step, str], **options: Any) -> Outcome:
         self.variants = [item if isinstance(item, tuple) else (item, None) for item in tried]
         context = Context(
-            workload=b"",
+            workload=Path(),
             device="cpu",
             threads=2,
             seed=0,
@@ -229,7 +229,12 @@ class World:
         search = self.searching
         search.context.deadline = search.last_moment = 1e9
         steps = search.best.steps
-        form = Form(name="itself", start=lambda: self.start(search.context, steps, ()), itself=not steps)
+        form = Form(
+            name="itself",
+            start=lambda: self.start(search.context, steps, ()),
+            prove=lambda candidate: candidate.settle(search.reference),
+            itself=not steps,
+        )
         outcome, _, shipped = settle(search, [form])
         if shipped is not None:
             shipped.close()

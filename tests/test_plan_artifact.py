@@ -25,7 +25,7 @@ from small_artifacts import INPUT, copied, edit, made, mlp, seal
 from torchwright.engines.program import read_programs
 from torchwright.errors import ArtifactError
 from torchwright.plan import artifact
-from torchwright.plan.optimize import pickled
+from torchwright.plan.travel import pack
 from torchwright.plan.tree import read_tree, write_tree
 from torchwright.plan.trial import Context, TrialProcess
 from torchwright.workloads.module import ModuleWorkload
@@ -73,7 +73,7 @@ def _the_same_user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 def test_what_a_trial_unpacks_goes_with_its_folder(compiled: Path, tmp_path: Path):
     """A trial is killed, and then removes nothing itself."""
     context = Context(
-        workload=pickled(ModuleWorkload(mlp(), (INPUT,))),
+        workload=pack(ModuleWorkload(mlp(), (INPUT,)), tmp_path),
         device="cpu",
         threads=1,
         seed=0,

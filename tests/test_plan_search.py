@@ -152,7 +152,8 @@ def test_a_form_that_needs_less_of_the_caller_must_be_nearly_as_fast(world: Worl
         world.later = lambda names, turn: speeds[name] if "fuse" in names else 1.0
         return world.start(search.context, search.best.steps, ())
 
-    forms = [Form(name=name, start=lambda name=name: started(name)) for name in speeds]
+    proved: list[Candidate] = []
+    forms = [Form(name=name, start=lambda name=name: started(name), prove=proved.append) for name in speeds]
     outcome, form, candidate = settle(search, forms)
     assert form is not None
     assert form.name == "near"
@@ -160,6 +161,7 @@ def test_a_form_that_needs_less_of_the_caller_must_be_nearly_as_fast(world: Worl
     assert outcome.speedup.value == pytest.approx(4.0 / 1.05)
     assert "as slow the recipe was 1.33x" in search.notes[0]
     assert world.alive == [(), search.best.steps, candidate.steps]
+    assert proved == [candidate]
 
 
 # ------------------------------------------------------------------------------------------- drop-one, swaps, order

@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -23,7 +22,7 @@ from torch import nn
 from torchwright.errors import ModelError, RefusedTechnique, WorkloadError
 from torchwright.facts import Step
 from torchwright.plan.fork_server import can_fork
-from torchwright.plan.optimize import pickled
+from torchwright.plan.travel import CODE, TENSORS, pack, unpack
 from torchwright.plan.trial import Context, TrialFailed, TrialProcess, start_candidate
 from torchwright.workloads.module import ModuleWorkload
 
@@ -76,7 +75,7 @@ def context(
 ) -> Context:
     return Context(
         fork=fork,
-        workload=pickled(ModuleWorkload(model, (torch.ones(2, 4),), **options)),
+        workload=pack(ModuleWorkload(model, (torch.ones(2, 4),), **options), scratch),
         device="cpu",
         threads=1,
         seed=0,
@@ -364,15 +363,15 @@ def test_a_candidate_carries_what_the_worker_found_and_cleans_up(tmp_path: Path)
     finally:
         candidate.close()
     assert wait_until_gone(candidate.process._process.pid)  # pyright: ignore[reportPrivateUsage]
-    assert list(tmp_path.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {CODE, TENSORS}
 
 
-def test_what_cannot_travel_is_said_in_words():
+def test_what_cannot_travel_is_said_in_words(tmp_path: Path):
     model = Trap()
     workload = ModuleWorkload(model, (torch.ones(2, 4),))
     workload.model.lock = threading.Lock()  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     with pytest.raises(WorkloadError, match=r"cannot be sent to a trial process.*locks and sockets"):
-        pickled(workload)
+        pack(workload, tmp_path)
 
 
 class Around:
@@ -386,7 +385,7 @@ AROUND = Around()
 RECORDING: contextvars.ContextVar[int] = contextvars.ContextVar("recording", default=3)
 
 
-def test_hooks_that_know_a_context_variable_travel():
+def test_hooks_that_know_a_context_variable_travel(tmp_path: Path):
     """transformers puts such hooks on a model when it is first called."""
 
     def record(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
@@ -395,5 +394,5 @@ def test_hooks_that_know_a_context_variable_travel():
     model = nn.Linear(2, 2).eval()
     model.register_forward_hook(record)
     x = torch.randn(3, 2)
-    travelled = cloudpickle.loads(pickled(ModuleWorkload(model, (x,)))).build()
+    travelled = unpack(pack(ModuleWorkload(model, (x,)), tmp_path)).build()
     torch.testing.assert_close(travelled(x), model(x))

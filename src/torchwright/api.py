@@ -23,9 +23,10 @@ from torchwright.measure.clock import paired_speedup
 from torchwright.measure.roofline import Work, point
 from torchwright.plan import artifact
 from torchwright.plan.artifact import Manifest
-from torchwright.plan.optimize import Request, pickled
+from torchwright.plan.optimize import Request
 from torchwright.plan.optimize import optimize as run_optimize
 from torchwright.plan.result import Result
+from torchwright.plan.travel import pack
 from torchwright.plan.trial import Context, TrialFailed, TrialProcess
 from torchwright.process import folders, interrupts
 from torchwright.report.terminal import LiveProgress
@@ -354,10 +355,9 @@ def _workload_of(
 @contextlib.contextmanager
 def _trials(what: str | Path, workload: Workload, device: str, recipe: Recipe | None) -> Iterator[Context]:
     """A place on `device` to measure `what` in; a process that dies of it is no fault of ours."""
-    packed = pickled(workload)
     with interrupts.deferred(), folders.temporary() as scratch:
         context = Context(
-            workload=packed,
+            workload=pack(workload, scratch),
             device=device,
             threads=recipe.fingerprint.threads if recipe else torch.get_num_threads(),
             seed=0,

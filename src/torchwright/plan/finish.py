@@ -81,6 +81,8 @@ class Form:
     name: str
     start: Callable[[], Candidate]
     """Raises `TrialFailed` or a `TorchwrightError` where it cannot be made or run."""
+    prove: Callable[[Candidate], None]
+    """What else is measured of one that holds, after the timing: it leaves another heap behind. Raises as `start`."""
     itself: bool = False
     """It runs the original as the caller has it: there is nothing to time."""
 
@@ -103,7 +105,10 @@ def settle(search: Search, forms: Sequence[Form]) -> tuple[Outcome, Form | None,
         candidate: Candidate | None = None
         try:
             candidate = form.start()
-            comparison = _compared(search, candidate)
+            total = _compared(search, candidate).total
+            enough = 1.0 if form is last or search.best is search.baseline else NEARLY * promised
+            if held := _holds(search, total, enough):
+                form.prove(candidate)
         except TrialFailed as failure:
             _not_held(search, form, candidate, f"failed ({failure.reason})")
             continue
@@ -114,9 +119,7 @@ def settle(search: Search, forms: Sequence[Form]) -> tuple[Outcome, Form | None,
             if candidate is not None:
                 candidate.close()
             raise
-        total = comparison.total
-        enough = 1.0 if form is last or search.best is search.baseline else NEARLY * promised
-        if _holds(search, total, enough):
+        if held:
             claimed = ORIGINAL if search.best is search.baseline else total
             return outcome_now(search, claimed, candidate), form, candidate
         _not_held(search, form, candidate, f"was {total} in the last comparison")

@@ -61,7 +61,7 @@ def start(
 class ForkServer:
     """Our end of the server. Every method raises `EOFError` or `ConnectionError` when it has ended."""
 
-    def __init__(self, workload: bytes, scratch: Path) -> None:
+    def __init__(self, workload: Path, scratch: Path) -> None:
         ours, theirs = socket.socketpair()
         self._log = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115
         self._process = start("torchwright.plan.fork_server", theirs, self._log)
@@ -70,7 +70,7 @@ class ForkServer:
         self._connection = Connection(os.dup(ours.fileno()))
         self._has_answered = False
         try:
-            self._connection.send_bytes(pickle.dumps({"workload": workload, "path": sys.path}))
+            self._connection.send_bytes(pickle.dumps({"workload": str(workload), "path": sys.path}))
         except BaseException:
             self.close()
             raise
@@ -159,7 +159,7 @@ def serve(channel: socket.socket) -> None:
         connection.send_bytes(pickle.dumps(pid))
 
 
-def _prepared(*, workload: bytes, path: list[str]) -> Any:
+def _prepared(*, workload: str, path: list[str]) -> Any:
     import torch
 
     torch.set_num_threads(1)  # copying a tensor would start threads, of which a child knows and has none

@@ -4,18 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import importlib
-import io
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import cloudpickle
 import torch
 
 from torchwright.devices import get_device
@@ -29,6 +23,7 @@ from torchwright.plan.fork_server import can_fork
 from torchwright.plan.save import make_recipe
 from torchwright.plan.search import run
 from torchwright.plan.state import Outcome, Search, Watch
+from torchwright.plan.travel import pack
 from torchwright.plan.trial import Context, TrialFailed
 from torchwright.process import interrupts
 from torchwright.report import html
@@ -61,13 +56,13 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
     budget = request.budget
     if budget.max_drop < 0 or budget.time_seconds <= 0:
         raise WorkloadError(f"a budget of {budget}", allowed="max_drop of 0 or more, time above 0 seconds")
-    device, workload = get_device(request.device), pickled(request.workload)
+    device = get_device(request.device)
     _build_kernels(watch, budget)
     with interrupts.deferred(), artifact.writing(out) as folder:
         scratch = folder / SCRATCH
         scratch.mkdir()
         context = Context(
-            workload=workload,
+            workload=pack(request.workload, scratch),
             device=device.name,
             threads=torch.get_num_threads(),
             seed=request.seed,
@@ -122,52 +117,3 @@ def _build_kernels(watch: Watch, budget: Budget) -> None:
     watch(Event(kind="stage", text=text, elapsed=0.0, time_budget=budget.time_seconds))
     with contextlib.suppress(build.BuildError, OSError):
         build.library()
-
-
-class _Pickler(cloudpickle.Pickler):
-    """cloudpickle, with context variables by the names under which their modules hold them.
-
-    transformers' models have hooks, once they were called, that are functions in functions and so travel by value.
-    """
-
-    def reducer_override(self, obj: Any) -> Any:
-        if _is_of_context(obj) and (where := _holder(obj)) is not None:
-            return _held, where
-        return super().reducer_override(obj)
-
-
-def _is_of_context(value: object) -> bool:
-    """Whether it is a context variable, or a plain object around one."""
-    if isinstance(value, contextvars.ContextVar):
-        return True
-    attributes = getattr(value, "__dict__", None)
-    return type(attributes) is dict and any(
-        isinstance(item, contextvars.ContextVar) for item in attributes.values()
-    )
-
-
-def _holder(value: object) -> tuple[str, str] | None:
-    """The module and the name under which it holds `value`."""
-    for name, module in list(sys.modules.items()):
-        for key, item in list(getattr(module, "__dict__", {}).items()):
-            if item is value:
-                return name, key
-    return None
-
-
-def _held(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name)
-
-
-def pickled(workload: Workload) -> bytes:
-    """The workload for a trial's process. Raises `WorkloadError` where it cannot travel."""
-    stream = io.BytesIO()
-    try:
-        _Pickler(stream).dump(workload)
-    except Exception as error:
-        raise WorkloadError(
-            "the model cannot be sent to a trial process",
-            found=f"{type(error).__name__}: {error}",
-            next="keep open files, locks and sockets out of the module, or pass package.module:factory",
-        ) from error
-    return stream.getvalue()

@@ -42,8 +42,8 @@ def _not_done(seconds: float) -> TrialFailed:
 class Context:
     """What every trial of one search shares."""
 
-    workload: bytes
-    """The workload, by cloudpickle; it goes to our own processes and nowhere else."""
+    workload: Path
+    """The folder into which `travel.pack` has written the workload."""
     device: str
     threads: int
     seed: int
@@ -101,7 +101,7 @@ class TrialProcess:
                 self._process = self._forked(theirs)
             else:
                 self._process = start("torchwright.plan.worker", theirs, self._log, environment)
-                workload = {"workload": context.workload, "path": sys.path}
+                workload = {"workload": str(context.workload), "path": sys.path}
             self._connection = Connection(os.dup(ours.fileno()))
         except BaseException:
             self._log.close()

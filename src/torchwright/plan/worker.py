@@ -42,13 +42,13 @@ class Session:
         self.once: dict[str, float] = {}
         self._trouble: BaseException | None = None
 
-    def unpack(self, workload: bytes, path: list[str]) -> None:
-        """Unpack the workload that our own parent process sent; what goes wrong in it is said by `init`."""
+    def unpack(self, workload: str, path: list[str]) -> None:
+        """Unpack the workload that our own parent process wrote; what goes wrong in it is said by `init`."""
         sys.path[:] = path
-        import cloudpickle
+        from torchwright.plan import travel
 
         try:
-            self.workload = cloudpickle.loads(workload)
+            self.workload = travel.unpack(Path(workload))
         except BaseException as error:
             self._trouble = error
 
@@ -59,7 +59,7 @@ class Session:
         threads: int,
         seed: int,
         scratch: str,
-        workload: bytes | None = None,
+        workload: str | None = None,
         path: list[str] | None = None,
     ) -> None:
         """Get the workload, where it is not here already, and the device ready.

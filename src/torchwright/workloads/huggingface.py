@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,15 @@ def load_model(folder: Path, auto: str) -> nn.Module:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return model
+
+
+def register_recorded(model: nn.Module) -> None:
+    """Note which outputs the parts of an unpickled model record, as transformers does when it builds one."""
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    registry = getattr(capturing, "_CAN_RECORD_REGISTRY", {})
+    for part in model.modules():
+        if hasattr(part, "_can_record_outputs"):
+            registry[part] = part._can_record_outputs
 
 
 def parameter_count(folder: Path, vocabulary: int = 0) -> int:

@@ -16,6 +16,7 @@ from torchwright.errors import ModelError, TorchwrightError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import Case, Run, Workload, fresh, from_anywhere, to_device
+from torchwright.workloads.huggingface import register_recorded
 
 Inputs = Any
 """A tuple of positional arguments, a dict of keyword arguments, a single tensor, or a list of any of these."""
@@ -52,6 +53,10 @@ class ModuleWorkload(Workload):
         self.dynamic = dynamic
         self.metric, self.higher_is_better, self.task = metric, higher_is_better, task
         self.source = source or type(model).__qualname__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        register_recorded(self.model)
 
     def called_as_is(self) -> bool:
         return True
