@@ -24,15 +24,14 @@ class InProcessTrial:
     def __init__(
         self, context: Context, environment: dict[str, str] | None = None, folder: Path | None = None
     ) -> None:
-        import cloudpickle
-
         from torchwright.devices import get_device
+        from torchwright.plan.travel import unpack
 
         assert not environment
         self.session = Session()
         self.session.seed = context.seed
         self.session.device = get_device(context.device)
-        self.session.workload = cloudpickle.loads(context.workload)
+        self.session.workload = unpack(context.workload)
         self.session.workload.device = context.device
         self.session.threads = context.threads
 
