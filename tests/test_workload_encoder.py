@@ -144,7 +144,9 @@ class TestBatches:
         assert "ragged" in workload.properties(workload.build())
 
     def test_sentences_of_one_length_are_not_ragged(self, folder, tmp_path):
-        (tmp_path / "even.txt").write_text("Five words of even length. " * 40)
+        (tmp_path / "even.txt").write_text(
+            " ".join(f"Five words {a} {b} long." for a in "abcdef" for b in "abcdef")
+        )
         workload = EncoderWorkload(folder, batch=8, eval_text=tmp_path / "even.txt")
         assert "ragged" not in workload.properties(workload.build())
 
@@ -168,6 +170,21 @@ class TestBatches:
         ]
         assert len(set(rows)) == len(rows)
         assert not set(rows) & set(calibration)
+
+    def test_a_text_of_few_sentences_is_split_too(self, folder, tmp_path):
+        """Two batches once calibrated four times on the ones that were judged."""
+        workload = EncoderWorkload(folder, batch=8, eval_text=eval_text(tmp_path / "text.txt", count=20))
+        judged = {tuple(row) for i in range(workload._rounds()) for row in workload._batch(i)[0].tolist()}
+        judged |= {tuple(row) for case in workload.cases(torch.float32) for row in case.args[0].tolist()}
+        calibration = [row for case in workload.calibration(torch.float32) for row in case.args[0].tolist()]
+        assert len(calibration) == 32
+        assert not judged & set(map(tuple, calibration))
+
+    def test_the_bundled_texts_share_no_sentence(self, folder):
+        workload = EncoderWorkload(folder, batch=32)
+        assert workload.sentences.batches > 16
+        judged = {tuple(row) for row in workload.sentences._read().evaluation}
+        assert not judged & {tuple(row) for row in workload.sentences._read().calibration}
 
     def test_the_sample_shrinks_with_the_model(self, workload, monkeypatch):
         before = workload._rounds()
@@ -407,7 +424,9 @@ class TestShapeBuckets:
         assert workload.layout.shapes == ((8, 50),)
 
     def test_refused_where_nothing_is_ragged(self, folder, tmp_path):
-        (tmp_path / "even.txt").write_text("Five words of even length. " * 40)
+        (tmp_path / "even.txt").write_text(
+            " ".join(f"Five words {a} {b} long." for a in "abcdef" for b in "abcdef")
+        )
         even = EncoderWorkload(folder, batch=8, eval_text=tmp_path / "even.txt")
         assert "do not differ in length" in str(ShapeBuckets().refuse(self.target(even)))
 
@@ -437,7 +456,7 @@ class TestBadInput:
     def test_evaluation_text_too_short(self, folder, tmp_path):
         (tmp_path / "short.txt").write_text("One sentence is here. Another is there.")
         workload = EncoderWorkload(folder, eval_text=tmp_path / "short.txt")
-        with pytest.raises(WorkloadError, match=r"too short\. Found: 2 sentences\. Allowed: at least 64"):
+        with pytest.raises(WorkloadError, match=r"too short\. Found: 1 sentences to judge by and 0 to"):
             workload.cases(torch.float32)
 
     def test_no_tokenizer(self, tmp_path, text):

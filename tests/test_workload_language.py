@@ -12,7 +12,9 @@ import torch
 from folders import VOCABULARY, causal, change_json, eval_text, save
 from torchwright.engines.program import export
 from torchwright.errors import ModelError, WorkloadError
+from torchwright.workloads.generation import need_tokenizer
 from torchwright.workloads.language import DECODE_STEPS, LanguageWorkload
+from torchwright.workloads.texts import BUNDLED
 
 SIZES = {"batch": 2, "prompt_tokens": 24, "new_tokens": 10}
 
@@ -171,6 +173,42 @@ class TestMetric:
         names = [case.name for case in workload.calibration(torch.float32)]
         assert names == ["prefill"] * 4 + ["decode"]
 
+    def test_calibration_reads_nothing_that_is_evaluated(self, workload, text):
+        prompts = [workload.cases(torch.float32)[0].args[0]]
+
+        def run(case):
+            if case.name == "prefill":
+                prompts.append(case.args[0])
+            return torch.zeros(2, len(case.args[3]), VOCABULARY)
+
+        workload.observe(run, torch.float32)
+        spell, written = need_tokenizer(workload.folder).decode, text.read_text()
+
+        def places(batches):
+            starts = [written.index(spell(row)) for ids_BT in batches for row in ids_BT.tolist()]
+            return {start + i for start in starts for i in range(24)}
+
+        kept = [case.args[0] for case in workload.calibration(torch.float32) if case.name == "prefill"]
+        assert len(places(kept)) == 4 * 2 * 24
+        assert not places(kept) & places(prompts)
+
+    @pytest.mark.parametrize(("batch", "prompt_tokens"), [(1, 128), (32, 128), (32, 512)])
+    def test_the_bundled_model_calibrates_on_the_text_that_is_kept_for_it(self, batch, prompt_tokens):
+        workload = LanguageWorkload(batch=batch, prompt_tokens=prompt_tokens)
+        kept, spell = (BUNDLED / "calibration.txt").read_text(), need_tokenizer(BUNDLED).decode
+        *prefills, decode = workload.calibration(torch.float32)
+        assert {case.args[0].shape for case in prefills} == {(batch, prompt_tokens)}
+        assert all(spell(row) in kept for case in prefills for row in case.args[0].tolist())
+        assert torch.equal(decode.args[0], prefills[0].args[0][:, :1])
+
+    def test_a_text_too_short_for_calibration_is_refused_at_once(self, llama, tmp_path):
+        text = eval_text(tmp_path / "text.txt", count=16)
+        workload = LanguageWorkload(llama, eval_text=text, batch=1, prompt_tokens=120, new_tokens=4)
+        with pytest.raises(
+            WorkloadError, match=r"too short\. Found: 4\d\d tokens to judge by and 1\d\d to calibrate"
+        ):
+            workload.cases(torch.float32)
+
 
 class TestGeometry:
     def test_of_a_folder(self, workload):
@@ -242,7 +280,8 @@ class TestBadInput:
         (tmp_path / "short.txt").write_text("Too short.")
         workload = LanguageWorkload(llama, eval_text=tmp_path / "short.txt")
         with pytest.raises(
-            WorkloadError, match=r"too short\. Found: 10 tokens\. Allowed: at least 128.*--eval-text"
+            WorkloadError,
+            match=r"too short\. Found: 8 tokens to judge by and 2 to calibrate with\. Allowed: at least 128 and 128",
         ):
             workload.cases(torch.float32)
 

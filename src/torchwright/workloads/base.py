@@ -25,6 +25,9 @@ from torchwright.registry import Registry
 Run = Callable[["Case"], Any]
 """Makes one call of the model, however it is executed, and returns its output."""
 
+CALIBRATION_BATCHES = 4
+"""Of a workload that has more data than it judges by."""
+
 workloads: Registry[type[Workload]] = Registry(
     "workload",
     group="torchwright.workloads",
@@ -124,6 +127,10 @@ class Workload(ABC):
     def calibration(self, dtype: torch.dtype) -> list[Case]:
         """Calls whose activations set quantization scales; the workload's own unless it has better ones."""
         return self.cases(dtype)
+
+    def calibrates_apart(self) -> bool:
+        """Whether `calibration` keeps to calls that the metric never sees."""
+        return False
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

@@ -15,15 +15,15 @@ from torch import nn
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import Case, Run
+from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run
 from torchwright.workloads.huggingface import load_model, model_files, parameter_count, read_config
 from torchwright.workloads.rows import Layout, RowsWorkload
 from torchwright.workloads.sentences import Sentences
+from torchwright.workloads.texts import own_text
 
 SAMPLE_SENTENCES = 512
 SAMPLE_OPERATIONS = 1e12
 """The metric's sample is cut to what these operations pay for, 2 per parameter and token, but never below 2 batches."""
-CALIBRATION_BATCHES = 4
 MODEL_TYPES = (
     *(
         "albert",
@@ -67,7 +67,7 @@ class EncoderWorkload(RowsWorkload):
         if limit is not None and tokens > limit:
             tokens = limit
         self.tokens = tokens
-        self.eval_text = Path(eval_text) if eval_text else None
+        self.eval_text = own_text(eval_text)
         self.sentences = Sentences(
             self.eval_text,
             self.pipeline.folder,
@@ -110,6 +110,9 @@ class EncoderWorkload(RowsWorkload):
             for index in range(CALIBRATION_BATCHES)
         ]
 
+    def calibrates_apart(self) -> bool:
+        return True
+
     def observe(self, run: Run, dtype: torch.dtype) -> torch.Tensor:
         """Embeddings (N, E) of every sampled sentence, in batches of the one shape that is timed."""
         return torch.cat(
@@ -140,7 +143,7 @@ class EncoderWorkload(RowsWorkload):
         parameters = parameter_count(self.pipeline.folder, self.pipeline.vocabulary)
         operations = 2.0 * parameters * self.batch * self.sentences.longest
         wanted = min(SAMPLE_SENTENCES / self.batch, SAMPLE_OPERATIONS / max(operations, 1.0))
-        return min(max(2, int(wanted)), max(1, self.sentences.batches - CALIBRATION_BATCHES))
+        return min(max(2, int(wanted)), self.sentences.batches)
 
     def _batch(self, index: int, *, calibration: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         ids_BT, mask_BT = self.sentences.batch(index, calibration=calibration)

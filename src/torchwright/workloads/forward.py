@@ -15,8 +15,8 @@ from torch import nn
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import Case, Run
-from torchwright.workloads.encoder import CALIBRATION_BATCHES, MODEL_TYPES
+from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run
+from torchwright.workloads.encoder import MODEL_TYPES
 from torchwright.workloads.huggingface import (
     load_model,
     model_class,
@@ -26,6 +26,7 @@ from torchwright.workloads.huggingface import (
 )
 from torchwright.workloads.reading import SOUNDS, Reader
 from torchwright.workloads.rows import Layout, RowsWorkload
+from torchwright.workloads.texts import own_text
 
 SAMPLE_ROWS = 512
 SAMPLE_OPERATIONS = 1e12
@@ -80,7 +81,7 @@ class ForwardWorkload(RowsWorkload):
         for option, value in (("batch", batch), ("tokens", tokens)):
             if value is not None and value < 1:
                 raise WorkloadError(f"{option}={value}", allowed="1 or more")
-        self.eval_text = Path(eval_text) if eval_text else None
+        self.eval_text = own_text(eval_text)
         config = read_config(self.folder)
         model = _class(config)
         if model is None:
@@ -125,6 +126,9 @@ class ForwardWorkload(RowsWorkload):
 
     def calibration(self, dtype: torch.dtype) -> list[Case]:
         return [self._case(index, calibration=True) for index in range(CALIBRATION_BATCHES)]
+
+    def calibrates_apart(self) -> bool:
+        return True
 
     def observe(self, run: Run, dtype: torch.dtype) -> Any:
         """The outputs that are judged, by name and as rows (N, C), or all of all batches in a list."""

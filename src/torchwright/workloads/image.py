@@ -11,14 +11,13 @@ from torch import nn
 from torchwright.errors import WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import Case, Run, Workload
+from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, Workload
 from torchwright.workloads.huggingface import load_model, model_files, parameter_count, read_config
 from torchwright.workloads.pictures import Pictures
 
 SAMPLE_IMAGES = 512
 SAMPLE_OPERATIONS = 2e12
 """The metric's sample is cut to what these operations pay for, but never below 2 batches."""
-CALIBRATION_BATCHES = 4
 CALIBRATION_SEED = 1_000_000
 
 
@@ -56,6 +55,9 @@ class ImageWorkload(Workload):
     def calibration(self, dtype: torch.dtype) -> list[Case]:
         first = CALIBRATION_SEED // self.batch
         return [Case(name="classify", args=(self._images(first + i),)) for i in range(CALIBRATION_BATCHES)]
+
+    def calibrates_apart(self) -> bool:
+        return True
 
     def observe(self, run: Run, dtype: torch.dtype) -> torch.Tensor:
         """Logits (N, C) of every sampled image, in batches of the one shape that is timed."""

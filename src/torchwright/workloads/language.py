@@ -12,11 +12,19 @@ from torch import nn
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import Case, Run, Workload, to_dtype
+from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, Workload, to_dtype
 from torchwright.workloads.generation import Geometry, call, need_tokenizer, new_cache
 from torchwright.workloads.huggingface import read_object
+from torchwright.workloads.texts import (
+    BUNDLED,
+    BUNDLED_TEXTS,
+    Split,
+    own_text,
+    read_texts,
+    spread,
+    too_short,
+)
 
-BUNDLED = Path(__file__).parent.parent / "bundled"
 REFERENCE_BYTES = 256 * 2**20
 """Memory that the original's log-probabilities may take; large vocabularies are judged on fewer tokens."""
 MAX_TOKENS = 4096
@@ -51,11 +59,7 @@ class LanguageWorkload(Workload):
         for option, value in (("batch", batch), ("prompt-tokens", prompt_tokens), ("new-tokens", new_tokens)):
             if value < 1:
                 raise WorkloadError(f"--{option} {value}", allowed="1 or more")
-        self.eval_text = Path(eval_text) if eval_text else BUNDLED / "eval.txt"
-        if not self.eval_text.is_file():
-            raise WorkloadError(
-                f"the evaluation text {self.eval_text} is not there", next="pass --eval-text FILE"
-            )
+        self.eval_text = own_text(eval_text)
         self.geometry = self._geometry()
 
     @classmethod
@@ -136,7 +140,7 @@ class LanguageWorkload(Workload):
         span = T + DECODE_STEPS + 1
         budget = min(MAX_TOKENS, REFERENCE_BYTES // (2 * self.geometry.vocabulary))
         wanted = budget // (B * (T + DECODE_STEPS))
-        rounds = max(2, min(wanted, len(self._text_ids()) // (B * span)))
+        rounds = max(2, min(wanted, len(self._text(0).evaluation) // (B * span)))
         ids = self._tokens(rounds * B * span).view(rounds, B, span)
         keep_K = torch.arange(T, device=self.device)
         log_probabilities, nll = [], []
@@ -168,19 +172,24 @@ class LanguageWorkload(Workload):
         return accuracy.perplexity(reference["nll"], candidate["nll"], torch.cat(kl), torch.cat(same), window)
 
     def calibration(self, dtype: torch.dtype) -> list[Case]:
-        T = self.prompt_tokens
-        ids = self._tokens(4 * self.batch * T, end=True).view(4, self.batch, T)
-        prefills = [
-            call("prefill", self.geometry, part, 0, new_cache(self.geometry, dtype, self.device))
-            for part in ids
-        ]
-        return [*prefills, self.cases(dtype)[1]]
+        B, T = self.batch, self.prompt_tokens
+        kept = self._text(0).calibration
+        windows = [kept[start : start + T] for start in range(0, len(kept) - T + 1, T)]
+        ids = torch.tensor(spread(windows, CALIBRATION_BATCHES * B), device=self.device).view(-1, B, T)
+
+        def step(name: str, ids_BT: torch.Tensor, start: int) -> Case:
+            return call(name, self.geometry, ids_BT, start, new_cache(self.geometry, dtype, self.device))
+
+        return [*(step("prefill", ids_BT, 0) for ids_BT in ids), step("decode", ids[0, :, :1], T)]
+
+    def calibrates_apart(self) -> bool:
+        return True
 
     def files(self, *, weights: bool) -> dict[str, Path]:
         from torchwright.workloads.huggingface import model_files
 
         files = model_files(self.folder, weights=weights)
-        return {name: path for name, path in files.items() if path != self.eval_text}
+        return {name: path for name, path in files.items() if path not in (self.eval_text, *BUNDLED_TEXTS)}
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -189,7 +198,7 @@ class LanguageWorkload(Workload):
             "batch": self.batch,
             "prompt_tokens": self.prompt_tokens,
             "new_tokens": self.new_tokens,
-            "eval_text": None if self.eval_text == BUNDLED / "eval.txt" else str(self.eval_text),
+            "eval_text": str(self.eval_text) if self.eval_text else None,
             "geometry": self.geometry.as_dict(),
         }
 
@@ -241,23 +250,23 @@ class LanguageWorkload(Workload):
             bos=config.get("bos_token_id"),
         )
 
-    def _tokens(self, count: int, *, end: bool = False) -> torch.Tensor:
-        """`count` token ids of the evaluation text from its start, or the calibration tokens from its end."""
-        ids = self._text_ids()
-        if len(ids) < count:
-            raise WorkloadError(
-                f"the evaluation text {self.eval_text} is too short",
-                found=f"{len(ids)} tokens",
-                allowed=f"at least {count} for this batch and prompt length",
-                next="pass a longer --eval-text FILE",
-            )
-        return torch.tensor(ids[-count:] if end else ids[:count], device=self.device)
+    def _tokens(self, count: int) -> torch.Tensor:
+        """The first `count` token ids of what is evaluated."""
+        return torch.tensor(self._text(count).evaluation[:count], device=self.device)
 
-    def _text_ids(self) -> list[int]:
+    def _text(self, count: int) -> Split[list[int]]:
+        """Token ids of both texts.
+
+        Raises `WorkloadError` where there are fewer than `count` to judge by, or than one prompt to calibrate with.
+        """
         if not hasattr(self, "_ids"):
             tokenizer = need_tokenizer(self.folder)
-            text = self.eval_text.read_text(encoding="utf-8", errors="replace")
-            self._ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+            self._ids: Split[list[int]] = read_texts(self.eval_text).map(
+                lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+            )
+        found, needed = self._ids.map(len), Split(count, self.prompt_tokens)
+        if found.evaluation < needed.evaluation or found.calibration < needed.calibration:
+            raise too_short(self.eval_text, found, needed, "tokens")
         return self._ids
 
 

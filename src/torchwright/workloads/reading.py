@@ -10,7 +10,7 @@ import torch
 
 from torchwright.errors import ModelError
 from torchwright.workloads import sounds
-from torchwright.workloads.encoder import CALIBRATION_BATCHES, pad_token, text_limit
+from torchwright.workloads.encoder import pad_token, text_limit
 from torchwright.workloads.pictures import Pictures
 from torchwright.workloads.sentences import Sentences
 
@@ -67,7 +67,7 @@ class Reader:
     @property
     def batches(self) -> int | None:
         """Batches for the metric's sample; None where they are made up and never end."""
-        return None if self.sentences is None else max(1, self.sentences.batches - CALIBRATION_BATCHES)
+        return None if self.sentences is None else self.sentences.batches
 
     def inputs(self, index: int, *, calibration: bool = False) -> dict[str, torch.Tensor]:
         """Batch `index` of the sample, or of what is kept for calibration: name → tensor of `batch` rows."""

@@ -8,68 +8,68 @@ from pathlib import Path
 
 import torch
 
-from torchwright.errors import WorkloadError
+from torchwright.workloads.base import CALIBRATION_BATCHES
 from torchwright.workloads.encoding import padded, plain_tokenizer
-from torchwright.workloads.language import BUNDLED
+from torchwright.workloads.texts import Split, own_text, read_texts, spread, too_short
 
 
 class Sentences:
     """A text's sentences as token ids, in batches that are each about as ragged as the text is.
 
-    `text` is None for the bundled one. Raises `WorkloadError` for a text that is not there, and, when it is first
+    `text` is None for the bundled ones. Raises `WorkloadError` for a text that is not there, and, when it is first
     read, for one that is too short or a folder without a tokenizer.
     """
 
     def __init__(
         self, text: Path | None, folder: Path, *, batch: int, tokens: int, pad: int = 0, prompt: str = ""
     ) -> None:
-        self._text, self._folder = text or BUNDLED / "eval.txt", folder
+        self._text, self._folder = own_text(text), folder
         self._batch, self._tokens, self._pad, self._prompt = batch, tokens, pad, prompt
-        self._rows: list[list[int]] | None = None
-        if not self._text.is_file():
-            raise WorkloadError(
-                f"the evaluation text {self._text} is not there", next="pass --eval-text FILE"
-            )
+        self._rows: Split[list[list[int]]] | None = None
 
     @property
     def longest(self) -> int:
         """Tokens of the longest sentence, to which every batch is padded."""
-        return len(self._read()[0])
+        return len(self._read().evaluation[0])
 
     @property
     def batches(self) -> int:
-        """Whole batches that the text is good for."""
-        return len(self._read()) // self._batch
+        """Whole batches to judge by."""
+        return len(self._read().evaluation) // self._batch
 
     def batch(self, index: int, *, calibration: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """(token ids, attention mask), both (B, T): batch `index` of the sample, or of what is kept for calibration.
+        """(token ids, attention mask), both (B, T): batch `index` of what is evaluated, or of what calibrates.
 
-        Each takes sentences from all over the text and is padded to the length of all batches.
+        Each takes sentences from all over its text and is padded to the length of all batches.
         """
-        rows = self._read()
-        first = self.batches - 1 - index if calibration else index
-        taken = rows[first % self.batches :: self.batches][: self._batch]
-        ids_BT, mask_BT = padded([rows[0], *taken], self._pad)
+        rows, B = self._read(), self._batch
+        if calibration:
+            taken = spread(rows.calibration, CALIBRATION_BATCHES * B)[index * B : (index + 1) * B]
+        else:
+            taken = rows.evaluation[index % self.batches :: self.batches][:B]
+        ids_BT, mask_BT = padded([rows.evaluation[0], *taken], self._pad)
         return ids_BT[1:], mask_BT[1:]
 
-    def _read(self) -> list[list[int]]:
-        """Token ids of the text's sentences in their order, but for the longest, which comes first."""
+    def _read(self) -> Split[list[list[int]]]:
+        """Token ids of both texts' sentences in their order, but for the longest to judge by, which comes first.
+
+        A sentence that both have calibrates nothing, and nor does one that is longer than any to judge by.
+        """
         if self._rows is None:
-            tokenizer = plain_tokenizer(self._folder, self._tokens)
-            texts = [
-                self._prompt + text for text in sentences(self._text.read_text("utf-8", errors="replace"))
-            ]
-            rows: list[list[int]] = [e.ids for e in tokenizer.encode_batch(texts)]
-            if len(rows) < 2 * self._batch:
-                raise WorkloadError(
-                    f"the evaluation text {self._text} is too short",
-                    found=f"{len(rows)} sentences",
-                    allowed=f"at least {2 * self._batch} for batches of {self._batch}",
-                    next="pass a longer --eval-text FILE",
-                )
-            longest = max(range(len(rows)), key=lambda row: len(rows[row]))
-            self._rows = [rows[longest], *rows[:longest], *rows[longest + 1 :]]
+            rows = read_texts(self._text).map(self._token_ids)
+            known = set(map(tuple, rows.evaluation))
+            longest = max(map(len, rows.evaluation), default=0)
+            kept = [row for row in rows.calibration if len(row) <= longest and tuple(row) not in known]
+            found, needed = Split(len(rows.evaluation), len(kept)), Split(self._batch, 1)
+            if found.evaluation < needed.evaluation or found.calibration < needed.calibration:
+                raise too_short(self._text, found, needed, "sentences")
+            first = next(index for index, row in enumerate(rows.evaluation) if len(row) == longest)
+            self._rows = Split([rows.evaluation.pop(first), *rows.evaluation], kept)
         return self._rows
+
+    def _token_ids(self, text: str) -> list[list[int]]:
+        texts = [self._prompt + sentence for sentence in sentences(text)]
+        return [row.ids for row in plain_tokenizer(self._folder, self._tokens).encode_batch(texts)]
 
 
 def sentences(text: str) -> list[str]:
