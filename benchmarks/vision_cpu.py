@@ -117,7 +117,8 @@ def run(name: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
         reference = turns.observe(eager)
         ours = ModuleWorkload(turns.FromArtifact(model, out), inputs)
         field: list[Any] = [eager, start("torchwright", ours, reference=reference)]
-        outputs = {c.name: turns.observe(c)[0] for c in field if c.process}
+        outputs = {c.name: turns.observe(c)[0].outputs[0] for c in field if c.process}
+        original = outputs["eager fp32"]
         peers = []
         for precision in PRECISIONS if options.openvino_python else ():
             turns.say(f"{name} batch {batch}: OpenVINO {precision}")
@@ -126,7 +127,7 @@ def run(name: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
                 contender.process = peer = Peer(options.openvino_python, name, batch, precision, folder)
                 peers.append(peer)
                 outputs[contender.name] = torch.load(f"{folder}/{precision}.pt", weights_only=True)
-                contender.quality = relative_error(reference, [outputs[contender.name]])
+                contender.quality = relative_error([original], [outputs[contender.name]])
                 contender.ready_s = peer.built["ready_s"]
             except Exception as error:  # whatever a peer dies of is its row
                 contender.failure = f"{type(error).__name__}: {error}"[:200]
@@ -142,13 +143,13 @@ def run(name: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
         if contender.process and timed.rows[contender.name]:
             seconds = sorted(timed.seconds(contender.name))
             speedup = timed.speedup("eager fp32", contender.name)
-            top1 = outputs[contender.name].argmax(-1) == reference[0].argmax(-1)
+            top1 = outputs[contender.name].argmax(-1) == original.argmax(-1)
             error = contender.quality.drop if contender.quality else 0.0
             entry = {
                 "ms": 1e3 * seconds[len(seconds) // 2],
                 "versus_eager": [speedup.value, speedup.low, speedup.high],
                 "error": error,
-                "top1": top1.double().mean().item() if reference[0].ndim == 2 else None,
+                "top1": top1.double().mean().item() if original.ndim == 2 else None,
                 "within_budget": error <= options.max_drop,
                 "ready_s": round(contender.ready_s, 1),
             }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -12,8 +13,13 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
+from torchwright.devices import get_device
 from torchwright.errors import ModelError, WorkloadError
-from torchwright.workloads.base import CastBoundary, fresh, to_dtype
+from torchwright.facts import Step
+from torchwright.plan.apply import make_target
+from torchwright.plan.save import calibration_notes
+from torchwright.techniques.int8 import observe_inputs
+from torchwright.workloads.base import CastBoundary, changed_tensors, fresh, own_tensors, to_dtype
 from torchwright.workloads.module import ModuleWorkload, from_factory, normalise
 
 
@@ -195,16 +201,22 @@ class TestMetrics:
 
     def test_bfloat16_outputs_are_compared_as_float32(self):
         workload = ModuleWorkload(nn.Identity(), torch.ones(2, dtype=torch.bfloat16))
-        assert [t.dtype for t in workload.observe(run_of(workload.build()), torch.float32)] == [torch.float32]
+        (seen,) = workload.observe(run_of(workload.build()), torch.float32)
+        assert [t.dtype for t in seen.outputs] == [torch.float32]
 
     def test_classification_judges_by_agreement_over_every_shape(self):
-        logits = [torch.eye(5), torch.eye(5)[:, [1, 0, 2, 3, 4]]]
+        logits = [torch.eye(5) for _ in range(4)]
         workload = ModuleWorkload(nn.Identity(), logits, task="classification")
-        swapped = lambda case: case.args[0] if case.name == "shape 1" else torch.eye(5)
+        swap = torch.eye(5)[:, [1, 0, 2, 3, 4]]
         reference = workload.observe(run_of(workload.build()), torch.float32)
-        result = workload.compare(reference, workload.observe(swapped, torch.float32))
-        assert (result.metric, result.samples) == ("top-1 agreement", 10)
-        assert result.value == pytest.approx(0.8)
+
+        def judged(wrong):
+            run = lambda case: swap if case.name == wrong else case.args[0]
+            return workload.compare(reference, workload.observe(run, torch.float32))
+
+        assert (judged("shape 2").metric, judged("shape 2").samples) == ("top-1 agreement", 15)
+        assert judged("shape 2").value == pytest.approx(1 - 2 / 15)
+        assert judged("shape 1").value == pytest.approx(1 - 2 / 5)  # what calibrated answers for itself
 
     def test_a_classifier_without_classes(self):
         workload = ModuleWorkload(nn.Flatten(0), torch.tensor(1.0), task="classification")
@@ -310,3 +322,72 @@ class TestFactories:
         self.write(here, "tw_k", "def make():\n    return nn.Linear(1, 1), []\n")
         with pytest.raises(WorkloadError, match="there are no inputs"):
             from_factory("tw_k:make")
+
+
+class Drifting(nn.Module):
+    """Normalizes its input in place, as careless code does."""
+
+    def forward(self, x):
+        return x.sub_(0.5).div_(0.2) * 2
+
+
+class TestInputsThatAreChanged:
+    def test_every_call_is_given_the_users_own_values(self):
+        x = torch.rand(3, 4)
+        workload = ModuleWorkload(Drifting(), (x,))
+        for _ in range(3):
+            assert quality(workload, Drifting()).drop == 0
+            assert torch.equal(workload.cases(torch.float32)[0].args[0], x)
+
+    def test_tensors_stay_laid_out_as_they_were_and_keep_their_memory_in_common(self):
+        x = torch.ones(6, 8)
+        given = (x[::2], x.t(), x[:1].expand(3, 8))
+        own = own_tensors(given)
+        assert [t.stride() for t in own] == [t.stride() for t in given]
+        assert not changed_tensors(given, own)
+        own[1].zero_()
+        assert list(changed_tensors(given, own)) == [0, 1, 2]
+        assert x.all()
+
+    @pytest.mark.parametrize("task", ["regression", "classification"])
+    def test_what_no_longer_changes_its_input_is_another_function(self, task):
+        workload = ModuleWorkload(Drifting(), torch.rand(3, 4), task=task)
+        with pytest.raises(WorkloadError, match="does not change the same inputs in place"):
+            quality(workload, lambda x: Drifting()(x.clone()))
+
+    def test_a_wrong_change_counts_as_a_wrong_output(self):
+        def other(x):
+            answer = Drifting()(x)
+            x.mul_(1.5)
+            return answer
+
+        assert quality(ModuleWorkload(Drifting(), torch.rand(3, 4)), other).drop == pytest.approx(0.5)
+
+    def test_nan_and_minus_zero_are_no_change(self):
+        workload = ModuleWorkload(nn.Identity(), torch.tensor([math.nan, -0.0, math.inf]))
+        (seen,) = workload.observe(run_of(workload.build()), torch.float32)
+        assert not seen.changed
+
+
+class TestCalibration:
+    def test_some_of_several_inputs_calibrate(self, model):
+        workload = ModuleWorkload(model, [torch.rand(2, 4) for _ in range(8)])
+        assert [case.name for case in workload.calibration(torch.float32)] == ["shape 1", "shape 2"]
+        assert workload.calibrates_apart()
+
+    def test_int8_is_judged_on_inputs_that_it_has_not_seen(self):
+        """The second input is ten times as large as the one that sets the scales: it was calibrated on both."""
+        small = torch.rand(4, 4)
+        workload = ModuleWorkload(nn.Sequential(nn.Linear(4, 3)), [small, 10 * small])
+        target = make_target(workload, get_device("cpu").identify())
+        ranges = observe_inputs(target, (nn.Linear,))
+        assert [scale for scale, _ in ranges.values()] == [pytest.approx(small.max().item() / 255)]
+
+    def test_one_input_calibrates_and_is_judged_and_the_report_says_so(self, model):
+        x = torch.rand(2, 4)
+        alone, several = ModuleWorkload(model, x), ModuleWorkload(model, [x, x])
+        best: Any = SimpleNamespace(steps=(Step(name="int8_static"), Step(name="dtype")))
+        outcome: Any = SimpleNamespace(best=best)
+        assert not calibration_notes(outcome, several)
+        (note,) = calibration_notes(outcome, alone)
+        assert note.startswith("int8_static was calibrated on the inputs it is judged by")

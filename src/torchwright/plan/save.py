@@ -18,6 +18,7 @@ from torchwright.plan import artifact
 from torchwright.plan.apply import reshaped
 from torchwright.plan.state import Outcome, Search
 from torchwright.plan.trial import Candidate, TrialFailed, TrialProcess
+from torchwright.techniques.base import from_step
 from torchwright.workloads.base import Workload
 
 NOT_KEPT = "nothing of what torch compiled can be kept here: who loads this compiles again at the first call"
@@ -73,10 +74,21 @@ def make_recipe(
         fingerprint=fingerprint,
         search_seconds=outcome.seconds,
         roofline=_roofline(outcome, fingerprint.device),
-        notes=outcome.notes,
+        notes=(*outcome.notes, *calibration_notes(outcome, workload)),
         engine=outcome.best.engine,
         command=command,
     )
+
+
+def calibration_notes(outcome: Outcome, workload: Workload) -> list[str]:
+    """What the report says where calibration reads what is judged."""
+    if workload.calibrates_apart():
+        return []
+    return [
+        f"{step.name} was calibrated on the inputs it is judged by: with several example inputs it would not be"
+        for step in outcome.best.steps
+        if from_step(step).calibrates
+    ]
 
 
 def write_contents(folder: Path, scratch: Path, search: Search, workload: Workload, way: str) -> Contents:

@@ -114,6 +114,8 @@ class Technique:
     """Properties the target must have."""
     gives: ClassVar[frozenset[str]] = frozenset()
     removes: ClassVar[frozenset[str]] = frozenset()
+    calibrates: ClassVar[bool] = False
+    """Whether it reads the workload's calibration calls."""
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:

@@ -25,6 +25,7 @@ class Int8Static(Technique):
     phase: ClassVar[Phase] = Phase.WEIGHTS
     needs: ClassVar[frozenset[str]] = frozenset({"float_weights", "layers", "compiled"})
     removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
+    calibrates: ClassVar[bool] = True
 
     skip: tuple[str, ...] = ()
     """Names of layers that stay in floating point."""

@@ -96,6 +96,7 @@ class PackedWeights(Technique):
 class GroupedWeights(PackedWeights):
     """4-bit weights, chosen by calibration."""
 
+    calibrates: ClassVar[bool] = True
     group_size: Literal[32, 64, 128] = 32
     """Inputs that share a scale; smaller is more exact and has more bytes."""
     rounding: Literal["nearest", "gptq"] = "nearest"

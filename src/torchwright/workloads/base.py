@@ -156,6 +156,37 @@ def to_device(value: Any, device: str | torch.device) -> Any:
     return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
+def own_tensors(value: Any) -> Any:
+    """The same nested value with tensors of its own, laid out as they were; those that shared memory still do."""
+    memo: dict[int, Any] = {}
+    with torch.inference_mode(False):  # tensors of that mode are other inputs to who compiled for plain ones
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: copy.deepcopy(tensor, memo), value)
+
+
+def changed_tensors(before: Any, after: Any) -> dict[int, torch.Tensor]:
+    """The tensors of a nested value that a call has changed in place, by their number.
+
+    What is not dense cannot be compared and counts as unchanged.
+    """
+    pairs = zip(pytree.tree_leaves(before), pytree.tree_leaves(after), strict=False)
+    return {
+        index: new
+        for index, (old, new) in enumerate(pairs)
+        if isinstance(old, torch.Tensor) and _is_dense(old) and not _same_bytes(old, new)
+    }
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_quantized
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    def plain(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.cpu().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+
+    return one.shape == other.shape and torch.equal(plain(one), plain(other))
+
+
 def from_anywhere(run: Run, device: str) -> Run:
     """`run`, which takes tensors on `device`, for callers with others: outputs go where their first input came from.
 

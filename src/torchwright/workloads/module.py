@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,29 @@ from torch.utils import _pytree as pytree
 from torchwright.errors import ModelError, TorchwrightError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import Case, Run, Workload, fresh, from_anywhere, to_device
+from torchwright.workloads.base import (
+    Case,
+    Run,
+    Workload,
+    changed_tensors,
+    fresh,
+    from_anywhere,
+    own_tensors,
+    to_device,
+)
 from torchwright.workloads.huggingface import register_recorded
 
+CALIBRATING = 4
+"""One of so many inputs, and one at least, calibrates."""
 Inputs = Any
 """A tuple of positional arguments, a dict of keyword arguments, a single tensor, or a list of any of these."""
 
 
 class ModuleWorkload(Workload):
     """A module with its inputs. Metric: relative error of its outputs, top-1 agreement, or the user's own.
+
+    Inputs that the module changes in place count as outputs. Of several inputs the first quarter calibrates; the loss
+    is that of the others, or, where those that calibrated fare worse, theirs.
 
     `task="classification"` judges by top-1 agreement over the last axis of the first output instead of by relative
     error: nothing in a tensor's shape says that it is a classifier, so it is never guessed.
@@ -66,7 +81,7 @@ class ModuleWorkload(Workload):
 
     def cases(self, dtype: torch.dtype) -> list[Case]:
         single = len(self.inputs) == 1
-        placed = to_device(self.inputs, self.device)
+        placed = to_device(own_tensors(self.inputs), self.device)
         return [
             Case(
                 name="forward" if single else f"shape {index + 1}",
@@ -77,22 +92,46 @@ class ModuleWorkload(Workload):
             for index, (args, kwargs) in enumerate(placed)
         ]
 
+    def calibration(self, dtype: torch.dtype) -> list[Case]:
+        return self.cases(dtype)[: self._calibrating]
+
+    def calibrates_apart(self) -> bool:
+        return self.metric is not None or len(self.inputs) > 1
+
+    @property
+    def _calibrating(self) -> int:
+        """How many of the inputs calibrate, the first ones."""
+        return len(self.inputs) if self.metric else max(1, len(self.inputs) // CALIBRATING)
+
     def observe(self, run: Run, dtype: torch.dtype) -> Any:
         cases = self.cases(dtype)
         if self.metric:
             return self._ask_metric(_Callable(from_anywhere(run, self.device), cases))
-        outputs = [[_widened(tensor) for tensor in accuracy.flatten(run(case))] for case in cases]
+        return [self._seen(run, case, given) for case, given in zip(cases, self.inputs, strict=True)]
+
+    def _seen(self, run: Run, case: Case, given: tuple[tuple[Any, ...], dict[str, Any]]) -> _Seen:
+        outputs = [_widened(tensor) for tensor in accuracy.flatten(run(case))]
         if self.task == "classification":
-            return [_rows(tensors[0]) for tensors in outputs]
-        return [tensor for tensors in outputs for tensor in tensors]
+            outputs = [_rows(outputs[0])]
+        changed = changed_tensors(given, (case.args, case.kwargs))
+        return _Seen(outputs, {index: _widened(tensor.cpu()) for index, tensor in changed.items()})
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
         if self.metric:
             name = getattr(self.metric, "__name__", "metric")
             return accuracy.scalar(name, reference, candidate, self.higher_is_better)
+        for before, after in zip(reference, candidate, strict=True):
+            if before.changed.keys() != after.changed.keys():
+                raise WorkloadError(
+                    "the candidate does not change the same inputs in place as the original",
+                    found=f"inputs {sorted(after.changed)}, not {sorted(before.changed)}, are changed in place",
+                )
         if self.task == "classification":
-            return accuracy.agreement(torch.cat(reference), torch.cat(candidate))
-        return accuracy.relative_error(reference, candidate)
+            first = self._calibrating % len(self.inputs)
+            parts = ((reference[first:], candidate[first:]), (reference[:first], candidate[:first]))
+            found = [accuracy.agreement(_logits(before), _logits(after)) for before, after in parts if before]
+            return max(found, key=lambda quality: quality.drop_high)
+        return accuracy.relative_error(_tensors(reference), _tensors(candidate))
 
     def _ask_metric(self, model: nn.Module) -> float:
         assert self.metric is not None
@@ -116,6 +155,14 @@ class ModuleWorkload(Workload):
             "task": self.task,
             "metric": getattr(self.metric, "__name__", "metric") if self.metric else None,
         }
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one call gave back, and the inputs that it changed in place by their number."""
+
+    outputs: list[torch.Tensor]
+    changed: dict[int, torch.Tensor]
 
 
 class _Callable(nn.Module):
@@ -186,6 +233,14 @@ def from_factory(target: str) -> ModuleWorkload:
             allowed="a pair (torch.nn.Module, example inputs)",
         )
     return ModuleWorkload(result[0], result[1], source=target)
+
+
+def _tensors(seen: Sequence[_Seen]) -> list[torch.Tensor]:
+    return [tensor for one in seen for tensor in (*one.outputs, *one.changed.values())]
+
+
+def _logits(seen: Sequence[_Seen]) -> torch.Tensor:
+    return torch.cat([one.outputs[0] for one in seen])
 
 
 def _rows(logits: torch.Tensor) -> torch.Tensor:
