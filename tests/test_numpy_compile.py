@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchwright.errors import TorchwrightError
-from torchwright.numpy_compile import CompiledNumpy, NumpyReport, compile_numpy
+from torchwright.numpy_compile import CompiledNumpy, NumpyReport, compile_numpy, wrapper
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64", "complex128"]
 Pair = namedtuple("Pair", "low high")
@@ -338,6 +338,35 @@ def test_recompile_storm_hands_back_to_numpy():
         np.testing.assert_allclose(compiled(x, k), x.sum(axis=k) * 2)
     assert "recompile storm" in compiled.report.reason
     assert compiled.report.status == "original"
+
+
+def test_a_label_is_checked_a_few_times_and_then_served(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wrapper, "MAX_TEXTS", 1, raising=False)
+    x = rng().random((20, 20))
+
+    def labelled(x: np.ndarray, tag: str = "", sign: str = "+") -> np.ndarray:
+        return np.exp(x) * (2.0 if sign == "+" else -2.0)
+
+    compiled = compile_numpy(labelled, measure=False)
+    for number in range(6):
+        assert_same(compiled(x, tag=f"run-{number}"), np.exp(x) * 2.0)
+    assert len(compiled.reports) == 2
+    assert compiled.report.status == "compiled", str(compiled.report)
+    for number in range(4):  # a text that is read is checked for each of its values
+        assert_same(compiled(x, tag=f"walk-{number}", sign="-"), np.exp(x) * -2.0)
+    assert len(compiled.reports) == 4
+
+
+def test_calls_in_ever_new_ways_are_numpys_in_the_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wrapper, "MAX_KINDS", 1, raising=False)
+    compiled = compile_numpy(lambda arrays: np.exp(sum(arrays)), measure=False)
+    for length in range(1, 5):
+        assert_same(compiled([np.ones(30)] * length), np.exp(np.full(30, float(length))))
+    assert len(compiled.reports) == 1
+    assert (compiled.report.status, compiled.report.reason[:32]) == (
+        "original",
+        "it is called in more than 1 ways",
+    )
 
 
 def test_fast_functions_are_not_compiled():

@@ -43,6 +43,15 @@ class Call:
         """The key without the size class: compiled programs are shared by all sizes."""
         return self.key[:-1]
 
+    @property
+    def key_of_any_text(self) -> tuple[Any, ...]:
+        """The key without what its texts say."""
+
+        def is_text(part: Any) -> bool:
+            return isinstance(part, tuple) and (part[0] is str or part[0] is bytes)
+
+        return tuple(part[0] if is_text(part) else part for part in self.key)
+
     def with_arrays(
         self, change: Callable[[np.ndarray], np.ndarray]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import types
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Unpack, overload
@@ -22,6 +23,12 @@ from torchwright.numpy_compile.report import NumpyReport, Refused, first_line
 MAX_RECHECKS = 6
 """Guard misses per key before it is called a recompile storm; below Dynamo's own limit of 8, where it goes
 silently to eager."""
+
+MAX_TEXTS = 4
+"""Calls that differ in a text alone are kinds of their own up to here (a mode); beyond, the text may be any (a label):
+code that reads it is guarded by its value, and so checked anew."""
+MAX_KINDS = 64
+"""Kinds of calls that are judged; who calls in ever new ways would wait for a check each time."""
 
 
 @dataclass(slots=True)
@@ -47,6 +54,7 @@ class CompiledNumpy:
         self._check = Check(fn, self.__name__, options)
         self._lock = threading.RLock()
         self._decisions: dict[tuple[Any, ...], _Decision] = {}
+        self._texts: Counter[tuple[Any, ...]] = Counter()
         self._report = NumpyReport(function=self.__name__, status="unmeasured", reason="not called yet")
 
     @property
@@ -74,7 +82,10 @@ class CompiledNumpy:
             reason = str(refusal)
         else:
             return self._dispatch(call)
-        result = self.__wrapped__(*args, **kwargs)  # outside the handler: its errors must not mention ours
+        return self._refused(args, kwargs, reason)
+
+    def _refused(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
+        result = self.__wrapped__(*args, **kwargs)  # outside any handler: its errors must not mention ours
         self._check.raise_if_strict(reason)
         self._report = NumpyReport(function=self.__name__, status="original", reason=reason)
         return result
@@ -83,9 +94,14 @@ class CompiledNumpy:
         decision = self._decisions.get(call.key)
         if decision is None:
             with self._lock:
+                if self._texts[call.key_of_any_text] >= MAX_TEXTS:
+                    call.key = call.key_of_any_text
                 decision = self._decisions.get(call.key)
-                if decision is None:
+                if decision is None and len(self._decisions) < MAX_KINDS:
                     return self._first_call(call)
+            if decision is None:
+                reason = f"it is called in more than {MAX_KINDS} ways: lengths, names, texts, dtypes or sizes"
+                return self._refused(call.args, call.kwargs, reason)
         if decision.program is None or numpy_errors_are_trapped():
             return self.__wrapped__(*call.args, **call.kwargs)
         try:
@@ -99,6 +115,8 @@ class CompiledNumpy:
         if not numpy_errors_are_trapped():  # compiled code raises none: judge on a call without traps
             self._report, program = self._check.judge(call, original)
             self._decisions[call.key] = _Decision(self._report, program)
+            if call.key != call.key_of_any_text:
+                self._texts[call.key_of_any_text] += 1
         return original.result
 
     def _after_failure(self, decision: _Decision, call: Call, error: Exception) -> Any:
