@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.utils import _pytree as pytree
 
 from torchwright.devices import get_device
 from torchwright.errors import ModelError, WorkloadError
@@ -329,6 +330,16 @@ class Drifting(nn.Module):
 
     def forward(self, x):
         return x.sub_(0.5).div_(0.2) * 2
+
+
+def test_a_module_that_holds_a_nested_form_is_copied_without_a_warning():
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.form = pytree.tree_structure((1, [2]))
+
+    held: Any = ModuleWorkload(Holds(), ()).build()
+    assert held.form == pytree.tree_structure((1, [2]))
 
 
 class TestInputsThatAreChanged:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from torchwright.errors import WorkloadError
+from torchwright.quiet import quiet_import
 from torchwright.workloads.generation import load_tokenizer
 
 KEPT = 64
@@ -36,8 +37,9 @@ def tokenizer_info(folder: Path, vocabulary: int, stop_ids: list[int]) -> Any:
     no stop token.
     """
     # It imports transformers, which takes a second.
-    import xgrammar
-    from transformers import PreTrainedTokenizerFast
+    with quiet_import():
+        import xgrammar
+        from transformers import PreTrainedTokenizerFast
 
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage
+from torchwright.quiet import quiet_import
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.blocked_attention import BlockedAttention, CannotCall, Site, find_sites
 from torchwright.techniques.wrapping import TOLERANCE, outputs, replace_module, worst_error
@@ -108,7 +109,8 @@ class Attention(Technique):
 
 def switchable(model: nn.Module) -> list[Any]:
     """The outermost transformers models in `model`."""
-    from transformers import PreTrainedModel
+    with quiet_import():
+        from transformers import PreTrainedModel
 
     found: list[Any] = []
     inside: set[int] = set()

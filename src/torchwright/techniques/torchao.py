@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from torchwright.facts import Coverage, DeviceFacts
+from torchwright.quiet import quiet_import
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.wrapping import named
 
@@ -50,7 +51,8 @@ class TorchAO(Technique):
         return None
 
     def apply(self, target: Target) -> None:
-        from torchao.quantization import quantize_
+        with quiet_import():
+            from torchao.quantization import quantize_
 
         before = {name: layer.weight for name, layer in named(target.model, nn.Linear)}
         if target.compute_dtype == torch.float32 and self.config != "int8_dynamic":

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from torchwright.quiet import quiet_import
 from torchwright.train import config
 from torchwright.train.config import RunError
 
@@ -74,7 +75,8 @@ def _build(parameters: dict[str, nn.Parameter], chosen: config.Optimizer) -> Ite
         yield torch.optim.AdamW(_groups(parameters, chosen.weight_decay), lr=chosen.lr, fused=True, **common)
         return
     if chosen.name == "adamw8bit":
-        from torchao.optim import AdamW8bit
+        with quiet_import():
+            from torchao.optim import AdamW8bit
 
         yield AdamW8bit(_groups(parameters, chosen.weight_decay), lr=chosen.lr, **common)
         return

@@ -7,11 +7,13 @@ in higher precision. MX formats are emulated everywhere.
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
 
 import torch
 from torch import nn
 
+from torchwright.quiet import quiet_import
 from torchwright.train.config import Precision, RunError
 
 MX_BLOCK = 32
@@ -62,7 +64,8 @@ def convert(model: nn.Module, precision: Precision, device: str) -> list[str]:
 def _to_float8(model: nn.Module, precision: Precision, chosen: set[str], device: str) -> None:
     from dataclasses import replace
 
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    with quiet_import():
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     settings = Float8LinearConfig.from_recipe_name(precision.removeprefix("float8_"))
     native = device == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
@@ -124,12 +127,17 @@ class _MXProduct(torch.autograd.Function):
         return grad_x.to(x_MK.dtype), (g_NM @ x_KM.T).to(w_NK.dtype), None
 
 
+@functools.cache
+def _mx_tensor() -> Any:
+    with quiet_import():
+        from torchao.prototype.mx_formats.mx_tensor import MXTensor
+    return MXTensor
+
+
 def mx_round(x: torch.Tensor, format: str) -> torch.Tensor:
     """`x` (…, a multiple of 32), bfloat16, rounded to mxfp8 or mxfp4 and back."""
-    from torchao.prototype.mx_formats.mx_tensor import MXTensor
-
     element = torch.float8_e4m3fn if format == "mxfp8" else torch.float4_e2m1fn_x2
-    return MXTensor.to_mx(x, element, MX_BLOCK).dequantize(x.dtype)
+    return _mx_tensor().to_mx(x, element, MX_BLOCK).dequantize(x.dtype)
 
 
 def _padded(x_NM: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ A workload travels to the trial processes by cloudpickle and is never read from 
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -254,7 +255,10 @@ def fresh(model: nn.Module) -> nn.Module:
             next="load the model's weights first",
         )
     try:
-        model = copy.deepcopy(model).eval()
+        with warnings.catch_warnings():
+            # torch's, of the form in which it keeps nested values, where a module holds one.
+            warnings.filterwarnings("ignore", category=FutureWarning, module="copyreg")
+            model = copy.deepcopy(model).eval()
         for module in [module for module in model.modules() if parametrize.is_parametrized(module)]:
             _bake(module)
     except Exception as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import logging
 import math
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from safetensors import safe_open
 from torch import nn
 
 from torchwright.errors import ModelError
+from torchwright.quiet import quiet_import
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -160,18 +160,13 @@ def model_files(folder: Path, *, weights: bool, parts: Sequence[str] = ()) -> di
 @contextlib.contextmanager
 def quiet_transformers():
     """transformers, and what it imports, without warnings and progress bars; both are restored afterwards."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "torchao", "torch.utils._pytree")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    import transformers
+    with quiet_import():
+        import transformers
 
-    bars = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if bars:
-            transformers.utils.logging.enable_progress_bar()
+        bars = transformers.utils.logging.is_progress_bar_enabled()
+        transformers.utils.logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            if bars:
+                transformers.utils.logging.enable_progress_bar()

@@ -1,0 +1,27 @@
+"""Other people's libraries without what they say of themselves: no user can mend it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+
+TALKATIVE = ("transformers", "torchao", "torch.utils._pytree")
+"""Loggers that warn while their library, or torchao by way of transformers, is imported."""
+
+
+@contextlib.contextmanager
+def quiet_import() -> Iterator[None]:
+    """Imports without warnings: kernels of torchao's wheel for another device, names that torch will drop."""
+    loggers = [logging.getLogger(name) for name in TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

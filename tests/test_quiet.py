@@ -1,0 +1,32 @@
+"""What users see on standard error of other people's libraries: nothing that they could not mend."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from torchwright.quiet import TALKATIVE, quiet_import
+
+pytest.importorskip("torchao")
+WAYS = {
+    "transformers": "from torchwright.techniques.attention import switchable; switchable(nn.ReLU())",
+    "torchao": "from torchwright.train.precision import mx_round; mx_round(torch.zeros(1, 32).bfloat16(), 'mxfp8')",
+}
+
+
+@pytest.mark.parametrize("library", WAYS)
+def test_nothing_of_their_imports_reaches_standard_error(library: str) -> None:
+    code = f"import sys, torch; from torch import nn; {WAYS[library]}; assert 'torchao' in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_their_loggers_are_as_loud_as_before() -> None:
+    logger = logging.getLogger(TALKATIVE[1])
+    before = logger.level
+    with quiet_import():
+        assert logger.level == logging.ERROR
+    assert logger.level == before
