@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from engine_calls import Calls, Picture, call_of, door_of, mlp
 from torchwright.engines import door as door_module
 from torchwright.engines.call import parameters_of
 from torchwright.engines.door import Door
+from torchwright.engines.program import FreeSizes
 from torchwright.engines.spec import Takes
 from torchwright.errors import SlowerCall, TorchwrightError, WorkloadError
 
@@ -324,3 +326,37 @@ def test_a_call_with_names_that_no_signature_has_is_no_crash():
         door(torch.ones(3), y=3)
     with pytest.raises(WorkloadError):
         door()
+
+
+# ------------------------------------------------------------------------------------------- numbers of rows
+
+
+def test_the_call_that_was_quickest_for_so_many_rows_goes_before_the_others():
+    """Each of the calls answers with its own number."""
+    numbered = [Calls(lambda x, n=n: x * 0 + n) for n in range(4)]
+    x = torch.ones(4, 3)
+    fixed, free, one = (
+        call_of(model, (given,), free=sizes)
+        for model, given, sizes in zip(
+            numbered, (x, x, x[:1]), (None, FreeSizes(rows=(0,)), None), strict=False
+        )
+    )
+    general = call_of(numbered[3], (x,), free=FreeSizes())
+    for name, call in (("fixed", fixed), ("free", free), ("one", one), ("general", general)):
+        call.spec = replace(call.spec, name=name)
+    by_rows = ((1, "one"), (2, "general"), (3, "fixed"), (5, "free"), (7, "gone"), (9, "general"))
+    door = Door(
+        [fixed, free, one],
+        general=general,
+        takes=Takes(parameters=parameters_of(numbered[0].forward), batched=(0,), pieces=True),
+        by_rows=by_rows,
+    )
+    with warnings.catch_warnings(action="ignore"):
+        for rows, answered in ((1, 2), (2, 3), (3, 0), (4, 0), (5, 1), (6, 1), (7, 1), (9, 3), (20, 3)):
+            given = torch.ones(rows, 3)
+            assert (door(given) == answered).all(), rows
+            call, _ = door.result_of((given,), {}) or (None, [])
+            assert call is (fixed, free, one, general)[answered]
+    strict = Door([fixed, free, one], general=general, takes=door.takes, by_rows=by_rows, strict=True)
+    assert (strict(torch.ones(3, 3)) == 1).all()
+    assert (strict(torch.ones(9, 3)) == 1).all()

@@ -27,6 +27,8 @@ from torchwright.engines.results import laid_out, layout_of
 from torchwright.engines.spec import Takes, TensorSpec
 from torchwright.errors import ArtifactError, SlowerCall, TorchwrightError
 from torchwright.json_file import typed
+from torchwright.plan import forms
+from torchwright.plan.artifact import GENERAL, ONE, ROWS
 from torchwright.workloads.base import Case
 from torchwright.workloads.rows import Pieces
 
@@ -236,6 +238,105 @@ def test_graphs_that_are_compiled_again_read_the_layout_they_were_made_for(tmp_p
         found, wanted = door(given_x, scale), Picture()(given_x, scale)
         torch.testing.assert_close(found["last"], wanted["last"].detach(), **CLOSE)
         torch.testing.assert_close(found["pair"][0], wanted["pair"][0], **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("found", "ranges"),
+    [
+        ({8: "fixed", 1: "graph", 4: "graph", 16: "fixed", 12: "fixed"}, ((1, "graph"), (8, "fixed"))),
+        (
+            {8: "fixed", 1: "one", 2: "graph", 16: "free"},
+            ((1, "one"), (2, "graph"), (8, "fixed"), (9, "free")),
+        ),
+        ({8: "fixed", 12: "graph", 16: "free"}, ((8, "fixed"), (9, "graph"), (16, "free"))),
+    ],
+)
+def test_what_was_quickest_at_some_numbers_of_rows_is_taken_between_them(found: Any, ranges: Any):
+    assert forms._ranges(found, example=8) == ranges
+
+
+class Doubled(nn.Module):
+    """Any number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+EXAMPLE = "forward"
+"""The name of the example's call."""
+
+
+@pytest.mark.parametrize(
+    ("quickest", "rows", "packages", "by_rows"),
+    [
+        pytest.param(
+            {1: GENERAL, 2: GENERAL, 12: GENERAL},
+            "pieces",
+            ["package-0.pt2"],
+            ((1, GENERAL), (4, EXAMPLE), (9, GENERAL), (16, EXAMPLE)),
+            id="by the graph where padding takes longer",
+        ),
+        pytest.param(
+            {1: ROWS, 2: ROWS, 4: ROWS, 12: ROWS},
+            "both",
+            ["package-0.pt2", "package-rows.pt2"],
+            ((1, ROWS), (8, EXAMPLE), (9, ROWS), (16, EXAMPLE)),
+            id="by the package for any number",
+        ),
+        pytest.param(
+            {1: ONE, 2: GENERAL},
+            "pieces",
+            ["package-0.pt2", "package-one.pt2"],
+            ((1, ONE), (2, GENERAL), (4, EXAMPLE)),
+            id="by one for a single row",
+        ),
+    ],
+)
+def test_what_was_quickest_answers_other_numbers_of_rows(
+    quickest: dict[int, str],
+    rows: str,
+    packages: list[str],
+    by_rows: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+):
+    """The clock is made up: one row is slower than the original in whatever form but its own package."""
+
+    def shares(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+        if forms.ORIGINAL not in calls:  # the free number of rows, at the example's
+            return dict.fromkeys(calls, 2.0)
+        named = quickest.get(len(calls[forms.ORIGINAL]()), EXAMPLE)
+        return {name: 0.5 if name == named else 2.0 for name in calls}
+
+    trials_in_process(monkeypatch, 2.0)
+    monkeypatch.setattr(forms, "ROWS_COST", 1.03)
+    monkeypatch.setattr(forms, "_shares", shares)
+    model, x = Doubled().eval(), torch.randn(8, 16)
+    found = tw.optimize(model, x, techniques=["compile"], max_drop=0.05, time_budget=60)
+    artifact = found.save(tmp_path / "artifact")
+    manifest = json.loads((artifact / "manifest.json").read_text())
+    assert manifest["rows"] == rows
+    assert tuple(map(tuple, manifest["by_rows"])) == by_rows
+    assert sorted(path.name for path in (artifact / "native").glob("*.pt2")) == packages
+    loaded = tw.load(artifact).model
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+        for count in (1, 2, 3, 4, 8, 9, 12, 16, 17, 0):
+            x = torch.randn(count, 16)
+            torch.testing.assert_close(loaded(x), model(x), **CLOSE)
+
+
+def test_a_model_that_takes_one_number_of_rows_is_not_timed_at_others():
+    def only_four(x: torch.Tensor) -> torch.Tensor:
+        assert len(x) == 4
+        return x
+
+    case = Case("forward", args=(torch.randn(3, 2),))
+    assert forms._takers(Calls(only_four), {}, case) == {}
 
 
 # ------------------------------------------------------------------------------------- whole, as users have it

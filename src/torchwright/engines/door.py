@@ -8,12 +8,13 @@ Compiled code takes its inputs as if they were laid out like the example's. So t
 part of what a call looks like; the ways, the quickest first:
 
 1. a compiled call of these sizes; a tensor that lies otherwise in memory is copied
-2. the same with tensors of another type, where the original was seen to answer alike for them
-3. other numbers of rows in pieces, or padded, by a compiled call
-4. the graph with every size free, operator by operator
+2. other numbers of rows in pieces, or padded, by a compiled call
+3. the graph with every size free, operator by operator
+4. one of these with tensors of another type, where the original was seen to answer alike for them
 5. the original, where the caller has given it
 
-Ways 2 to 5 are said once, as a `SlowerCall` warning; with `strict` only the first is taken.
+Which of the first three comes first for a number of rows, `by_rows` says where that was measured. Ways 2 to 5 are said
+once, as a `SlowerCall` warning; with `strict` only the first is taken.
 """
 
 from __future__ import annotations
@@ -63,13 +64,14 @@ class Door:
         calls: Sequence[Call],
         *,
         takes: Takes | None = None,
+        by_rows: Sequence[tuple[int, str]] = (),
         general: Call | None = None,
         original: Callable[..., Any] | None = None,
         device: str = "cpu",
         threads: int | None = None,
         strict: bool = False,
     ) -> None:
-        self.calls, self.takes = list(calls), takes or Takes()
+        self.calls, self.takes, self._by_rows = list(calls), takes or Takes(), by_rows
         self.general, self.original, self.strict = general, original, strict
         self._by_name = {call.spec.name: call for call in calls}
         self._binder = Binder(self.takes.parameters)
@@ -197,35 +199,43 @@ class Door:
         self, calls: Sequence[Call], types: list[str], shapes: list[tuple[Any, ...]]
     ) -> tuple[Call, list[Output]] | None:
         """What `_way` will lead to."""
-        compiled = [call for call in calls if call is not self.general and call.spec.outputs is not None]
-        for call in compiled:
-            sizes = call.spec.bind(shapes) if _types(call) == types else None
-            if sizes is not None:
-                return call, [_sized(spec, sizes) for spec in call.spec.outputs or ()]
-        if self.strict:
-            return None
-        outputs = self._outputs_of(calls, types)
-        if outputs is not None:
-            found = self._predicted(calls, _types(calls[0]), shapes)
-            if found is None or len(found[1]) != len(outputs):
-                return None
-            call, forms = found
-            return call, [
-                (shape, strides, getattr(torch, name))
-                for (shape, strides, _), name in zip(forms, outputs, strict=True)
-            ]
-        rows = self._rows(shapes)
-        for call in compiled:
-            fitted = None if rows is None or _types(call) != types else self._fitted(call, shapes)
-            if fitted is not None:
+        for call, rows in self._takers(calls, types, shapes):
+            fitted = shapes if rows is None else self._fitted(call, shapes)
+            if fitted is not None and call.spec.outputs is not None:
                 sizes = call.spec.bind(fitted) or {}
-                return call, [_sized(spec, sizes, rows) for spec in call.spec.outputs or ()]
-        general = self.general
-        if general in calls and general is not None and _types(general) == types:
-            sizes = general.spec.bind(shapes)
-            if sizes is not None and general.spec.outputs is not None:
-                return general, [_sized(spec, sizes) for spec in general.spec.outputs]
-        return None
+                return call, [_sized(spec, sizes, rows) for spec in call.spec.outputs]
+        outputs = None if self.strict else self._outputs_of(calls, types)
+        if outputs is None:
+            return None
+        found = self._predicted(calls, _types(calls[0]), shapes)
+        if found is None or len(found[1]) != len(outputs):
+            return None
+        call, forms = found
+        return call, [
+            (shape, strides, getattr(torch, name))
+            for (shape, strides, _), name in zip(forms, outputs, strict=True)
+        ]
+
+    def _takers(
+        self, calls: Sequence[Call], types: list[str], shapes: list[tuple[Any, ...]]
+    ) -> list[tuple[Call, Any]]:
+        """The calls that take tensors like these, the best first; with the number of rows where it is in pieces."""
+        found: list[tuple[Call, Any]] = []
+        count = self._rows(shapes)
+        for call in calls:
+            if _types(call) != types:
+                continue
+            if call.spec.bind(shapes) is not None:
+                found.append((call, None))
+            elif self.takes.pieces and count is not None and not self.strict and self._fitted(call, shapes):
+                found.append((call, count))
+        wished = [name for least, name in self._by_rows if isinstance(count, int) and least <= count][-1:]
+        rank = lambda taker: (
+            taker[0].spec.name not in wished,
+            taker[0] is self.general,
+            taker[1] is not None,
+        )
+        return sorted(found, key=rank)
 
     # -------------------------------------------------------------------------------------- finding the way
 
@@ -259,20 +269,15 @@ class Door:
 
     def _way(self, calls: Sequence[Call], tensors: list[torch.Tensor]) -> Way | None:
         """For tensors in the order of `calls`, which differ in their sizes only."""
-        compiled = [call for call in calls if call is not self.general]
-        for call in compiled:
-            if (
-                _types(call) == [_name(t.dtype) for t in tensors]
-                and call.spec.bind([t.shape for t in tensors]) is not None
-            ):
+        types, shapes = [_name(t.dtype) for t in tensors], [tuple(t.shape) for t in tensors]
+        for call, rows in self._takers(calls, types, shapes):
+            if rows is not None:
+                return self._in_pieces(call, rows, tensors)
+            if call is not self.general:
                 return self._arranged(call, tensors)
-        if self.strict:
-            return None
-        for way in (self._retyped, self._in_pieces, self._generally):
-            found = way(calls, compiled, tensors)
-            if found is not None:
-                return found
-        return None
+            self._say("general", "operator by operator, for want of a quicker compiled call", tensors)
+            return call.run
+        return None if self.strict else self._retyped(calls, types, tensors)
 
     def _arranged(self, call: Call, tensors: list[torch.Tensor]) -> Way:
         """`call` for tensors that lie otherwise: each of those is copied, and back where the call changes it."""
@@ -293,11 +298,8 @@ class Door:
 
         return way
 
-    def _retyped(
-        self, calls: Sequence[Call], compiled: Sequence[Call], tensors: list[torch.Tensor]
-    ) -> Way | None:
+    def _retyped(self, calls: Sequence[Call], found: list[str], tensors: list[torch.Tensor]) -> Way | None:
         wanted = _types(calls[0])
-        found = [_name(t.dtype) for t in tensors]
         changes = {i: b for i, (a, b) in enumerate(zip(wanted, found, strict=True)) if a != b}
         outputs = self._outputs_of(calls, found)
         if outputs is None or any(changes.keys() & call.spec.mutates for call in calls):
@@ -326,23 +328,16 @@ class Door:
             next((s.outputs for s in self.takes.substitutes if s.types == changes), None) if changes else None
         )
 
-    def _in_pieces(
-        self, calls: Sequence[Call], compiled: Sequence[Call], tensors: list[torch.Tensor]
-    ) -> Way | None:
-        shapes = [tuple(t.shape) for t in tensors]
-        count = self._rows(shapes)
-        for call in compiled if count is not None else ():
-            fitted = self._fitted(call, shapes)
-            if fitted is not None and _types(call) == [_name(t.dtype) for t in tensors]:
-                B = fitted[self.takes.batched[0]][0]
-                self._say("pieces", f"{count} rows by compiled calls of {B}", tensors)
-                return Pieces(functools.partial(self._laid_out, call), self.takes.batched, B)
-        return None
+    def _in_pieces(self, call: Call, rows: int, tensors: list[torch.Tensor]) -> Way:
+        B = call.spec.tensors[self.takes.batched[0]].shape[0]
+        assert isinstance(B, int)
+        self._say("pieces", f"{rows} rows by compiled calls of {B}", tensors)
+        return Pieces(functools.partial(self._laid_out, call), self.takes.batched, B)
 
     def _rows(self, shapes: Sequence[tuple[Any, ...]]) -> Any:
-        """The number of rows of a call that may be taken apart; None for any other."""
+        """The number of rows of a call; None where it has none, or several."""
         batched = self.takes.batched
-        if not (self.takes.pieces and batched and all(i < len(shapes) and shapes[i] for i in batched)):
+        if not (batched and all(i < len(shapes) and shapes[i] for i in batched)):
             return None
         rows = shapes[batched[0]][0]
         return rows if all(shapes[i][0] == rows for i in batched) else None
@@ -361,17 +356,6 @@ class Door:
 
     def _laid_out(self, call: Call, tensors: list[torch.Tensor]) -> Any:
         return self._arranged(call, tensors)(tensors)
-
-    def _generally(
-        self, calls: Sequence[Call], compiled: Sequence[Call], tensors: list[torch.Tensor]
-    ) -> Way | None:
-        general = self.general
-        if general is None or general not in calls or _types(general) != [_name(t.dtype) for t in tensors]:
-            return None
-        if general.spec.bind([t.shape for t in tensors]) is None:
-            return None
-        self._say("general", "operator by operator: no compiled call has these sizes", tensors)
-        return general.run
 
     # ------------------------------------------------------------------------------------------- other calls
 

@@ -26,7 +26,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -47,6 +47,7 @@ SIGNATURE = "signature"
 ROWS, GENERAL = "any number of rows", "any sizes"
 """Names of graphs beside those of the example's calls."""
 ROWS_PACKAGE = "package-rows.pt2"
+ONE, ONE_PACKAGE = "one row", "package-one.pt2"
 MARK = ".unfinished"
 """In a folder that is being written; what has it is ours to remove."""
 LARGEST = 64 * 2**20
@@ -79,8 +80,11 @@ class Manifest:
     calls: tuple[CallSpec, ...] = ()
     """Of the packages, in their order."""
     rows: Literal["free", "both", "pieces", "fixed"] = "fixed"
-    """How other numbers of rows are answered (`plan/forms.py`)."""
+    """Which packages there are for other numbers of rows (`plan/forms.py`)."""
+    by_rows: tuple[tuple[int, str], ...] = ()
+    """(least number of rows, name of the call that answered so many the quickest), ascending."""
     any_rows: CallSpec | None = None
+    one_row: CallSpec | None = None
     any_sizes: CallSpec | None = None
     takes: Takes = field(default_factory=Takes)
     layouts: tuple[tuple[int, ...] | None, ...] = ()
@@ -92,6 +96,14 @@ class Manifest:
     self_contained: bool = True
     files: dict[str, str] = field(default_factory=dict)
     """Relative path → SHA-256 in hexadecimal; everything but this file and the signature."""
+
+
+def packages(names: Sequence[str], rows: str, one_row: CallSpec | None) -> list[tuple[str, str]]:
+    """(name of the call, file of its package) of what is compiled; `names` are those of the example's calls."""
+    fixed = [(name, f"package-{index}.pt2") for index, name in enumerate(names)]
+    free = [(ROWS, ROWS_PACKAGE)]
+    one = [(ONE, ONE_PACKAGE)] if one_row is not None else []
+    return {"free": free, "both": [*fixed, *free]}.get(rows, fixed) + one
 
 
 @contextlib.contextmanager

@@ -3,20 +3,23 @@
 
 What the search times is compiled for the example's sizes. Once it has found its recipe, the same model is exported
 twice more: with the number of rows free, which is compiled, and with every size free, which is kept as a graph. Whether
-the free number of rows costs anything, and what answers other numbers best, is measured (`choose`).
+the free number of rows costs anything, and what answers how many rows best, is measured (`choose`). Where one row is
+answered slower than by the original, it gets a package of its own (`build_one_row`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from torchwright.engines.door import Call, Door
 from torchwright.engines.graphs import GraphCall
@@ -34,22 +37,30 @@ from torchwright.engines.results import layout_of
 from torchwright.engines.runner import described, rewritten
 from torchwright.engines.spec import CallSpec, Takes
 from torchwright.engines.takes import tensors_of, with_rows, with_tensors
-from torchwright.errors import TorchwrightError
-from torchwright.plan.artifact import GENERAL, ROWS, ROWS_PACKAGE
+from torchwright.errors import TorchwrightError, WorkloadError, first_line
+from torchwright.plan.artifact import GENERAL, ONE, ONE_PACKAGE, ROWS, ROWS_PACKAGE
 from torchwright.process.limits import TimeIsUp, time_limit
 from torchwright.techniques.base import Target
 from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case
 
 ROWS_COST = 1.03
-"""A free number of rows may cost so much at the example's; more, and the example's keeps code of its own."""
+"""What a form may cost before another is made: a free number of rows at the example's, any form at one row."""
 ROUNDS = 9
 TURN_SECONDS = 0.02
+NUMBER_SECONDS = 2.0
+"""Turns with one number of rows end after this, when each form had one."""
+CHOICE_SECONDS = 30.0
+"""No other number of rows is begun after this."""
+ORIGINAL = "the original"
 ROUNDING = 1e-3
 """Error that other sizes may add to the recipe's own by their rounding alone."""
 
 Rows = Literal["free", "both", "pieces", "fixed"]
-"""One package for any number of rows; that and one for the example's; the example's for others too; or for no other."""
+"""One package for any number of rows; that and one for the example's; the example's for others too; or for no other.
+
+A package for one row may come on top.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +69,7 @@ class Forms:
 
     calls: tuple[CallSpec, ...] = ()
     rows: CallSpec | None = None
+    one_row: CallSpec | None = None
     general: CallSpec | None = None
     notes: tuple[str, ...] = ()
 
@@ -67,9 +79,14 @@ class Chosen:
     """How other numbers of rows are answered, and what the original's outputs look like in memory."""
 
     rows: Rows = "fixed"
+    by_rows: tuple[tuple[int, str], ...] = ()
+    """As the manifest has it."""
     any_rows: CallSpec | None = None
+    one_row: CallSpec | None = None
     any_sizes: CallSpec | None = None
     """With the smallest number of rows for which they were seen to answer rightly."""
+    slower_alone: bool = False
+    """Whether one row takes longer than the original, in whatever form."""
     layouts: tuple[tuple[int, ...] | None, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -129,38 +146,139 @@ def build_forms(
     return replace(forms, rows=found.get(ROWS), general=found.get(GENERAL))
 
 
-def choose(model: nn.Module, case: Case, takes: Takes, forms: Forms, folder: Path) -> Chosen:
-    """How an artifact with these packages and graphs answers other calls best. `model` is the original."""
+def build_one_row(
+    target: Target, case: Case, takes: Takes, folder: Path, seconds: float
+) -> tuple[CallSpec | None, str | None]:
+    """Compile `target`'s model for one row into `folder`: what that takes, or None and the reason.
+
+    Only its package is kept: who cannot load that has a graph which takes one row.
+    """
+    try:
+        with time_limit(seconds):
+            program = export_one(target.model, with_rows(case, takes.batched, 1), None)
+            spec = described(ONE, rewritten(program, target.settings))
+            compile_program(program, folder / ONE_PACKAGE, target.settings.inductor)
+    except TimeIsUp:
+        return None, f"{ONE}: not compiled after {seconds:.0f} s"
+    except Exception as error:  # of Inductor, or a model that takes no single row
+        return None, f"{ONE}: not compiled ({first_line(error)})"
+    return spec, None
+
+
+def choose(
+    model: nn.Module, case: Case, takes: Takes, forms: Forms, folder: Path, *, threads: int | None = None
+) -> Chosen:
+    """How an artifact with these packages and graphs answers other calls best. `model` is the original.
+
+    `threads` is the number that the packages and graphs use; the original has this process's.
+    """
     fixed = Package(folder / "package-0.pt2", forms.calls[0])
+    programs = read_programs(folder, trust=True)
     chosen = replace(
-        check_graphs(model, case, takes, forms, folder, fixed), rows="pieces" if takes.pieces else "fixed"
+        check_graphs(model, case, takes, forms, programs, fixed), rows="pieces" if takes.pieces else "fixed"
     )
-    if forms.rows is None:
+    if len(forms.calls) > 1 or case.dynamic is not None or not takes.batched:
         return chosen
     given = tensors_of(case)
     own = _error(_answer(model, case), _flat(lambda: fixed.run([t.clone() for t in given])))
-    free = Package(folder / ROWS_PACKAGE, forms.rows)
-    spec = _checked(model, free, case, takes, own)
-    if spec is None:
-        return _also(chosen, f"{ROWS}: not used, the compiled code answers some wrongly")
-    rows = len(given[takes.batched[0]])
-    cost = _ratio(lambda: free.run(list(given)), lambda: fixed.run(list(given)))
-    if cost <= ROWS_COST:
-        return replace(chosen, rows="free", any_rows=spec)
-    note = f"{ROWS}: {cost:.2f} of the time at {rows} rows, which keep code of their own"
-    if takes.pieces and _pieces_win(fixed, free, case, takes, rows):
-        return _also(chosen, f"{note}; others are computed by it, in pieces")
-    return _also(replace(chosen, rows="both", any_rows=spec), note)
+    apart = replace(takes, pieces=False)
+    doors: dict[str, Door] = {}
+    if forms.rows is not None:
+        free = Package(folder / ROWS_PACKAGE, forms.rows)
+        spec = _checked(model, free, case, takes, own)
+        if spec is None:
+            chosen = _also(chosen, f"{ROWS}: not used, the compiled code answers some wrongly")
+        else:
+            chosen, free.spec = replace(chosen, any_rows=spec), spec
+            doors[ROWS] = Door([free], takes=apart, threads=threads)
+    if forms.one_row is not None:
+        one = Package(folder / ONE_PACKAGE, forms.one_row)
+        if _is_right(model, one, with_rows(case, takes.batched, 1), own):
+            doors[ONE] = Door([one], takes=apart, threads=threads)
+    if chosen.any_sizes is not None:
+        general = GraphCall(programs[GENERAL], chosen.any_sizes)
+        doors[GENERAL] = Door([], takes=apart, general=general, threads=threads)
+    example = Door([fixed], takes=takes, threads=threads)
+    if ROWS in doors:
+        share = _shares({case.name: lambda: example.run(case), ROWS: lambda: doors[ROWS].run(case)})[ROWS]
+        if share <= ROWS_COST:
+            return _by_rows(model, case, takes, replace(chosen, rows="free"), doors)
+        rows = len(given[takes.batched[0]])
+        note = f"{ROWS}: {share:.2f} of the time at {rows} rows, which keep code of their own"
+        chosen = _also(chosen, note)
+    return _by_rows(model, case, takes, chosen, {case.name: example, **doors})
+
+
+def _by_rows(model: nn.Module, case: Case, takes: Takes, chosen: Chosen, doors: Mapping[str, Door]) -> Chosen:
+    """`chosen` with the quickest of `doors` for each number of rows, and without what none of them needs."""
+    example = len(tensors_of(case)[takes.batched[0]])
+    found, slower = {example: ROWS if chosen.rows == "free" else case.name}, False
+    begun = time.monotonic()
+    # One row first, since most is made of that; then what lies between, where ranges begin.
+    for rows in dict.fromkeys([1, example // 2, 2 * example, 2, 3 * example // 2]):
+        if rows in (0, example) or time.monotonic() - begun > CHOICE_SECONDS:
+            continue
+        other = with_rows(case, takes.batched, rows)
+        calls = _takers(model, doors, other)
+        if not calls:
+            continue
+        shares = _shares(calls)
+        name = min(shares.keys() - {ORIGINAL}, key=lambda name: shares[name], default=None)
+        slower |= rows == 1 and (name is None or shares[name] > ROWS_COST)
+        if name is not None:
+            found[rows] = name
+    used = set(found.values())
+    if chosen.rows != "free" and ROWS in used:
+        chosen = replace(chosen, rows="both")
+    return replace(
+        chosen,
+        by_rows=_ranges(found, example),
+        any_rows=chosen.any_rows if ROWS in used else None,
+        one_row=doors[ONE].calls[0].spec if ONE in used else None,
+        slower_alone=slower,
+    )
+
+
+def _takers(model: nn.Module, doors: Mapping[str, Door], case: Case) -> dict[str, Callable[[], Any]]:
+    """The call by the original, and by each form that takes it; none where the original does not."""
+    with torch.inference_mode():
+        calls: dict[str, Callable[[], Any]] = {ORIGINAL: lambda: model(*case.args, **case.kwargs)}
+        try:
+            calls[ORIGINAL]()
+        except Exception:  # whatever the original says of such a call
+            return {}
+        for name, door in doors.items():
+            with contextlib.suppress(WorkloadError), ignore_library_warnings():
+                door.run(case)
+                calls[name] = lambda door=door: door.run(case)
+        return calls
+
+
+def _ranges(found: Mapping[int, str], example: int) -> tuple[tuple[int, str], ...]:
+    """The numbers of rows from which on another call is the quickest, by those that were timed.
+
+    Beyond the example's it is the next larger one's: one row more may take one call more.
+    """
+    above = min((rows for rows in found if rows > example), default=None)
+    ranges: list[tuple[int, str]] = []
+    for rows, name in sorted(found.items()):
+        if not ranges or ranges[-1][1] != name:
+            ranges.append((example + 1 if rows == above else rows, name))
+    return tuple(ranges)
 
 
 def check_graphs(
-    model: nn.Module, case: Case, takes: Takes, forms: Forms, folder: Path, fixed: Call | None = None
+    model: nn.Module,
+    case: Case,
+    takes: Takes,
+    forms: Forms,
+    programs: Mapping[str, ExportedProgram],
+    fixed: Call | None = None,
 ) -> Chosen:
     """What of the outputs' layout must be mended, and whether the graph with all sizes free may be used.
 
     `fixed` is what answers the example, by default its graph.
     """
-    programs = read_programs(folder, trust=True)
     if fixed is None:
         fixed = GraphCall(programs[case.name], forms.calls[0])
     given = tensors_of(case)
@@ -199,18 +317,6 @@ def _checked(model: nn.Module, call: Call, case: Case, takes: Takes, own: float)
         call.spec,
         sizes={s: (least if s == name else max(2, low), high) for s, (low, high) in call.spec.sizes.items()},
     )
-
-
-def _pieces_win(fixed: Call, free: Call, case: Case, takes: Takes, rows: int) -> bool:
-    """Whether calls of the compiled number of rows answer other numbers quicker than the free form does."""
-    pieces = Door([fixed], takes=takes)
-    ratios = []
-    for b in {max(1, rows // 2), 2 * rows} - {rows}:
-        other = with_rows(case, takes.batched, b)
-        given = tensors_of(other)
-        with ignore_library_warnings():  # it says that it goes a slower way
-            ratios.append(_ratio(lambda g=given: free.run(list(g)), lambda o=other: pieces.run(o)))
-    return bool(ratios) and statistics.geometric_mean(ratios) > 1.0
 
 
 def _several(case: Case, takes: Takes) -> Case:
@@ -260,15 +366,23 @@ def _error(reference: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> 
         return float("inf")
 
 
-def _ratio(one: Callable[[], Any], other: Callable[[], Any]) -> float:
-    """How many times the time of `other` the call `one` takes; timed in turn."""
+def _shares(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """The time of each call over that of the first, the median of turns."""
+    first = next(iter(calls))
     with torch.inference_mode():
-        calls = max(1, round(TURN_SECONDS / max(_seconds(one, 2), 1e-6)))
-        _seconds(other, 1)
-        return statistics.median(_seconds(one, calls) / _seconds(other, calls) for _ in range(ROUNDS))
+        counts = {
+            name: max(1, round(TURN_SECONDS / max(_seconds(call, 1), 1e-6))) for name, call in calls.items()
+        }
+        turns, begun = list[dict[str, float]](), time.monotonic()
+        while not turns or (len(turns) < ROUNDS and time.monotonic() - begun < NUMBER_SECONDS):
+            turns.append({name: _seconds(call, counts[name]) for name, call in calls.items()})
+    return {name: statistics.median(turn[name] / turn[first] for turn in turns) for name in calls}
 
 
 def _seconds(call: Callable[[], Any], calls: int) -> float:
+    """Of one call; before several, one that brings back what the call before has pushed out of the caches."""
+    if calls > 1:
+        call()
     begun = time.perf_counter()
     for _ in range(calls):
         call()

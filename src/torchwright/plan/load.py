@@ -28,7 +28,7 @@ from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError
 from torchwright.facts import Fingerprint, Interval, Recipe
 from torchwright.paths import file_digest
 from torchwright.plan import artifact
-from torchwright.plan.artifact import GENERAL, ROWS, ROWS_PACKAGE, Manifest
+from torchwright.plan.artifact import GENERAL, ROWS, Manifest
 from torchwright.plan.fingerprint import fingerprint_here
 from torchwright.process import folders
 from torchwright.workloads.base import Case, Run, fresh, from_anywhere
@@ -193,7 +193,7 @@ def _check_calls(path: Path, manifest: Manifest) -> None:
     for parameter in manifest.takes.parameters:
         if not parameter.name.isidentifier() or not hasattr(inspect.Parameter, parameter.kind):
             raise ArtifactError(f"{path} is damaged", found=f"the parameter {parameter.name[:80]!r}")
-    for spec in (*manifest.calls, manifest.any_rows, manifest.any_sizes):
+    for spec in (*manifest.calls, manifest.any_rows, manifest.one_row, manifest.any_sizes):
         if spec is not None and not (
             is_structure(spec.structure, len(spec.tensors)) and list(spec.structure) == ["tuple"]
         ):
@@ -281,7 +281,7 @@ class _Loader:
             how = "ahead-of-time package"
         else:
             how = "ahead-of-time package" if programs is None else "recompiled graphs"
-        for name, file in compiled_calls(manifest):
+        for name, file in _packages_of(manifest, programs):
             spec = self._spec(name, programs)
             calls.append(Package(folder / file, spec, manifest.layouts))
         door = self._door(calls)
@@ -291,7 +291,8 @@ class _Loader:
     def _spec(self, name: str, programs: dict[str, Any] | None) -> CallSpec:
         """What a compiled call takes: from the manifest, which is signed, or from the graph that was compiled here."""
         manifest = self.manifest
-        kept = {spec.name: spec for spec in (*manifest.calls, manifest.any_rows) if spec is not None}
+        specs = (*manifest.calls, manifest.any_rows, manifest.one_row)
+        kept = {spec.name: spec for spec in specs if spec is not None}
         if programs is None:
             return kept[name]
         spec = spec_of(name, programs[name])
@@ -317,7 +318,10 @@ class _Loader:
             )
         return Door(
             calls,
-            takes=replace(manifest.takes, pieces=manifest.takes.pieces and manifest.rows == "pieces"),
+            takes=replace(
+                manifest.takes, pieces=manifest.takes.pieces and manifest.rows in ("pieces", "both")
+            ),
+            by_rows=manifest.by_rows,
             general=general,
             original=self._original,
             device=self.here.device.kind,
@@ -376,7 +380,7 @@ class _Loader:
         from torchwright.engines.program import compile_program
 
         settings = inductor_settings(self.recipe)
-        for name, file in compiled_calls(self.manifest):
+        for name, file in _packages_of(self.manifest, programs):
             compile_program(programs[name], folder / file, settings)
 
     def _rebuild(self) -> _Ready:
@@ -448,12 +452,11 @@ class _Loader:
             restore_machine_code(code)
 
 
-def compiled_calls(manifest: Manifest) -> list[tuple[str, str]]:
-    """(name of the graph, file of its package) of what is compiled."""
+def _packages_of(manifest: Manifest, programs: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """(name of the call, file of its package) of what is compiled, or of what of it can be compiled from `programs`."""
     names = [spec.name for spec in manifest.calls] or list(manifest.cases)
-    fixed = [(name, f"package-{index}.pt2") for index, name in enumerate(names)]
-    free = [(ROWS, ROWS_PACKAGE)]
-    return {"free": free, "both": [*fixed, *free]}.get(manifest.rows, fixed)
+    found = artifact.packages(names, manifest.rows, manifest.one_row)
+    return [(name, file) for name, file in found if programs is None or name in programs]
 
 
 def _later_called(module: nn.Module) -> Callable[..., Any]:

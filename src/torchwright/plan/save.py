@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from torchwright.engines.program import GRAPHS, TENSORS
-from torchwright.engines.spec import CallSpec
+from torchwright.engines.spec import CallSpec, Takes
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Budget, DeviceFacts, Fingerprint, Measurement, Recipe, RooflinePoint
 from torchwright.measure.roofline import Work, point
 from torchwright.plan import artifact
 from torchwright.plan.apply import reshaped
+from torchwright.plan.forms import Chosen, Forms
 from torchwright.plan.state import Outcome, Search
 from torchwright.plan.trial import Candidate, TrialFailed, TrialProcess
 from torchwright.techniques.base import from_step
@@ -26,14 +27,8 @@ GENERAL_SECONDS = 20.0
 """torch.export with every size free takes a second for most models, and minutes for a few."""
 ROWS_SHARE = 0.25
 """Of the time budget: what compiling for any number of rows may take beyond what the search has left."""
-WAYS = {
-    "native": "the native decoder",
-    "package": "compiled packages",
-    "graphs": "graphs, operator by operator",
-    "rebuild": "the model made anew from its folder",
-    "module": "the recipe on the caller's own module",
-}
-"""What an artifact may ship, in words."""
+ONE_SHARE = 0.5
+"""Of the time that is left for writing: what compiling for one row may take."""
 
 
 def ways(engine: str, workload: Workload) -> list[str]:
@@ -154,36 +149,54 @@ def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents
     if compiled and best.folder is not None:
         for package in best.folder.glob("*.pt2"):
             shutil.copy2(package, scratch / package.name)
+    chosen = _choose(scratch, search, takes, forms, compiled=compiled)
+    if chosen.slower_alone and (one := _one_row(scratch, search, takes, contents)) is not None:
+        chosen = _choose(scratch, search, takes, replace(forms, one_row=one), compiled=compiled)
+    contents.notes += chosen.notes
+    contents.manifest |= {
+        "calls": forms.calls,
+        "rows": chosen.rows,
+        "by_rows": chosen.by_rows,
+        "any_rows": chosen.any_rows,
+        "one_row": chosen.one_row,
+        "any_sizes": chosen.any_sizes,
+        "takes": takes,
+        "layouts": chosen.layouts,
+    }
+    names = [spec.name for spec in forms.calls] if compiled else []
+    for _, file in artifact.packages(names, chosen.rows, chosen.one_row):
+        shutil.copy2(scratch / file, folder / artifact.NATIVE / file)
+    for name in (GRAPHS, TENSORS):
+        shutil.copy2(scratch / name, folder / name)
+
+
+def _choose(scratch: Path, search: Search, takes: Takes, forms: Forms, *, compiled: bool) -> Chosen:
+    """In a process that has compiled nothing."""
     with TrialProcess(search.context) as process:
-        chosen = process.ask(
+        return process.ask(
             "choose_forms",
             takes=takes,
             forms=forms,
             folder=str(scratch),
             compiled=compiled,
-            threads=best.threads,
-            allocator=_allocator(best),
+            threads=search.best.threads,
+            allocator=_allocator(search.best),
         )
-    contents.notes += chosen.notes
-    contents.manifest |= {
-        "calls": forms.calls,
-        "rows": chosen.rows,
-        "any_rows": chosen.any_rows,
-        "any_sizes": chosen.any_sizes,
-        "takes": takes,
-        "layouts": chosen.layouts,
-    }
-    files = _package_files(chosen.rows, forms.calls) if compiled else []
-    for name in files:
-        shutil.copy2(scratch / name, folder / artifact.NATIVE / name)
-    for name in (GRAPHS, TENSORS):
-        shutil.copy2(scratch / name, folder / name)
 
 
-def _package_files(rows: str, calls: tuple[CallSpec, ...]) -> list[str]:
-    fixed = [f"package-{index}.pt2" for index in range(len(calls))]
-    free = [artifact.ROWS_PACKAGE]
-    return {"free": free, "both": [*fixed, *free]}.get(rows, fixed)
+def _one_row(scratch: Path, search: Search, takes: Takes, contents: Contents) -> CallSpec | None:
+    """Compile for one row, where there is time for it."""
+    best, context = search.best, search.context
+    seconds = ONE_SHARE * (context.deadline - context.clock())
+    if 1.2 * best.prepare_seconds > seconds:
+        contents.notes.append(f"{artifact.ONE}: no time was left to compile for it")
+        return None
+    with TrialProcess(context) as process:
+        one, note = process.ask(
+            "one_row", steps=best.steps, takes=takes, folder=str(scratch), seconds=seconds
+        )
+    contents.notes += [note] if note else []
+    return one
 
 
 def _allocator(best: Candidate) -> str | None:

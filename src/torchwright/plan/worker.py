@@ -250,18 +250,28 @@ class Session:
         allocator: str | None,
     ) -> Any:
         """How the artifact answers other calls than the example's best."""
-        import torch
-
         from torchwright.devices.allocator import apply_allocator
+        from torchwright.engines.program import read_programs
         from torchwright.plan.forms import check_graphs, choose
 
         apply_allocator(allocator)
-        if threads:
-            torch.set_num_threads(threads)
         self._build()
         model, case = self.target.model, self.workload.cases(self._dtype())[0]
-        decide = choose if compiled else check_graphs
-        return decide(model, case, takes, forms, Path(folder))
+        if not compiled:
+            return check_graphs(model, case, takes, forms, read_programs(Path(folder), trust=True))
+        return choose(model, case, takes, forms, Path(folder), threads=threads)
+
+    def one_row(
+        self, *, steps: tuple[Any, ...], takes: Any, folder: str, seconds: float
+    ) -> tuple[Any, str | None]:
+        """Compile the recipe's model for one row: what it takes, or None and the reason."""
+        from torchwright.plan.apply import apply_steps
+        from torchwright.plan.forms import build_one_row
+
+        self._build()
+        apply_steps(self.target, steps)
+        (case,) = self.target.workload.graphs(self._dtype())
+        return build_one_row(self.target, case, takes, Path(folder), seconds)
 
     def resize(self, *, batched: tuple[int, ...], rows: int | None) -> None:
         """Time another number of rows than the example's from now on; None is the example's again."""
