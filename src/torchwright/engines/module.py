@@ -30,7 +30,7 @@ class OptimizedModule(nn.Module):
         self._exported = opaque.refuses_export()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_exporting():
+        if opaque.exporting():
             return self._exported()
         if self._traced is not None and torch.compiler.is_compiling():
             return self._traced(args, kwargs)

@@ -29,6 +29,11 @@ _forms: dict[int, tuple[list[Any], Any]] = {}
 """Arguments as (leaves, with None for tensors; pytree's spec), by the number that the operator is given."""
 
 
+def exporting() -> bool:
+    """Whether torch.export is at work. Dynamo takes torch's own `is_exporting()` for true until 2.11, whoever asks."""
+    return torch.compiler._is_exporting_flag
+
+
 def traced(door: Door) -> Callable[[Any, Any], Any]:
     """What a tracer is given for `door(*args, **kwargs)`."""
     if door.mutates:  # which an operator of any number of tensors cannot say of one of them
@@ -38,7 +43,7 @@ def traced(door: Door) -> Callable[[Any, Any], Any]:
 
     @torch._dynamo.nonstrict_trace
     def call(args: Any, kwargs: Any) -> Any:
-        if torch.compiler.is_exporting():
+        if exporting():
             raise untraceable("torch.export")
         found = door.result_of(args, kwargs)
         if found is None or SIZE in found[0].spec.results:
