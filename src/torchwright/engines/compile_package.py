@@ -49,9 +49,7 @@ if __name__ == "__main__":
     die_with_parent(int(sys.argv[4]))
 
     from torchwright.engines.program import compile_program, read_programs
-    from torchwright.techniques.base import techniques
 
     folder, name, index = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     settings = json.loads(sys.stdin.read())
-    techniques.get("int8_dynamic")  # registers the operators that quantized graphs are written in
     compile_program(read_programs(folder, trust=True)[name], folder / f"package-{index}.pt2", settings)

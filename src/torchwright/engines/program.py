@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import inspect
 import json
 import math
@@ -124,6 +125,10 @@ def _dynamic_shapes(model: nn.Module, case: Case) -> Any:
 
 def compile_program(program: ExportedProgram, path: Path, inductor: dict[str, Any]) -> None:
     """Compile a graph ahead of time into the package `path` (.pt2)."""
+    if any(str(node.target).startswith("quantized_decomposed.") for node in program.graph.nodes):
+        from torchwright.techniques.int8 import register_patterns  # loading a package needs none of it
+
+        register_patterns()
     with torch.no_grad(), ignore_library_warnings(), torch._inductor.config.patch(inductor):
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
 
@@ -224,7 +229,7 @@ def _register_operators(graph: dict[str, Any]) -> None:
     if any(target.startswith("torch.ops.torchwright.") for target in targets):
         build.load()  # without them torch names the first
     if any(target.startswith("torch.ops.quantized_decomposed.") for target in targets):
-        pass
+        importlib.import_module("torch.ao.quantization.fx._decomposed")
 
 
 def _example_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -10,6 +10,7 @@ Weights: symmetric, one scale per output channel. Activations: asymmetric uint8,
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ EPSILON = 1e-5
 LAYERS = (nn.Linear, nn.Conv2d)
 BODIES = (torch.float32, torch.bfloat16)
 """Types in which Inductor matches the layer around the integers; another type computes in float32."""
+REGISTER = "_register_quantization_weight_pack_pass"
+"""The function's name in torch, and in torchao, which took it over."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -100,6 +103,14 @@ class Int8Layer(nn.Module):
         return y if body == x.dtype else y.to(x.dtype)
 
 
+def register_patterns() -> None:
+    """Make Inductor know the pattern: of itself it does until torch 2.13, and later ones leave that to torchao."""
+    own = importlib.import_module("torch._inductor.fx_passes.quantization")
+    if not hasattr(own, REGISTER):
+        importlib.import_module("torchao.quantization")  # registers operators that the patterns name
+        getattr(importlib.import_module("torchao.quantization.pt2e.inductor_passes.x86"), REGISTER)()
+
+
 def quantizable(
     model: nn.Module, skip: Sequence[str], kinds: tuple[type[nn.Module], ...]
 ) -> Iterator[tuple[str, Any, str]]:
@@ -141,6 +152,7 @@ def swap_layers(
             skipped[name] = new
         else:
             replace_module(target.model, layer, new)
+    register_patterns()
     target.settings.rewrites.append(rewrite)
     target.coverage.append(
         Coverage(
