@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -131,6 +132,52 @@ def test_a_compiler_that_fails(compiler: Compiler, work: str, message: str) -> N
         build.library()
     folder = Path(os.environ["TORCHWRIGHT_CACHE"]) / "kernels"
     assert [file.name for file in folder.iterdir()] == ["lock"]
+
+
+def test_an_interrupted_build_leaves_nothing(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No folder, none of the compilers' own temporary files, and none of the processes that they started."""
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    compiler(work=f'sleep 60 & note="$! $(mktemp)"; echo "$note" > "{notes}/$$"; wait')
+
+    def interrupted(process: subprocess.Popen[str]) -> None:
+        wait_for(lambda: any(file.read_text().endswith("\n") for file in notes.iterdir()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build.library()
+    for note in notes.iterdir():
+        if note.read_text():
+            child, temporary = note.read_text().split()
+            wait_for(lambda child=child: not alive(int(child)))
+            assert not Path(temporary).exists()
+    assert [file.name for file in (tmp_path / "cache" / "kernels").iterdir()] == ["lock"]
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next(compiler: Compiler, tmp_path: Path) -> None:
+    compiler()
+    left = tmp_path / "cache" / "kernels" / f"{build.SCRATCH}0a1b2c3d"
+    left.mkdir(parents=True)
+    (left / "amx.o").touch()
+    path = build.library()
+    assert sorted(file.name for file in path.parent.iterdir()) == ["lock", path.name]
 
 
 @pytest.mark.parametrize("when", ["*", "*-shared*", "*--version*"])

@@ -13,8 +13,8 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,13 +22,17 @@ import torch
 
 from torchwright.kernels import fake
 from torchwright.paths import cache_folder
+from torchwright.process import folders
 
 SOURCES = Path(__file__).with_name("csrc")
+SCRATCH = "building-"
+"""Beside the library; what a build that was killed left there is removed by the next."""
 SECONDS = 300
 """A compiler that takes longer hangs."""
-COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", "-ffp-contract=off")
-"""No contraction: the compiler would fuse a product and a sum in one tile size and not in another, and a row's result
-would depend on the rows beside it. Where the kernels want a fused operation, they say so."""
+COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", "-ffp-contract=off")
+"""C++20, because torch's headers ask for it since 2.14. No contraction: the compiler would fuse a product and a sum in
+one tile size and not in another, and a row's result would depend on the rows beside it. Where the kernels want a fused
+operation, they say so."""
 X86 = {
     "amx": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     "avx512": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
@@ -146,25 +150,41 @@ def link_command(compiler: str, objects: list[Path], path: Path) -> list[str]:
 
 
 def _build(compiler: str, sets: dict[str, tuple[str, ...]], path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        folder = Path(scratch)
-        commands = compile_commands(compiler, sets, folder)
-        linked = folder / "kernels.so"
-        _together([*commands.values()])
-        _together([link_command(compiler, list(commands), linked)])
+    folders.sweep(path.parent, SCRATCH)
+    scratch = folders.make(path.parent, SCRATCH)
+    try:
+        commands = compile_commands(compiler, sets, scratch.path)
+        linked = scratch.path / "kernels.so"
+        _together([*commands.values()], scratch.path)
+        _together([link_command(compiler, list(commands), linked)], scratch.path)
         linked.replace(path)
+    finally:
+        scratch.remove()
 
 
-def _together(commands: list[list[str]]) -> None:
-    """Run them side by side; the first that fails stops the others."""
+def _together(commands: list[list[str]], scratch: Path) -> None:
+    """Run them side by side; the first that fails stops the others, with the processes that they started."""
+    environment = {**os.environ, "TMPDIR": str(scratch)}
     with contextlib.ExitStack() as stack:
         running: list[subprocess.Popen[str]] = []
         for command in commands:
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+                process_group=0,
+            )
             running.append(stack.enter_context(process))
-            stack.callback(process.kill)
+            stack.callback(_kill, process)
         for process in running:
             _wait(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wait(process: subprocess.Popen[str]) -> None:
