@@ -17,11 +17,14 @@ from torchwright.devices.base import Ceilings
 from torchwright.devices.cpu import CPU
 from torchwright.doctor import Available, Compiler, Diagnosis, diagnose, render
 from torchwright.errors import TorchwrightError
+from torchwright.kernels import build
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing is measured, and nothing of this user's is read or written."""
+    """Nothing is measured or compiled, and nothing of this user's is read or written but the compiled kernels."""
+    build.load()
+    monkeypatch.setattr(build, "ready", lambda: True)
     monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(doctor, "default_name", lambda: "cpu")
     monkeypatch.setattr(CPU, "measure", lambda self: Ceilings(read_gb_per_s=40.0, tflops={"bfloat16": 0.9}))
@@ -37,6 +40,7 @@ def make_diagnosis(**overrides: Any) -> Diagnosis:
         "openmp": "OpenMP",
         "versions": {"torch": "2.13.0", "torchao": None},
         "compiler": Compiler(command="g++", version="g++ 12.2", fault=None),
+        "kernels": Available(name="kernels", reason="torch's headers want another compiler"),
         "cache": "/cache",
         "cache_fault": None,
         "techniques": (
@@ -80,6 +84,7 @@ def test_the_text_says_everything():
         "torch 2.13.0",
         "torchao missing",
         "no: no card",
+        "no: torch's headers want another compiler",
         "Note: the machine",
     ):
         assert part in text
@@ -149,6 +154,42 @@ def test_what_slows_everything_down_is_noted(monkeypatch):
     assert "2 OpenMP runtimes" in notes[1]
     assert "OMP_NUM_THREADS=2" in notes[2]
     assert doctor._version("no-such-package-anywhere") is None
+
+
+NATIVE = ("native", "int8_rows", "dense_attention", "w8a8", "w4a8", "w4a16", "kv8")
+
+
+def test_what_runs_on_the_kernels_is_available_where_they_can_be_built(monkeypatch):
+    found = {row.name: row.reason for row in diagnose().techniques}
+    assert [found[name] for name in NATIVE] == [build.load()] * len(NATIVE)
+    monkeypatch.setattr(build, "_outcome", ["the C++ compiler failed: no std::bit_width"])
+    diagnosis = diagnose()
+    found = {row.name: row.reason for row in diagnosis.techniques}
+    assert {diagnosis.kernels.reason, *(found[name] for name in NATIVE)} == {build.load()}
+    assert found["dtype"] is None
+
+
+def test_the_kernels_are_built_ahead(capsys, monkeypatch):
+    """A line says so where it takes a while; what the verb prints is where they are."""
+    if build.load():
+        pytest.skip(f"no kernels: {build.load()}")
+    path = build.library()
+    monkeypatch.setattr(build, "library", lambda: path)
+    assert main(["doctor", "--build"]) == 0
+    assert capsys.readouterr() == (f"{path}\n", "")
+    monkeypatch.setattr(build, "ready", lambda: False)
+    assert main(["doctor", "--build", "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {"kernels": str(path)}
+    assert told.err == "torchwright: compiling the kernels, once for this version\n"
+
+
+def test_kernels_that_cannot_be_built_ahead_are_a_fault(capsys, monkeypatch):
+    monkeypatch.setattr(build, "_outcome", ["no C++ compiler was found (g++)"])
+    assert main(["doctor", "--build"]) == 2
+    assert "cannot be built here. Found: no C++ compiler was found (g++)" in capsys.readouterr().err
+    assert main(["doctor", "--build", "--refresh"]) == 2
+    assert "--refresh" in capsys.readouterr().err
 
 
 def test_the_verb_prints_text_and_json(capsys):

@@ -189,13 +189,9 @@ def test_an_unknown_architecture_falls_back_to_the_other_techniques(tmp_path: Pa
         apply_steps(target, (Step(name="native"),))
 
 
-def test_without_kernels_it_refuses_with_the_reason(
-    folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_kernels_it_refuses_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchwright.kernels.build.load", lambda: "no C++ compiler was found")
-    workload = LanguageWorkload(folder, batch=1, prompt_tokens=PROMPT, new_tokens=NEW, eval_text=text)
-    target = make_target(workload, get_device("cpu").identify())
-    assert techniques.get("native")().refuse(target) == "no C++ compiler was found"
+    assert techniques.get("native").available(get_device("cpu").identify()) == "no C++ compiler was found"
 
 
 def test_the_originals_weights_are_gone_before_the_decoders_come(

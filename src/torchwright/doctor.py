@@ -17,6 +17,7 @@ from torchwright.devices import default_name, devices, get_device
 from torchwright.devices.base import Ceilings
 from torchwright.errors import TorchwrightError
 from torchwright.facts import DeviceFacts
+from torchwright.kernels import build
 from torchwright.measure.toolchain import compiler_fault
 from torchwright.paths import cache_folder
 from torchwright.techniques import techniques
@@ -70,6 +71,8 @@ class Diagnosis:
     openmp: str
     versions: dict[str, str | None]
     compiler: Compiler
+    kernels: Available
+    """Torchwright's own kernels for CPUs, of which the machine's part is known only once they are built and loaded."""
     cache: str
     cache_fault: str | None
     techniques: tuple[Available, ...]
@@ -77,7 +80,10 @@ class Diagnosis:
 
 
 def diagnose(*, refresh: bool = False) -> Diagnosis:
-    """Look at the machine; measure its ceilings if that was never done here, or again with `refresh`."""
+    """Look at the machine; what was never done here, measuring its ceilings and compiling the kernels, is done now.
+
+    With `refresh` the ceilings are measured again.
+    """
     chosen = get_device(default_name())
     ceilings, device = chosen.ceilings(refresh=refresh), chosen.facts()
     folder = cache_folder()
@@ -88,13 +94,26 @@ def diagnose(*, refresh: bool = False) -> Diagnosis:
         threads=torch.get_num_threads(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         openmp=_openmp(),
-        versions={name: _version(name) for name in LIBRARIES},
+        # torch's own word says which build it is; its metadata need not.
+        versions={**{name: _version(name) for name in LIBRARIES}, "torch": str(torch.__version__)},
         compiler=_compiler(device),
+        kernels=Available(name="kernels", reason=build.load()),
         cache=str(folder),
         cache_fault=_write_fault(folder),
         techniques=tuple(_technique(name, device) for name in techniques.names()),
         notes=tuple(_notes(device, ceilings)),
     )
+
+
+def build_kernels() -> Path:
+    """Compile the kernels ahead of their first use, unless they are; returns where they are.
+
+    Raises `TorchwrightError` where they cannot be compiled or loaded.
+    """
+    fault = build.load()
+    if fault:
+        raise TorchwrightError("the kernels cannot be built here", found=fault)
+    return build.library()
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
@@ -121,7 +140,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     row("versions", ", ".join(f"{name} {found or 'missing'}" for name, found in diagnosis.versions.items()))
     row("compiler", diagnosis.compiler.version or diagnosis.compiler.command, diagnosis.compiler.fault)
     row("cache folder", diagnosis.cache, diagnosis.cache_fault)
-    for other in diagnosis.devices:
+    for other in (*diagnosis.devices, diagnosis.kernels):
         row(other.name, "usable" if other.reason is None else f"no: {other.reason}")
 
     table = Table.grid(padding=(0, 2))

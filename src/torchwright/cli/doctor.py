@@ -15,12 +15,27 @@ from torchwright.process.interrupts import importing
 @click.option(
     "--refresh", is_flag=True, help="Measure the ceilings again instead of reading the cached ones."
 )
+@click.option(
+    "--build", "only_build", is_flag=True, help="Only compile the kernels, ahead of their first use."
+)
 @json_option
-def command(refresh: bool, as_json: bool) -> None:
-    """What this machine can run, how fast, and why not."""
+def command(refresh: bool, only_build: bool, as_json: bool) -> None:
+    """What this machine can run, how fast, and why not.
+
+    The kernels are compiled where they are not yet: only that shows whether they can be.
+    """
+    if refresh and only_build:
+        raise click.UsageError("--build measures nothing that --refresh could measure again")
     with importing():
         from torchwright import doctor
+        from torchwright.kernels import build
 
+    if not build.ready():
+        click.echo("torchwright: compiling the kernels, once for this version", err=True)
+    if only_build:
+        kernels = doctor.build_kernels()
+        print_json({"kernels": kernels}) if as_json else click.echo(kernels)
+        return
     diagnosis = doctor.diagnose(refresh=refresh)
     if as_json:
         print_json(dataclasses.asdict(diagnosis))

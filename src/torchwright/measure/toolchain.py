@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torchwright.facts import DeviceFacts
 
-NEXT = "`apt-get install g++`, or set CXX to a C++17 compiler with OpenMP"
+NEXT = "`apt-get install g++`, or set CXX to a C++20 compiler with OpenMP"
 
 
 def compiler_fault(device: DeviceFacts) -> str | None:
@@ -28,7 +28,7 @@ def _cpu_fault(compiler: str) -> str | None:
         source = Path(folder, "probe.cpp")
         source.write_text("#include <omp.h>\nint main() { return omp_get_max_threads() > 0 ? 0 : 1; }\n")
         result = subprocess.run(
-            [path, "-std=c++17", "-fopenmp", str(source), "-o", str(Path(folder, "probe"))],
+            [path, "-std=c++20", "-fopenmp", str(source), "-o", str(Path(folder, "probe"))],
             capture_output=True,
             text=True,
         )

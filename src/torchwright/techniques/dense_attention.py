@@ -33,10 +33,7 @@ class DenseAttention(Technique):
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
-        return None if device.kind == "cpu" else "its kernel is for CPUs"
-
-    def refuse(self, target: Target) -> str | None:
-        return build.load()
+        return build.load() if device.kind == "cpu" else "its kernel is for CPUs"
 
     def apply(self, target: Target) -> None:
         model = WithDenseAttention(target.model, self.longest)

@@ -35,10 +35,7 @@ class Int8Rows(Technique):
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
-        return None if device.kind == "cpu" else "its kernels are for CPUs"
-
-    def refuse(self, target: Target) -> str | None:
-        return build.load()
+        return build.load() if device.kind == "cpu" else "its kernels are for CPUs"
 
     def apply(self, target: Target) -> None:
         swap_layers(

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchwright.facts import Coverage
+from torchwright.facts import Coverage, DeviceFacts
+from torchwright.kernels import ops
 from torchwright.techniques.base import Phase, Target, Technique
 
 
@@ -19,6 +20,10 @@ class KV8(Technique):
     phase: ClassVar[Phase] = Phase.CACHE
     needs: ClassVar[frozenset[str]] = frozenset({"decoder", "wide_cache"})
     removes: ClassVar[frozenset[str]] = frozenset({"wide_cache"})
+
+    @classmethod
+    def available(cls, device: DeviceFacts) -> str | None:
+        return ops.fault(device.kind)
 
     def apply(self, target: Target) -> None:
         model: Any = target.model

@@ -38,7 +38,7 @@ class Native(Technique):
     def available(cls, device: DeviceFacts) -> str | None:
         if device.kind not in DEVICES:
             return f"its kernels are for {' and '.join(DEVICES)}; this device is {device.kind}"
-        return None
+        return ops.fault(device.kind)
 
     def refuse(self, target: Target) -> str | None:
         if "language" not in target.properties:
@@ -48,7 +48,7 @@ class Native(Technique):
             read_decoder_config(workload.folder)
         except (UnsupportedArchitecture, ModelError) as error:
             return error.found or error.summary
-        return ops.fault(target.device.kind)
+        return None
 
     def apply(self, target: Target) -> None:
         workload: Any = target.workload

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from torchwright.facts import Coverage
+from torchwright.facts import Coverage, DeviceFacts
+from torchwright.kernels import ops
 from torchwright.kernels.linear import PackedLinear
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.wrapping import replace_module
@@ -34,6 +35,10 @@ class PackedWeights(Technique):
 
     skip: tuple[str, ...] = ()
     """Names of layers that keep more bits."""
+
+    @classmethod
+    def available(cls, device: DeviceFacts) -> str | None:
+        return ops.fault(device.kind)
 
     @property
     def group(self) -> int:
