@@ -70,6 +70,9 @@ def _the_same_user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 # -------------------------------------------------------------------------------------------- round trips
 
 
+@pytest.mark.skipif(
+    torch.__version__ < (2, 13), reason="torch 2.11 unpacks packages in /tmp, whatever TMPDIR says"
+)
 def test_what_a_trial_unpacks_goes_with_its_folder(compiled: Path, tmp_path: Path):
     """A trial is killed, and then removes nothing itself."""
     context = Context(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nested import run_file
+from nested import can_interpret, run_file
 from torchwright.decoder import load_decoder
 from torchwright.errors import TorchwrightError, UnknownName
 from torchwright.workloads.language import BUNDLED
@@ -22,6 +22,7 @@ FILE = Path(__file__).with_name("triton_decoder.py")
 
 
 @needs_triton
+@can_interpret
 def test_in_the_interpreter() -> None:
     run_file(FILE, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
 

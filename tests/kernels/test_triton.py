@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nested import run_file
+from nested import can_interpret, run_file
 from torchwright.kernels import pack
 from torchwright.kernels.gpu import operators
 from torchwright.kernels.gpu import pack as gpu_pack
@@ -22,6 +22,7 @@ needs_triton = pytest.mark.skipif(
 
 
 @needs_triton
+@can_interpret
 @pytest.mark.parametrize("file", CHECKS)
 def test_in_the_interpreter(file: str) -> None:
     run_file(HERE / file, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")
