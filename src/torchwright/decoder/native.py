@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchwright.decoder.cache import CacheSequence, PagedCache
 from torchwright.decoder.generate import LoadedDecoder
@@ -16,14 +17,15 @@ from torchwright.decoder.packed import read_packed, write_packed
 class NativeModel(nn.Module):
     """Called like `StaticCacheModel`: writes T tokens after the first slot and returns logits (B, K, V).
 
-    Keys and values stay in pages of its own, one sequence for each row, so of the call's arguments it needs the ids,
-    the first slot and the rows to keep; positions, masks and the dense cache follow from these.
+    Keys and values stay in pages of its own, one sequence for each row and one set of them for each dense cache that
+    callers pass. Of a call's arguments it needs the ids, the first slot and the rows to keep; positions and masks
+    follow from these.
     """
 
     def __init__(self, loaded: LoadedDecoder) -> None:
         super().__init__()
         self.loaded, self.decoder = loaded, loaded.decoder
-        self._rows: tuple[PagedCache, list[CacheSequence]] | None = None
+        self._pages_of = WeakTensorKeyDictionary()  # they go when the caller's own cache does
 
     @classmethod
     def load(cls, folder: Path, model_folder: Path, device: str = "cpu") -> Self:
@@ -35,8 +37,10 @@ class NativeModel(nn.Module):
 
     def forward(self, ids_BT, positions_BT, slots_T, keep_K, masks, cache) -> torch.Tensor:
         start, rows = int(slots_T[0]), ids_BT.tolist()
-        pages, sequences = self._cache(len(rows), cache[0].shape[2])
+        pages, sequences = self._pages(cache[0])
         for sequence in sequences:
+            # The length that turns a token is that of its call, as in transformers.
+            sequence.prompt_tokens = start + ids_BT.shape[1]
             if sequence.length < start:  # a call timed by itself: what came before is zeros
                 pages.append([(sequence, [0] * (start - sequence.length))])
             pages.rewind(sequence, start)
@@ -45,9 +49,12 @@ class NativeModel(nn.Module):
         kept_BKE = hidden_BTE[:, keep_K]
         return self.decoder.logits(kept_BKE.flatten(0, 1)).unflatten(0, kept_BKE.shape[:2])
 
-    def _cache(self, rows: int, slots: int) -> tuple[PagedCache, list[CacheSequence]]:
-        known: Any = self._rows
-        if known is None or len(known[1]) != rows or known[0].dtype != self.loaded.kv_dtype:
+    def _pages(self, keys_BKSD: torch.Tensor) -> tuple[PagedCache, list[CacheSequence]]:
+        """Those of the caller whose first layer's dense keys these are."""
+        known: Any = self._pages_of.get(keys_BKSD)
+        if known is None or known[0].dtype != self.loaded.kv_dtype:
+            rows, slots = len(keys_BKSD), keys_BKSD.shape[2]
             pages = self.loaded.new_cache([slots] * rows)
-            known = self._rows = pages, [pages.sequence(0) for _ in range(rows)]
+            known = pages, [pages.sequence(0) for _ in range(rows)]
+            self._pages_of[keys_BKSD] = known
         return known
