@@ -11,6 +11,7 @@ Weights: symmetric, one scale per output channel. Activations: asymmetric uint8,
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -105,10 +106,12 @@ class Int8Layer(nn.Module):
 
 def register_patterns() -> None:
     """Make Inductor know the pattern: of itself it does until torch 2.13, and later ones leave that to torchao."""
-    own = importlib.import_module("torch._inductor.fx_passes.quantization")
-    if not hasattr(own, REGISTER):
-        importlib.import_module("torchao.quantization")  # registers operators that the patterns name
-        getattr(importlib.import_module("torchao.quantization.pt2e.inductor_passes.x86"), REGISTER)()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about what these modules import
+        own = importlib.import_module("torch._inductor.fx_passes.quantization")
+        if not hasattr(own, REGISTER):
+            importlib.import_module("torchao.quantization")  # registers operators that the patterns name
+            getattr(importlib.import_module("torchao.quantization.pt2e.inductor_passes.x86"), REGISTER)()
 
 
 def quantizable(
