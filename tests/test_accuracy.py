@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -116,12 +117,31 @@ class TestAgreement:
         after[0] = after[1]
         quality = accuracy.agreement(before, after)
         assert quality.drop == pytest.approx(0.01)
-        assert quality.drop_high == pytest.approx(0.01 + 1.96 * math.sqrt(0.01 * 0.99 / 100))
+        # Clopper and Pearson: the shares with which so few, or so many, changes have a chance of 2.5%.
+        assert 1 - (1 - quality.drop_low) ** 100 == pytest.approx(0.025)
+        none, one = (1 - quality.drop_high) ** 100, 100 * quality.drop_high * (1 - quality.drop_high) ** 99
+        assert none + one == pytest.approx(0.025)
 
-    def test_all_agree(self):
-        quality = accuracy.agreement(torch.eye(5), 2 * torch.eye(5))
-        assert (quality.drop, quality.drop_high) == (0, 0)
+    def test_few_rows_that_all_agree_prove_little(self):
+        quality = accuracy.agreement(torch.eye(8), 2 * torch.eye(8))
+        assert (quality.drop, quality.drop_low) == (0, 0)
+        assert quality.drop_high == pytest.approx(0.369, abs=1e-3)
         assert quality.extras["relative_error"] == pytest.approx(1)
+
+    def test_rounding_takes_no_answer(self):
+        before, after = noisy((8, 5), 1e-6)
+        quality = accuracy.answers(before, after)
+        assert (quality.metric, quality.drop, quality.drop_high) == ("top-1 agreement", 0, 0)
+        assert accuracy.answers(*noisy((8, 5), 1e-3)).drop_high > 0.3
+
+    def test_too_few_rows_for_a_share_are_judged_by_their_logits(self):
+        before, after = noisy((367, 5), 0.01)
+        quality = accuracy.enough_answers(before, after)
+        assert quality.metric == "relative error"
+        assert quality.drop == quality.drop_high == pytest.approx(0.01, rel=0.1)
+        assert quality.extras["top1_rows"] == 367
+        before, after = noisy((368, 5), 2e-4)
+        assert accuracy.enough_answers(before, after).drop_high == pytest.approx(0.00997, abs=1e-5)
 
     def test_leading_axes_are_rows(self):
         assert accuracy.agreement(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4)).samples == 6
@@ -150,8 +170,9 @@ class TestCosine:
         each = [(x @ y / (x.norm() * y.norm())).item() for x, y in zip(b, a, strict=True)]
         assert quality.value == pytest.approx(sum(each) / 20, abs=1e-12)
         assert quality.drop == pytest.approx(1 - sum(each) / 20, abs=1e-12)
-        spread = math.sqrt(sum((c - sum(each) / 20) ** 2 for c in each) / 19)
-        assert quality.drop_high == pytest.approx(quality.drop + 1.96 * spread / math.sqrt(20), abs=1e-12)
+        half = 2.0930241 * statistics.stdev(each) / math.sqrt(20)  # Student's t of 19 degrees of freedom
+        assert quality.drop_low == pytest.approx(quality.drop - half, rel=1e-6, abs=1e-12)
+        assert quality.drop_high == pytest.approx(quality.drop + half, rel=1e-6, abs=1e-12)
         assert quality.extras["worst_cosine"] == pytest.approx(min(each), abs=1e-12)
 
     def test_length_does_not_matter(self):
@@ -164,8 +185,8 @@ class TestCosine:
         assert accuracy.cosine(zeros, torch.ones(3, 4)).drop == 1
 
     def test_one_row_has_no_interval(self):
-        quality = accuracy.cosine(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]))
-        assert quality.drop_high == quality.drop == pytest.approx(1 - math.sqrt(0.5))
+        with pytest.raises(WorkloadError, match=r"no interval. Found: 1 independent values"):
+            accuracy.cosine(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]))
 
     @pytest.mark.parametrize("strange", [NAN, INF])
     def test_what_is_no_number_is_refused(self, strange):
@@ -224,13 +245,9 @@ class TestPerplexity:
     def test_interval_is_clustered_by_window(self):
         quality, reference, candidate = self.make(8, 16, 0.1)
         blocks = (candidate - reference).view(8, 16).mean(1)
-        half = 1.96 * blocks.std().item() / math.sqrt(8)
+        half = 2.3646243 * blocks.std().item() / math.sqrt(8)  # Student's t of 7 degrees of freedom
         assert quality.drop_high == pytest.approx(math.expm1(blocks.mean().item() + half))
-
-    def test_interval_covers_the_truth_in_about_95_of_100_draws(self):
-        # The true mean is 0; a bound of 1.96 sigma covers it one-sidedly in 97.5%, a little less with 30 windows.
-        covered = sum(self.make(30, 8, 0.3, seed)[0].drop_high >= 0 for seed in range(400))
-        assert covered / 400 > 0.95
+        assert quality.drop_low == pytest.approx(math.expm1(blocks.mean().item() - half))
 
     def test_extras(self):
         nll = torch.ones(4)

@@ -235,6 +235,20 @@ def test_what_the_speed_up_is_of() -> None:
     assert "What the speed-up is of" not in Page(render(make_recipe())).text
 
 
+def test_a_busy_machine_is_told_of() -> None:
+    assert "on a busy machine" not in Page(render(make_recipe())).text
+    text = Page(render(make_recipe(speedup=make_interval(2.0).on_busy_machine()))).text
+    assert "1.94x [1.94, 2.06], 95% interval of paired runs; measured on a busy machine" in text
+
+
+def test_the_interval_of_the_loss() -> None:
+    measured = make_recipe()
+    quality = make_quality(0.004, drop_low=0.001)
+    text = Page(render(make_recipe(final=dataclasses.replace(measured.final, quality=quality)))).text
+    assert "95% interval of the loss 0.10% to 0.52%" in text
+    assert "95% interval of the loss" not in Page(render(measured)).text, "a recipe of before has no low end"
+
+
 def test_an_artifact_without_a_model_says_what_it_needs() -> None:
     text = Page(render(make_shipped_recipe(runs_as=view.OWN_MODULE))).text
     assert "The artifact holds no model: tw.load(DIR, model=…) replays the recipe on your own module." in text

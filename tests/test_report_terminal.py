@@ -74,6 +74,11 @@ def test_totals() -> None:
     assert "aot, found in 212 s of 300 s allowed" in text
 
 
+def test_a_busy_machine_is_told_of() -> None:
+    text = words(shown(make_recipe(speedup=make_interval(2.0).on_busy_machine())))
+    assert "1.94x [1.94, 2.06], measured on a busy machine" in text
+
+
 def test_what_the_total_is_of() -> None:
     text = words(shown(make_shipped_recipe(), artifact="out"))
     assert "runs as ahead-of-time package; the total is of this, loaded in a fresh process" in text

@@ -29,14 +29,21 @@ class DeviceFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A median with its 95% confidence interval."""
+    """A median with its 95% confidence interval, or its low end where nothing better can be claimed."""
 
     value: float
     low: float
     high: float
+    busy: bool = False
+    """Others ran while it was measured."""
+
+    def on_busy_machine(self) -> Interval:
+        """What can be claimed of it where others ran: the low end."""
+        return dataclasses.replace(self, value=self.low, busy=True)
 
     def __str__(self) -> str:
-        return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+        text = f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+        return f"{text}, measured on a busy machine" if self.busy else text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +60,9 @@ class CaseTime:
 class Quality:
     """The metric of a candidate beside the original's.
 
-    `drop` is the loss against the reference in the budget's unit (0.01 = one per cent); `drop_high` is the upper
-    end of its 95% confidence interval and is what the budget is held against.
+    `drop` is the loss against the reference in the budget's unit (0.01 = one per cent); `drop_low` and `drop_high` are
+    the ends of its 95% confidence interval, and the upper one is what the budget is held against. Both are the drop
+    itself where the metric is no mean over a sample.
     """
 
     metric: str
@@ -63,6 +71,8 @@ class Quality:
     drop: float
     drop_high: float
     higher_is_better: bool
+    drop_low: float | None = None
+    """None in recipes of before."""
     samples: int = 0
     extras: dict[str, float] = field(default_factory=dict[str, float])
 

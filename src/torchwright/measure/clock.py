@@ -1,40 +1,123 @@
-"""Paired timing: candidates run in turn (A B A B …) and are compared by the median of the paired ratios."""
+"""Paired timing: candidates run in turn and are compared by the median of the paired ratios; who else ran meanwhile."""
 
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
 
 from torchwright.facts import Interval
+from torchwright.intervals import CONFIDENCE, mean_bounds
+
+FEWEST_ORDERED = 6
+"""Of fewer values not even the extremes hold the median with 95%."""
+DISTURBED_SHARE = 0.3
+"""A turn in which a thread waited for a core for more than this share of the time was not alone: on two cores beside
+one other process it is half and more; alone a process's own threads wait for each other, for up to 0.26 of it."""
+
+Row = TypeVar("Row")
 
 
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """The median with a distribution-free confidence interval from order statistics.
+def median_interval(values: Sequence[float]) -> Interval:
+    """The median with a distribution-free 95% interval, interpolated between order statistics.
 
-    The interval [x_(k), x_(n+1-k)] covers the true median with probability 1 - 2 P(Bin(n, 1/2) < k), whatever the
-    distribution (Conover, Practical Nonparametric Statistics, 3.2). Below six values no interval reaches 95%, and
-    the extremes are given.
+    [x_(k), x_(n+1-k)] covers the true median with probability 1 - 2 P(Bin(n, 1/2) < k), whatever the distribution;
+    between the two k around 95% it is interpolated (Hettmansperger and Sheather 1986). From nine values on no single
+    one, however far off, moves an end beyond the others. Below six no such interval reaches 95%: there it is Student's
+    of the mean, which holds the median, too.
 
-    Raises `ValueError` for no values.
+    Raises `ValueError` for fewer than two values.
     """
     ordered = sorted(values)
     n = len(ordered)
-    if n == 0:
-        raise ValueError("no values")
-    k, tail = 0, 0.0
-    while k < n // 2:
-        tail += math.comb(n, k) / 2**n
-        if 2 * tail > 1 - confidence:
-            break
-        k += 1
-    low = max(k - 1, 0)
-    return Interval(value=statistics.median(ordered), low=ordered[low], high=ordered[n - 1 - low])
+    middle = statistics.median(ordered) if n else math.nan
+    if n < FEWEST_ORDERED:
+        low, high = mean_bounds(ordered)
+        return Interval(value=middle, low=low, high=high)
+    k, outer = 0, 1.0
+    while (inner := outer - 2 * math.comb(n, k) / 2**n) >= CONFIDENCE:
+        k, outer = k + 1, inner
+    between = (outer - CONFIDENCE) / (outer - inner)
+    inward = (n - k) * between / (k + (n - 2 * k) * between)
+    return Interval(
+        value=middle,
+        low=ordered[k - 1] + inward * (ordered[k] - ordered[k - 1]),
+        high=ordered[n - k] - inward * (ordered[n - k] - ordered[n - k - 1]),
+    )
 
 
 def paired_speedup(before: Sequence[float], after: Sequence[float]) -> Interval:
     """How many times faster `after` is than `before`; the two were timed in turn, so each pair saw one machine.
 
-    Raises `ValueError` when the two differ in length.
+    Raises `ValueError` when the two differ in length, or for fewer than two pairs.
     """
-    return median_interval([a / b for a, b in zip(before, after, strict=True)])
+    found = median_interval([math.log(a / b) for a, b in zip(before, after, strict=True)])
+    return Interval(value=math.exp(found.value), low=math.exp(found.low), high=math.exp(found.high))
+
+
+@dataclass(kw_only=True)
+class Rounds(Generic[Row]):
+    """Rounds of paired timing. Those in which others ran are left out, once there are `enough` without them."""
+
+    enough: int
+    all: list[Row] = field(default_factory=list[Row])
+    quiet: list[Row] = field(default_factory=list[Row])
+
+    def add(self, row: Row, waited: float) -> None:
+        """A round, and the largest share of a turn in it that was spent waiting for a core."""
+        self.all.append(row)
+        if waited <= DISTURBED_SHARE:
+            self.quiet.append(row)
+
+    @property
+    def busy(self) -> bool:
+        """Whether quiet moments could not be had."""
+        return len(self.quiet) < min(self.enough, len(self.all))
+
+    @property
+    def counted(self) -> list[Row]:
+        """The rounds that are compared."""
+        return self.all if self.busy else self.quiet
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """For how long the threads of this process had been ready to run, and had no core, at one moment.
+
+    From the scheduler's own account (/proc/self/task/*/schedstat, the second number), and what a hypervisor gave to
+    others (`steal` of /proc/stat). On systems that have neither, nobody ever waits.
+    """
+
+    seconds: dict[str, float]
+
+    @classmethod
+    def now(cls) -> Waiting:
+        seconds: dict[str, float] = {}
+        for thread in Path("/proc/self/task").glob("*"):
+            try:
+                seconds[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
+            except (OSError, IndexError):  # it has ended, or the kernel keeps no account
+                continue
+        return cls(seconds | _stolen())
+
+    def since(self, earlier: Waiting) -> float:
+        """Seconds that the thread which waited longest has waited since then."""
+        return max(
+            (value - earlier.seconds.get(name, 0.0) for name, value in self.seconds.items()), default=0.0
+        )
+
+
+def _stolen() -> dict[str, float]:
+    """Seconds that each CPU of this machine was ready and the hypervisor ran others."""
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = [line.split() for line in lines if line.startswith("cpu")]
+    return {
+        name: int(counts[7]) / os.sysconf("SC_CLK_TCK") for name, *counts in fields[1:] if len(counts) > 7
+    }

@@ -1,13 +1,15 @@
 """Comparing a candidate's outputs with the original's.
 
-Every comparison ends in a `Quality`, whose `drop_high` (upper end of a 95% interval) is held against the budget.
-Arithmetic is float64 where sums are long.
+Every comparison ends in a `Quality`, whose `drop_high` (upper end of a 95% interval) is held against the budget: from
+Student's t for means, Clopper and Pearson's for shares. The relative error and a user's own value are no means over a
+sample and have none. Arithmetic is float64 where sums are long.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +17,12 @@ from torch.utils import _pytree as pytree
 
 from torchwright.errors import WorkloadError
 from torchwright.facts import Quality
+from torchwright.intervals import mean_bounds, share_bounds
 
-Z95 = 1.96
+FEWEST_ANSWERS = 368
+"""So many equal answers show that less than 1% change; fewer are judged by the relative error."""
+ROUNDING = 1e-4
+"""A relative error below this is another order of the same float32 operations."""
 MAX_NLL = 700
 """Nats; exp() of more overflows a float64."""
 
@@ -66,6 +72,7 @@ def relative_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.
         value=worst,
         reference=0.0,
         drop=worst,
+        drop_low=worst,
         drop_high=worst,
         higher_is_better=False,
         samples=sum(t.numel() for t in reference),
@@ -102,34 +109,57 @@ def _equal(before: torch.Tensor, after: torch.Tensor) -> bool:
 def agreement(reference: torch.Tensor, candidate: torch.Tensor) -> Quality:
     """Top-1 agreement over the last axis; the drop is the share of rows that changed their answer.
 
-    `drop_high` adds 1.96 standard errors of that share, sqrt(p (1 - p) / n): with few rows a single changed answer
-    cannot be told from many, and where every row agrees it is zero.
+    Its interval is Clopper and Pearson's, for rows that are independent: where all of 8 agree, 37% may change.
 
     Raises `WorkloadError` when the two differ in shape, have no rows, or hold NaN.
     """
     _check_rows(reference, candidate)
     before, after = reference.float().argmax(-1).flatten(), candidate.float().argmax(-1).flatten()
     n = before.numel()
-    share = (before == after).double().mean().item()
-    half = Z95 * math.sqrt(max(share * (1 - share), 0.0) / n)
+    changed = int((before != after).sum())
+    low, high = share_bounds(changed, n)
     return Quality(
         metric="top-1 agreement",
-        value=share,
+        value=1 - changed / n,
         reference=1.0,
-        drop=1 - share,
-        drop_high=min(1.0, 1 - share + half),
+        drop=changed / n,
+        drop_low=low,
+        drop_high=high,
         higher_is_better=True,
         samples=n,
         extras={"relative_error": _tensor_error(reference, candidate)},
     )
 
 
+def answers(reference: torch.Tensor, candidate: torch.Tensor) -> Quality:
+    """Top-1 agreement of a classifier; without an interval where its logits differ by rounding alone.
+
+    No answer was given up there, however few were seen. Raises `WorkloadError` as `agreement` does.
+    """
+    found = agreement(reference, candidate)
+    if found.extras["relative_error"] > ROUNDING:
+        return found
+    return replace(found, drop_low=found.drop, drop_high=found.drop)
+
+
+def enough_answers(reference: torch.Tensor, candidate: torch.Tensor) -> Quality:
+    """`answers`; of fewer than `FEWEST_ANSWERS` rows, which prove no share worth a budget, the logits' relative error.
+
+    Raises `WorkloadError` as `agreement` does.
+    """
+    found = answers(reference, candidate)
+    if found.samples >= FEWEST_ANSWERS or found.extras["relative_error"] <= ROUNDING:
+        return found
+    error = relative_error([reference], [candidate])
+    return replace(error, extras={"top1_agreement": found.value, "top1_rows": found.samples})
+
+
 def cosine(reference: torch.Tensor, candidate: torch.Tensor) -> Quality:
-    """Mean cosine between rows of two (N, E) embeddings; the drop is one minus it, with its 95% interval.
+    """Mean cosine between rows of two (N, E) embeddings; the drop is one minus it, with Student's interval.
 
     Two rows of zeros count as equal.
 
-    Raises `WorkloadError` when the two differ in shape, have no rows, or hold NaN or infinities.
+    Raises `WorkloadError` when the two differ in shape, have fewer than two rows, or hold NaN or infinities.
     """
     _check_rows(reference, candidate)
     before, after = reference.double(), candidate.double()
@@ -140,17 +170,29 @@ def cosine(reference: torch.Tensor, candidate: torch.Tensor) -> Quality:
         raise WorkloadError(
             "the cosine of the embeddings is not finite", next="look at the embeddings for infinities"
         )
-    half = Z95 * cosines.std().item() / math.sqrt(cosines.numel()) if cosines.numel() > 1 else 0.0
+    low, high = _mean_bounds(1 - cosines)
     return Quality(
         metric="cosine to the original",
         value=mean,
         reference=1.0,
         drop=1 - mean,
-        drop_high=1 - mean + half,
+        drop_low=low,
+        drop_high=high,
         higher_is_better=True,
         samples=cosines.numel(),
         extras={"worst_cosine": cosines.min().item()},
     )
+
+
+def _mean_bounds(values: torch.Tensor) -> tuple[float, float]:
+    if values.numel() < 2:
+        raise WorkloadError(
+            "the metric's sample has no interval",
+            found=f"{values.numel()} independent values",
+            allowed="2 or more",
+            next="give more inputs, or a longer evaluation text",
+        )
+    return mean_bounds(values.flatten().tolist())
 
 
 def _check_rows(reference: torch.Tensor, candidate: torch.Tensor) -> None:
@@ -188,6 +230,7 @@ def scalar(metric: str, reference: float, value: float, higher_is_better: bool) 
         value=value,
         reference=reference,
         drop=drop,
+        drop_low=drop,
         drop_high=drop,
         higher_is_better=higher_is_better,
     )
@@ -202,10 +245,10 @@ def perplexity(
 ) -> Quality:
     """Perplexity of a candidate beside the original's, from per-token negative log-likelihoods (N,) in nats.
 
-    The drop is exp(mean difference) − 1, the relative growth of perplexity. Its interval is paired and clustered by
-    window of `window` tokens, since tokens of one window are not independent.
+    The drop is exp(mean difference) − 1, the relative growth of perplexity. Its interval is Student's, paired and
+    clustered by window of `window` tokens, since tokens of one window are not independent.
 
-    Raises `WorkloadError` when it is not a finite number.
+    Raises `WorkloadError` when it is not a finite number, or for fewer than two windows.
     """
     difference = (nll_candidate.double() - nll_reference.double()).flatten()
     if not torch.isfinite(difference).all():
@@ -213,9 +256,8 @@ def perplexity(
             "the perplexity is not finite", next="look at the candidate's logits for NaN or overflow"
         )
     mean = difference.mean().item()
-    blocks = difference[: difference.numel() // window * window].view(-1, window).mean(1)
-    half = Z95 * blocks.std().item() / math.sqrt(len(blocks)) if len(blocks) > 1 else 0.0
-    largest = max(mean + half, nll_candidate.double().mean().item(), nll_reference.double().mean().item())
+    low, high = _mean_bounds(difference[: difference.numel() // window * window].view(-1, window).mean(1))
+    largest = max(high, nll_candidate.double().mean().item(), nll_reference.double().mean().item())
     if largest > MAX_NLL:
         raise WorkloadError(f"the perplexity is beyond exp({MAX_NLL})", found=f"exp({largest:.0f})")
     return Quality(
@@ -223,7 +265,8 @@ def perplexity(
         value=math.exp(nll_candidate.double().mean().item()),
         reference=math.exp(nll_reference.double().mean().item()),
         drop=math.expm1(mean),
-        drop_high=math.expm1(mean + half),
+        drop_low=math.expm1(low),
+        drop_high=math.expm1(high),
         higher_is_better=False,
         samples=difference.numel(),
         extras={

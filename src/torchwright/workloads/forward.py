@@ -46,9 +46,9 @@ class Judge:
 
 CLASSES = "SequenceClassification|TokenClassification|AudioClassification|CTC|MaskedLM|CausalLM|ConditionalGeneration"
 JUDGES = (
-    (rf"For({CLASSES})$|LMHeadModel$", Judge(("logits",), accuracy.agreement)),
-    (r"ForSemanticSegmentation$", Judge(("logits",), accuracy.agreement, axis=1)),
-    (r"ForQuestionAnswering$", Judge(("start_logits", "end_logits"), accuracy.agreement)),
+    (rf"For({CLASSES})$|LMHeadModel$", Judge(("logits",), accuracy.enough_answers)),
+    (r"ForSemanticSegmentation$", Judge(("logits",), accuracy.enough_answers, axis=1)),
+    (r"ForQuestionAnswering$", Judge(("start_logits", "end_logits"), accuracy.enough_answers)),
     (r"Model$", Judge(("image_embeds", "text_embeds"), accuracy.cosine)),
     (r"Model$", Judge(("last_hidden_state",), accuracy.cosine)),
 )

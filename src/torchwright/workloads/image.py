@@ -67,7 +67,7 @@ class ImageWorkload(Workload):
         return torch.cat(batches)
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
-        return accuracy.agreement(reference, candidate)
+        return accuracy.enough_answers(reference, candidate)
 
     def files(self, *, weights: bool) -> dict[str, Path]:
         return model_files(self.folder, weights=weights)

@@ -129,7 +129,7 @@ class ModuleWorkload(Workload):
         if self.task == "classification":
             first = self._calibrating % len(self.inputs)
             parts = ((reference[first:], candidate[first:]), (reference[:first], candidate[:first]))
-            found = [accuracy.agreement(_logits(before), _logits(after)) for before, after in parts if before]
+            found = [accuracy.answers(_logits(before), _logits(after)) for before, after in parts if before]
             return max(found, key=lambda quality: quality.drop_high)
         return accuracy.relative_error(_tensors(reference), _tensors(candidate))
 
