@@ -200,6 +200,8 @@ class World:
     """Name of a step → seconds to prepare a recipe with it, beyond one."""
     later: Callable[[frozenset[str], int], float] = lambda names, turn: 1.0
     """Factor on the time of a recipe's n-th turn: noise, or a machine that changes its mind."""
+    waited: Callable[[frozenset[str], int], float] = lambda names, turn: 0.0
+    """Share of a recipe's n-th turn in which others ran."""
     seconds: float = 0.01
     kernels: dict[str, float] = field(default_factory=dict)
     ranking: list[tuple[str, float]] = field(default_factory=list)
@@ -288,6 +290,9 @@ class Process:
         seconds = self.world.seconds / self.world.gain(self.names) * self.world.later(self.names, self.turns)
         self.world.spend(self.context, 2 * seconds)
         return {"forward": seconds}
+
+    def waited(self) -> float:
+        return self.world.waited(self.names, self.turns)
 
     def memory(self) -> dict[str, int]:
         return {"peak": self.world.memory(self.names), "recompiles": 0}

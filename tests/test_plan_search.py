@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from search_world import World, fake_world, lossy, names, product, row, rows, step
+from search_world import Process, World, fake_world, lossy, names, product, row, rows, step
 from torchwright.errors import WorkloadError
 from torchwright.facts import Budget, Step
 from torchwright.plan.compare import ROUNDS
@@ -44,6 +44,51 @@ def test_drops_what_is_slower_and_what_is_inside_the_noise(world: World):
     assert "no gain outside the noise" in row(outcome, "fold").reason
     assert "slower" in row(outcome, "pool").reason
     assert outcome.best is world.searching.baseline
+
+
+def test_one_stalled_turn_does_not_discard_a_gain(world: World):
+    world.gain = product(fold=2.0)
+    world.later = lambda names, turn: 30.0 if "fold" in names and turn == 4 else 1.0
+    outcome = world.search(step("fold"))
+    assert row(outcome, "fold").status == "kept"
+    assert row(outcome, "fold").speedup.low == pytest.approx(2.0)
+
+
+def test_rounds_in_which_others_ran_are_made_up_for(world: World):
+    # Others take nine tenths of the candidate's time in more rounds than any median can bear.
+    world.gain = product(fold=2.0)
+    world.later = lambda names, turn: 10.0 if "fold" in names and turn % 3 else 1.0
+    world.waited = lambda names, turn: 0.9 if "fold" in names and turn % 3 else 0.0
+    found = row(world.search(step("fold")), "fold")
+    assert (found.status, found.speedup.busy) == ("kept", False)
+    assert found.speedup.value == pytest.approx(2.0)
+
+
+def test_on_a_busy_machine_the_low_end_is_claimed(world: World):
+    world.gain = product(fold=2.0)
+    world.later = lambda names, turn: 1.0 + 0.1 * (turn % 5)
+    world.waited = lambda names, turn: 0.5
+    outcome = world.ship(step("fold"))
+    assert outcome.speedup.busy
+    assert 1.0 < outcome.speedup.value == outcome.speedup.low < outcome.speedup.high
+    assert str(outcome.speedup).endswith("measured on a busy machine")
+
+
+def test_each_contestant_begins_as_many_rounds_as_the_others(world: World, monkeypatch):
+    begun: list[frozenset[str]] = []
+    real = Process.time
+
+    def time(self: Process) -> dict[str, float]:
+        begun.append(self.names)
+        return real(self)
+
+    world.gain = product(half=2.0, fuse=2.0)
+    monkeypatch.setattr(Process, "time", time)
+    world.search(step("half"), step("fuse"))
+    last = begun[-27:]
+    assert [set(last[i : i + 3]) for i in range(0, 27, 3)] == [{*last[:3]}] * 9
+    assert [last[i] for i in range(0, 27, 3)] == 3 * [last[0], last[3], last[6]]
+    assert len({last[0], last[3], last[6]}) == 3
 
 
 def test_a_gain_below_one_per_cent_is_none_however_certain(world: World):

@@ -286,6 +286,7 @@ def test_neither_what_a_model_prints_nor_a_metric_that_raises_disturbs_the_answe
         with pytest.raises(WorkloadError, match=r"'bad_metric' failed.*KeyError"):
             process.ask("observe")
         assert process.ask("time")["forward"] > 0
+        assert process.ask("waited") >= 0
         assert process.ask("memory")["peak"] > 0
 
 

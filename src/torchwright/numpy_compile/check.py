@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from torchwright.errors import TorchwrightError
-from torchwright.measure.clock import paired_speedup
+from torchwright.measure.clock import Rounds, Waiting, paired_speedup
 from torchwright.numpy_compile.call import Call
 from torchwright.numpy_compile.compare import Comparison, compare, no_less_accurate, require_own_memory
 from torchwright.numpy_compile.options import Options
@@ -25,6 +25,8 @@ from torchwright.numpy_compile.report import NumpyReport, Refused, first_line
 CALL_FLOOR_SECONDS = 15e-6
 """What a compiled call costs at least (guards, conversion, dispatch). Faster functions are left alone."""
 MAX_ROUNDS = 21
+FEWEST_ROUNDS = 3
+"""Fewer have no interval to speak of."""
 EDGE_VALUES = {
     "with NaN, infinity and integer zeros": ((np.nan, np.inf, -np.inf), (0,)),
     "with zeros and negative values": ((0.0, -1.5), (-1, -2)),
@@ -181,21 +183,24 @@ class Check:
     ) -> tuple[NumpyReport, Program | None]:
         """Original and candidates in turn; the best candidate serves if its interval lies above 1."""
         once = [_time_served(program, call) for program in programs]
-        rounds = int(self._options.measure_seconds / (seconds + sum(once)))
-        originals, samples = [seconds], [[value] for value in once]
-        if rounds >= 3:  # else too dear to repeat: the runs of the check are the only sample
-            originals, samples = [], [[] for _ in programs]
-            for _ in range(min(rounds, MAX_ROUNDS)):
-                originals.append(time_original(self._fn, call))
-                for sample, program in zip(samples, programs, strict=True):
-                    sample.append(_time_served(program, call))
+        wanted = min(int(self._options.measure_seconds / (seconds + sum(once))), MAX_ROUNDS)
+        if wanted >= FEWEST_ROUNDS:
+            rounds = self._take_rounds(call, programs, wanted)
+        else:  # too dear to repeat: the runs of the check are the only sample
+            rounds = Rounds[list[float]](enough=1)
+            rounds.add([seconds, *once], 0.0)
+        originals, *samples = zip(*rounds.counted, strict=True)
         medians = [statistics.median(sample) for sample in samples]
         best = medians.index(min(medians))
-        speedup = paired_speedup(originals, samples[best])
+        speedup = None
+        if wanted >= FEWEST_ROUNDS:
+            speedup = paired_speedup(originals, samples[best])
+            speedup = speedup.on_busy_machine() if rounds.busy else speedup
         report = replace(
             base,
-            speedup=speedup.value,
-            speedup_interval=(speedup.low, speedup.high) if rounds >= 3 else None,
+            speedup=speedup.value if speedup else originals[0] / medians[best],
+            speedup_interval=(speedup.low, speedup.high) if speedup else None,
+            busy=rounds.busy,
             numpy_ms=statistics.median(originals) * 1e3,
             compiled_ms=medians[best] * 1e3,
             rounds=len(originals),
@@ -209,10 +214,24 @@ class Check:
             ),
         )
         # A single round has no interval: ask for a gain that noise does not make.
-        if (speedup.low if rounds >= 3 else speedup.value / 1.2) > 1:
+        if (speedup.low if speedup else originals[0] / medians[best] / 1.2) > 1:
             report = replace(report, status="compiled", reason="agrees with NumPy and is faster")
             return report, programs[best]
         return replace(report, reason="agrees with NumPy, but compiling does not make it faster"), None
+
+    def _take_rounds(self, call: Call, programs: list[Program], wanted: int) -> Rounds[list[float]]:
+        """Seconds of the original and of each program, round by round; disturbed rounds are made up for."""
+        timers = [functools.partial(time_original, self._fn)]
+        timers += [functools.partial(_time_served, program) for program in programs]
+        rounds = Rounds[list[float]](enough=wanted)
+        while len(rounds.quiet) < wanted and len(rounds.all) < 2 * wanted:
+            first = len(rounds.all) % len(timers)
+            earlier, begun = Waiting.now(), time.perf_counter()
+            seconds = [0.0] * len(timers)
+            for place in (*range(first, len(timers)), *range(first)):
+                seconds[place] = timers[place](call)
+            rounds.add(seconds, Waiting.now().since(earlier) / (time.perf_counter() - begun))
+        return rounds
 
 
 def _time_served(program: Program, call: Call) -> float:

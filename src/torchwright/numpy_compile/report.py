@@ -20,9 +20,11 @@ class NumpyReport:
     reason: str
     signature: str = ""
     speedup: float | None = None
-    """Median over rounds of time of the original / time of the best candidate, also when it lost."""
+    """Median over rounds of time of the original / time of the best candidate, also when it lost; see ``busy``."""
     speedup_interval: tuple[float, float] | None = None
     """95% interval of ``speedup``; None with fewer than three rounds."""
+    busy: bool = False
+    """Others ran while it was timed: ``speedup`` is the low end of its interval."""
     numpy_ms: float | None = None
     compiled_ms: float | None = None
     rounds: int = 0
@@ -52,6 +54,7 @@ class NumpyReport:
             lines.append(
                 f"  speed-up {self.speedup:.2f}x{span}: NumPy {self.numpy_ms:.3f} ms, compiled"
                 f" {self.compiled_ms:.3f} ms on {self.threads} thread(s), {self.rounds} paired round(s)"
+                + (", measured on a busy machine" if self.busy else "")
             )
         if self.compile_seconds:
             lines.append(

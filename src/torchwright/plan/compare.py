@@ -5,18 +5,23 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from torchwright.measure.clock import paired_speedup
+from torchwright.measure.clock import Rounds, paired_speedup
 from torchwright.plan.state import FINISH_SHARE, Comparison, Search
 from torchwright.plan.trial import Candidate, TrialFailed
 from torchwright.plan.worker import TURN_SECONDS
 
 MIN_GAIN = 1.01
 """A step must gain one per cent, and its whole interval must lie above 1."""
-ROUNDS = (7, 25)
-"""Fewest and most paired turns of one comparison."""
+ROUNDS = (9, 25)
+"""Fewest and most paired turns of one comparison, those apart in which others ran: of nine no single one moves an end
+of the interval beyond the others."""
 FEWEST_ROUNDS = 3
 """Where turns are very long."""
 COMPARE_SECONDS = 5.0
+
+
+Turn = dict[str, float]
+"""Kind of call → seconds."""
 
 
 class NoTime(TrialFailed):
@@ -43,37 +48,59 @@ def compare(search: Search, candidate: Candidate, *, final: bool = False) -> Com
     contestants = [search.baseline, candidate]
     if search.best is not search.baseline and search.best is not candidate:
         contestants.insert(1, search.best)
-    rows: list[list[float]] = []
-    faster = search.budget.objective != "memory"
-    begun = search.context.clock()
-    seconds = min(COMPARE_SECONDS, FINISH_SHARE * search.budget.time_seconds / 2) * (1.6 if final else 1)
-    one_round = sum(turn_seconds(contestant) for contestant in contestants)
     # A request that overruns the deadline ends its process, and here that may be the original's or the best
     # recipe's: rounds are begun while the time lasts, and have the time that is kept back to end in.
     deadline, search.context.deadline = search.context.deadline, search.last_moment
     try:
-        while len(rows) < ROUNDS[1]:
-            if search.context.clock() + one_round > deadline:
-                if len(rows) < FEWEST_ROUNDS:
-                    raise NoTime("the time budget ended before it was timed", timed_out=True)
-                break
-            rows.append([search.objective(contestant.turn()) for contestant in contestants])
-            spent = search.context.clock() - begun
-            one_round = spent / len(rows)
-            decided = not final and (_is_clear(rows) or (faster and _is_futile(rows)))
-            if len(rows) >= ROUNDS[0] and (spent > seconds or decided):
-                break
-            if len(rows) >= FEWEST_ROUNDS and spent > seconds and (spent > 2 * seconds or _is_clear(rows)):
-                break
+        rounds = _take_rounds(search, contestants, deadline, final=final)
     finally:
         search.context.deadline = deadline
-    for contestant in contestants:
-        del contestant.turns[: -len(rows)]
-    columns = list(zip(*rows, strict=True))
-    best = columns[1] if len(contestants) == 3 else columns[0]
-    return Comparison(
-        marginal=paired_speedup(best, columns[-1]), total=paired_speedup(columns[0], columns[-1])
-    )
+    columns = list(zip(*rounds.counted, strict=True))
+    for contestant, turns in zip(contestants, columns, strict=True):
+        contestant.turns[:] = turns
+    seconds = [[search.objective(turn) for turn in column] for column in columns]
+    marginal, total = paired_speedup(seconds[-2], seconds[-1]), paired_speedup(seconds[0], seconds[-1])
+    if rounds.busy:
+        marginal, total = marginal.on_busy_machine(), total.on_busy_machine()
+    return Comparison(marginal=marginal, total=total)
+
+
+def _take_rounds(
+    search: Search, contestants: list[Candidate], deadline: float, *, final: bool
+) -> Rounds[list[Turn]]:
+    """Rounds of one turn each, begun by another contestant each time; disturbed ones are made up for."""
+    rounds = Rounds[list[Turn]](enough=ROUNDS[0])
+    faster = search.budget.objective != "memory"
+    begun = search.context.clock()
+    seconds = min(COMPARE_SECONDS, FINISH_SHARE * search.budget.time_seconds / 2) * (1.6 if final else 1)
+    one_round = sum(turn_seconds(contestant) for contestant in contestants)
+    while len(rounds.quiet) < ROUNDS[1] and len(rounds.all) < 2 * ROUNDS[1]:
+        if search.context.clock() + one_round > deadline:
+            if len(rounds.all) < FEWEST_ROUNDS:
+                raise NoTime("the time budget ended before it was timed", timed_out=True)
+            break
+        rounds.add(*_round(contestants, first=len(rounds.all) % len(contestants)))
+        spent = search.context.clock() - begun
+        one_round = spent / len(rounds.all)
+        ratios = [search.objective(row[-2]) / search.objective(row[-1]) for row in rounds.quiet]
+        clear = _is_clear(ratios)
+        decided = not final and (clear or (faster and statistics.median(ratios or [1.0]) < 1.0))
+        if len(ratios) >= ROUNDS[0] and (spent > seconds or decided):
+            break
+        late = spent > 2 * seconds or (spent > seconds and clear and not rounds.busy)
+        if len(rounds.all) >= FEWEST_ROUNDS and late:
+            break
+    return rounds
+
+
+def _round(contestants: list[Candidate], *, first: int) -> tuple[list[Turn], float]:
+    """One turn of each, in their order but begun by another; and the largest share of one that was spent waiting."""
+    turns: list[Turn] = [{} for _ in contestants]
+    waited = 0.0
+    for place in (*range(first, len(contestants)), *range(first)):
+        turns[place] = contestants[place].turn()
+        waited = max(waited, contestants[place].process.ask("waited"))
+    return turns, waited
 
 
 def turn_seconds(candidate: Candidate) -> float:
@@ -86,12 +113,6 @@ def mebibytes(count: float) -> str:
     return f"{count / 2**20:.0f} MiB"
 
 
-def _is_futile(rows: Sequence[Sequence[float]]) -> bool:
-    """Whether the last contestant is slower than the one before it more often than not: no gain will come of more."""
-    return statistics.median(row[-2] / row[-1] for row in rows) < 1.0
-
-
-def _is_clear(rows: Sequence[Sequence[float]]) -> bool:
+def _is_clear(ratios: Sequence[float]) -> bool:
     """Whether a few rounds already say which of the last two contestants is faster, and by more than a tenth."""
-    ratios = [row[-2] / row[-1] for row in rows]
-    return min(ratios) > 1.1 or max(ratios) < 0.9
+    return bool(ratios) and (min(ratios) > 1.1 or max(ratios) < 0.9)

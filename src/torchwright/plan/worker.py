@@ -43,6 +43,7 @@ class Session:
         self.once: dict[str, float] = {}
         self.changing: set[str] = set()
         """Calls that change their inputs in place."""
+        self._waited = 0.0
         self._trouble: BaseException | None = None
 
     def unpack(self, workload: str, path: list[str]) -> None:
@@ -309,9 +310,13 @@ class Session:
         """One turn: median-free seconds per call of every case; before short ones a call that is not counted."""
         import torch
 
+        from torchwright.measure.clock import Waiting
+
         seconds = {}
+        cases = self._cases()
+        earlier, begun = Waiting.now(), time.perf_counter()
         with torch.inference_mode():
-            for case in self._cases():
+            for case in cases:
                 if self.once[case.name] < LONG_SECONDS:
                     self.run(self._given(case))
                     self.device.synchronize()
@@ -323,7 +328,12 @@ class Session:
                     self.run(one)
                 self.device.synchronize()
                 seconds[case.name] = (time.perf_counter() - start) / calls
+        self._waited = Waiting.now().since(earlier) / (time.perf_counter() - begun)
         return seconds
+
+    def waited(self) -> float:
+        """The share of the last turn that a thread of this process, ready to run, waited for a core: others ran."""
+        return self._waited
 
     def package(self, *, folder: str) -> tuple[Any, ...]:
         """Compile ahead of time what ran by torch.compile, for those who load it; what each call takes.
