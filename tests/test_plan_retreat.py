@@ -82,6 +82,17 @@ def test_gives_up_when_no_retreat_is_enough(world: World):
     assert list(rows(outcome).values()) == ["kept", "dropped", "dropped", "dropped"]
 
 
+def test_stops_at_the_first_retreat_that_makes_things_worse_and_says_so(world: World):
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = LAYERS
+    world.drop = lambda steps: {None: 0.0, 0: 0.02, 1: 1.68}.get(skipped(steps), 0.001)
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert [len(r.step.options.get("skip", ())) for r in outcome.rungs if r.step.name == "quantize"] == [0, 1]
+    assert outcome.notes == (
+        "quantize: no further retreat, with 1 of 10 modules left alone the metric drops by 168.00%, before by 2.00%",
+    )
+
+
 def test_stops_retreating_once_within_the_budget_and_still_not_faster(world: World):
     world.gain = lambda names: 1.5 if "fuse" in names else 1.0
     world.ranking = LAYERS

@@ -91,6 +91,14 @@ def test_each_contestant_begins_as_many_rounds_as_the_others(world: World, monke
     assert len({last[0], last[3], last[6]}) == 3
 
 
+def test_what_was_asked_for_by_name_is_dropped_for_being_slower_and_not_for_the_noise(world: World):
+    world.gain = product(fold=1.03, pool=0.5)
+    world.later = lambda names, turn: 1.1 if "fold" in names and turn % 3 == 0 else 1.0
+    outcome = world.search(wanted=(step("fold"), step("pool")))
+    assert rows(outcome) == {"fold": "kept", "pool": "dropped"}
+    assert row(outcome, "fold").reason.startswith("asked for; ")
+
+
 def test_a_gain_below_one_per_cent_is_none_however_certain(world: World):
     world.gain = product(fold=1.005)
     assert rows(world.search(step("fold"))) == {"fold": "dropped"}

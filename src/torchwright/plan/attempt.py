@@ -75,11 +75,12 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
         return False
     comparison = compare(search, candidate)
     verdict = worth(search, candidate, comparison)
-    if verdict is not None:
+    noisy = _asked_for(search, step) and comparison.marginal.high > 1.0
+    if verdict is not None and not noisy:
         search.record(step, candidate, comparison, "dropped", verdict)
         candidate.close()
         return False
-    reason = f"{comparison.marginal.value:.2f}x faster"
+    reason = f"{comparison.marginal.value:.2f}x faster" if verdict is None else f"asked for; {verdict}"
     if search.budget.objective == "memory":
         reason = f"{mebibytes(search.best.memory - candidate.memory)} less memory"
     if swapped:
@@ -103,7 +104,7 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
 
 
 def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step, ...]) -> bool:
-    """Leave the most sensitive modules alone, a few more each time, until the metric is in budget."""
+    """Leave the most sensitive modules alone, a few more each time, until the metric is in budget or falls further."""
     technique = from_step(step)
     assert failed.quality is not None
     hopeless = failed.quality.drop > HOPELESS * max(search.budget.max_drop, 1e-9)
@@ -115,6 +116,7 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
     except (TrialFailed, TorchwrightError) as failure:
         search.notes.append(f"{step}: no retreat, its layers could not be ranked ({failure})")
         return False
+    drop = failed.quality.drop
     for share in RETREAT_SHARES:
         names = tuple(name for name, _ in ranking[: max(1, round(share * len(ranking)))])
         milder = technique.retreat(names)
@@ -128,9 +130,21 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
         )
         if attempt(search, smaller, in_order([*rest, smaller]), swapped, retreats=False):
             return True
-        if search.rungs[-1].speedup is not None:
+        last = search.rungs[-1]
+        if last.speedup is not None:
             return False  # within the budget now, and still not faster
+        if last.quality is not None and last.quality.drop > drop:
+            search.notes.append(
+                f"{step}: no further retreat, with {len(names)} of {len(ranking)} modules left alone the metric drops "
+                f"by {last.quality.drop:.2%}, before by {drop:.2%}"
+            )
+            return False
+        drop = drop if last.quality is None else last.quality.drop
     return False
+
+
+def _asked_for(search: Search, step: Step) -> bool:
+    return search.budget.objective != "memory" and step.name in {wanted.name for wanted in search.wanted}
 
 
 def _ground(technique: Technique, steps: Sequence[Step]) -> tuple[Step, ...]:
