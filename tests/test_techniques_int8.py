@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,10 @@ import torch
 from torch import nn
 
 from torchwright.devices import get_device
-from torchwright.engines.program import compile_program, export
+from torchwright.engines.call import spec_of
+from torchwright.engines.package import Package
+from torchwright.engines.program import compile_program, export, functional
+from torchwright.engines.runner import rewritten
 from torchwright.facts import Step
 from torchwright.plan.apply import apply_steps, make_target
 from torchwright.plan.sensitivity import rank_modules
@@ -103,7 +108,7 @@ def test_a_residual_addition_reads_the_integers_of_the_next_layer(dtype: str) ->
     steps = (Step(name="dtype"),) if dtype == "bfloat16" else ()
     target = target_of(Residual(), x, *steps, *STATIC)
     cases = target.workload.graphs(target.compute_dtype)
-    program = export(target.model, cases)[cases[0].name]
+    program = functional(export(target.model, cases)[cases[0].name])
     before = program.module()(x)
     share_integers(program.graph_module)
     nodes = list(program.graph_module.graph.nodes)
@@ -135,12 +140,77 @@ def test_a_maximum_is_taken_of_integers_where_only_integers_are_read_of_it(dtype
     steps = (Step(name="dtype"),) if dtype == "bfloat16" else ()
     target = target_of(Pooled(), x, *steps, *STATIC)
     cases = target.workload.graphs(target.compute_dtype)
-    program = export(target.model, cases)[cases[0].name]
+    program = functional(export(target.model, cases)[cases[0].name])
     before = program.module()(x)
     share_integers(program.graph_module)
     (pool,) = [node for node in program.graph_module.graph.nodes if node.target is aten.max_pool2d.default]
     assert pool.args[0].target is QUANTIZE
     assert torch.equal(program.module()(x), before)
+
+
+class Neighbours(nn.Module):
+    """Every way for a layer to stand beside another: after it, after a pooling, in a sum, and two that read one sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.pool = nn.Conv2d(3, 32, 3, padding=1), nn.MaxPool2d(3, 2, 1)
+        self.up, self.down = nn.Conv2d(32, 32, 3, padding=1), nn.Conv2d(32, 32, 1)
+        self.left, self.right, self.head = nn.Conv2d(32, 32, 1), nn.Conv2d(32, 32, 1), nn.Linear(32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.pool(torch.relu(self.stem(x)))
+        x = torch.relu(self.down(torch.relu(self.up(x))) + x)
+        return self.head(torch.relu(self.left(x) + self.right(x)).mean((2, 3)))
+
+
+NAMES = ("stem", "up", "down", "left", "right", "head")
+
+
+def mixed(dtype: str, skip: tuple[str, ...]) -> tuple[Any, torch.Tensor]:
+    """A target of `Neighbours` with some layers left in float, and its input."""
+    x = torch.randn(2, 3, 24, 24)
+    steps = (Step(name="dtype"),) if dtype == "bfloat16" else ()
+    static = Step(name="int8_static", options={"skip": list(skip)})
+    return target_of(Neighbours(), x, *steps, static, Step(name="compile")), x
+
+
+def test_a_residual_stays_in_float_where_the_sum_is_read_in_float() -> None:
+    """Inductor takes a bfloat16 sum with dequantized integers for float32, and ruins the next layer's weight."""
+    target, x = mixed("bfloat16", ("left",))
+    cases = target.workload.graphs(target.compute_dtype)
+    program = functional(export(target.model, cases)[cases[0].name])
+    before = program.module()(x)
+    share_integers(program.graph_module)
+    additions = [node for node in program.graph_module.graph.nodes if node.target is aten.add.Tensor]
+    assert [arg for node in additions for arg in node.args if arg.target is DEQUANTIZE] == []
+    assert torch.equal(program.module()(x), before)
+
+
+@pytest.mark.parametrize("skip", [("left",), ("stem", "down", "right")])
+def test_a_mixed_graph_computes_the_same_compiled(tmp_path, skip: tuple[str, ...]) -> None:
+    check_mixed(tmp_path, "bfloat16", skip)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "skip", [s for n in range(6) for s in itertools.combinations(NAMES, n)], ids="+".join
+)
+def test_every_mixed_graph_computes_the_same_compiled(tmp_path, dtype: str, skip: tuple[str, ...]) -> None:
+    check_mixed(tmp_path, dtype, skip)
+
+
+def check_mixed(folder: Path, dtype: str, skip: tuple[str, ...]) -> None:
+    """Node by node, with torch's own slow operators, against compiled code."""
+    target, x = mixed(dtype, skip)
+    cases = target.workload.graphs(target.compute_dtype)
+    program = rewritten(export(target.model, cases)[cases[0].name], target.settings)
+    with torch.no_grad():
+        slow, original = program.module()(x), target.workload.build()(x)
+    compile_program(program, folder / "model.pt2", target.settings.inductor)
+    fast = Package(folder / "model.pt2", spec_of("forward", program)).run([x])
+    assert (slow - original).norm() < 0.03 * original.norm()
+    assert (fast - slow).norm() < 0.02 * slow.norm()
 
 
 def test_export_leaves_no_checks_that_count_as_readers() -> None:
@@ -167,9 +237,7 @@ def test_inductor_fuses_activation_and_residual_into_the_layers(tmp_path, dtype:
     steps = (Step(name="dtype"),) if dtype == "bfloat16" else ()
     target = target_of(Residual(), x, *steps, *STATIC)
     cases = target.workload.graphs(target.compute_dtype)
-    program = export(target.model, cases)[cases[0].name]
-    for rewrite in target.settings.rewrites:
-        rewrite(program.graph_module)
+    program = rewritten(export(target.model, cases)[cases[0].name], target.settings)
     counters.clear()
     compile_program(program, tmp_path / "model.pt2", target.settings.inductor)
     found = counters["inductor"]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torchwright.devices import get_device
 from torchwright.engines.call import spec_of
 from torchwright.engines.package import Package
-from torchwright.engines.program import compile_program, export, read_programs, write_programs
+from torchwright.engines.program import compile_program, export, functional, read_programs, write_programs
 from torchwright.facts import Step
 from torchwright.kernels import build
 from torchwright.plan.apply import apply_steps, make_target
@@ -61,11 +61,11 @@ def seed() -> None:
 
 
 def exported(model: nn.Module, x: torch.Tensor) -> tuple[Any, Any]:
-    """A target after STEPS, and its graph before it is rewritten."""
+    """A target after STEPS, and its functional graph before it is rewritten."""
     target = make_target(ModuleWorkload(model.eval(), (x,)), get_device("cpu").identify())
     apply_steps(target, STEPS)
     cases = target.workload.cases(target.compute_dtype)
-    return target, export(target.model, cases)[cases[0].name]
+    return target, functional(export(target.model, cases)[cases[0].name])
 
 
 def calls(program: Any, name: str) -> list[Any]:
@@ -142,7 +142,7 @@ def test_masks_that_are_written_to_or_drawn_are_no_constants() -> None:
     for drawn in (True, False):
         x = torch.randn(1, 2, 8, 16)
         workload = ModuleWorkload(Written(drawn).eval(), (x,))
-        program = export(workload.build(), workload.cases(torch.float32))["forward"]
+        program = functional(export(workload.build(), workload.cases(torch.float32))["forward"])
         drop_masks(program.graph_module)
         (attention,) = calls(program, "scaled_dot_product_attention")
         assert len(attention.args) > 3 or "attn_mask" in attention.kwargs

@@ -2,6 +2,7 @@
 """Exported graphs: made with torch.export, kept as JSON and safetensors, compiled by AOTInductor. No pickle.
 
 programs = export(model, cases)              one graph for each case
+program = functional(program)                the graph without operators that write in place
 write_programs(folder, programs)             programs.json, programs.safetensors
 programs = read_programs(folder)             the same graphs, from a file that may be hostile
 compile_program(program, path, inductor)     → a .pt2 package of native code
@@ -71,6 +72,24 @@ def export_one(model: nn.Module, case: Case, dynamic_shapes: Any) -> ExportedPro
                 "torch.export cannot take this model as one graph",
                 found=f"{type(error).__name__}: {first_line(error)}",
                 next="engine=jit compiles it with graph breaks",
+            ) from error
+    _drop_metadata_checks(program.graph_module)
+    return program
+
+
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """The same graph without an operator that writes to its arguments, and otherwise of the same operators.
+
+    A rewrite may then join and move what computes a value, and ask nothing but who reads it. What the call changes in
+    place (inputs, buffers) is named in the signature. Raises `RefusedTechnique` where torch cannot.
+    """
+    with torch.no_grad(), ignore_library_warnings():
+        try:
+            program = program.run_decompositions({})
+        except Exception as error:
+            raise RefusedTechnique(
+                "the exported graph cannot be rewritten: it has no form without operators that write in place",
+                found=f"{type(error).__name__}: {first_line(error)}",
             ) from error
     _drop_metadata_checks(program.graph_module)
     return program

@@ -18,6 +18,7 @@ from torchwright.engines.call import NotPlain, spec_of
 from torchwright.engines.program import (
     compile_program,
     export,
+    functional,
     ignore_library_warnings,
     write_programs,
 )
@@ -88,9 +89,9 @@ def build_packages(
     export.
     """
     start = time.perf_counter()
-    programs = export(target.model, cases)
-    for program in programs.values():
-        rewritten(program, target.settings)
+    programs = {
+        name: rewritten(program, target.settings) for name, program in export(target.model, cases).items()
+    }
     specs = [described(name, program) for name, program in programs.items()]
     exported = time.perf_counter()
     write_programs(folder, programs)
@@ -114,7 +115,9 @@ def build_packages(
 
 
 def rewritten(program: ExportedProgram, settings: Settings) -> ExportedProgram:
-    """The graph with what the recipe changes in every graph, in place."""
+    """The graph with what the recipe changes in every graph: in its functional form, where anything is changed."""
+    if settings.rewrites:
+        program = functional(program)
     for rewrite in settings.rewrites:
         rewrite(program.graph_module)
     return program

@@ -106,9 +106,9 @@ def build_forms(
     With `packages` the example's calls are compiled, too. The number of rows is left free, and that compiled, unless
     `rows_seconds`, its time limit, is None. Raises `RefusedTechnique` where the model does not export at all.
     """
-    programs = export(target.model, cases)
-    for program in programs.values():
-        rewritten(program, target.settings)
+    programs = {
+        name: rewritten(program, target.settings) for name, program in export(target.model, cases).items()
+    }
     forms = Forms(calls=tuple(described(name, program) for name, program in programs.items()))
     wanted: list[tuple[str, FreeSizes, float]] = []
     if len(cases) == 1 and cases[0].dynamic is None:

@@ -1,4 +1,4 @@
-"""What packed layers and attention of a whole exported graph can share: passes over it, each in place.
+"""What packed layers and attention of a whole exported graph can share: passes over a functional one, each in place.
 
 fuse_layers(graph)   layers of one input become one; activations and residual additions join the layer before them
 drop_masks(graph)    attention masks that no input reaches and that hide nothing are left out
@@ -17,13 +17,9 @@ from torch.utils import _pytree as pytree
 from torchwright.kernels import build, pack
 
 aten = torch.ops.aten
-DROPOUT = (aten.dropout.default, aten.dropout_.default)
-ADDITIONS = (aten.add.Tensor, aten.add_.Tensor)
 ACTIVATIONS = {
     aten.relu.default: "relu",
-    aten.relu_.default: "relu",
     aten.silu.default: "silu",
-    aten.silu_.default: "silu",
 }
 SHAPE_ONLY = (aten.ones_like.default, aten.zeros_like.default, aten.new_ones.default, aten.new_zeros.default)
 """Operators that read no values of their first argument."""
@@ -35,9 +31,11 @@ FOLDED = 1 << 24
 
 def fuse_layers(graph_module: GraphModule) -> None:
     """Join packed layers with their neighbours; values stay as they were, within rounding."""
-    _drop_dropout(graph_module)
     graph = graph_module.graph
     layer = _layer()
+    for node in list(graph.nodes):
+        if node.target is layer:
+            _drop_copies(node)
     for node in list(graph.nodes):
         _join_readers([user for user in node.users if user.target is layer and user.args[0] is node])
     for node in [node for node in graph.nodes if node.target is layer]:
@@ -49,10 +47,7 @@ def fuse_layers(graph_module: GraphModule) -> None:
 def drop_masks(graph_module: GraphModule) -> None:
     """Call attention without its mask where that is a constant and hides nothing."""
     constants: dict[Node, torch.Tensor | None] = {}
-    nodes = list(graph_module.graph.nodes)
-    if any(_writes(node) and _constant(node.args[0], constants) is not None for node in nodes):
-        return  # constants that are written to are none
-    for node in nodes:
+    for node in list(graph_module.graph.nodes):
         if node.target not in (aten.scaled_dot_product_attention.default, _attention()):
             continue
         mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
@@ -73,11 +68,12 @@ def _attention() -> Any:
     return torch.ops.torchwright.attention.default if build.load() is None else None
 
 
-def _drop_dropout(graph_module: GraphModule) -> None:
-    for node in list(graph_module.graph.nodes):
-        if node.target in DROPOUT and node.args[2] is False:
-            node.replace_all_uses_with(node.args[0])
-            graph_module.graph.erase_node(node)
+def _drop_copies(layer: Node) -> None:
+    """Take a layer's output for plain copies of it: a functional graph has one where a dropout did nothing."""
+    for user in list(layer.users):
+        if user.target is aten.clone.default and not user.kwargs:
+            user.replace_all_uses_with(layer)
+            layer.graph.erase_node(user)
 
 
 def _join_readers(layers: Sequence[Any]) -> None:
@@ -121,7 +117,7 @@ def _take_activation(layer: Any) -> None:
 
 def _take_residual(layer: Any) -> None:
     after = _only_user(layer)
-    if after is None or after.target not in ADDITIONS or len(after.args) != 2 or after.kwargs:
+    if after is None or after.target is not aten.add.Tensor or len(after.args) != 2 or after.kwargs:
         return
     other = after.args[1] if after.args[0] is layer else after.args[0]
     mine = layer.meta["val"]
@@ -166,7 +162,7 @@ def _evaluate(node: Any, known: dict[Node, torch.Tensor | None]) -> torch.Tensor
         return None
     if any(not isinstance(size, int) for size in value.shape):
         return None
-    if _writes(node) or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return None
     arguments: dict[Node, torch.Tensor] = {}
     for before in node.all_input_nodes:
@@ -187,11 +183,6 @@ def _evaluate(node: Any, known: dict[Node, torch.Tensor | None]) -> torch.Tensor
     args, kwargs = map_arg((node.args, node.kwargs), lambda arg: arguments[arg])
     result = node.target(*args, **kwargs)
     return result if isinstance(result, torch.Tensor) else None
-
-
-def _writes(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return node.op == "call_function" and schema is not None and schema.is_mutable
 
 
 def _hides_nothing(mask: torch.Tensor | None) -> bool:

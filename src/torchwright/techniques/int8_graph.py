@@ -17,11 +17,10 @@ aten = torch.ops.aten
 QUANTIZE, DEQUANTIZE = ops.quantize_per_tensor.default, ops.dequantize_per_tensor.default
 POOL = aten.max_pool2d.default
 LAYERS = (aten.conv2d.default, aten.linear.default)
-ADDITIONS = (aten.add.Tensor, aten.add_.Tensor)
 
 
 def share_integers(graph_module: GraphModule) -> None:
-    """Rewrite an exported graph in place; values and their types stay as they were but for the shared rounding."""
+    """Rewrite a functional graph in place; values and their types stay as they were but for the shared rounding."""
     graph = graph_module.graph
     for node in list(graph.nodes):
         if node.op != "placeholder":
@@ -30,7 +29,7 @@ def share_integers(graph_module: GraphModule) -> None:
     for node in list(graph.nodes):
         if node.target is POOL:
             _pool_integers(node)
-        if node.target in ADDITIONS:
+        if node.target is aten.add.Tensor:
             _read_integers(node)
     graph.eliminate_dead_code()
     graph.lint()
@@ -69,8 +68,14 @@ def _pool_integers(pool: Node) -> None:
 
 
 def _read_integers(addition: Node) -> None:
-    """Let an addition with an 8-bit layer's output read the integers of its other operand, where there are some."""
-    if len(addition.args) < 2 or addition.kwargs:
+    """Let an addition with an 8-bit layer's output read the integers of its other operand, where there are some, and
+    where nothing but integers is read of the sum.
+
+    Inductor fuses the sum in place of the dequantized operand, and in a bfloat16 model takes the result for float32,
+    as that operand is (the operator's meta function returns its type, whatever `output_dtype` says). A bfloat16
+    convolution that reads it has its weight, packed for bfloat16, cast to float32 and read in float32's order.
+    """
+    if len(addition.args) < 2 or addition.kwargs or not _ends_in_integers(addition):
         return
     for value, other in (addition.args, addition.args[::-1]):
         if not isinstance(value, Node) or not isinstance(other, Node) or not _is_layer(other):
@@ -89,9 +94,21 @@ def _read_integers(addition: Node) -> None:
 def _narrow_again(addition: Node, before: torch.Tensor) -> None:
     """Give the readers of an addition that is float32 now the type they had."""
     with addition.graph.inserting_after(addition):
-        narrow = addition.graph.call_function(aten.to.dtype, (addition, before.dtype))
+        narrow = addition.graph.call_function(aten._to_copy.default, (addition,), {"dtype": before.dtype})
     addition.replace_all_uses_with(narrow, delete_user_cb=lambda user: user is not narrow)
     narrow.meta["val"], addition.meta["val"] = before, before.to(torch.float32)
+
+
+def _ends_in_integers(addition: Node) -> bool:
+    """Whether the one reader of a sum, or of its relu, is a quantization."""
+    reader = _only_reader(addition)
+    if reader is not None and reader.target is aten.relu.default:
+        reader = _only_reader(reader)
+    return reader is not None and reader.target is QUANTIZE
+
+
+def _only_reader(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def _dequantized(quantize: Node) -> Node | None:
@@ -105,6 +122,6 @@ def _is_layer(node: Node) -> bool:
 
 
 def _before_casts(node: Any) -> Any:
-    while node.target in (aten.to.dtype, aten._to_copy.default):
+    while node.target is aten._to_copy.default:
         node = node.args[0]
     return node
