@@ -20,6 +20,7 @@ from torchwright import api
 from torchwright.cli import main
 from torchwright.errors import (
     ArtifactError,
+    Inconclusive,
     ModelError,
     RefusedTechnique,
     RegressionFound,
@@ -150,12 +151,20 @@ def test_a_result_says_everything(doubled: None, tmp_path: Path):
     assert "2.00x" in text
     assert repr(result) == "Result(speedup=2.00x [1.98, 2.02], steps=dtype)"
     assert result.recipe.search_seconds <= 1.1 * 60
+    assert result.verdict == "faster"
 
     saved = result.save(tmp_path / "deep" / "out")
     loaded = tw.load(saved)
     assert loaded.recipe == result.recipe
     torch.testing.assert_close(loaded.model(X), result.model(X))
     assert api.report_path(saved).read_text().startswith("<!")
+
+
+def test_progress_is_shown_unless_told_not_to(doubled: None, capsys: pytest.CaptureFixture[str]):
+    optimize(techniques=[])
+    assert "measuring the original" in capsys.readouterr().err
+    optimize(techniques=[], progress=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_result_cleans_up_after_itself(doubled: None):
@@ -304,25 +313,38 @@ def test_verify_measures_again_and_holds_it_against_the_recipe(
     result = optimized(factory)
     assert result.path == Path("torchwright-shop-make")
     found = api.verify(result.path)
-    assert found["verdict"] == "as promised"
+    assert found["verdict"] == "holds"
     assert found["runs_as"] == found["promised_as"] == "graphs, uncompiled"
     assert found["speedup"] == found["promised"] == "2.00x [1.98, 2.02]"
     assert found["drop_high"] <= 0.05
     json.dumps(found)
 
-    slow = Interval(value=1.7, low=1.6, high=1.75)
-    with monkeypatch.context() as patch:
-        patch.setattr("torchwright.api.paired_speedup", lambda before, after: slow)
-        with pytest.raises(RegressionFound, match=r"slower than it was.*1.70x") as regression:
-            api.verify(result.path)
-    assert regression.value.exit_code == 1
+    def measure(*found: Interval, **options: Any) -> dict[str, Any]:
+        values = iter(found)
+        with monkeypatch.context() as patch:
+            patch.setattr("torchwright.api.paired_speedup", lambda before, after: next(values))
+            return api.verify(result.path, **options)
+
+    slow, busy = Interval(value=1.7, low=1.6, high=1.75), Interval(value=1.27, low=0.5, high=1.75)
+    promised = Interval(value=2.0, low=1.9, high=2.1)
+    with pytest.raises(RegressionFound, match=r"slower than it was.*1.70x") as regression:
+        measure(slow)
+    assert regression.value.facts["verdict"] == "broken"
+    assert measure(slow, tolerance=0.2)["verdict"] == "holds"
+    assert measure(busy, promised)["turns"] == 18
+    with pytest.raises(
+        Inconclusive, match=r"was not decided.*in 9 turns.*1.78x at least.*--retries"
+    ) as unknown:
+        measure(busy, retries=0)
+    assert unknown.value.facts["verdict"] == "inconclusive"
 
     real = accuracy.relative_error
     monkeypatch.setattr(
         accuracy, "relative_error", lambda a, b: dataclasses.replace(real(a, b), drop_high=0.5)
     )
-    with pytest.raises(RegressionFound, match=r"over its accuracy budget.*up to 50.00%.*5.00%"):
+    with pytest.raises(RegressionFound, match=r"over its accuracy budget.*up to 50.00%.*5.00%") as over:
         api.verify(result.path)
+    assert over.value.facts["drop_high"] == 0.5
 
 
 def test_what_holds_no_model_is_verified_and_timed_on_the_factorys(

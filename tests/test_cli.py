@@ -19,7 +19,7 @@ from torchwright.cli import main
 from torchwright.cli.group import VERBS, InOrder, cli
 from torchwright.cli.printing import plain
 from torchwright.cli.registries import describe_registry
-from torchwright.errors import ModelError, RegressionFound
+from torchwright.errors import Inconclusive, ModelError, RegressionFound, TechniqueFailed
 from torchwright.facts import Budget, Event
 
 HEAVY = ("torch", "transformers", "torchao", "rich", "matplotlib", "pydantic", "numpy", "jinja2")
@@ -44,6 +44,9 @@ class FakeAPI:
 
     def verify(self, path: str, **kwargs: Any) -> Any:
         return self._answer({"speedup": 3.5, "ok": True}, path, **kwargs)
+
+    def asked_and_failed(self, result: Any, with_steps: Any, facts: Any) -> Any:
+        return TechniqueFailed("dtype was asked for and not measured", facts=facts) if with_steps else None
 
     def bench(self, target: str, **kwargs: Any) -> Any:
         cases = [{"name": "prefill", "seconds": 0.25}, {"name": "decode", "seconds": 0.0123456}]
@@ -195,11 +198,14 @@ def test_bad_input_is_refused_by_name(api, capsys, arguments, said):
 
 
 def test_verify_and_bench_pass_their_options_on(api):
-    assert main(["verify", "out", "--trust"]) == 0
+    assert main(["verify", "out", "--trust", "--retries", "5", "--tolerance", "0.2"]) == 0
     assert main(["bench", "out", "--prompt-tokens", "64", "--new-tokens", "8", "--batch", "2"]) == 0
     given = {"prompt_tokens": 64, "new_tokens": 8, "batch": 2}
     given |= {"quantize": None, "kv": None, "dtype": None, "device": None}
-    assert api.calls == [(("out",), {"trust": True}), (("out",), given | {"trust": False})]
+    verified, benched = api.calls
+    assert verified[1].pop("on_event")
+    assert verified == (("out",), {"trust": True, "retries": 5, "tolerance": 0.2})
+    assert benched == (("out",), given | {"trust": False})
 
 
 def test_bench_passes_on_how_the_decoder_runs(api):
@@ -313,10 +319,26 @@ def test_a_usage_error_is_json_too(api, capsys):
     assert json.loads(capsys.readouterr().out)["error"]["type"] == "MissingParameter"
 
 
-def test_a_regression_exits_with_1(api, capsys):
-    api.error = RegressionFound("slower than the recipe promises")
-    assert main(["verify", "out"]) == 1
-    assert "Traceback" not in capsys.readouterr().err
+@pytest.mark.parametrize(("error", "code"), [(RegressionFound, 1), (Inconclusive, 3)])
+def test_a_verdict_has_its_exit_code_and_all_that_was_measured(api, capsys, error: Any, code: int):
+    api.error = error("slower than the recipe promises", facts={"speedup": "1.20x", "drop": 0.5})
+    assert main(["verify", "out"]) == code
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    assert "1.20x" in captured.out
+    assert main(["verify", "out", "--json"]) == code
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["speedup"], printed["drop"], printed["error"]["exit_code"]) == ("1.20x", 0.5, code)
+
+
+def test_what_was_asked_for_and_not_measured_exits_with_1_and_the_result(api, capsys):
+    assert main(["optimize", "--with", "dtype"]) == 1
+    captured = capsys.readouterr()
+    assert make_recipe().steps[0].name in captured.out
+    assert "dtype was asked for and not measured" in captured.err
+    assert main(["optimize", "--with", "dtype", "--json"]) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["path"], printed["error"]["type"]) == ("out", "TechniqueFailed")
 
 
 def test_ctrl_c_exits_with_130(api, capsys):

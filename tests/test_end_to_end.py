@@ -73,14 +73,13 @@ def test_bench_and_report_read_it(optimized: tuple[Path, dict]):
 
 
 def test_verify_runs_and_has_a_verdict(optimized: tuple[Path, dict]):
-    """On a busy machine the speed may really have changed, and then exit code 1 is right."""
+    """On a busy machine the speed may really have changed, or not be known, and all of what was measured is said."""
     out, _ = optimized
     done = torchwright("verify", str(out), "--json")
     printed = json.loads(done.stdout)
-    if done.returncode == 1:
-        assert printed["error"]["type"] == "RegressionFound"
-    else:
-        assert (done.returncode, printed["verdict"]) == (0, "as promised"), done.stderr
+    assert {"holds": 0, "broken": 1, "inconclusive": 3}[printed["verdict"]] == done.returncode, done.stderr
+    assert printed["turns"] >= 9
+    assert "timing both in turn" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ TorchwrightError                 a user can mend it: one paragraph, exit code 2,
 ├── WorkloadError                inputs, metric or text that cannot be used
 ├── RefusedTechnique             asked for by name, but it cannot run here
 ├── ArtifactError                missing, damaged, newer, or foreign artifact
-└── RegressionFound              `verify` measured less than the recipe promises (exit code 1)
+├── TechniqueFailed              asked for by name, and nothing was measured of it (exit code 1)
+├── RegressionFound              `verify` measured less than the recipe promises (exit code 1)
+└── Inconclusive                 `verify` cannot say: the machine is busy with other things (exit code 3)
 """
 
 from __future__ import annotations
@@ -20,15 +22,22 @@ class TorchwrightError(Exception):
     """A fault that the user can mend.
 
     `summary` says what was asked and why it failed; `found`, `allowed` and `next` are optional clauses that
-    `str()` joins into one paragraph.
+    `str()` joins into one paragraph. `facts` is what was measured all the same: `--json` prints it with the error.
     """
 
     exit_code = 2
 
     def __init__(
-        self, summary: str, *, found: str | None = None, allowed: str | None = None, next: str | None = None
+        self,
+        summary: str,
+        *,
+        found: str | None = None,
+        allowed: str | None = None,
+        next: str | None = None,
+        facts: dict[str, Any] | None = None,
     ) -> None:
         self.summary, self.found, self.allowed, self.next = summary, found, allowed, next
+        self.facts = facts or {}
         parts = [_sentence(summary)]
         if found:
             parts.append(_sentence(f"Found: {found}"))
@@ -40,7 +49,7 @@ class TorchwrightError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross between our own processes; keyword arguments need their own way through pickle.
-        return _rebuild, (type(self), self.summary, self.found, self.allowed, self.next)
+        return _rebuild, (type(self), self.summary, self.found, self.allowed, self.next, self.facts)
 
 
 class UnknownName(TorchwrightError):
@@ -63,10 +72,22 @@ class ArtifactError(TorchwrightError):
     """An artifact that is missing, damaged, newer than this version, or not trusted."""
 
 
+class TechniqueFailed(TorchwrightError):
+    """A technique asked for by name that crashed, or that the time budget left unmeasured."""
+
+    exit_code = 1
+
+
 class RegressionFound(TorchwrightError):
     """`verify` measured less than the recipe promises."""
 
     exit_code = 1
+
+
+class Inconclusive(TorchwrightError):
+    """`verify` measured an interval that neither keeps the promise nor breaks it."""
+
+    exit_code = 3
 
 
 class SlowerCall(UserWarning):
@@ -87,9 +108,14 @@ def _sentence(text: str) -> str:
 
 
 def _rebuild(
-    cls: type[TorchwrightError], summary: str, found: str | None, allowed: str | None, next: str | None
+    cls: type[TorchwrightError],
+    summary: str,
+    found: str | None,
+    allowed: str | None,
+    next: str | None,
+    facts: dict[str, Any],
 ) -> TorchwrightError:
-    return cls(summary, found=found, allowed=allowed, next=next)
+    return cls(summary, found=found, allowed=allowed, next=next, facts=facts)
 
 
 def first_line(error: BaseException) -> str:

@@ -7,8 +7,16 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-RECIPE_FORMAT = 2
+RECIPE_FORMAT = 3
 """Format of recipe.json; a larger one in a file was written by a newer Torchwright."""
+
+VERIFY_TOLERANCE = 0.1
+"""`verify` allows the speed-up to be so much lower than the low end of the recipe's interval: machines are noisy."""
+VERIFY_RETRIES = 2
+"""How often `verify` takes as many turns again where they decide nothing."""
+
+DISTURBED = 2.0
+"""An interval whose ends are so many times apart says that something else ran beside."""
 
 Objective = Literal["latency", "throughput", "memory"]
 
@@ -40,6 +48,11 @@ class Interval:
     def on_busy_machine(self) -> Interval:
         """What can be claimed of it where others ran: the low end."""
         return dataclasses.replace(self, value=self.low, busy=True)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether it is too wide to decide anything."""
+        return self.high > DISTURBED * self.low
 
     def __str__(self) -> str:
         text = f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
@@ -130,8 +143,9 @@ class Rung:
     step: Step
     kept: bool
     reason: str
-    status: Literal["kept", "dropped", "refused", "failed", "removed"]
-    """`refused`: not tried, with the number as reason; `removed`: kept first, then found not to contribute."""
+    status: Literal["kept", "dropped", "refused", "failed", "removed", "untried"]
+    """`refused`: it cannot run or pay, with the number as reason; `removed`: kept first, then found not to contribute;
+    `untried`: the time budget left nothing measured of it."""
     speedup: Interval | None = None
     """Against the best recipe so far (marginal)."""
     total_speedup: Interval | None = None
@@ -242,6 +256,8 @@ class Recipe:
     """What was measured in the last comparison, loaded in a fresh process: `speedup` is of this."""
     rows: tuple[RowsTime, ...] = ()
     process: ProcessGain | None = None
+    more_seconds: float = 0.0
+    """What trials of the untried rungs would take on top of the time budget."""
     command: str = ""
     """What reproduces this result."""
 

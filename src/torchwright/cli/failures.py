@@ -1,7 +1,7 @@
-"""Failures as exit codes: 0 success, 1 a regression or an internal fault, 2 what a user can mend, 130 Ctrl-C
-(128 and the signal's number for any other).
+"""Failures as exit codes: 0 success, 1 a regression, a technique asked for that failed, or an internal fault, 2 what a
+user can mend, 3 a verdict that noise does not allow, 130 Ctrl-C (128 and the signal's number for any other).
 
-With `--json` an error is printed as JSON on standard output too.
+With `--json` an error is printed as JSON on standard output too, beside what was measured.
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ def _failed(
 
 def as_json(kind: str, message: str, code: int, error: TorchwrightError | None = None) -> str:
     """A failure as standard output says it with `--json`."""
-    facts: dict[str, Any] = {"type": kind, "message": message, "exit_code": code}
-    if error is not None:
-        facts |= {"found": error.found, "allowed": error.allowed, "next": error.next}
-    return to_json({"error": facts})
+    said: dict[str, Any] = {"type": kind, "message": message, "exit_code": code}
+    if error is None:
+        return to_json({"error": said})
+    said |= {"found": error.found, "allowed": error.allowed, "next": error.next}
+    return to_json({**error.facts, "error": said})
 
 
 def _internal_fault(words: list[str], error: Exception) -> int:

@@ -42,7 +42,7 @@ BUDGET = Budget()
     show_default=True,
     metavar="SECONDS",
     callback=finite,
-    help="How long the search may take.",
+    help="How long all of it may take.",
 )
 @shape_options
 @click.option(
@@ -64,7 +64,7 @@ BUDGET = Budget()
     "with_steps",
     multiple=True,
     metavar="TECH[:opt=value,…]",
-    help="Apply this technique; an error if it cannot run here. Repeatable.",
+    help="Try this technique first; an error if it cannot run here, exit 1 if it fails. Repeatable.",
 )
 @click.option("--without", multiple=True, metavar="TECH", help="Never try this technique. Repeatable.")
 @device_option
@@ -112,8 +112,11 @@ def command(
             command=shlex.join(["torchwright", *sys.argv[1:]]),
             **options,
         )
-    path = None if result.path is None else str(result.path)
-    if as_json:
-        print_json({"path": path, "recipe": dataclasses.asdict(result.recipe)})
-    else:
-        console().print(waterfall(result.recipe, artifact=path))
+    facts = {"path": str(result.path), "recipe": dataclasses.asdict(result.recipe)}
+    failed = api.asked_and_failed(result, with_steps, facts)
+    if not as_json:
+        console().print(waterfall(result.recipe, artifact=str(result.path)))
+    elif failed is None:
+        print_json(facts)
+    if failed is not None:
+        raise failed

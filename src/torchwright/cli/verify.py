@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from torchwright.cli.options import json_option, trust_option
+from torchwright.cli.options import finite, json_option, quiet_option, trust_option
 from torchwright.cli.printing import print_result
+from torchwright.errors import Inconclusive, RegressionFound
+from torchwright.facts import VERIFY_RETRIES, VERIFY_TOLERANCE
 from torchwright.process.interrupts import importing
 
 
 @click.command("verify")
 @click.argument("directory", metavar="DIR")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0, max=1),
+    metavar="SHARE",
+    default=VERIFY_TOLERANCE,
+    show_default=True,
+    callback=finite,
+    help="How far the speed may lie below the low end of the recipe's interval.",
+)
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=VERIFY_RETRIES,
+    show_default=True,
+    help="How often to time it again where that decides nothing.",
+)
 @trust_option
+@quiet_option
 @json_option
-def command(directory: str, trust: bool, as_json: bool) -> None:
+def command(directory: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Measure an artifact again; exit 1 on a regression.
 
-    Speed and metric are held against the recipe, so that CI can run it.
+    Speed and metric are held against the recipe, so that CI can run it. Exit 3 says that neither a regression nor
+    its absence was shown, as on a machine that is busy with other things.
     """
     with importing():
         from torchwright import api
+    from torchwright.report.terminal import LiveProgress
 
-    print_result(f"verify {directory}", api.verify(directory, trust=trust), as_json)
+    title = f"verify {directory}"
+    try:
+        with LiveProgress(quiet=quiet) as progress:
+            found = api.verify(directory, on_event=progress, **options)
+    except (RegressionFound, Inconclusive) as verdict:
+        if not as_json:
+            print_result(title, verdict.facts, as_json)
+        raise
+    print_result(title, found, as_json)
