@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from factories import make_device, make_quality
+from torchwright.errors import RefusedTechnique
 from torchwright.facts import Budget, Coverage, DeviceFacts, Event, Rung, Step
 from torchwright.plan.finish import Form, settle
 from torchwright.plan.search import run
@@ -95,6 +96,19 @@ class Fuse(Technique):
     needs: ClassVar[frozenset[str]] = frozenset({"eager"})
     gives: ClassVar[frozenset[str]] = frozenset({"compiled"})
     removes: ClassVar[frozenset[str]] = frozenset({"eager"})
+    level: int = 1
+    """How hard it tries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weave(Technique):
+    """Another compiler."""
+
+    name: ClassVar[str] = "weave"
+    phase: ClassVar[Phase] = Phase.COMPILE
+    needs: ClassVar[frozenset[str]] = frozenset({"eager"})
+    gives: ClassVar[frozenset[str]] = frozenset({"compiled"})
+    removes: ClassVar[frozenset[str]] = frozenset({"eager"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +157,8 @@ class Pool(Technique):
 
     name: ClassVar[str] = "pool"
     phase: ClassVar[Phase] = Phase.RUNTIME
+    size: int = 1
+    """How large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +188,7 @@ FAKES: tuple[type[Technique], ...] = (
     Quantize,
     Static,
     Fuse,
+    Weave,
     Engine,
     Foreign,
     Repack,
@@ -190,7 +207,7 @@ class World:
     """What is true of every recipe, and a record of what the search did."""
 
     gain: Callable[[frozenset[str]], float] = lambda names: 1.0
-    """Names of the steps of a recipe → how many times faster it is than the original."""
+    """Names of the steps of a recipe, also with their options → how many times faster it is than the original."""
     drop: Callable[[tuple[Step, ...]], float | tuple[float, float]] = lambda steps: 0.0
     """Steps → drop, or (drop, its upper end)."""
     memory: Callable[[frozenset[str]], int] = lambda names: 1000 * 2**20
@@ -203,10 +220,13 @@ class World:
     waited: Callable[[frozenset[str], int], float] = lambda names, turn: 0.0
     """Share of a recipe's n-th turn in which others ran."""
     seconds: float = 0.01
+    export_seconds: float = 0.1
     kernels: dict[str, float] = field(default_factory=dict)
     ranking: list[tuple[str, float]] = field(default_factory=list)
     now: float = 0.0
     started: list[tuple[Step, ...]] = field(default_factory=list)
+    asked: list[tuple[str, ...] | None] = field(default_factory=list)
+    """Techniques that the original was asked about."""
     alive: list[tuple[Step, ...]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     budget: Budget = field(default_factory=lambda: Budget(max_drop=0.01, time_seconds=100.0))
@@ -219,7 +239,7 @@ class World:
             threads=2,
             seed=0,
             scratch=Path(),
-            deadline=0.0,
+            deadline=self.now + self.budget.time_seconds,
             clock=lambda: self.now,
         )
         self.searching = Search(context=context, budget=self.budget, watch=self.events.append, **options)
@@ -251,14 +271,13 @@ class World:
 
     def start(self, context: Context, steps: tuple[Step, ...], case_names: Any) -> Candidate:
         self.started.append(steps)
-        self.spend(context, 1.0 + sum(self.cost.get(step.name, 0.0) for step in steps))
+        seconds = 1.0 + sum(self.cost.get(str(step), self.cost.get(step.name, 0.0)) for step in steps)
+        self.spend(context, seconds)
         for step in steps:
             if step.name in self.fails:
                 raise self.fails[step.name]
+        properties = _applied(steps)
         self.alive.append(steps)
-        properties = ORIGINAL
-        for step in steps:
-            properties = (properties - from_step(step).removes) | from_step(step).gives
         compiled = "compiled" in properties
         return Candidate(
             steps=steps,
@@ -267,11 +286,24 @@ class World:
             engine="aot" if compiled else "eager",
             dtype="float32",
             threads=None,
-            prepare_seconds=1.0 + sum(self.cost.get(step.name, 0.0) for step in steps),
+            prepare_seconds=seconds,
             coverage=tuple(Coverage(technique=step.name, changed=1, total=1) for step in steps),
             weight_bytes=10,
             properties=properties,
         )
+
+
+def _applied(steps: tuple[Step, ...]) -> frozenset[str]:
+    """The properties that steps leave; one that does not find what it needs refuses, as in `apply_steps`."""
+    properties = ORIGINAL
+    promised = frozenset[str]().union(*(from_step(step).gives for step in steps))
+    for step in steps:
+        technique = from_step(step)
+        missing = technique.needs - properties - promised
+        if missing:
+            raise RefusedTechnique(f"{step} cannot be applied here", found=f"the model lacks: {missing}")
+        properties = (properties - technique.removes) | technique.gives
+    return properties
 
 
 class Process:
@@ -279,7 +311,7 @@ class Process:
 
     def __init__(self, world: World, context: Context, steps: tuple[Step, ...]) -> None:
         self.world, self.context, self.steps = world, context, steps
-        self.names = frozenset(step.name for step in steps)
+        self.names = frozenset(step.name for step in steps) | frozenset(map(str, steps))
         self.turns = 0
 
     def ask(self, method: str, **arguments: Any) -> Any:
@@ -306,9 +338,11 @@ class Process:
         drop, high = drop if isinstance(drop, tuple) else (drop, drop)
         return make_quality(drop, high, metric="error")
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, *, names: tuple[str, ...] | None) -> dict[str, Any]:
+        self.world.asked.append(names)
         return {
             "device": make_device(),
+            "export_seconds": self.world.export_seconds,
             "properties": ORIGINAL,
             "variants": self.world.variants,
             "operations": {},

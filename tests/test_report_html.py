@@ -188,6 +188,12 @@ def test_nothing_kept_and_everything_missing() -> None:
     assert "ceilings" not in page.text
     assert "None" not in page.text
     Page(render(make_unchanged_recipe(rungs=())))
+    page = Page(
+        render(make_unchanged_recipe(rungs=(make_rung("untried"),), command="torchwright optimize model"))
+    )
+    assert "Inconclusive: nothing faster was found" in page.text
+    assert "none of these paid" not in page.text
+    assert "torchwright optimize model --time-budget" in page.text
 
 
 @pytest.mark.parametrize(

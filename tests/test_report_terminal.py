@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from typing import Any
 
@@ -146,6 +147,16 @@ def test_nothing_kept() -> None:
     assert "no metric was measured" in text
     assert "best case 1.01x" in text
     assert "already the fastest" in shown(make_unchanged_recipe(rungs=()))
+
+
+def test_what_was_not_tried_is_no_verdict_and_the_command_goes_on() -> None:
+    rungs = (make_rung("untried", reason="it would need about 25 s"), make_rung("dropped"))
+    recipe = make_unchanged_recipe(rungs=rungs, more_seconds=24.0, command="torchwright optimize model")
+    text = shown(recipe)
+    assert "Inconclusive: nothing faster was found, and the time budget left 1 of 2 rungs untried." in text
+    assert "already the fastest" not in text
+    seconds = 10 * math.ceil((recipe.budget.time_seconds + 24) / 10)
+    assert f"torchwright optimize model --time-budget {seconds}" in text
 
 
 def test_less_memory_is_said_for_that_objective() -> None:

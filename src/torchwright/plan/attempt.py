@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchwright.errors import TorchwrightError
-from torchwright.facts import Rung, Step
-from torchwright.plan import trial
+from torchwright.facts import Interval, Rung, Step
+from torchwright.plan import estimate, trial
 from torchwright.plan.compare import compare, mebibytes, worth
-from torchwright.plan.state import Search
+from torchwright.plan.state import Search, Spent
 from torchwright.plan.trial import Candidate, TrialFailed
 from torchwright.techniques.base import Technique, from_step, in_order
 
@@ -17,6 +17,8 @@ IMPLAUSIBLE = 0.05
 """A metric that gets better by more than this was not made faster: it was changed (a mask that leaks, say)."""
 RETREAT_SHARES = (0.1, 0.3)
 """Shares of the modules, most sensitive first, that a quantization over budget leaves alone, one after another."""
+PROMISING = 1.05
+"""A median gain that noise does not confirm is compared once more, and longer."""
 HOPELESS = 6
 """A drop of so many budgets is not mended by leaving some layers alone."""
 
@@ -27,9 +29,13 @@ def attempt(
     """Run one trial and record its verdict; True when the step, or a milder form of it, was kept."""
     search.tell("trying", str(step))
     started = search.context.clock()
+    search.context.deadline = estimate.latest(search, steps)
     try:
         candidate = trial.start_candidate(search.context, steps, list(search.repeats))
+        search.spent.append(Spent(steps=steps, seconds=search.context.clock() - started))
     except TrialFailed as failure:
+        if failure.timed_out:
+            search.spent.append(Spent(steps=steps, seconds=search.context.clock() - started))
         return _failed(search, step, failure, started)
     except TorchwrightError as refusal:
         if step in search.wanted:
@@ -38,8 +44,6 @@ def attempt(
         return False
     try:
         kept = _judge(search, step, candidate, swapped)
-        compiling = candidate.prepare_seconds if candidate.engine in ("aot", "jit") else 0.0
-        search.trial_seconds.append(search.context.clock() - started - compiling)
         if search.over_budget(candidate) and retreats:
             return _retreat(search, step, candidate, swapped)
         return kept
@@ -74,6 +78,8 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
         candidate.close()
         return False
     comparison = compare(search, candidate)
+    if _is_undecided(comparison.marginal):
+        comparison = compare(search, candidate, final=True)
     verdict = worth(search, candidate, comparison)
     noisy = _asked_for(search, step) and comparison.marginal.high > 1.0
     if verdict is not None and not noisy:
@@ -108,7 +114,7 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
     technique = from_step(step)
     assert failed.quality is not None
     hopeless = failed.quality.drop > HOPELESS * max(search.budget.max_drop, 1e-9)
-    if hopeless or technique.retreat(()) is None or search.no_time(technique):
+    if hopeless or technique.retreat(()) is None or estimate.no_time(search, failed.steps):
         return False
     try:
         with trial.TrialProcess(search.context) as process:
@@ -121,7 +127,7 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
         names = tuple(name for name, _ in ranking[: max(1, round(share * len(ranking)))])
         milder = technique.retreat(names)
         assert milder is not None
-        if len(names) >= len(ranking) or search.no_time(technique):
+        if len(names) >= len(ranking) or estimate.no_time(search, failed.steps):
             return False
         smaller = milder.step()
         rest = [kept for kept in failed.steps if kept != step]
@@ -156,9 +162,15 @@ def _ground(technique: Technique, steps: Sequence[Step]) -> tuple[Step, ...]:
     )
 
 
+def _is_undecided(gain: Interval) -> bool:
+    """Whether noise hides what may be a gain: a longer comparison costs less than another trial."""
+    return gain.low <= 1.0 < gain.high and (gain.disturbed or gain.value >= PROMISING)
+
+
 def _failed(search: Search, step: Step, failure: TrialFailed, started: float) -> bool:
-    reason = failure.reason
     if failure.timed_out:
-        reason = f"stopped after {search.context.clock() - started:.0f} s, when the time budget ended"
-    search.add(Rung(step=step, kept=False, status="failed", reason=reason))
+        seconds = search.context.clock() - started
+        search.leave(step, f"stopped after {seconds:.0f} s, when the time for trials ended")
+    else:
+        search.add(Rung(step=step, kept=False, status="failed", reason=failure.reason))
     return False

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Step
-from torchwright.plan.compare import FEWEST_ROUNDS, turn_seconds
+from torchwright.plan import estimate
 from torchwright.plan.state import Search
 from torchwright.techniques.base import Phase, Technique, from_step, in_order, techniques
 
 COMPANY = 0.7
 """A step that was this much of a gain alone, or better, is tried again together with one that needs it."""
 
-DEAR = 0.05
-"""Share of the time budget; the shortest comparison with an original that is slow takes more."""
+GAINS = {
+    Phase.PROCESS: 1.05,
+    Phase.GRAPH: 1.1,
+    Phase.DTYPE: 2.0,
+    Phase.WEIGHTS: 1.5,
+    Phase.ATTENTION: 1.1,
+    Phase.CACHE: 1.1,
+    Phase.COMPILE: 1.5,
+    Phase.RUNTIME: 1.05,
+}
+"""What a step is expected to gain where it pays; only the order of trials comes from it."""
+ENGINE_GAIN = 4.0
+"""The same of one that runs the model on code of its own."""
+AGAIN_GAIN = 1.05
+"""The same of what was measured before, and of another variant of what was kept."""
 
 
 def first_queue(search: Search) -> list[Step]:
-    """Steps to try, in the order of their phases; those refused outright become rows at once."""
+    """Steps to try; those refused outright become rows at once."""
     asked = {step.name: step for step in search.wanted}
     queue: list[Step] = []
     for step in search.wanted:
@@ -40,28 +54,70 @@ def first_queue(search: Search) -> list[Step]:
         elif (step.name, reason) not in refused:
             refused.add((step.name, reason))
             search.refuse(step, reason)
-    return _large_gains_first(search, in_search_order(queue))
+    return queue
 
 
-def _large_gains_first(search: Search, queue: list[Step]) -> list[Step]:
-    """Where the original is slow beside the time budget, and there is time for few trials: what gains little goes last.
+def take(search: Search, queue: list[Step]) -> Step:
+    """Remove from the queue what is tried next.
 
-    A billion parameters in float32 take a minute for each trial of transformers' code, and all that such trials keep
-    is left behind when an engine of its own takes the whole model over: engines go first, and the narrow weights that
-    stand on them. Without an engine, settings of the process wait until the model itself has been changed.
+    What was asked for goes first; then what fits the time that is left, by its expected gain a second, the settings of
+    the process last, for they change neither numbers nor code. The largest gain goes before all that would leave no
+    time for it.
     """
-    if FEWEST_ROUNDS * turn_seconds(search.baseline) < DEAR * search.budget.time_seconds:
-        return queue
-    known: frozenset[str] = search.description["properties"]
-    engines = any(_is_engine(technique) and technique.needs <= known for technique in map(from_step, queue))
+    ready = [step for step in queue if not waits(search, step, queue)] or queue
 
-    def place(step: Step) -> int:
-        technique = from_step(step)
-        if not engines:
-            return int(technique.phase == Phase.PROCESS)
-        return 0 if _is_engine(technique) else 1 if technique.phase == Phase.WEIGHTS else 2
+    def place(step: Step) -> tuple[bool, bool, bool, float]:
+        steps = plan(search, step)
+        fits = estimate.no_time(search, steps) is None
+        setting = from_step(step).phase in (Phase.PROCESS, Phase.RUNTIME)
+        rate = math.log(expected_gain(search, step)) / estimate.trial_seconds(search, steps)
+        return step in search.wanted, fits, not setting, rate
 
-    return sorted(queue, key=place)
+    places = [place(step) for step in ready]
+    chosen = ready[places.index(max(places))]
+    gains = [(*where[:2], expected_gain(search, step)) for where, step in zip(places, ready, strict=True)]
+    largest = ready[gains.index(max(gains))]
+    if chosen not in search.wanted and not _room_for_both(search, chosen, largest):
+        chosen = largest
+    queue.remove(chosen)
+    return chosen
+
+
+def _room_for_both(search: Search, step: Step, largest: Step) -> bool:
+    steps = plan(search, largest)
+    both = estimate.trial_seconds(search, plan(search, step)) + estimate.trial_seconds(search, steps)
+    return both <= estimate.time_left(search, steps)
+
+
+def expected_gain(search: Search, step: Step) -> float:
+    """What a step is expected to gain where it pays."""
+    technique = from_step(step)
+    measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
+    if measured or any(kept.name == step.name for kept in search.best.steps):
+        return AGAIN_GAIN
+    return ENGINE_GAIN if _is_engine(technique) else GAINS[technique.phase]
+
+
+def plan(search: Search, step: Step) -> tuple[Step, ...]:
+    """The recipe in which a step would be tried now, as far as that can be said."""
+    technique = from_step(step)
+    steps = with_step(search, technique, step)[0] or in_company(search, technique, step)
+    return steps or in_order([*search.best.steps, step])
+
+
+def untried_seconds(search: Search) -> float:
+    """What trials of all that the time budget left untried would take."""
+    untried = [rung.step for rung in search.rungs if rung.status == "untried"]
+    return sum(estimate.trial_seconds(search, plan(search, step)) for step in untried)
+
+
+def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
+    """Whether a step needs what another one in the queue may give."""
+    technique = from_step(step)
+    if with_step(search, technique, step)[0] is not None:
+        return False
+    others = [from_step(other) for other in queue if other != step]
+    return technique.needs - search.have() <= {name for other in others for name in other.gives}
 
 
 def _is_engine(technique: Technique) -> bool:
@@ -77,19 +133,17 @@ def _blanket_refusal(search: Search, step: Step) -> str | None:
     return cls.available(search.description["device"])
 
 
-def tried_already(search: Search, step: Step) -> bool:
-    """A later variant of a technique is tried only when the earlier ones were not kept."""
-    return step.name in {kept.name for kept in search.best.steps} and step not in search.wanted
-
-
 def with_step(
     search: Search, technique: Technique, step: Step
 ) -> tuple[tuple[Step, ...] | None, tuple[Step, ...]]:
-    """The best recipe with `step`, in place of kept steps that took away what it needs."""
-    missing, together = technique.needs - search.have(), in_order([*search.best.steps, step])
+    """The best recipe with `step`, in place of another variant of it or of kept steps that took away what it needs."""
+    variants = tuple(kept for kept in search.best.steps if kept.name == step.name)
+    others = [kept for kept in search.best.steps if kept not in variants]
+    missing, together = technique.needs - search.have(), in_order([*others, step])
     if not missing or _hold_together(search, together):
-        return together, ()
-    swapped = tuple(kept for kept in search.best.steps if from_step(kept).removes & missing)
+        return together, variants
+    removers = [kept for kept in others if from_step(kept).removes & missing]
+    swapped = (*variants, *removers)
     restored = frozenset[str]().union(*(from_step(kept).removes for kept in swapped))
     if missing - restored or "compiled" in missing or any(kept in search.wanted for kept in swapped):
         return None, ()
@@ -124,11 +178,6 @@ def engine_in_the_way(search: Search, technique: Technique) -> Step | None:
     return None
 
 
-def comes_later(search: Search, technique: Technique, queue: list[Step]) -> bool:
-    """Whether steps still to be tried give what this one needs."""
-    return technique.needs - search.have() <= {name for other in queue for name in from_step(other).gives}
-
-
 def in_company(search: Search, technique: Technique, step: Step) -> tuple[Step, ...] | None:
     """The best recipe with `step` and a step dropped before that gives what it needs.
 
@@ -144,16 +193,17 @@ def in_company(search: Search, technique: Technique, step: Step) -> tuple[Step, 
     return None
 
 
-def postpone(search: Search, step: Step, technique: Technique, queue: list[Step]) -> list[Step]:
-    """Wait for a later step to give what this one needs, or refuse it when none will."""
+def lacks(search: Search, technique: Technique) -> str:
+    """What a step needs and neither the best recipe nor anything before it can give, in words."""
     missing = technique.needs - search.have()
-    if comes_later(search, technique, queue):
-        position = min(i for i, other in enumerate(queue) if from_step(other).gives & missing)
-        return [*queue[: position + 1], step, *queue[position + 1 :]]
-    if step in search.wanted:
-        raise RefusedTechnique(f"{step} was asked for and cannot run here", found=_lacks(missing))
-    search.refuse(step, _lacks(missing))
-    return queue
+    return f"the model has no: {', '.join(sorted(missing)).replace('_', ' ')}"
+
+
+def untried_giver(search: Search, technique: Technique) -> Step | None:
+    """The step that was not tried for lack of time and would give what this one needs."""
+    missing = technique.needs - search.have()
+    untried = [rung.step for rung in search.rungs if rung.status == "untried"]
+    return next((step for step in untried if missing and missing <= from_step(step).gives), None)
 
 
 def cannot_pay(search: Search, technique: Technique) -> str | None:
@@ -178,45 +228,25 @@ def cannot_pay(search: Search, technique: Technique) -> str | None:
     )
 
 
-def second_chances(search: Search, queue: list[Step]) -> list[Step]:
-    """The queue with steps that were dropped for speed before the model was compiled: fusion can change the verdict.
-
-    They come after the quantizations, which gain more, since each of them takes the compiler once more.
-    """
-    again = [
+def second_chances(search: Search) -> list[Step]:
+    """Steps that were dropped for speed before, and not by far: what was kept since can change the verdict."""
+    return [
         rung.step
         for rung in search.rungs
         if rung.status == "dropped"
         and rung.speedup is not None
+        and rung.speedup.high > COMPANY
         and "compiled" not in from_step(rung.step).gives
     ]
-    search.rungs = [rung for rung in search.rungs if rung.step not in again]
-    weights = [place for place, step in enumerate(queue) if from_step(step).phase == Phase.WEIGHTS]
-    after = weights[-1] + 1 if weights else 0
-    return [*queue[:after], *in_search_order(again), *queue[after:]]
 
 
-def in_search_order(steps: Sequence[Step]) -> list[Step]:
-    """Weights come after compilation: what a quantized layer is worth depends on the code around it.
+def changes_verdicts(technique: Technique) -> bool:
+    """Whether others are worth another trial once this one was kept.
 
-    The process's own settings come first. They change no number and no code, and what large activations cost without
-    them (page faults, twice the time of an 8-bit ResNet-50) would hide what every other step is worth.
+    A compiler fuses what was slow alone. Memory that stays in the process spares the page faults (twice the time of an
+    8-bit ResNet-50) that would hide what every other step is worth.
     """
-    order = [
-        Phase.PROCESS,
-        Phase.GRAPH,
-        Phase.DTYPE,
-        Phase.ATTENTION,
-        Phase.CACHE,
-        Phase.COMPILE,
-        Phase.WEIGHTS,
-        Phase.RUNTIME,
-    ]
-    return sorted(steps, key=lambda step: order.index(techniques.get(step.name).phase))
-
-
-def _lacks(missing: frozenset[str]) -> str:
-    return f"the model has no: {', '.join(sorted(missing)).replace('_', ' ')}"
+    return "compiled" in technique.gives or technique.phase == Phase.PROCESS
 
 
 def _ms(seconds: float) -> str:

@@ -7,31 +7,26 @@ from dataclasses import dataclass, replace
 
 from torchwright.errors import TorchwrightError
 from torchwright.facts import Interval
-from torchwright.plan import trial
+from torchwright.plan import estimate, trial
 from torchwright.plan.compare import ROUNDS, compare, turn_seconds
 from torchwright.plan.state import Comparison, Outcome, Search
 from torchwright.plan.trial import Candidate, TrialFailed
-from torchwright.techniques.base import from_step
 
 NEARLY = 0.9
 """A form that needs less of the caller may be so much slower than the recipe was in the search."""
 LEAST = 0.98
 """The low end of what another form of the original itself may be found at."""
 ORIGINAL = Interval(value=1.0, low=1.0, high=1.0)
-CONTRIBUTES = 1.3
-"""A step with at least this marginal speed-up is not questioned by the drop-one pass."""
 
 
 def drop_one(search: Search) -> None:
-    """Remove steps that no longer contribute; those whose own gain was large are taken at their word."""
-    for rung in [rung for rung in search.rungs if rung.kept]:
-        if len(search.best.steps) < 2 or (rung.speedup and rung.speedup.value >= CONTRIBUTES):
+    """Remove steps that no longer contribute, the smallest gain first; large ones are taken at their word."""
+    for rung in search.questioned():
+        if rung not in search.questioned():  # with another step gone it is needed, or alone
             continue
-        rest = tuple(step for step in search.best.steps if step != rung.step)
-        needed = from_step(rung.step).gives & frozenset[str]().union(*(from_step(s).needs for s in rest))
-        if needed or rung.step in search.wanted or rung.step not in search.best.steps:
-            continue
-        if search.no_time(from_step(rung.step)):
+        rest = search.without_step(rung.step)
+        search.context.deadline = estimate.latest(search, rest)
+        if search.context.remaining() < estimate.trial_seconds(search, rest):
             search.notes.append(f"drop-one pass: no time left to try the recipe without {rung.step}")
             continue
         search.tell("trying", f"the recipe without {rung.step}")
@@ -170,7 +165,9 @@ def _not_held(search: Search, form: Form, candidate: Candidate | None, why: str)
 
 def outcome_now(search: Search, speedup: Interval, final: Candidate | None = None) -> Outcome:
     """The search's result as it stands; `final` is what the best became once it was loaded."""
-    if search.best is search.baseline and not any("this is the original" in note for note in search.notes):
+    untried = any(rung.status == "untried" for rung in search.rungs)
+    said = untried or any("this is the original" in note for note in search.notes)
+    if search.best is search.baseline and not said:
         search.notes.append("nothing was both faster and within the accuracy budget: this is the original")
     baseline = search.baseline.measurement(search.repeats)
     measured = final or search.best
@@ -189,6 +186,7 @@ def outcome_now(search: Search, speedup: Interval, final: Candidate | None = Non
         description=search.description,
         seconds=search.seconds,
         notes=tuple(search.notes),
+        more_seconds=search.more_seconds,
     )
 
 

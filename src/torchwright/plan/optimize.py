@@ -27,6 +27,7 @@ from torchwright.plan.travel import pack
 from torchwright.plan.trial import Context, TrialFailed
 from torchwright.process import interrupts
 from torchwright.report import html
+from torchwright.techniques.base import techniques
 from torchwright.workloads.base import Workload
 
 SCRATCH = ".trials"
@@ -53,11 +54,11 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
     Raises what the search raises, `WorkloadError` for a workload that cannot travel to another process, and
     `ArtifactError` for an `out` that is in the way.
     """
-    budget = request.budget
+    begun, budget = time.monotonic(), request.budget
     if budget.max_drop < 0 or budget.time_seconds <= 0:
         raise WorkloadError(f"a budget of {budget}", allowed="max_drop of 0 or more, time above 0 seconds")
     device = get_device(request.device)
-    _build_kernels(watch, budget)
+    _build_kernels(watch, request)
     with interrupts.deferred(), artifact.writing(out) as folder:
         scratch = folder / SCRATCH
         scratch.mkdir()
@@ -67,7 +68,7 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
             threads=torch.get_num_threads(),
             seed=request.seed,
             scratch=scratch,
-            deadline=time.monotonic() + budget.time_seconds,
+            deadline=begun + budget.time_seconds,
             fork=can_fork(device.name),
         )
         with context:
@@ -109,11 +110,12 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
     return recipe
 
 
-def _build_kernels(watch: Watch, budget: Budget) -> None:
-    """Compile the kernels before the search's clock starts; why they cannot be is each technique's to say."""
-    if build.ready():
+def _build_kernels(watch: Watch, request: Request) -> None:
+    """Compile the kernels where one of the techniques may need them; why they cannot be is each technique's to say."""
+    needed = not request.only or any(techniques.get(step.name).own_kernels for step in request.wanted)
+    if build.ready() or not needed:
         return
     text = "compiling the kernels, once for this version"
-    watch(Event(kind="stage", text=text, elapsed=0.0, time_budget=budget.time_seconds))
+    watch(Event(kind="stage", text=text, elapsed=0.0, time_budget=request.budget.time_seconds))
     with contextlib.suppress(build.BuildError, OSError):
         build.library()

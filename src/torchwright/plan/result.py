@@ -46,6 +46,11 @@ class Result:
         return self.recipe.speedup
 
     @property
+    def verdict(self) -> str:
+        """`faster`, `original` where nothing pays, or `inconclusive` where the time was too short to say."""
+        return view.verdict(self.recipe)
+
+    @property
     def steps(self) -> tuple[Rung, ...]:
         """Every rung: what was tried, its own effect, whether it was kept, and why."""
         return self.recipe.rungs

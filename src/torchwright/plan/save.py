@@ -71,6 +71,7 @@ def make_recipe(
         roofline=_roofline(outcome, fingerprint.device),
         notes=(*outcome.notes, *calibration_notes(outcome, workload)),
         engine=outcome.best.engine,
+        more_seconds=outcome.more_seconds,
         command=command,
     )
 

@@ -1,29 +1,30 @@
 """The search: try a technique, keep it only if it pays and stays within the budget, and say why.
 
-baseline → refuse what cannot run or cannot pay → greedy over phases (retreating layer by layer where a
-quantization overshoots) → drop what no longer contributes → best against the original once more
+baseline → refuse what cannot run or cannot pay → what fits the time, by expected gain a second (retreating layer by
+layer where a quantization overshoots) → drop what no longer contributes → best against the original once more
 """
 
 from __future__ import annotations
 
-from torchwright.errors import TorchwrightError
+from torchwright.errors import RefusedTechnique, TorchwrightError
 from torchwright.facts import Step
-from torchwright.plan import choose, trial
+from torchwright.plan import choose, estimate, trial
 from torchwright.plan.attempt import attempt
 from torchwright.plan.finish import drop_one, finish
-from torchwright.plan.state import FINISH_SHARE, OVERRUN_SHARE, Outcome, Search
+from torchwright.plan.state import FINISH_SHARE, OVERRUN_SHARE, Outcome, Search, Spent
 from torchwright.plan.trial import TrialFailed
 from torchwright.process import interrupts
-from torchwright.techniques.base import from_step
+from torchwright.techniques.base import Technique, from_step
 
 
 def run(search: Search) -> Outcome:
-    """The whole search.
+    """The whole search; the context's deadline is when the user expects its artifact.
 
     Raises `ModelError` or `WorkloadError` when the original cannot be run or judged, `RefusedTechnique` when a
     technique asked for by name cannot run.
     """
-    search.start = search.context.clock()
+    search.end = search.context.deadline
+    search.start = search.end - search.budget.time_seconds
     search.context.deadline = search.start + search.budget.time_seconds * (1 - FINISH_SHARE)
     search.last_moment = search.start + search.budget.time_seconds * (1 + OVERRUN_SHARE)
     search.tell("baseline", "measuring the original")
@@ -32,8 +33,9 @@ def run(search: Search) -> Outcome:
         queue = choose.first_queue(search)
         while queue:
             interrupts.check()
-            queue = _try(search, queue.pop(0), queue)
+            queue += _try(search, choose.take(search, queue))
         drop_one(search)
+        search.more_seconds = choose.untried_seconds(search)
         return finish(search)
     except TrialFailed as failure:
         search.close_all()
@@ -46,18 +48,23 @@ def run(search: Search) -> Outcome:
 
 
 def _measure_baseline(search: Search) -> None:
+    clock = search.context.clock
+    begun = clock()
     try:
         search.baseline = search.best = trial.start_candidate(search.context, (), ())
     except TrialFailed as failure:
         raise _baseline_error(search, failure) from failure
     try:
         process = search.baseline.process
+        search.spent.append(Spent(steps=(), seconds=clock() - begun))
         search.baseline.turn()
+        begun = clock()
         answer = process.ask("memory")
         search.baseline.memory = answer["peak"]
         search.reference = process.ask("observe")
         search.baseline.quality = process.ask("compare", reference=search.reference, itself=True)
-        search.description = process.ask("describe")
+        search.settle_seconds = clock() - begun
+        search.description = process.ask("describe", names=_asked(search))
         search.repeats = search.description["repeats"]
     except TrialFailed as failure:
         search.baseline.close()
@@ -81,32 +88,49 @@ def _baseline_error(search: Search, failure: TrialFailed) -> TorchwrightError:
     )
 
 
-def _try(search: Search, step: Step, queue: list[Step]) -> list[Step]:
-    """Try one step on top of the best recipe; returns what is left to try."""
-    technique = from_step(step)
-    if choose.tried_already(search, step):
-        return queue
-    have = search.have()
-    if technique.gives and technique.gives <= have and step not in search.wanted:
-        search.refuse(step, f"the model is {' and '.join(sorted(technique.gives))} already")
-        return queue
-    engine = choose.engine_in_the_way(search, technique)
-    if engine is not None and step not in search.wanted:
-        needs = ", ".join(sorted(technique.needs - have)).replace("_", " ")
-        search.refuse(
-            step, f"{engine} runs the model on code of its own, which this cannot change (needs: {needs})"
-        )
-        return queue
-    steps, swapped = choose.with_step(search, technique, step)
-    if steps is None and not choose.comes_later(search, technique, queue):
-        steps = choose.in_company(search, technique, step)
-    if steps is None:
-        return choose.postpone(search, step, technique, queue)
-    reason = choose.cannot_pay(search, technique) or search.no_time(technique, *steps)
+def _asked(search: Search) -> tuple[str, ...] | None:
+    """The techniques that the model is asked about; None is all."""
+    return tuple(step.name for step in search.wanted) if search.only else None
+
+
+def _try(search: Search, step: Step) -> list[Step]:
+    """Try one step on top of the best recipe; returns what is worth another trial because of it."""
+    technique, asked = from_step(step), step in search.wanted
+    reason = None if asked else _refusal(search, technique, step)
     if reason:
         search.refuse(step, reason)
-        return queue
-    kept = attempt(search, step, steps, swapped)
-    if kept and "compiled" in technique.gives:
-        return choose.second_chances(search, queue)
-    return queue
+        return []
+    steps, swapped = choose.with_step(search, technique, step)
+    steps = steps or choose.in_company(search, technique, step)
+    if steps is None:
+        _refuse_lacking(search, technique, step)
+        return []
+    reason = estimate.no_time(search, steps)
+    if reason and not asked:
+        search.leave(step, reason)
+        return []
+    if attempt(search, step, steps, swapped) and choose.changes_verdicts(technique):
+        return choose.second_chances(search)
+    return []
+
+
+def _refusal(search: Search, technique: Technique, step: Step) -> str | None:
+    have = search.have()
+    variant = any(kept.name == step.name for kept in search.best.steps)
+    if technique.gives and technique.gives <= have and not variant:
+        return f"the model is {' and '.join(sorted(technique.gives))} already"
+    engine = choose.engine_in_the_way(search, technique)
+    if engine is not None:
+        needs = ", ".join(sorted(technique.needs - have)).replace("_", " ")
+        return f"{engine} runs the model on code of its own, which this cannot change (needs: {needs})"
+    return choose.cannot_pay(search, technique)
+
+
+def _refuse_lacking(search: Search, technique: Technique, step: Step) -> None:
+    lacks, giver = choose.lacks(search, technique), choose.untried_giver(search, technique)
+    if giver is not None:
+        search.leave(step, f"{lacks}, which {giver} would give")
+    elif step in search.wanted:
+        raise RefusedTechnique(f"{step} was asked for and cannot run here", found=lacks)
+    else:
+        search.refuse(step, lacks)

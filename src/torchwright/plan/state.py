@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchwright.facts import Budget, Event, Interval, Measurement, Rung, Step
 from torchwright.plan.apply import DISCOVERED
 from torchwright.plan.trial import Candidate, Context
-from torchwright.techniques.base import Technique, from_step
+from torchwright.techniques.base import from_step
 
 FINISH_SHARE = 0.06
 """Share of the time budget at whose end nothing new is begun."""
-FIRST_TRIAL_SECONDS = 4.0
-"""What a trial is expected to take before there was one."""
+CONTRIBUTES = 1.3
+"""A step with at least this marginal speed-up is not questioned by the drop-one pass."""
 OVERRUN_SHARE = 0.09
 """What a comparison that has begun may take beyond the time budget, and no more."""
 
@@ -34,6 +34,7 @@ class Outcome:
     description: dict[str, Any]
     seconds: float
     notes: tuple[str, ...]
+    more_seconds: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -42,6 +43,14 @@ class Comparison:
 
     marginal: Interval
     total: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What a trial of these steps took until it could be called, or until it was stopped."""
+
+    steps: tuple[Step, ...]
+    seconds: float
 
 
 @dataclass(kw_only=True)
@@ -59,18 +68,24 @@ class Search:
     rungs: list[Rung] = field(default_factory=list[Rung])
     notes: list[str] = field(default_factory=list[str])
     start: float = field(init=False)
+    end: float = field(init=False)
+    """When the user expects the artifact."""
     last_moment: float = field(init=False)
     """When even a comparison that has begun is broken off."""
     seconds: float = 0.0
     """What the search took, without the last comparison."""
+    more_seconds: float = 0.0
+    """What trials of the untried rows would take."""
     baseline: Candidate = field(init=False)
     best: Candidate = field(init=False)
     proven: Comparison = field(init=False)
     """The comparison with which the best was kept."""
     kernel: str = "float32"
     """What the best's linear layers run on."""
-    trial_seconds: list[float] = field(default_factory=list[float])
-    """Of every trial that came to a verdict, without its compilation."""
+    spent: list[Spent] = field(default_factory=list[Spent])
+    """Of every trial so far, the original's first."""
+    settle_seconds: float = 0.0
+    """What it took to measure the original's metric and memory."""
     reference: Any = None
     """What the metric saw of the original."""
     description: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -121,13 +136,38 @@ class Search:
         )
 
     def add(self, rung: Rung) -> None:
-        """A row for what was tried."""
+        """A row for what was tried; where nothing came of another trial of it, what was measured before stays."""
+        before = next((row for row in self.rungs if row.step == rung.step and not row.kept), None)
+        if before is not None and before.speedup is not None and rung.speedup is None:
+            rung = replace(before, reason=f"{before.reason}; again: {rung.reason}")
+        self.rungs = [row for row in self.rungs if row is not before]
         self.rungs.append(rung)
         self.tell("rung", f"{rung.step}: {rung.status}, {rung.reason}", rung)
 
     def refuse(self, step: Step, reason: str) -> None:
-        """A row for a step that was not tried."""
+        """A row for a step that cannot run here, or need not."""
         self.add(Rung(step=step, kept=False, status="refused", reason=reason))
+
+    def leave(self, step: Step, reason: str) -> None:
+        """A row for a step of which the time budget left nothing measured."""
+        self.add(Rung(step=step, kept=False, status="untried", reason=reason))
+
+    def questioned(self) -> list[Rung]:
+        """Kept rows that the drop-one pass has to look at, the smallest gain first."""
+        if len(self.best.steps) < 2:
+            return []
+        return sorted((rung for rung in self.rungs if self._is_questioned(rung)), key=_gain)
+
+    def _is_questioned(self, rung: Rung) -> bool:
+        asked = rung.step in self.wanted
+        if not rung.kept or asked or rung.step not in self.best.steps or _gain(rung) >= CONTRIBUTES:
+            return False
+        needs = frozenset[str]().union(*(from_step(step).needs for step in self.without_step(rung.step)))
+        return not from_step(rung.step).gives & needs
+
+    def without_step(self, step: Step) -> tuple[Step, ...]:
+        """The best recipe without one of its steps."""
+        return tuple(other for other in self.best.steps if other != step)
 
     def record(
         self, step: Step, candidate: Candidate, comparison: Comparison | None, status: Any, reason: str
@@ -155,23 +195,12 @@ class Search:
             )
         )
 
-    def no_time(self, technique: Technique, *steps: Step) -> str | None:
-        """Why the time that is left is not enough for a trial, or None."""
-        expected = self.expected_seconds(technique, *map(from_step, steps))
-        left = self.context.remaining()
-        if expected <= left:
-            return None
-        return f"not tried: it would need about {expected:.0f} s and the time budget has {max(left, 0):.0f} s left"
-
-    def expected_seconds(self, *all_of_them: Technique) -> float:
-        """What a trial of these steps on the best will take, from those of its kind so far."""
-        given = frozenset[str]().union(*(technique.gives for technique in all_of_them))
-        compiled = "compiled" in self.best.properties | given
-        past = [rung.compile_seconds for rung in self.rungs if rung.compile_seconds and compiled]
-        return max(past, default=0.0) * 1.1 + min(self.trial_seconds, default=FIRST_TRIAL_SECONDS)
-
     def close_all(self) -> None:
         """End the processes of the original and the best."""
         self.best.close()
         if self.baseline is not self.best:
             self.baseline.close()
+
+
+def _gain(rung: Rung) -> float:
+    return rung.speedup.value if rung.speedup else 1.0

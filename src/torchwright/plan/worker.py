@@ -87,12 +87,12 @@ class Session:
         self.device, self.workload.device = get_device(device), device
         self.threads = threads
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, *, names: tuple[str, ...] | None = None) -> dict[str, Any]:
         """What can be tried on the original here: properties, variants with refusals, kernel times, operations."""
         from torchwright.plan.apply import describe_target
 
         self._build()
-        return describe_target(self.target)
+        return describe_target(self.target, names)
 
     def prepare(self, *, steps: tuple[Any, ...], folder: str | None = None) -> dict[str, Any]:
         """Apply steps and make the first answers. With `folder`, compile ahead of time into it and stop there."""

@@ -32,7 +32,14 @@ WIDEST = 120
 NARROWEST = 64
 """In a narrower terminal the lines of the table are folded."""
 
-_STYLE = {"kept": "bold green", "dropped": "yellow", "refused": "dim", "failed": "red", "removed": "yellow"}
+_STYLE = {
+    "kept": "bold green",
+    "dropped": "yellow",
+    "refused": "dim",
+    "failed": "red",
+    "removed": "yellow",
+    "untried": "magenta",
+}
 _ASCII = str.maketrans({"→": "->", "≤": "<=", "µ": "u", "–": "-", "·": "|", "…": "...", "±": "+-", "−": "-"})
 
 
@@ -175,6 +182,11 @@ class _Waterfall:
         if needed is not None:
             yield Text()
             yield from _told(words, "load", needed, width, "yellow")
+        more = view.more(recipe)
+        if more is not None:
+            yield Text()
+            yield from _told(words, "untried", more[0], width, "magenta")
+            yield from _told(words, "", more[1], width, "cyan")
         if recipe.notes:
             yield Text()
         for note in recipe.notes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torchwright.facts import CaseTime, Interval, Quality, Recipe, RowsTime, Rung
 from torchwright.report import wording
@@ -80,6 +81,29 @@ def kept(recipe: Recipe) -> list[Rung]:
     return [rung for rung in recipe.rungs if rung.kept]
 
 
+def untried(recipe: Recipe) -> list[Rung]:
+    """Rows of which the time budget left nothing measured."""
+    return [rung for rung in recipe.rungs if rung.status == "untried"]
+
+
+def verdict(recipe: Recipe) -> Literal["faster", "original", "inconclusive"]:
+    """Whether a recipe was found, or none of all that was to be tried pays, or that is not known."""
+    if kept(recipe):
+        return "faster"
+    return "inconclusive" if untried(recipe) else "original"
+
+
+def more(recipe: Recipe) -> tuple[str, str] | None:
+    """What more time would try, and the command that gives it; None where nothing was left untried."""
+    names = [str(rung.step) for rung in untried(recipe)]
+    if not names:
+        return None
+    seconds = 10 * math.ceil((recipe.budget.time_seconds + recipe.more_seconds) / 10)
+    python = recipe.command.endswith("(…)")
+    command = f"time_budget={seconds}" if python else f"{recipe.command} --time-budget {seconds}"
+    return wording.clean(f"for lack of time: {', '.join(names)}"), wording.clean(command)
+
+
 def model_name(recipe: Recipe) -> str:
     """What the workload calls its model."""
     for key in ("name", "model"):
@@ -99,9 +123,12 @@ def machine(recipe: Recipe) -> str:
 def headline(recipe: Recipe) -> str:
     """The result in one sentence."""
     name = model_name(recipe)
-    if not kept(recipe):
-        # No name here: the sentence is about the machine and the budget as much as about the model.
+    # No name in these two: the sentence is about the machine and the budget as much as about the model.
+    if verdict(recipe) == "original":
         return "The original is already the fastest within the budget."
+    if verdict(recipe) == "inconclusive":
+        left = f"{len(untried(recipe))} of {len(recipe.rungs)}"
+        return f"Inconclusive: nothing faster was found, and the time budget left {left} rungs untried."
     if recipe.budget.objective == "memory" and recipe.baseline.peak_memory_bytes > 0:
         less = 1 - recipe.final.peak_memory_bytes / recipe.baseline.peak_memory_bytes
         return f"{name} needs {100 * less:.0f}% less memory at {wording.ratio(recipe.speedup)} the speed."

@@ -116,6 +116,8 @@ class Technique:
     removes: ClassVar[frozenset[str]] = frozenset()
     calibrates: ClassVar[bool] = False
     """Whether it reads the workload's calibration calls."""
+    own_kernels: ClassVar[bool] = False
+    """Whether it runs on Torchwright's C++ kernels, which are compiled once for each version."""
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
@@ -175,10 +177,11 @@ class OptionRow:
     doc: str
 
 
+@functools.cache
 def describe(cls: type[Technique]) -> list[OptionRow]:
     """The options of a technique with their types, defaults and the docstrings that follow the fields."""
     docs = _field_docs(cls)
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     return [
         OptionRow(name=f.name, type=_type_name(hints[f.name]), default=f.default, doc=docs.get(f.name, ""))
         for f in dataclasses.fields(cls)
@@ -192,7 +195,7 @@ def from_step(step: Step) -> Technique:
     """
     cls = techniques.get(step.name)
     rows = {row.name: row for row in describe(cls)}
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     options = {}
     for key, value in step.options.items():
         if key not in rows:
@@ -261,6 +264,9 @@ def _type_name(hint: Any) -> str:
     if origin is tuple:
         return "names joined by +"
     return getattr(hint, "__name__", str(hint))
+
+
+_hints = functools.cache(typing.get_type_hints)
 
 
 @functools.cache

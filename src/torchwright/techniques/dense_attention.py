@@ -25,6 +25,7 @@ class DenseAttention(Technique):
 
     name: ClassVar[str] = "dense_attention"
     phase: ClassVar[Phase] = Phase.ATTENTION
+    own_kernels: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"compiled", "half", "sdpa"})
     gives: ClassVar[frozenset[str]] = frozenset({"rewritten_attention"})
 

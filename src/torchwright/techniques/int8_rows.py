@@ -27,6 +27,7 @@ class Int8Rows(Technique):
 
     name: ClassVar[str] = "int8_rows"
     phase: ClassVar[Phase] = Phase.WEIGHTS
+    own_kernels: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"float_weights", "linear", "compiled"})
     removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
 

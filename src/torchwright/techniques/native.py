@@ -28,6 +28,7 @@ class Native(Technique):
 
     name: ClassVar[str] = "native"
     phase: ClassVar[Phase] = Phase.GRAPH
+    own_kernels: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"language", "eager"})
     gives: ClassVar[frozenset[str]] = frozenset({"decoder", "wide_weights", "wide_cache"})
     removes: ClassVar[frozenset[str]] = frozenset(

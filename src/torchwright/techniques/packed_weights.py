@@ -28,6 +28,7 @@ class PackedWeights(Technique):
     """The scheme of its name for the native decoder's linear layers; the most sensitive ones keep a wider one."""
 
     phase: ClassVar[Phase] = Phase.WEIGHTS
+    own_kernels: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"decoder", "wide_weights"})
     removes: ClassVar[frozenset[str]] = frozenset({"wide_weights"})
     wider: ClassVar[str]
