@@ -3,7 +3,15 @@ import pickle
 import pytest
 
 from torchwright import errors
-from torchwright.errors import ArtifactError, RegressionFound, TorchwrightError, UnknownName, unknown
+from torchwright.errors import (
+    ArtifactError,
+    Inconclusive,
+    RegressionFound,
+    TechniqueFailed,
+    TorchwrightError,
+    UnknownName,
+    unknown,
+)
 
 TREE = [
     value
@@ -37,8 +45,8 @@ def test_an_error_survives_the_way_between_processes(cls):
 
 
 @pytest.mark.parametrize("cls", TREE)
-def test_what_a_user_can_mend_exits_with_2_and_a_regression_with_1(cls):
-    assert cls.exit_code == (1 if cls is RegressionFound else 2)
+def test_what_a_user_can_mend_exits_with_2_and_a_verdict_with_its_own_code(cls):
+    assert cls.exit_code == {TechniqueFailed: 1, RegressionFound: 1, Inconclusive: 3}.get(cls, 2)
 
 
 def test_the_tree_at_the_top_of_the_file_names_every_error():
