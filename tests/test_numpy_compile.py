@@ -15,12 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchwright.errors import TorchwrightError
-<<<<<<< HEAD
-from torchwright.numpy_compile import CompiledNumpy, NumpyReport, compile_numpy, wrapper
-=======
 from torchwright.measure.clock import Waiting
-from torchwright.numpy_compile import CompiledNumpy, NumpyReport, compile_numpy
->>>>>>> d71d2b5 (Rounds in which others ran are made up for, and orders rotate)
+from torchwright.numpy_compile import CompiledNumpy, NumpyReport, compile_numpy, wrapper
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64", "complex128"]
 Pair = namedtuple("Pair", "low high")

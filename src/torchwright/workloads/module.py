@@ -70,7 +70,7 @@ class ModuleWorkload(Workload):
         self.source = source or type(model).__qualname__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        vars(self).update(state)
         register_recorded(self.model)
 
     def called_as_is(self) -> bool:
