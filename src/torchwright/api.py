@@ -39,6 +39,7 @@ from torchwright.measure.clock import paired_speedup
 from torchwright.measure.roofline import Work, point
 from torchwright.plan import artifact
 from torchwright.plan.artifact import Manifest
+from torchwright.plan.claim import original_beside
 from torchwright.plan.optimize import Request
 from torchwright.plan.optimize import optimize as run_optimize
 from torchwright.plan.result import Result
@@ -213,12 +214,12 @@ def verify(
         on_event(Event(kind="stage", text=text, elapsed=seconds, time_budget=VERIFY_SECONDS))
 
     with _trials(path, workload, recipe.fingerprint.device.kind, recipe) as context:
-        tell("the original and the artifact, each loaded in a process of its own")
-        original, candidate = TrialProcess(context), TrialProcess(context)
-        original.ask("prepare", steps=())
+        tell("the artifact, loaded in a new process, and the original")
+        candidate = TrialProcess(context)
         loaded = candidate.ask("load_artifact", path=str(path), trust=trust)
-        tell("the metric of both")
-        quality = candidate.ask("compare", reference=original.ask("observe"))
+        original = original_beside(candidate, workload, recipe.steps) or TrialProcess(context)
+        if isinstance(original, TrialProcess):
+            original.ask("prepare", steps=())
         for count in range(1, retries + 2):
             tell(f"timing both in turn, {count} of {retries + 1} times at most")
             for _ in range(VERIFY_ROUNDS):
@@ -229,6 +230,8 @@ def verify(
             verdict = _speed_verdict(speedup, at_least)
             if verdict != "inconclusive":
                 break
+        tell("the metric of both")
+        quality = candidate.ask("compare", reference=original.ask("observe"))
     over = recipe.steps and quality.drop_high > recipe.budget.max_drop
     found = {
         "verdict": "broken" if over else verdict,

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torchwright.errors import TorchwrightError
-from torchwright.facts import Interval, ProcessGain, Recipe, RowsTime
+from torchwright.facts import Interval, ProcessGain, Recipe, RowsTime, Step
 from torchwright.measure.clock import paired_speedup
 from torchwright.plan import artifact, trial
 from torchwright.plan.compare import ROUNDS
@@ -29,12 +29,9 @@ from torchwright.report import view
 from torchwright.workloads.base import Workload
 
 WRITE_SECONDS = 180.0
-"""Writing the artifact and proving it is not the search's time; a process that hangs in it is stopped after this."""
+"""The search keeps time for writing the artifact and proving it; where that was too little, it may take this long."""
 ROWS_SECONDS = 2.0
 """Turns with one other number of rows go on for about this long."""
-
-DISTURBED = 2.0
-"""An interval whose ends are so many times apart says that something else ran beside."""
 
 Provisional = Callable[[Outcome], Recipe]
 
@@ -52,7 +49,7 @@ class Claim:
     process: ProcessGain | None = None
 
 
-class _Beside:
+class Beside:
     """The original in the artifact's own process, asked as if it had one to itself.
 
     How a process's heap grew decides whether large activations fault their pages in at every call, and with that
@@ -107,9 +104,8 @@ class _Shipping:
         artifact.finish(folder, self.provisional(outcome_now(search, ORIGINAL)), contents.manifest)
         candidate = self.loaded(folder)
         self.how[name] = candidate.how
-        if self.workload.called_as_is() and not _settles_process(search):
-            candidate.process.ask("beside")
-            candidate.original = replace(search.baseline, process=_Beside(candidate.process), turns=[])
+        if beside := original_beside(candidate.process, self.workload, search.best.steps):
+            candidate.original = replace(search.baseline, process=beside, turns=[])
         return candidate
 
     def _prove(self, name: str, candidate: Candidate) -> None:
@@ -145,7 +141,7 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     """Write and prove the recipe's forms; the original's where none holds. Closes every process."""
     shipping = _Shipping(search=search, workload=workload, scratch=scratch, provisional=provisional)
     search.context.deadline = search.last_moment = search.context.clock() + WRITE_SECONDS
-    if _settles_process(search) or not workload.called_as_is():
+    if _settles_process(search.best.steps) or not workload.called_as_is():
         _fresh_original(search)
     original = search.best is search.baseline
     forms = [shipping.form(name, original=original) for name in ways(search.best.engine, workload)]
@@ -162,7 +158,7 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     folder, contents = shipping.made[name]
     runs_as = shipping.how.get(name, view.OWN_MODULE if name == "module" else "")
     found = Claim(outcome=outcome, folder=folder, contents=contents, runs_as=runs_as)
-    if outcome.speedup.high > DISTURBED * outcome.speedup.low:
+    if outcome.speedup.disturbed:
         search.notes.append(
             f"the machine was disturbed while the artifact was timed ({outcome.speedup}): "
             "`torchwright verify` measures again"
@@ -183,9 +179,17 @@ def _forget(shipping: _Shipping, name: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _settles_process(search: Search) -> bool:
+def original_beside(process: Any, workload: Workload, steps: Sequence[Step]) -> Beside | None:
+    """The original, brought into the process that has loaded an artifact of these steps, where the two can share it."""
+    if not workload.called_as_is() or _settles_process(steps):
+        return None
+    process.ask("beside")
+    return Beside(process)
+
+
+def _settles_process(steps: Sequence[Step]) -> bool:
     """Whether the recipe changes its whole process, and so must not share it with the original."""
-    return any(step.name == "allocator" for step in search.best.steps)
+    return any(step.name == "allocator" for step in steps)
 
 
 def _fresh_original(search: Search) -> None:
@@ -209,6 +213,8 @@ def _other_rows(search: Search, candidate: Candidate, contents: Contents) -> tup
     example = contents.manifest["calls"][0].tensors[takes.batched[0]].shape[0]
     if not isinstance(example, int):  # the caller has said which sizes vary
         return ()
+    if _is_late(search, "other numbers of rows were"):
+        return ()
     found = []
     for rows in sorted({1, example // 2, 2 * example} - {0, example}):
         try:
@@ -227,7 +233,7 @@ def _other_rows(search: Search, candidate: Candidate, contents: Contents) -> tup
 def _process_gain(shipping: _Shipping, candidate: Candidate, folder: Path) -> ProcessGain | None:
     """What a step that changes the whole process does, taken apart."""
     search = shipping.search
-    if not _settles_process(search):
+    if not _settles_process(search.best.steps) or _is_late(search, "the recipe without its allocator was"):
         return None
     others: list[Candidate] = []
     try:
@@ -245,6 +251,14 @@ def _process_gain(shipping: _Shipping, candidate: Candidate, folder: Path) -> Pr
         for other in others:
             other.close()
     return ProcessGain(without=without, both=both)
+
+
+def _is_late(search: Search, what: str) -> bool:
+    """Whether the time budget is spent, so that what is only told and not shipped is not measured any more."""
+    if search.context.clock() <= search.end:
+        return False
+    search.notes.append(f"{what} not timed: the time budget was spent")
+    return True
 
 
 def _pair(search: Search, one: Candidate, other: Candidate) -> Interval:

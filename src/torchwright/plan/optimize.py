@@ -54,11 +54,12 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
     Raises what the search raises, `WorkloadError` for a workload that cannot travel to another process, and
     `ArtifactError` for an `out` that is in the way.
     """
-    begun, budget = time.monotonic(), request.budget
+    budget = request.budget
     if budget.max_drop < 0 or budget.time_seconds <= 0:
         raise WorkloadError(f"a budget of {budget}", allowed="max_drop of 0 or more, time above 0 seconds")
     device = get_device(request.device)
     _build_kernels(watch, request)
+    begun = time.monotonic()
     with interrupts.deferred(), artifact.writing(out) as folder:
         scratch = folder / SCRATCH
         scratch.mkdir()

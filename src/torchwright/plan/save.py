@@ -25,7 +25,7 @@ from torchwright.workloads.base import Workload
 NOT_KEPT = "nothing of what torch compiled can be kept here: who loads this compiles again at the first call"
 GENERAL_SECONDS = 20.0
 """torch.export with every size free takes a second for most models, and minutes for a few."""
-ROWS_SHARE = 0.25
+ROWS_SHARE = 0.1
 """Of the time budget: what compiling for any number of rows may take beyond what the search has left."""
 ONE_SHARE = 0.5
 """Of the time that is left for writing: what compiling for one row may take."""
@@ -130,10 +130,8 @@ def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents
     """The graphs, and the packages for the example and for any number of rows, with what was found of them."""
     best = search.best
     search.tell("stage", "the same for any number of rows and other sizes")
-    rows_seconds = (
-        max(0.0, search.start + search.budget.time_seconds - search.context.clock())
-        + ROWS_SHARE * search.budget.time_seconds
-    )
+    left = max(0.0, search.end - search.context.clock())
+    rows_seconds = left + ROWS_SHARE * search.budget.time_seconds
     worth = compiled and 1.2 * best.prepare_seconds < rows_seconds
     with TrialProcess(search.context) as process:
         takes, forms = process.ask(
