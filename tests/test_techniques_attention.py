@@ -17,6 +17,7 @@ from torchwright.facts import DeviceFacts
 from torchwright.techniques import Target
 from torchwright.techniques.attention import Attention, switchable
 from torchwright.techniques.blocked_attention import BlockedAttention, BlockedMask, find_sites
+from torchwright.techniques.matmul_attention import attend
 from torchwright.workloads.base import Case
 from torchwright.workloads.module import ModuleWorkload
 
@@ -227,3 +228,20 @@ class TestTransformers:
         target = make(nn.Linear(4, 4), torch.randn(1, 4))
         assert "not one of transformers'" in (Attention().refuse(target) or "")
         assert "no module of the model calls" in (BLOCKED.refuse(target) or "")
+
+
+@pytest.mark.parametrize("queries", [1, 6])
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_a_query_that_sees_no_key_is_answered_by_zeros(kind: str, queries: int) -> None:
+    q, k, v = torch.randn(3, 2, 2, 6, 16).bfloat16()
+    q = q[:, :, :queries]
+    mask = torch.rand(2, 1, queries, 6) > 0.4
+    mask[0, 0, -1] = False
+    if kind == "float":
+        mask = torch.zeros(mask.shape, dtype=torch.bfloat16).masked_fill(~mask, -torch.inf)
+    wanted = F.scaled_dot_product_attention(
+        q.float(), k.float(), v.float(), attn_mask=mask.to(mask.dtype if kind == "bool" else torch.float32)
+    )
+    got = attend(512, q, k, v, attn_mask=mask)
+    assert got[0, :, -1].eq(0).all()
+    torch.testing.assert_close(got.float(), wanted, rtol=0, atol=0.03)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,11 @@ from torchwright.engines.call import spec_of
 from torchwright.engines.package import Package
 from torchwright.engines.program import compile_program, export, functional
 from torchwright.engines.runner import rewritten
+from torchwright.errors import UnknownName
 from torchwright.facts import Step
 from torchwright.plan.apply import apply_steps, make_target
 from torchwright.plan.sensitivity import rank_modules
-from torchwright.techniques.int8 import Int8Layer, activation_range, quantize_weight
+from torchwright.techniques.int8 import Int8Layer, activation_range, largest_activation, quantize_weight
 from torchwright.techniques.int8_graph import DEQUANTIZE, QUANTIZE, share_integers
 from torchwright.workloads.module import ModuleWorkload
 
@@ -71,7 +75,8 @@ def test_a_layer_computes_on_rounded_weights_and_inputs(
     wide: Any = layer.double()
     integers, weight_scale = quantize_weight(wide.weight)
     weight = integers.double() * weight_scale.double().view(-1, *[1] * (integers.dim() - 1))
-    rounded = (torch.round(x.double() / scale + zero).clamp(0, 255) - zero) * scale
+    top = largest_activation()
+    rounded = (torch.round(x.double() / scale + zero).clamp(0, top) - zero) * scale
     with torch.no_grad():
         original = wide.weight.clone()
         wide.weight.copy_(weight)
@@ -255,3 +260,64 @@ def test_layers_are_ranked_without_calling_their_own_hooks() -> None:
     assert {name for name, _ in ranking} == {"stem", "first", "second", "third", "head"}
     assert all(0 < error < 0.2 for _, error in ranking)
     assert [error for _, error in ranking] == sorted((error for _, error in ranking), reverse=True)
+
+
+class Routed(nn.Module):
+    """Layers called by name, and one to which no row is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.expert = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.second(input=torch.relu(self.first(input=x)))
+        return torch.cat([x, self.expert(x[:0])])
+
+
+@pytest.mark.parametrize(("name", "left"), [("int8_static", 1), ("int8_rows", 0)])
+def test_layers_called_by_name_or_on_no_rows_are_calibrated(name: str, left: int) -> None:
+    x = torch.randn(8, 32)
+    ranking = rank_modules(target_of(Routed(), x), (Step(name=name),))
+    assert {layer for layer, _ in ranking} == {"first", "second"}
+    target = target_of(Routed(), x, Step(name=name), Step(name="compile"))
+    assert len(target.coverage[0].skipped) == left
+    with torch.no_grad():
+        expected = target.workload.build()(x)
+        assert ((target.model(x) - expected).norm() / expected.norm()).item() < 0.05
+
+
+@pytest.mark.parametrize("name", ["int8_static", "int8_dynamic", "int8_rows", "int4_weight_only"])
+def test_a_layer_to_skip_that_is_not_there_is_refused(name: str) -> None:
+    steps = Step(name=name, options={"skip": ["secnd"]}), Step(name="compile")
+    with pytest.raises(UnknownName, match=f"{name}:skip 'secnd'; did you mean 'second'"):
+        target_of(Routed(), torch.randn(8, 32), *steps)
+
+
+ON_AVX2 = """
+import torch
+from torch import nn
+from torchwright.techniques.int8 import Int8Layer, activation_range, largest_activation
+layer = nn.Linear(64, 32, bias=False)
+nn.init.constant_(layer.weight, 1.0)
+packed = Int8Layer(layer, activation_range(0.0, 1.0))
+(scale, zero), x = packed.activation, torch.ones(16, 64)
+q = torch.round(x / scale + zero).clamp(0, packed.largest).to(torch.uint8)
+weight = torch.ops.onednn.qlinear_prepack(packed.integers, None)
+got = torch.ops.onednn.qlinear_pointwise(
+    q, scale, zero, weight, packed.weight_scale, torch.zeros(32, dtype=torch.int32), None, 1.0, 0, torch.float32,
+    "none", [], "",
+)
+print(largest_activation(), (got - packed(x)).abs().max().item() / 64)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN's kernels for AVX2")
+def test_without_vnni_activations_are_as_small_as_sums_in_16_bits_need() -> None:
+    """What the layer says that it computes is what oneDNN computes, where it adds products in 16 bits."""
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run(
+        [sys.executable, "-c", ON_AVX2], env=environment, capture_output=True, text=True, check=True
+    )
+    largest, error = done.stdout.split()
+    assert int(largest) == 127
+    assert float(error) < 1e-5

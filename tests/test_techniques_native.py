@@ -15,7 +15,7 @@ from torchwright.decoder import load_decoder
 from torchwright.decoder.native import NativeModel
 from torchwright.decoder.packed import FORMS, TENSORS
 from torchwright.devices import get_device
-from torchwright.errors import ArtifactError, RefusedTechnique
+from torchwright.errors import ArtifactError, ModelError, RefusedTechnique, UnknownName
 from torchwright.facts import Step
 from torchwright.kernels.linear import PackedLinear
 from torchwright.plan.apply import apply_steps, make_target
@@ -208,3 +208,39 @@ def test_the_originals_weights_are_gone_before_the_decoders_come(
     monkeypatch.setattr("torchwright.techniques.native.load_decoder", load)
     apply_steps(target, [parse_step("native")])
     assert left == [None]
+
+
+def test_a_prompt_beyond_longropes_trained_length_is_judged_as_it_is_answered(
+    text: Path, tmp_path: Path
+) -> None:
+    """Trained on 16 positions: short factors beyond them would agree on a few percent of the tokens."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [1.5 + 0.5 * i for i in range(8)]}
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 1.0, **factors}
+    model = folders.causal(
+        "Phi3", hidden_size=64, rope_parameters=longrope, original_max_position_embeddings=16
+    )
+    folder = folders.save(model, tmp_path / "model")
+    workload, reference = original(folder, text)
+    quality = workload.compare(reference, observe(target_of(folder, text, "native")))
+    assert quality.extras["top1_agreement"] > 0.95
+    assert abs(quality.drop) < 0.01
+
+
+def test_a_layer_to_skip_that_is_not_there_is_refused(folder: Path, text: Path) -> None:
+    with pytest.raises(UnknownName, match=r"did you mean 'decoder\.layers\.0\.mlp\.down'"):
+        target_of(folder, text, "native", "w4a8:skip=decoder.layers.0.mlp.dwn")
+
+
+@pytest.mark.parametrize("scheme", ["w4a8", "w4a16"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_are_not_packed(
+    text: Path, tmp_path: Path, scheme: str, bad: float
+) -> None:
+    model = folders.causal("Qwen2", hidden_size=64, head_dim=16)
+    model.model.layers[1].mlp.down_proj.weight.data[3, 5] = bad
+    folder = folders.save(model, tmp_path / "model")
+    with pytest.raises(ModelError, match=r"'decoder.layers.1.mlp.down'.*Found: 1 of its"):
+        target_of(folder, text, "native", scheme)
+    with pytest.raises(ModelError, match=r"'model.layers.1.mlp.down_proj.weight'.*Found: 1 of its"):
+        load_decoder(folder, torch.bfloat16, quantize=scheme)
+    load_decoder(folder, torch.bfloat16)

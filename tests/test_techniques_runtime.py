@@ -13,13 +13,14 @@ from torch import nn
 from torchwright.devices import allocator as malloc
 from torchwright.devices import get_device
 from torchwright.engines.runner import JitRunner
-from torchwright.errors import TorchwrightError
+from torchwright.errors import TorchwrightError, UnknownName
 from torchwright.facts import DeviceFacts
 from torchwright.techniques import Target
 from torchwright.techniques.allocator import Allocator
 from torchwright.techniques.base import Settings
 from torchwright.techniques.blocks import repeated_blocks
 from torchwright.techniques.cuda_graphs import CudaGraphs
+from torchwright.techniques.dtype import Dtype
 from torchwright.techniques.regional import Regional
 from torchwright.techniques.sparse24 import Sparse24, prune24
 from torchwright.techniques.torchao import TorchAO
@@ -186,6 +187,15 @@ def test_cuda_graphs_run_through_torch_compile() -> None:
     target.settings.engine = "aot"
     CudaGraphs().apply(target)
     assert (target.settings.engine, target.settings.mode) == ("jit", "reduce-overhead")
+
+
+def test_modules_that_keep_float32_are_looked_up() -> None:
+    target = make(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(1, 4))
+    with pytest.raises(UnknownName, match="unknown layer in dtype:keep_float32 'fc1'"):
+        Dtype(keep_float32=("fc1",)).apply(target)
+    Dtype(keep_float32=("1",)).apply(target)
+    assert [p.dtype for p in target.model.parameters()] == [torch.bfloat16] * 2 + [torch.float32] * 2
+    assert "autocast" in (Dtype(keep_float32=("1",), autocast=True).refuse(target) or "")
 
 
 def test_prune_keeps_the_two_largest_of_four() -> None:

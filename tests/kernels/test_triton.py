@@ -70,3 +70,38 @@ def test_packing_is_undone(group: int) -> None:
     assert torch.equal(gpu_pack.unpack_bf16(gpu_pack.pack_bf16(weight), N, depth)[:, :K], weight.bfloat16())
     assert gpu_pack.pack_w8(wide).shape == pack.pack_w8(wide).shape
     assert gpu_pack.pack_bf16(weight).shape == pack.pack_bf16(weight).shape
+
+
+@needs_triton
+@pytest.mark.parametrize("tokens", [1, 8, 496])
+def test_spans_of_a_long_context_write_no_more_than_they_say(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight key heads for 32 query heads of 128, and a context of 131,072: 4 GB where nothing bounds it."""
+    from torchwright.kernels.gpu import attention
+
+    written = []
+
+    class Launched:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *args, **sizes: written.append(args[9].numel() + args[10].numel())
+
+    monkeypatch.setattr(attention, "attention_kernel", Launched())
+    monkeypatch.setattr(attention, "join_kernel", {(-(-tokens * 32 // 4),): lambda *args, **sizes: None})
+    pages = 131_072 // 16
+    with torch.device("meta"):
+        attention.paged_attention(
+            torch.empty(tokens, 32, 128, dtype=torch.bfloat16),
+            torch.empty(pages, 8, 128, 16, dtype=torch.bfloat16),
+            torch.empty(pages, 8, 16, 128, dtype=torch.bfloat16),
+            None,
+            None,
+            torch.empty(1, pages, dtype=torch.int32),
+            torch.empty(2, dtype=torch.int32),
+            torch.empty(1, dtype=torch.int32),
+            1.0,
+            0,
+            0.0,
+        )
+    assert 4 * written[0] <= 256 * 2**20
+    assert (written[0] > 0) == (tokens < 496)

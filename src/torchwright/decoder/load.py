@@ -52,7 +52,8 @@ def load_decoder(
     make_linear = make_linear or _linear_maker(quantize, dtype, place)
     path = resolve(str(folder))
     config = read_decoder_config(path)
-    weights = DecoderWeights(config, Checkpoint(path), dtype, make_linear, place)
+    rounded = quantize not in (None, "none")
+    weights = DecoderWeights(config, Checkpoint(path), dtype, make_linear, place, rounded=rounded)
     decoder = Decoder(config, weights).eval()
     return LoadedDecoder(decoder, path, kv_dtype=KV_DTYPES[kv], stop=stop_ids(config, path))
 

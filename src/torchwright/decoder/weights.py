@@ -13,6 +13,7 @@ from torch import nn
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import FAMILIES
 from torchwright.errors import ModelError
+from torchwright.kernels.pack import finite
 from torchwright.workloads.huggingface import read_object
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
@@ -124,9 +125,12 @@ class DecoderWeights:
         dtype: torch.dtype,
         make_linear: MakeLinear,
         device: torch.device,
+        *,
+        rounded: bool = False,
     ) -> None:
+        """`rounded` says that `make_linear` puts weights on a grid, which has no place for NaN."""
         self.config, self.checkpoint, self.dtype, self.make_linear = config, checkpoint, dtype, make_linear
-        self.device = device
+        self.device, self.rounded = device, rounded
         self.names = FAMILIES[config.architecture].names
 
     def embedding(self) -> torch.Tensor:
@@ -136,9 +140,10 @@ class DecoderWeights:
 
     def head(self, embedding_VE: torch.Tensor) -> nn.Module:
         """The output layer (V, E); a tied one shares the embedding's tensor."""
-        if self.config.tied:
-            return self.make_linear(embedding_VE, None)
-        return self.make_linear(self._stack(["lm_head.weight"], [tuple(embedding_VE.shape)]), None)
+        name = "model.embed_tokens.weight" if self.config.tied else "lm_head.weight"
+        shape = tuple(embedding_VE.shape)
+        weight = embedding_VE if self.config.tied else self._stack([name], [shape])
+        return self._made([name], [shape], weight, None)
 
     def final_norm(self) -> torch.Tensor:
         return self._norm("model.norm.weight", self.config.model)
@@ -193,9 +198,22 @@ class DecoderWeights:
         if len(names) == 1:
             rows = (sum(rows),)
         full = [f"model.layers.{layer}.{name}" for name in names]
-        weight = self._stack([f"{name}.weight" for name in full], [(row, columns) for row in rows])
+        weights, shapes = [f"{name}.weight" for name in full], [(row, columns) for row in rows]
         offsets = self._stack([f"{name}.bias" for name in full], [(row,) for row in rows]) if bias else None
-        return self.make_linear(weight, offsets)
+        return self._made(weights, shapes, self._stack(weights, shapes), offsets)
+
+    def _made(
+        self,
+        names: Sequence[str],
+        shapes: Sequence[tuple[int, ...]],
+        weight_NK: torch.Tensor,
+        bias_N: torch.Tensor | None,
+    ) -> nn.Module:
+        """The linear layer of a weight that these tensors make up, one below the other."""
+        if self.rounded:
+            for name, part in zip(names, weight_NK.split([shape[0] for shape in shapes]), strict=True):
+                finite(part, name)
+        return self.make_linear(weight_NK, bias_N)
 
     def _stack(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """The tensors one below the other, in the model's dtype and in memory of their own."""

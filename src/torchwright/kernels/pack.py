@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from torchwright.errors import ModelError
 from torchwright.kernels import build
 
 PANEL, BLOCK, DEPTH = 64, 16, 64
@@ -30,6 +31,18 @@ SHRINKS = (0.64, 1.03)
 error is taken."""
 WIDEST = 15
 """Largest multiplier: 8 · 15 fits 8 bits."""
+
+
+def finite(weight: torch.Tensor, name: str) -> torch.Tensor:
+    """The weight, ready to be rounded; raises `ModelError` with its name where a number has no place on any grid."""
+    strange = weight.numel() - int(weight.isfinite().sum())
+    if strange:
+        raise ModelError(
+            f"the weight '{name}' cannot be quantized",
+            found=f"{strange} of its {weight.numel()} numbers are NaN or infinite",
+            next="take a checkpoint without them, or leave its weights as they are",
+        )
+    return weight
 
 
 def quantize_w8(weight_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

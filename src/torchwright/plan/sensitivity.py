@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from torchwright.facts import Step
 from torchwright.plan.apply import apply_steps
 from torchwright.techniques.base import Target, from_step
+from torchwright.techniques.wrapping import layer_input
 
 
 def rank_modules(target: Target, steps: Sequence[Step]) -> list[tuple[str, float]]:
@@ -29,18 +31,19 @@ def rank_modules(target: Target, steps: Sequence[Step]) -> list[tuple[str, float
     errors: dict[str, float] = {}
 
     def watch(name: str):
-        def hook(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            error = (
-                technique.module_error(module, args[0])
-                if args and isinstance(args[0], torch.Tensor)
-                else None
-            )
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x = layer_input(args, kwargs)
+            error = technique.module_error(module, x) if isinstance(x, torch.Tensor) and x.numel() else None
             if error is not None:
                 errors[name] = max(error, errors.get(name, 0.0))
 
         return hook
 
-    handles = [m.register_forward_pre_hook(watch(name)) for name, m in model.named_modules() if name]
+    handles = [
+        module.register_forward_pre_hook(watch(name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if name
+    ]
     try:
         with torch.inference_mode():
             for case in target.workload.calibration(target.compute_dtype):

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.wrapping import known_names, plain_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,8 @@ class Dtype(Technique):
             yield replace(self, dtype="bfloat16", autocast=True)
 
     def refuse(self, target: Target) -> str | None:
+        if self.autocast and self.keep_float32:
+            return "autocast casts operation by operation, so no module of keep_float32 would stay in float32"
         rates = target.device.tflops
         fast, full = rates.get(self.dtype), rates.get("float32")
         if self.dtype == "float16" and fast and full and fast < full:
@@ -50,6 +53,8 @@ class Dtype(Technique):
 
     def apply(self, target: Target) -> None:
         dtype = getattr(torch, self.dtype)
+        names = [plain_name(name) for name, _ in target.model.named_modules()]
+        known_names(f"{self.name}:keep_float32", self.keep_float32, names)
         floating = [name for name, m in target.model.named_modules() if _has_floats(m)]
         if self.autocast:
             target.model = Autocast(target.model, dtype, target.device.kind)
@@ -70,7 +75,7 @@ class Dtype(Technique):
         )
 
     def _kept(self, name: str) -> bool:
-        return any(name == prefix or name.startswith(prefix + ".") for prefix in self.keep_float32)
+        return any(f"{plain_name(name)}.".startswith(f"{plain_name(kept)}.") for kept in self.keep_float32)
 
 
 class Autocast(nn.Module):

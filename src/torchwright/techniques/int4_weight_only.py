@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.wrapping import named, plain_name, replace_module
+from torchwright.techniques.wrapping import known_names, named, plain_name, replace_module
 
 ROWS = 16
 """The kernel takes weights whose output rows are a multiple of this."""
@@ -115,7 +115,8 @@ class Int4Linear(nn.Module):
         low, high = codes_NK[:, 0::2], codes_NK[:, 1::2]
         return cls((low | (high << 4)).contiguous(), scales_GN2, layer.bias, group)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        x = input
         x_MK = x.reshape(-1, self.in_features).to(torch.bfloat16)
         y_MN = torch.ops.aten._weight_int4pack_mm_for_cpu(x_MK, self._pack(), self.group, self.scales_GN2)
         y = y_MN.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
@@ -159,9 +160,10 @@ def dequantize(codes_NK: torch.Tensor, scales_GN2: torch.Tensor, group: int) -> 
 
 def skips(model: nn.Module, technique: Int4WeightOnly) -> dict[str, str]:
     """Linear layers that stay as they are, with the reason."""
-    asked = {plain_name(name) for name in technique.skip}
+    layers = dict(named(model, nn.Linear))
+    asked = known_names(f"{technique.name}:skip", technique.skip, layers)
     reasons: dict[str, str] = {}
-    for name, layer in named(model, nn.Linear):
+    for name, layer in layers.items():
         if name in asked:
             reasons[name] = "left alone by option"
         elif type(layer) is not nn.Linear:

@@ -85,8 +85,8 @@ class RowLinear(nn.Module):
         wide = integers[:, : self.in_features] * self.scale[: self.out_features, None]
         return wide.to(self.dtype)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        fast = x.dtype in (torch.float32, torch.bfloat16)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        x, fast = input, input.dtype in (torch.float32, torch.bfloat16)
         multiply: Any = torch.ops.torchwright.linear_w8a8_fused
         tensors = self.packed, self.scale, self.sums, self.bias
         y = multiply(x if fast else x.float(), *tensors, self.out_features, "none", None)

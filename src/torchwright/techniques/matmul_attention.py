@@ -90,10 +90,16 @@ def attend(
     scores = (query @ key.transpose(-1, -2)).float() * scale
     if is_causal:
         attn_mask = torch.ones(T, S, dtype=torch.bool, device=query.device).tril()
-    if attn_mask is not None:
-        hidden = attn_mask.dtype == torch.bool
-        scores = scores.masked_fill(~attn_mask, -math.inf) if hidden else scores + attn_mask.float()
-    return scores.softmax(-1).to(query.dtype) @ value
+    weights = scores.softmax(-1) if attn_mask is None else _masked_softmax(scores, attn_mask)
+    return weights.to(query.dtype) @ value
+
+
+def _masked_softmax(scores: torch.Tensor, attn_mask: torch.Tensor) -> torch.Tensor:
+    """As torch's own attention has it: a query that sees no key weighs all with 0, where a plain softmax is NaN."""
+    hidden = attn_mask.dtype == torch.bool
+    scores = scores.masked_fill(~attn_mask, -math.inf) if hidden else scores + attn_mask.float()
+    sees_none = scores.amax(-1, keepdim=True) == -math.inf
+    return scores.softmax(-1).masked_fill(sees_none, 0.0)
 
 
 class AttentionCalls(TorchFunctionMode):

@@ -13,8 +13,9 @@ from torch import nn
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.kernels import ops
 from torchwright.kernels.linear import PackedLinear
+from torchwright.kernels.pack import finite
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.wrapping import replace_module
+from torchwright.techniques.wrapping import known_names, named, replace_module
 
 KERNELS = {
     "w8a8": "int8 weights, int8 rows",
@@ -51,15 +52,17 @@ class PackedWeights(Technique):
         return {}
 
     def apply(self, target: Target) -> None:
+        layers = dict(named(target.model, PackedLinear))
+        asked = known_names(f"{self.name}:skip", self.skip, layers)
         importance = self.importance(target)
-        layers = [(n, m) for n, m in target.model.named_modules() if isinstance(m, PackedLinear)]
         skipped = {}
-        for name, layer in layers:
+        for name, layer in layers.items():
             scheme = self.name
-            if name in self.skip:
+            if name in asked:
                 scheme, skipped[name] = self.wider, f"kept in {self.wider}: among the most sensitive"
             if scheme != layer.scheme:
-                packed = self._packed(layer, scheme, importance.get(layer))
+                wide_NK = finite(layer.wide_weight(), name)
+                packed = self._packed(layer, wide_NK, scheme, importance.get(layer))
                 replace_module(target.model, layer, packed)
         target.coverage.append(
             Coverage(
@@ -77,18 +80,21 @@ class PackedWeights(Technique):
             return None
         expected = module.forward(x).float()  # not module(x): the ranking calls this from a hook on it
         mean_squares_K = x.float().square().flatten(0, -2).mean(0)
-        got = self._packed(module, self.name, mean_squares_K).forward(x).float()
+        packed = self._packed(module, module.wide_weight(), self.name, mean_squares_K)
+        got = packed.forward(x).float()
         norm = expected.norm()
         return ((got - expected).norm() / norm).item() if norm > 0 else 0.0
 
     def retreat(self, names: tuple[str, ...]) -> Self | None:
         return replace(self, skip=names)
 
-    def _packed(self, layer: PackedLinear, scheme: str, importance: torch.Tensor | None) -> PackedLinear:
+    def _packed(
+        self, layer: PackedLinear, wide_NK: torch.Tensor, scheme: str, importance: torch.Tensor | None
+    ) -> PackedLinear:
         """In place of `layer`. Integers are chosen on the CPU, wherever they will lie."""
         device = layer.packed.device
         packed = PackedLinear(
-            layer.wide_weight().cpu(),
+            wide_NK.cpu(),
             None if layer.bias is None else layer.bias.cpu(),
             scheme,
             group_size=self.group,

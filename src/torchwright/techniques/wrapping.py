@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from torchwright.errors import unknown
 from torchwright.workloads.base import Case
 
 WRAPPED = "inner."
@@ -30,6 +32,26 @@ def plain_name(name: str) -> str:
 def named(model: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Iterator[tuple[str, Any]]:
     """Every module of this kind under its plain name, those shared only once."""
     return ((plain_name(name), module) for name, module in model.named_modules() if isinstance(module, kind))
+
+
+def known_names(option: str, given: Iterable[str], known: Iterable[str]) -> set[str]:
+    """`given` without what was wrapped around the model since.
+
+    Raises `UnknownName`, with the nearest of the `known` plain names, where one of them is none of the model's.
+    """
+    known, asked = set(known), {plain_name(name) for name in given}
+    strange = sorted(asked - known)
+    if strange:
+        near = difflib.get_close_matches(strange[0], known, n=6, cutoff=0.0)
+        raise unknown(
+            f"layer in {option}", strange[0], near, next=f"these are the nearest of {len(known)} names"
+        )
+    return asked
+
+
+def layer_input(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What a linear layer or convolution is called on, by place or by its name in torch; None in other calls."""
+    return args[0] if args else kwargs.get("input")
 
 
 def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:

@@ -179,7 +179,8 @@ def convert(model: Transformer) -> None:
         if isinstance(module, FakeQuantizedLinear):
             parent, _, last = name.rpartition(".")
             qat = module.qat
-            packed = PackedLinear(module.weight.detach(), module.bias, qat.scheme, group_size=qat.group_size)
+            weight = pack.finite(module.weight.detach(), name)
+            packed = PackedLinear(weight, module.bias, qat.scheme, group_size=qat.group_size)
             setattr(model.get_submodule(parent), last, packed)
 
 

@@ -27,6 +27,9 @@ SPAN = 256
 """Keys of a span."""
 PROGRAMS = 256
 """Programs that keep a large GPU busy: with fewer tiles, spans get programs of their own."""
+MOST_SUMS = 1 << 26
+"""Numbers that spans apart may write for one call, 256 MiB. Beyond it, which takes dozens of tokens at a context of
+100,000 and more, each tile's program takes all spans: a prompt's last chunk lasts as long as a whole one then."""
 LOG2_E = 1.4426950408889634
 
 
@@ -244,7 +247,8 @@ def paged_attention(
         block_m, block_s = 16, 32
     tiles = tokens * group // block_m + sequences
     spans = -(-table_width * PAGE // SPAN)
-    apart = spans > 1 and tiles * heads < PROGRAMS
+    sums = spans * tokens * query_heads * (D + 2)
+    apart = spans > 1 and tiles * heads < PROGRAMS and sums <= MOST_SUMS
     parts = q.new_empty(spans * tokens * query_heads * D if apart else 0, dtype=torch.float32)
     part_sums = q.new_empty(2 * spans * tokens * query_heads if apart else 0, dtype=torch.float32)
     scaled = k_pages.dtype == torch.int8
