@@ -130,6 +130,10 @@ class _Numbered(TorchFunctionMode):
         args, kwargs = pytree.tree_map_only((str, torch.device), number, (args, kwargs or {}))
         if func is torch.tensor and kwargs.get("device") == CARD:  # which copies past every operator
             return func(*args, **kwargs | {"device": "cpu"}).to(CARD)
+        if func is torch.Tensor.__deepcopy__ and isinstance(
+            args[0], OnCard
+        ):  # which copies the storage, that has none
+            return args[0].clone()
         if func in FETCH and isinstance(args[0], OnCard):
             places = [
                 place for place in (*args[1:], *kwargs.values()) if isinstance(place, str | torch.device)

@@ -218,7 +218,7 @@ def test_trials_that_are_forked_start_alike_and_change_nothing_for_each_other(tm
         server = shared.server()
     assert len(pids) == 2
     assert server.ended
-    first, second, wide = [answer[0] for answer in answers]
+    first, second, wide = [answer[0].outputs[0] for answer in answers]
     assert torch.equal(first, second)
     assert not torch.equal(first, wide)
 

@@ -147,8 +147,9 @@ class TestMetric:
         assert quality.drop_high > quality.drop
 
     def test_tokens_that_the_model_rules_out_do_not_spoil_the_divergence(self, workload):
-        logp = torch.tensor([[0.0, -math.inf], [math.log(0.5), math.log(0.5)]]).half()
-        observed = {"log_probabilities": logp, "nll": torch.ones(2)}
+        windows = 2 * (workload.prompt_tokens + DECODE_STEPS)
+        logp = torch.tensor([[0.0, -math.inf], [math.log(0.5), math.log(0.5)]]).half().repeat(windows // 2, 1)
+        observed = {"log_probabilities": logp, "nll": torch.ones(windows)}
         assert workload.compare(observed, observed).extras["kl_divergence"] == 0
 
     def test_nan_is_refused(self, workload):
