@@ -13,6 +13,7 @@ from torchwright.facts import Budget, Step
 from torchwright.plan.compare import ROUNDS
 from torchwright.plan.finish import Form, settle
 from torchwright.plan.trial import Candidate, TrialFailed
+from torchwright.techniques.base import from_step
 
 
 @pytest.fixture
@@ -97,6 +98,14 @@ def test_what_was_asked_for_by_name_is_dropped_for_being_slower_and_not_for_the_
     outcome = world.search(wanted=(step("fold"), step("pool")))
     assert rows(outcome) == {"fold": "kept", "pool": "dropped"}
     assert row(outcome, "fold").reason.startswith("asked for; ")
+
+
+def test_what_changes_the_whole_process_must_gain_more(world: World, monkeypatch):
+    monkeypatch.setattr(type(from_step(step("fold"))), "least_gain", 1.05)
+    world.gain = product(fold=1.03, pool=1.03)
+    outcome = world.search(step("fold"), step("pool"))
+    assert rows(outcome) == {"fold": "dropped", "pool": "kept"}
+    assert row(outcome, "fold").reason.endswith("less than the 1.05x that it must bring")
 
 
 def test_a_gain_below_one_per_cent_is_none_however_certain(world: World):

@@ -80,7 +80,7 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
     comparison = compare(search, candidate)
     if _is_undecided(comparison.marginal):
         comparison = compare(search, candidate, final=True)
-    verdict = worth(search, candidate, comparison)
+    verdict = worth(search, step, candidate, comparison)
     noisy = _asked_for(search, step) and comparison.marginal.high > 1.0
     if verdict is not None and not noisy:
         search.record(step, candidate, comparison, "dropped", verdict)

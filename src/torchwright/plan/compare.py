@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from torchwright.facts import Step
 from torchwright.measure.clock import Rounds, paired_speedup
 from torchwright.plan.state import FINISH_SHARE, Comparison, Search
 from torchwright.plan.trial import Candidate, TrialFailed
 from torchwright.plan.worker import TURN_SECONDS
+from torchwright.techniques.base import from_step
 
-MIN_GAIN = 1.01
-"""A step must gain one per cent, and its whole interval must lie above 1."""
 ROUNDS = (9, 25)
 """Fewest and most paired turns of one comparison, those apart in which others ran: of nine no single one moves an end
 of the interval beyond the others."""
@@ -28,8 +28,8 @@ class NoTime(TrialFailed):
     """A comparison that was not begun, or broken off; every process in it lives on."""
 
 
-def worth(search: Search, candidate: Candidate, comparison: Comparison) -> str | None:
-    """Why a candidate within the budget is not kept, or None."""
+def worth(search: Search, step: Step, candidate: Candidate, comparison: Comparison) -> str | None:
+    """Why a candidate within the budget, tried for the sake of `step`, is not kept, or None."""
     if search.budget.objective == "memory":
         if comparison.total.high < 1.0:
             return f"slower than the original ({comparison.total})"
@@ -37,10 +37,12 @@ def worth(search: Search, candidate: Candidate, comparison: Comparison) -> str |
             best = mebibytes(search.best.memory)
             return f"{mebibytes(candidate.memory)} peak memory where the best so far has {best}"
         return None
-    gain = comparison.marginal
-    if gain.low <= 1.0 or gain.value < MIN_GAIN:
-        return f"{gain}: no gain outside the noise" if gain.high > 1.0 else f"{gain}: slower"
-    return None
+    gain, least = comparison.marginal, from_step(step).least_gain
+    if gain.high <= 1.0:
+        return f"{gain}: slower"
+    if gain.low <= 1.0:
+        return f"{gain}: no gain outside the noise"
+    return f"{gain}: less than the {least:.2f}x that it must bring" if gain.value < least else None
 
 
 def compare(search: Search, candidate: Candidate, *, final: bool = False) -> Comparison:

@@ -17,6 +17,7 @@ class Allocator(Technique):
 
     name: ClassVar[str] = "allocator"
     phase: ClassVar[Phase] = Phase.PROCESS
+    least_gain: ClassVar[float] = 1.05  # everything else in its user's process is changed with it
 
     kind: Literal["retain", "jemalloc", "tcmalloc"] = "retain"
     """`retain`: glibc's malloc keeps what is freed; the others replace malloc, where they are installed."""

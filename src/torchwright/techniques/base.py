@@ -116,6 +116,8 @@ class Technique:
     removes: ClassVar[frozenset[str]] = frozenset()
     calibrates: ClassVar[bool] = False
     """Whether it reads the workload's calibration calls."""
+    least_gain: ClassVar[float] = 1.01
+    """The speed-up over the best recipe without it that is worth having it."""
     own_kernels: ClassVar[bool] = False
     """Whether it runs on Torchwright's C++ kernels, which are compiled once for each version."""
 
