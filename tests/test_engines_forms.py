@@ -267,6 +267,24 @@ class Doubled(nn.Module):
         return self.layers(x)
 
 
+def test_graphs_answer_other_numbers_of_rows_in_pieces_where_no_other_export_was_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Swin takes minutes to export with every size free; its batches are to be answered all the same."""
+    trials_in_process(monkeypatch, 2.0)
+    monkeypatch.setattr("torchwright.plan.save.GENERAL_SECONDS", 0.0)
+    model, x = Doubled().eval(), torch.randn(4, 16)
+    artifact = tw.optimize(model, x, techniques=["dtype"], max_drop=0.05, time_budget=60).save(
+        tmp_path / "artifact"
+    )
+    loaded = tw.load(artifact)
+    assert loaded.how == "graphs, uncompiled"
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+        for count in (1, 3, 4, 9):
+            x = torch.randn(count, 16)
+            torch.testing.assert_close(loaded.model(x), model(x), rtol=0.05, atol=0.05)
+
+
 EXAMPLE = "forward"
 """The name of the example's call."""
 

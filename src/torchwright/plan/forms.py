@@ -275,7 +275,7 @@ def check_graphs(
     programs: Mapping[str, ExportedProgram],
     fixed: Call | None = None,
 ) -> Chosen:
-    """What of the outputs' layout must be mended, and whether the graph with all sizes free may be used.
+    """How graphs answer other calls, and what of the outputs' layout must be mended.
 
     `fixed` is what answers the example, by default its graph.
     """
@@ -287,14 +287,15 @@ def check_graphs(
         layout_of(a) if a.shape == b.shape and layout_of(a) != layout_of(b) else None
         for a, b in zip(reference, found, strict=True)
     )
-    chosen = Chosen(layouts=layouts if any(layouts) else ())
+    # Without a graph for every size, the example's answers other numbers of rows in pieces.
+    chosen = Chosen(rows="pieces" if takes.pieces else "fixed", layouts=layouts if any(layouts) else ())
     if forms.general is None:
         return chosen
     general = GraphCall(programs[GENERAL], forms.general)
     spec = _checked(model, general, case, takes, _error(reference, found))
     if spec is None:
         return _also(chosen, f"{GENERAL}: not used, the graph answers some wrongly")
-    return replace(chosen, any_sizes=spec)
+    return replace(chosen, any_sizes=spec, rows="fixed")
 
 
 def _checked(model: nn.Module, call: Call, case: Case, takes: Takes, own: float) -> CallSpec | None:
