@@ -65,7 +65,7 @@ class InProcessTrial:
 
 def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = None) -> None:
     """Run trials here and now; with `speedup`, every comparison finds just that, whatever the clock says."""
-    for room in ("torchwright.plan.trial", "torchwright.api"):
+    for room in ("torchwright.plan.trial", "torchwright.plan.save", "torchwright.api"):
         monkeypatch.setattr(f"{room}.TrialProcess", InProcessTrial)
     monkeypatch.setattr("torchwright.plan.compare.COMPARE_SECONDS", 0.0)
     monkeypatch.setattr("torchwright.plan.worker.TURN_SECONDS", 0.0)

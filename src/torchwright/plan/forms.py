@@ -287,8 +287,9 @@ def check_graphs(
         layout_of(a) if a.shape == b.shape and layout_of(a) != layout_of(b) else None
         for a, b in zip(reference, found, strict=True)
     )
-    # Without a graph for every size, the example's answers other numbers of rows in pieces.
-    chosen = Chosen(rows="pieces" if takes.pieces else "fixed", layouts=layouts if any(layouts) else ())
+    # Without a graph for every size, that of the one example answers other numbers of rows in pieces.
+    alone = takes.pieces and len(forms.calls) == 1
+    chosen = Chosen(rows="pieces" if alone else "fixed", layouts=layouts if any(layouts) else ())
     if forms.general is None:
         return chosen
     general = GraphCall(programs[GENERAL], forms.general)
