@@ -217,8 +217,9 @@ def verify(
         tell("the artifact, loaded in a new process, and the original")
         candidate = TrialProcess(context)
         loaded = candidate.ask("load_artifact", path=str(path), trust=trust)
-        original = original_beside(candidate, workload, recipe.steps) or TrialProcess(context)
-        if isinstance(original, TrialProcess):
+        original = original_beside(candidate, workload, recipe.steps)
+        if original is None:
+            original = TrialProcess(context)
             original.ask("prepare", steps=())
         for count in range(1, retries + 2):
             tell(f"timing both in turn, {count} of {retries + 1} times at most")
