@@ -70,6 +70,7 @@ def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = N
     monkeypatch.setattr("torchwright.plan.compare.COMPARE_SECONDS", 0.0)
     monkeypatch.setattr("torchwright.plan.worker.TURN_SECONDS", 0.0)
     monkeypatch.setattr("torchwright.plan.claim.ROWS_SECONDS", 0.0)
+    monkeypatch.setattr("torchwright.plan.finish.PROCESSES", 1)
     monkeypatch.setattr("torchwright.plan.forms.ROWS_COST", float("inf"))  # one package, however it was timed
     monkeypatch.setattr("torchwright.measure.microbench.linear_kernel_seconds", lambda *args: {})
     monkeypatch.setattr("torchwright.report.html.render", lambda recipe: "<!doctype html>")

@@ -343,6 +343,7 @@ class Process:
         return {
             "device": make_device(),
             "export_seconds": self.world.export_seconds,
+            "called_as_is": False,
             "properties": ORIGINAL,
             "variants": self.world.variants,
             "operations": {},

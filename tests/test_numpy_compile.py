@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from torchwright.errors import TorchwrightError
 from torchwright.measure.clock import Waiting
-from torchwright.numpy_compile import CompiledNumpy, NumpyReport, compile_numpy, wrapper
+from torchwright.numpy_compile import CompiledNumpy, NumpyReport, compile_numpy, program, wrapper
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64", "complex128"]
 Pair = namedtuple("Pair", "low high")
@@ -188,6 +188,20 @@ def test_errors_raised_by_the_function_are_numpys_on_the_first_and_on_served_cal
         fresh(np.arange(4.0))
 
 
+@pytest.mark.parametrize("divide", [lambda n, m: n // m, lambda n, m: n % m, np.fmod, np.divmod])
+def test_a_division_that_may_end_the_process_is_refused(divide, monkeypatch):
+    monkeypatch.setattr(program, "looks_for_zero", lambda: False)
+    compiled = compile_numpy(lambda n, m: divide(n * 3, m), measure=False)
+    with np.errstate(divide="ignore"):
+        compiled(np.arange(40), np.zeros(40, int))
+    assert compiled.report.status == "original"
+    assert "divides by zero" in compiled.report.reason
+    floats = compile_numpy(lambda n, m: divide(n * 3, m), measure=False)
+    floats(np.arange(40.0), np.ones(40))
+    assert "divides by zero" not in floats.report.reason
+
+
+@pytest.mark.skipif(not program.looks_for_zero(), reason="this release of torch would end the process")
 def test_division_by_zero_is_numpys_also_where_its_errors_are_trapped():
     compiled = checked(lambda n, m, x: (n // m, 1 / x), np.arange(40), np.ones(40, int), np.ones(3))
     with np.errstate(divide="ignore"):

@@ -224,6 +224,31 @@ def test_a_form_that_needs_less_of_the_caller_must_be_nearly_as_fast(world: Worl
     assert proved == [candidate]
 
 
+@pytest.mark.parametrize(
+    ("factors", "claimed"),
+    [((1.0, 0.5, 1.6), (2.0, 1.25, 4.0)), ((1.0, None), (2.0, 2.0, 2.0)), ((0.9, 3.0, 2.5), (1.0, 1.0, 1.0))],
+)
+def test_a_claim_is_that_of_the_middle_process_and_spans_all(world: World, factors, claimed):
+    world.gain = product(fuse=2.0)
+    world.search(step("fuse"))
+    search, left = world.searching, list(factors)
+    search.context.deadline = search.last_moment = 1e9
+
+    def started() -> Candidate | None:
+        factor = left.pop(0)
+        world.later = lambda names, turn: factor if "fuse" in names else 1.0
+        return factor and world.start(search.context, search.best.steps, ())
+
+    form = Form(name="it", start=started, prove=lambda candidate: None, again=started)
+    outcome, _, candidate = settle(search, [form])
+    found = outcome.speedup
+    assert (found.value, found.low, found.high) == pytest.approx(claimed)
+    assert not left
+    ratio = outcome.baseline.seconds / outcome.final.seconds
+    assert ratio == pytest.approx(found.value), "what is printed beside the claim is that process's"
+    assert len(world.alive) == 3 if candidate else 1
+
+
 # ------------------------------------------------------------------------------------------- drop-one, swaps, order
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import itertools
 import threading
 import time
@@ -28,6 +30,11 @@ _SAFE_INDUCTOR = {
     "cpp.enable_unsafe_math_opt_flag": False,
     "cpp.enable_floating_point_contract_flag": "off",
 }
+
+
+DIVISIONS = ("div.Tensor_mode", "floor_divide.default", "remainder.Tensor", "fmod.Tensor")
+"""Of integers by other than constants: the processor's trap for a zero ends the process, on releases of torch whose
+code does not look for it."""
 
 
 class Unchecked(Exception):
@@ -141,11 +148,27 @@ class Program:
         from torch._inductor.compile_fx import compile_fx_inner
 
         for node in graph.graph.nodes:
+            if str(node.target).removeprefix("aten.") in DIVISIONS and _may_trap(node):
+                self._refusal = f"this release of torch ends the process where {node.name} divides by zero"
+                raise Refused(self._refusal)
             writes = node.op == "call_function" and node.target is torch.ops.aten.copy_.default
             if writes and node.args[0].op == "placeholder":
                 self._refusal = "it writes into an argument"
                 raise Refused(self._refusal)
         return compile_fx_inner(graph, example_inputs, **options)
+
+
+def _may_trap(node: Any) -> bool:
+    floating = node.meta["val"].dtype.is_floating_point
+    return not floating and not looks_for_zero()
+
+
+@functools.cache
+def looks_for_zero() -> bool:
+    """Whether Inductor's loops on CPUs raise where an integer is divided by zero; of our range, torch 2.11 does not."""
+    from torch._inductor.codegen import cpp
+
+    return "throw_if_integer_div_error" in inspect.getsource(cpp)
 
 
 def _private_copy(fn: Callable) -> Callable:

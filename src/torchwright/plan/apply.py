@@ -96,6 +96,7 @@ def describe_target(target: Target, names: Sequence[str] | None = None) -> dict[
         "operations": operations,
         "kernel_seconds": target.kernel_seconds,
         "export_seconds": export_seconds,
+        "called_as_is": target.workload.called_as_is(),
         "repeats": {case.name: case.repeat for case in cases},
         "weight_bytes": weight_bytes(target.model),
     }

@@ -18,9 +18,9 @@ from typing import Any
 
 from torchwright.errors import TorchwrightError
 from torchwright.facts import Interval, ProcessGain, Recipe, RowsTime, Step
-from torchwright.measure.clock import paired_speedup
-from torchwright.plan import artifact, trial
-from torchwright.plan.compare import ROUNDS
+from torchwright.measure.clock import Rounds, paired_speedup
+from torchwright.plan import artifact, estimate, trial
+from torchwright.plan.compare import ROUNDS, one_round
 from torchwright.plan.finish import ORIGINAL, Form, give_up, outcome_now, settle
 from torchwright.plan.save import Contents, ways, write_contents
 from torchwright.plan.state import Outcome, Search
@@ -83,6 +83,7 @@ class _Shipping:
             name=name,
             start=lambda: self._start(name),
             prove=lambda candidate: self._prove(name, candidate),
+            again=lambda: self._again(name),
             itself=original and name in ("rebuild", "module"),
         )
 
@@ -102,10 +103,24 @@ class _Shipping:
         self.write(name)
         folder, contents = self.made[name]
         artifact.finish(folder, self.provisional(outcome_now(search, ORIGINAL)), contents.manifest)
-        candidate = self.loaded(folder)
+        candidate = self._beside_the_original(folder)
         self.how[name] = candidate.how
-        if beside := original_beside(candidate.process, self.workload, search.best.steps):
-            candidate.original = replace(search.baseline, process=beside, turns=[])
+        return candidate
+
+    def _again(self, name: str) -> Candidate | None:
+        search = self.search
+        shares = self.workload.called_as_is() and not _settles_process(search.best.steps)
+        needed = (
+            estimate.another_process_seconds(search) + estimate.OTHER_ROWS_SECONDS + search.settle_seconds
+        )
+        if not shares or search.context.clock() + needed > search.end:
+            return None
+        return self._beside_the_original(self.made[name][0])
+
+    def _beside_the_original(self, folder: Path) -> Candidate:
+        candidate = self.loaded(folder)
+        if beside := original_beside(candidate.process, self.workload, self.search.best.steps):
+            candidate.original = replace(self.search.baseline, process=beside, turns=[])
         return candidate
 
     def _prove(self, name: str, candidate: Candidate) -> None:
@@ -268,7 +283,8 @@ def _pair(search: Search, one: Candidate, other: Candidate) -> Interval:
 def _turns(
     search: Search, one: Candidate, other: Candidate, seconds: float
 ) -> tuple[list[float], list[float]]:
-    begun, rows = time.monotonic(), list[tuple[float, float]]()
-    while len(rows) < ROUNDS[1] and (len(rows) < ROUNDS[0] or time.monotonic() - begun < seconds):
-        rows.append((search.objective(one.process.ask("time")), search.objective(other.process.ask("time"))))
-    return [row[0] for row in rows], [row[1] for row in rows]
+    begun, rounds = time.monotonic(), Rounds[tuple[float, float]](enough=ROUNDS[0])
+    while len(rounds.all) < ROUNDS[1] and (len(rounds.all) < ROUNDS[0] or time.monotonic() - begun < seconds):
+        (before, after), waited = one_round([one, other], first=len(rounds.all) % 2)
+        rounds.add((search.objective(before), search.objective(after)), waited)
+    return [row[0] for row in rounds.counted], [row[1] for row in rounds.counted]

@@ -18,6 +18,8 @@ of the interval beyond the others."""
 FEWEST_ROUNDS = 3
 """Where turns are very long."""
 COMPARE_SECONDS = 5.0
+FINAL_PATIENCE = 3
+"""So many times what it would take on a quiet machine may go into a last comparison, beside others."""
 
 
 Turn = dict[str, float]
@@ -75,32 +77,32 @@ def _take_rounds(
     faster = search.budget.objective != "memory"
     begun = search.context.clock()
     seconds = min(COMPARE_SECONDS, FINISH_SHARE * search.budget.time_seconds / 2) * (1.6 if final else 1)
-    one_round = sum(turn_seconds(contestant) for contestant in contestants)
+    expected = sum(turn_seconds(contestant) for contestant in contestants)
     while len(rounds.quiet) < ROUNDS[1] and len(rounds.all) < 2 * ROUNDS[1]:
-        if search.context.clock() + one_round > deadline:
+        if search.context.clock() + expected > deadline:
             if len(rounds.all) < FEWEST_ROUNDS:
                 raise NoTime("the time budget ended before it was timed", timed_out=True)
             break
-        rounds.add(*_round(contestants, first=len(rounds.all) % len(contestants)))
+        rounds.add(*one_round(contestants, first=len(rounds.all) % len(contestants)))
         spent = search.context.clock() - begun
-        one_round = spent / len(rounds.all)
+        expected = spent / len(rounds.all)
         ratios = [search.objective(row[-2]) / search.objective(row[-1]) for row in rounds.quiet]
         clear = _is_clear(ratios)
         decided = not final and (clear or (faster and statistics.median(ratios or [1.0]) < 1.0))
         if len(ratios) >= ROUNDS[0] and (spent > seconds or decided):
             break
-        late = spent > 2 * seconds or (spent > seconds and clear and not rounds.busy)
-        if len(rounds.all) >= FEWEST_ROUNDS and late:
+        patience = 1 if clear and not rounds.busy else FINAL_PATIENCE if final else 2
+        if len(rounds.all) >= FEWEST_ROUNDS and spent > patience * seconds:
             break
     return rounds
 
 
-def _round(contestants: list[Candidate], *, first: int) -> tuple[list[Turn], float]:
+def one_round(contestants: list[Candidate], *, first: int) -> tuple[list[Turn], float]:
     """One turn of each, in their order but begun by another; and the largest share of one that was spent waiting."""
     turns: list[Turn] = [{} for _ in contestants]
     waited = 0.0
     for place in (*range(first, len(contestants)), *range(first)):
-        turns[place] = contestants[place].turn()
+        turns[place] = contestants[place].process.ask("time")
         waited = max(waited, contestants[place].process.ask("waited"))
     return turns, waited
 

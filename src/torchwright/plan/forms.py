@@ -50,8 +50,6 @@ ROUNDS = 9
 TURN_SECONDS = 0.02
 NUMBER_SECONDS = 2.0
 """Turns with one number of rows end after this, when each form had one."""
-CHOICE_SECONDS = 30.0
-"""No other number of rows is begun after this."""
 ORIGINAL = "the original"
 ROUNDING = 1e-3
 """Error that other sizes may add to the recipe's own by their rounding alone."""
@@ -166,11 +164,19 @@ def build_one_row(
 
 
 def choose(
-    model: nn.Module, case: Case, takes: Takes, forms: Forms, folder: Path, *, threads: int | None = None
+    model: nn.Module,
+    case: Case,
+    takes: Takes,
+    forms: Forms,
+    folder: Path,
+    *,
+    seconds: float,
+    threads: int | None = None,
 ) -> Chosen:
     """How an artifact with these packages and graphs answers other calls best. `model` is the original.
 
-    `threads` is the number that the packages and graphs use; the original has this process's.
+    After `seconds` no other number of rows is begun. `threads` is the number that the packages and graphs use; the
+    original has this process's.
     """
     fixed = Package(folder / "package-0.pt2", forms.calls[0])
     programs = read_programs(folder, trust=True)
@@ -202,27 +208,30 @@ def choose(
     if ROWS in doors:
         share = _shares({case.name: lambda: example.run(case), ROWS: lambda: doors[ROWS].run(case)})[ROWS]
         if share <= ROWS_COST:
-            return _by_rows(model, case, takes, replace(chosen, rows="free"), doors)
+            return _by_rows(model, case, takes, replace(chosen, rows="free"), doors, seconds)
         rows = len(given[takes.batched[0]])
         note = f"{ROWS}: {share:.2f} of the time at {rows} rows, which keep code of their own"
         chosen = _also(chosen, note)
-    return _by_rows(model, case, takes, chosen, {case.name: example, **doors})
+    return _by_rows(model, case, takes, chosen, {case.name: example, **doors}, seconds)
 
 
-def _by_rows(model: nn.Module, case: Case, takes: Takes, chosen: Chosen, doors: Mapping[str, Door]) -> Chosen:
+def _by_rows(
+    model: nn.Module, case: Case, takes: Takes, chosen: Chosen, doors: Mapping[str, Door], seconds: float
+) -> Chosen:
     """`chosen` with the quickest of `doors` for each number of rows, and without what none of them needs."""
     example = len(tensors_of(case)[takes.batched[0]])
     found, slower = {example: ROWS if chosen.rows == "free" else case.name}, False
     begun = time.monotonic()
     # One row first, since most is made of that; then what lies between, where ranges begin.
     for rows in dict.fromkeys([1, example // 2, 2 * example, 2, 3 * example // 2]):
-        if rows in (0, example) or time.monotonic() - begun > CHOICE_SECONDS:
+        if rows in (0, example) or time.monotonic() - begun > seconds:
             continue
-        other = with_rows(case, takes.batched, rows)
-        calls = _takers(model, doors, other)
+        calls = _takers(model, doors, with_rows(case, takes.batched, rows))
         if not calls:
             continue
-        shares = _shares(calls)
+        if rows > 1:  # where the original is quicker nothing would come of it
+            del calls[ORIGINAL]
+        shares = _shares(calls) if len(calls) > 1 else dict.fromkeys(calls, 1.0)
         name = min(shares.keys() - {ORIGINAL}, key=lambda name: shares[name], default=None)
         slower |= rows == 1 and (name is None or shares[name] > ROWS_COST)
         if name is not None:
@@ -240,7 +249,10 @@ def _by_rows(model: nn.Module, case: Case, takes: Takes, chosen: Chosen, doors: 
 
 
 def _takers(model: nn.Module, doors: Mapping[str, Door], case: Case) -> dict[str, Callable[[], Any]]:
-    """The call by the original, and by each form that takes it; none where the original does not."""
+    """The call by the original, and by each form that takes it; none where the original does not.
+
+    The graph for any size is asked only where nothing was compiled for such a call.
+    """
     with torch.inference_mode():
         calls: dict[str, Callable[[], Any]] = {ORIGINAL: lambda: model(*case.args, **case.kwargs)}
         try:
@@ -248,6 +260,8 @@ def _takers(model: nn.Module, doors: Mapping[str, Door], case: Case) -> dict[str
         except Exception:  # whatever the original says of such a call
             return {}
         for name, door in doors.items():
+            if name == GENERAL and calls.keys() & {ROWS, ONE}:
+                continue
             with contextlib.suppress(WorkloadError), ignore_library_warnings():
                 door.run(case)
                 calls[name] = lambda door=door: door.run(case)

@@ -14,7 +14,7 @@ from torchwright.engines.spec import CallSpec, Takes
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Budget, DeviceFacts, Fingerprint, Measurement, Recipe, RooflinePoint
 from torchwright.measure.roofline import Work, point
-from torchwright.plan import artifact
+from torchwright.plan import artifact, estimate
 from torchwright.plan.apply import reshaped
 from torchwright.plan.forms import Chosen, Forms
 from torchwright.plan.state import Outcome, Search
@@ -25,10 +25,8 @@ from torchwright.workloads.base import Workload
 NOT_KEPT = "nothing of what torch compiled can be kept here: who loads this compiles again at the first call"
 GENERAL_SECONDS = 20.0
 """torch.export with every size free takes a second for most models, and minutes for a few."""
-ROWS_SHARE = 0.1
-"""Of the time budget: what compiling for any number of rows may take beyond what the search has left."""
-ONE_SHARE = 0.5
-"""Of the time that is left for writing: what compiling for one row may take."""
+LATE_SHARE = 0.1
+"""Of the time budget: by how much compiling for other numbers of rows may overrun it."""
 
 
 def ways(engine: str, workload: Workload) -> list[str]:
@@ -130,8 +128,7 @@ def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents
     """The graphs, and the packages for the example and for any number of rows, with what was found of them."""
     best = search.best
     search.tell("stage", "the same for any number of rows and other sizes")
-    left = max(0.0, search.end - search.context.clock())
-    rows_seconds = left + ROWS_SHARE * search.budget.time_seconds
+    rows_seconds = _room(search)
     worth = compiled and 1.2 * best.prepare_seconds < rows_seconds
     with TrialProcess(search.context) as process:
         takes, forms = process.ask(
@@ -178,19 +175,25 @@ def _choose(scratch: Path, search: Search, takes: Takes, forms: Forms, *, compil
             forms=forms,
             folder=str(scratch),
             compiled=compiled,
+            seconds=estimate.choice_seconds(search),
             threads=search.best.threads,
             allocator=_allocator(search.best),
         )
 
 
+def _room(search: Search) -> float:
+    """Seconds to compile in, after which the artifact can still be proved about when the user expects it."""
+    late = LATE_SHARE * search.budget.time_seconds
+    return search.end + late - search.context.clock() - estimate.proof_seconds(search, ())
+
+
 def _one_row(scratch: Path, search: Search, takes: Takes, contents: Contents) -> CallSpec | None:
     """Compile for one row, where there is time for it."""
-    best, context = search.best, search.context
-    seconds = ONE_SHARE * (context.deadline - context.clock())
+    best, seconds = search.best, _room(search)
     if 1.2 * best.prepare_seconds > seconds:
         contents.notes.append(f"{artifact.ONE}: no time was left to compile for it")
         return None
-    with TrialProcess(context) as process:
+    with TrialProcess(search.context) as process:
         one, note = process.ask(
             "one_row", steps=best.steps, takes=takes, folder=str(scratch), seconds=seconds
         )

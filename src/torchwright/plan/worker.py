@@ -247,6 +247,7 @@ class Session:
         forms: Any,
         folder: str,
         compiled: bool,
+        seconds: float,
         threads: int | None,
         allocator: str | None,
     ) -> Any:
@@ -260,7 +261,7 @@ class Session:
         model, case = self.target.model, self.workload.cases(self._dtype())[0]
         if not compiled:
             return check_graphs(model, case, takes, forms, read_programs(Path(folder), trust=True))
-        return choose(model, case, takes, forms, Path(folder), threads=threads)
+        return choose(model, case, takes, forms, Path(folder), seconds=seconds, threads=threads)
 
     def one_row(
         self, *, steps: tuple[Any, ...], takes: Any, folder: str, seconds: float
