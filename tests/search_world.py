@@ -210,6 +210,8 @@ class World:
     """Names of the steps of a recipe, also with their options → how many times faster it is than the original."""
     drop: Callable[[tuple[Step, ...]], float | tuple[float, float]] = lambda steps: 0.0
     """Steps → drop, or (drop, its upper end)."""
+    unseen_drop: Callable[[tuple[Step, ...]], float] | None = None
+    """The same on data that chooses nothing, where there is some."""
     memory: Callable[[frozenset[str]], int] = lambda names: 1000 * 2**20
     fails: dict[str, Exception] = field(default_factory=dict)
     """Name of a step → what starting a recipe with it raises."""
@@ -329,12 +331,14 @@ class Process:
     def memory(self) -> dict[str, int]:
         return {"peak": self.world.memory(self.names), "recompiles": 0}
 
-    def observe(self) -> str:
-        return "observed"
+    def observe(self, *, unseen: bool = False) -> str | None:
+        return "observed" if not unseen else "unseen" if self.world.unseen_drop else None
 
-    def compare(self, *, reference: str, itself: bool = False) -> Any:
-        assert reference == "observed"
-        drop = self.world.drop(self.steps)
+    def compare(self, *, reference: str, itself: bool = False, unseen: bool = False) -> Any:
+        assert reference == ("unseen" if unseen else "observed")
+        drop = (
+            (self.world.unseen_drop or self.world.drop)(self.steps) if unseen else self.world.drop(self.steps)
+        )
         drop, high = drop if isinstance(drop, tuple) else (drop, drop)
         return make_quality(drop, high, metric="error")
 

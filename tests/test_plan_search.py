@@ -239,7 +239,9 @@ def test_a_claim_is_that_of_the_middle_process_and_spans_all(world: World, facto
         world.later = lambda names, turn: factor if "fuse" in names else 1.0
         return factor and world.start(search.context, search.best.steps, ())
 
-    form = Form(name="it", start=started, prove=lambda candidate: None, again=started)
+    first = started()
+    assert first is not None
+    form = Form(name="it", start=lambda: first, prove=lambda candidate: None, again=started)
     outcome, _, candidate = settle(search, [form])
     found = outcome.speedup
     assert (found.value, found.low, found.high) == pytest.approx(claimed)
@@ -247,6 +249,40 @@ def test_a_claim_is_that_of_the_middle_process_and_spans_all(world: World, facto
     ratio = outcome.baseline.seconds / outcome.final.seconds
     assert ratio == pytest.approx(found.value), "what is printed beside the claim is that process's"
     assert len(world.alive) == 3 if candidate else 1
+
+
+@pytest.mark.parametrize(
+    ("seen", "unseen", "kept"),
+    [
+        pytest.param(0.009, 0.011, ["half"], id="over the budget where nothing was chosen"),
+        pytest.param(0.009, 0.010, ["half", "fuse"], id="within it"),
+        pytest.param(
+            0.004, 0.011, ["half", "fuse"], id="so far below that it is not asked before the artifact is"
+        ),
+        pytest.param(0.009, None, ["half", "fuse"], id="no more data"),
+    ],
+)
+def test_what_was_chosen_is_judged_by_other_data(world: World, seen: float, unseen: float | None, kept):
+    def loss(of_both: float):
+        return lambda steps: of_both if "fuse" in {s.name for s in steps} else 0.002 if steps else 0.0
+
+    world.gain = product(half=2.0, fuse=2.0)
+    world.drop, world.unseen_drop = loss(seen), None if unseen is None else loss(unseen)
+    outcome = world.search(step("half"), step("fuse"))
+    assert names(outcome) == kept
+    assert outcome.speedup.value == pytest.approx(2.0 ** len(kept))
+    if len(kept) == 1:
+        assert rows(outcome) == {"half": "kept", "fuse": "removed"}
+        assert "1.10% on data by which nothing was chosen" in row(outcome, "fuse").reason
+
+
+def test_a_single_step_that_is_over_the_budget_on_other_data_leaves_the_original(world: World):
+    world.gain = product(half=2.0)
+    world.drop, world.unseen_drop = lambda steps: 0.009 * bool(steps), lambda steps: 0.02 * bool(steps)
+    outcome = world.search(step("half"))
+    assert outcome.best.steps == ()
+    assert rows(outcome) == {"half": "removed"}
+    assert world.alive == [()]
 
 
 # ------------------------------------------------------------------------------------------- drop-one, swaps, order

@@ -160,7 +160,7 @@ class TestBatches:
 
         observed = workload.observe(run, torch.float32)
         assert set(seen) == {shape}
-        assert len(observed) == 8 * len(seen) >= 48
+        assert len(observed) == 8 * len(seen) >= 40
 
     def test_the_sample_has_no_sentence_twice_and_none_of_calibration(self, workload):
         batches = [workload._batch(i) for i in range(workload._rounds())]
@@ -170,6 +170,22 @@ class TestBatches:
         ]
         assert len(set(rows)) == len(rows)
         assert not set(rows) & set(calibration)
+
+    def test_what_was_chosen_is_judged_by_other_sentences(self, workload):
+        def seen(one):
+            rows = []
+            one.observe(lambda case: rows.extend(case.args[0].tolist()) or torch.ones(8, 4), torch.float32)
+            return set(map(tuple, rows))
+
+        chosen, last = seen(workload), seen(workload.unseen())
+        assert len(last) >= 16
+        assert not chosen & last
+        calibration = [row for case in workload.calibration(torch.float32) for row in case.args[0].tolist()]
+        assert not last & set(map(tuple, calibration))
+
+    def test_without_a_second_part_there_is_no_other_judgement(self, folder, tmp_path):
+        text = eval_text(tmp_path / "text.txt", count=20)
+        assert EncoderWorkload(folder, batch=8, eval_text=text).unseen() is None
 
     def test_a_text_of_few_sentences_is_split_too(self, folder, tmp_path):
         """Two batches once calibrated four times on the ones that were judged."""

@@ -173,6 +173,18 @@ def test_calibration_is_not_the_sample(workload: ForwardWorkload) -> None:
         )
 
 
+def test_what_was_chosen_is_judged_by_other_data(workload: ForwardWorkload) -> None:
+    last = workload.unseen()
+    if last is None:
+        assert workload.reader.batches is not None
+        assert workload.reader.batches < 4
+        return
+    sample = [workload._case(i).kwargs for i in range(workload._rounds())]  # pyright: ignore[reportPrivateUsage]
+    for index in (last.sample[0], last.sample[-1]):
+        other = last._case(index).kwargs  # pyright: ignore[reportPrivateUsage]
+        assert not any(all(torch.equal(other[name], inputs[name]) for name in inputs) for inputs in sample)
+
+
 def test_what_stands_for_padding_is_not_judged(tmp_path: Path, text: Path) -> None:
     workload = ForwardWorkload(made("BertForTokenClassification", tmp_path), batch=4, eval_text=text)
     model = workload.build()

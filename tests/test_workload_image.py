@@ -135,6 +135,18 @@ class TestSample:
         calibration = torch.cat([case.args[0] for case in workload.calibration(torch.float32)]).flatten(1)
         assert len(torch.cat([flat, calibration]).unique(dim=0)) == 512 + len(calibration)
 
+    def test_what_was_chosen_is_judged_by_other_pictures(self, vit):
+        workload = ImageWorkload(vit, batch=8)
+        last = workload.unseen()
+        assert last is not None
+        found = [last, workload]
+        sums = [[], []]
+        for one, seen in zip(found, sums, strict=True):
+            one.observe(lambda case, seen=seen: seen.append(case.args[0]) or torch.ones(8, 7), torch.float32)
+        apart, chosen = (torch.cat(seen).flatten(1) for seen in sums)
+        assert len(apart) == len(chosen)
+        assert len(torch.cat([apart, chosen]).unique(dim=0)) == 2 * len(chosen)
+
     def test_large_models_are_judged_on_fewer(self, vit, monkeypatch):
         monkeypatch.setattr("torchwright.workloads.image.SAMPLE_OPERATIONS", 1.0)
         assert ImageWorkload(vit, batch=8)._rounds() == 2

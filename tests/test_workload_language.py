@@ -170,6 +170,21 @@ class TestMetric:
         assert calls.count("prefill") == 2
         assert len(observed["nll"]) == 2 * 2 * (24 + DECODE_STEPS)
 
+    def test_what_was_chosen_is_judged_by_other_text(self, workload):
+        def seen(one):
+            rows = []
+
+            def run(case):
+                rows.extend(case.args[0].tolist())
+                return torch.zeros(2, len(case.args[3]), VOCABULARY)
+
+            observed = one.observe(run, torch.float32)
+            return {tuple(row) for row in rows if len(row) > 1}, len(observed["nll"])
+
+        (chosen, many), (last, others) = seen(workload), seen(workload.unseen())
+        assert many == others > 0
+        assert not chosen & last
+
     def test_calibration_covers_both_calls(self, workload):
         names = [case.name for case in workload.calibration(torch.float32)]
         assert names == ["prefill"] * 4 + ["decode"]

@@ -206,7 +206,7 @@ class TestMetrics:
         assert [t.dtype for t in seen.outputs] == [torch.float32]
 
     def test_classification_judges_by_agreement_over_every_shape(self):
-        logits = [torch.eye(5) for _ in range(4)]
+        logits = [torch.eye(5) for _ in range(5)]
         workload = ModuleWorkload(nn.Identity(), logits, task="classification")
         swap = torch.eye(5)[:, [1, 0, 2, 3, 4]]
         reference = workload.observe(run_of(workload.build()), torch.float32)
@@ -218,6 +218,26 @@ class TestMetrics:
         assert (judged("shape 2").metric, judged("shape 2").samples) == ("top-1 agreement", 15)
         assert judged("shape 2").value == pytest.approx(1 - 2 / 15)
         assert judged("shape 1").value == pytest.approx(1 - 2 / 5)  # what calibrated answers for itself
+        assert judged("shape 5").value == 1.0  # which judges what was chosen
+        last = workload.unseen()
+        assert last is not None
+        reference = last.observe(run_of(workload.build()), torch.float32)
+        run = lambda case: swap if case.name == "shape 5" else case.args[0]
+        assert last.compare(reference, last.observe(run, torch.float32)).value == pytest.approx(1 - 2 / 5)
+
+    @pytest.mark.parametrize(
+        ("inputs", "apart"),
+        [
+            ([torch.ones(2, 3)] * 3, None),
+            ([torch.ones(2, 3)] * 8, range(6, 8)),
+            ([*[torch.ones(2, 3)] * 7, torch.ones(4, 3)], None),  # a shape of its own is judged by the search
+        ],
+    )
+    def test_inputs_that_judge_what_was_chosen(self, inputs, apart):
+        workload = ModuleWorkload(nn.Identity(), inputs)
+        last = workload.unseen()
+        assert (last and last.sample) == apart
+        assert ModuleWorkload(nn.Identity(), inputs, metric=lambda model: 1.0).unseen() is None
 
     def test_a_classifier_without_classes(self):
         workload = ModuleWorkload(nn.Flatten(0), torch.tensor(1.0), task="classification")

@@ -232,7 +232,10 @@ def verify(
             if verdict != "inconclusive":
                 break
         tell("the metric of both")
-        quality = candidate.ask("compare", reference=original.ask("observe"))
+        reference = original.ask("observe", unseen=True)
+        unseen = reference is not None
+        reference = reference if unseen else original.ask("observe")
+        quality = candidate.ask("compare", reference=reference, unseen=unseen)
     over = recipe.steps and quality.drop_high > recipe.budget.max_drop
     found = {
         "verdict": "broken" if over else verdict,

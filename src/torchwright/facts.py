@@ -87,6 +87,8 @@ class Quality:
     drop_low: float | None = None
     """None in recipes of before."""
     samples: int = 0
+    unseen: bool = False
+    """Whether it is of data by which the search has chosen nothing."""
     extras: dict[str, float] = field(default_factory=dict[str, float])
 
 

@@ -126,7 +126,9 @@ class _Shipping:
     def _prove(self, name: str, candidate: Candidate) -> None:
         """The speed-up at other numbers of rows, then the metric, whose own tensors would change the timing."""
         self.rows = _other_rows(self.search, candidate, self.made[name][1])
-        candidate.settle(self.search.reference)
+        unseen = self.search.last_reference is not None
+        reference = self.search.last_reference if unseen else self.search.reference
+        candidate.settle(reference, unseen=unseen)
         if self.search.over_budget(candidate):
             assert candidate.quality is not None
             raise TrialFailed(f"its loss was up to {candidate.quality.drop_high:.2%} once loaded")

@@ -18,6 +18,8 @@ LEAST = 0.98
 """The low end of what another form of the original itself may be found at."""
 PROCESSES = 3
 """So many fresh processes are asked for the speed-up, where there is time."""
+DOUBTFUL = 0.5
+"""Share of the budget from which on a recipe is judged once more by data that chose nothing."""
 ORIGINAL = Interval(value=1.0, low=1.0, high=1.0)
 
 
@@ -63,6 +65,60 @@ def _still_contributes(search: Search, candidate: Candidate, comparison: Compari
     if search.budget.objective == "memory":
         return candidate.memory > search.best.memory
     return comparison.marginal.value < 1.0
+
+
+def judge_again(search: Search) -> None:
+    """Judge the recipe by data that chose nothing; while that is over the budget, its costliest step is taken out.
+
+    What was chosen by a sample suits that sample a little too well. Far below the budget that decides nothing, and the
+    artifact alone is judged so.
+    """
+    if search.best is search.baseline:
+        return
+    search.last_reference = search.baseline.process.ask("observe", unseen=True)
+    while search.last_reference is not None and search.best is not search.baseline:
+        seen = search.best.quality
+        if seen is None or seen.drop_high <= DOUBTFUL * search.budget.max_drop:
+            return
+        found = search.best.process.ask("compare", reference=search.last_reference, unseen=True)
+        if found.drop_high <= search.budget.max_drop:
+            return
+        reason = f"{found.metric} drops by up to {found.drop_high:.2%} on data by which nothing was chosen"
+        _take_out_costliest(search, reason)
+
+
+def _take_out_costliest(search: Search, reason: str) -> None:
+    """Of the kept steps the one after which the metric fell the most; back to the original where that cannot be."""
+    before, worst = 0.0, (0.0, search.best.steps[-1])
+    for rung in search.rungs:
+        if rung.step in search.best.steps and rung.quality is not None:
+            worst = max(worst, (rung.quality.drop - before, rung.step), key=lambda each: each[0])
+            before = rung.quality.drop
+    step, search.context.deadline = worst[1], search.end
+    rest = search.without_step(step)
+    search.tell("trying", f"the recipe without {step}: {reason}")
+    try:
+        if not rest:
+            raise TrialFailed(reason)
+        candidate = trial.start_candidate(search.context, rest, list(search.repeats))
+    except (TrialFailed, TorchwrightError):
+        return_to_original(search, reason)
+        return
+    try:
+        candidate.settle(search.reference)
+        comparison = compare(search, candidate)
+    except (TrialFailed, TorchwrightError):
+        candidate.close()
+        return_to_original(search, reason)
+        return
+    except BaseException:
+        candidate.close()
+        raise
+    search.rungs = [
+        replace(rung, kept=False, status="removed", reason=reason) if rung.step == step else rung
+        for rung in search.rungs
+    ]
+    search.promote(candidate, comparison)
 
 
 def finish(search: Search) -> Outcome:
@@ -131,14 +187,18 @@ def give_up(search: Search) -> Outcome:
     """Return to the original."""
     if search.best is not search.baseline:
         search.notes.append("no form of the recipe held in the last comparison: the original is returned")
-        reason = "slower than the original at the end"
-        search.rungs = [
-            replace(rung, kept=False, status="removed", reason=reason) if rung.kept else rung
-            for rung in search.rungs
-        ]
-        search.best.close()
-        search.best = search.baseline
+        return_to_original(search, "slower than the original at the end")
     return outcome_now(search, ORIGINAL)
+
+
+def return_to_original(search: Search, reason: str) -> None:
+    """Remove every kept step for that reason."""
+    search.rungs = [
+        replace(rung, kept=False, status="removed", reason=reason) if rung.kept else rung
+        for rung in search.rungs
+    ]
+    search.best.close()
+    search.best = search.baseline
 
 
 def _compared(search: Search, candidate: Candidate) -> Comparison:

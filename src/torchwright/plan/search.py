@@ -10,7 +10,7 @@ from torchwright.errors import RefusedTechnique, TorchwrightError
 from torchwright.facts import Step
 from torchwright.plan import choose, estimate, trial
 from torchwright.plan.attempt import attempt
-from torchwright.plan.finish import drop_one, finish
+from torchwright.plan.finish import drop_one, finish, judge_again
 from torchwright.plan.state import FINISH_SHARE, OVERRUN_SHARE, Outcome, Search, Spent
 from torchwright.plan.trial import TrialFailed
 from torchwright.process import interrupts
@@ -35,6 +35,7 @@ def run(search: Search) -> Outcome:
             interrupts.check()
             queue += _try(search, choose.take(search, queue))
         drop_one(search)
+        judge_again(search)
         search.more_seconds = choose.untried_seconds(search)
         return finish(search)
     except TrialFailed as failure:

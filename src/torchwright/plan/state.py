@@ -88,6 +88,8 @@ class Search:
     """What it took to measure the original's metric and memory."""
     reference: Any = None
     """What the metric saw of the original."""
+    last_reference: Any = None
+    """The same on data by which nothing is chosen; None where there is none."""
     description: dict[str, Any] = field(default_factory=dict[str, Any])
     repeats: dict[str, int] = field(default_factory=dict[str, int])
 

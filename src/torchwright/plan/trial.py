@@ -229,9 +229,9 @@ class Candidate:
         self.turns.append(seconds)
         return seconds
 
-    def settle(self, reference: Any) -> None:
+    def settle(self, reference: Any, *, unseen: bool = False) -> None:
         """Measure the metric and the memory; a storm of recompilations is refused here."""
-        self.quality = self.process.ask("compare", reference=reference)
+        self.quality = self.process.ask("compare", reference=reference, unseen=unseen)
         answer = self.process.ask("memory")
         self.memory, self.recompiles = answer["peak"], answer["recompiles"]
 

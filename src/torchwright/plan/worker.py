@@ -283,9 +283,13 @@ class Session:
         self._made = cases if rows is None else [with_rows(case, batched, rows) for case in cases]
         self._warm_up()
 
-    def observe(self) -> Any:
-        """What the metric sees of this model."""
+    def observe(self, *, unseen: bool = False) -> Any:
+        """What the metric sees of this model, also on data that the search has not seen; None without such data."""
         import torch
+
+        workload = self.workload.unseen() if unseen else self.workload
+        if workload is None:
+            return None
 
         torch.manual_seed(self.seed)
         run = self.run
@@ -294,11 +298,13 @@ class Session:
             self.workload.check_adapted(self.target.model, adapted)
             run = lambda case: adapted(*case.args, **case.kwargs)
         with torch.inference_mode():
-            return self.workload.observe(run, self._dtype())
+            return workload.observe(run, self._dtype())
 
-    def compare(self, *, reference: Any, itself: bool = False) -> Any:
+    def compare(self, *, reference: Any, itself: bool = False, unseen: bool = False) -> Any:
         """The metric of this model beside the original's; `itself` says that this is the original."""
-        return self.workload.compare(reference, reference if itself else self.observe())
+        workload = (unseen and self.workload.unseen()) or self.workload
+        quality = workload.compare(reference, reference if itself else self.observe(unseen=unseen))
+        return replace(quality, unseen=unseen)
 
     def sensitivity(self, *, steps: tuple[Any, ...]) -> list[tuple[str, float]]:
         """Modules that `steps` would change, most sensitive first, with the error each causes by itself."""

@@ -197,7 +197,8 @@ def loss(recipe: Recipe) -> str:
         return f"no metric was measured (budget {budget})"
     metric = f"{quality.metric} {wording.number(quality.reference)} → {wording.number(quality.value)}"
     lost = f"loss {wording.percent(quality.drop)}, at most {wording.percent(quality.drop_high)}"
-    return wording.clean(f"{metric}: {lost} (budget {budget})")
+    seen = ", on data by which nothing was chosen" if quality.unseen else ""
+    return wording.clean(f"{metric}: {lost} (budget {budget}){seen}")
 
 
 def over_budget(quality: Quality | None, recipe: Recipe) -> bool:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -68,6 +68,8 @@ class Workload(ABC):
     """Whether it is asked after all others, because it takes what they could, too."""
     device: str = "cpu"
     """Where its calls' tensors lie; a process that runs the model elsewhere says so."""
+    sample: range = range(0)
+    """The batches that the metric sees where they are not the first ones."""
 
     @classmethod
     def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
@@ -133,6 +135,24 @@ class Workload(ABC):
         """Whether `calibration` keeps to calls that the metric never sees."""
         return False
 
+    def unseen(self) -> Self | None:
+        """The same, with a metric that sees nothing of what this one's or `calibration` sees; None without more data.
+
+        The search chooses by the one, and what it has chosen is judged by the other.
+        """
+        return None
+
+    def judged_after(self, seen: int, there: int | None) -> Self | None:
+        """The same, judged by as many batches, after the `seen` first; None where there are not two left."""
+        count = seen if there is None else min(seen, there - seen)
+        return self.judged_by(range(seen, seen + count)) if count > 1 else None
+
+    def judged_by(self, sample: range) -> Self:
+        """The same, judged by these batches."""
+        other = copy.copy(self)
+        other.sample = sample
+        return other
+
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Plain data for the recipe: `kind`, the model's name, the shapes, the metric."""
@@ -150,6 +170,12 @@ class Workload(ABC):
     def properties(self, model: nn.Module) -> set[str]:
         """Properties of the original that techniques may need, beyond those read off its modules."""
         return set()
+
+
+def batches_to_judge(wanted: float, there: int | None) -> int:
+    """How many batches the search is judged by, two at least: `wanted`, or half of those that are `there`."""
+    count = max(2, int(wanted))
+    return count if there is None else min(count, there if there < 4 else there // 2)
 
 
 def to_device(value: Any, device: str | torch.device) -> Any:

@@ -7,7 +7,7 @@ import re
 import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from torch import nn
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run
+from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, batches_to_judge
 from torchwright.workloads.huggingface import load_model, model_files, parameter_count, read_config
 from torchwright.workloads.rows import Layout, RowsWorkload
 from torchwright.workloads.sentences import Sentences
@@ -116,8 +116,14 @@ class EncoderWorkload(RowsWorkload):
     def observe(self, run: Run, dtype: torch.dtype) -> torch.Tensor:
         """Embeddings (N, E) of every sampled sentence, in batches of the one shape that is timed."""
         return torch.cat(
-            [run(Case(name="encode", args=self._batch(i))).float().cpu() for i in range(self._rounds())]
+            [
+                run(Case(name="encode", args=self._batch(i))).float().cpu()
+                for i in self.sample or range(self._rounds())
+            ]
         )
+
+    def unseen(self) -> Self | None:
+        return self.judged_after(self._rounds(), self.sentences.batches)
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
         return accuracy.cosine(reference, candidate)
@@ -143,7 +149,7 @@ class EncoderWorkload(RowsWorkload):
         parameters = parameter_count(self.pipeline.folder, self.pipeline.vocabulary)
         operations = 2.0 * parameters * self.batch * self.sentences.longest
         wanted = min(SAMPLE_SENTENCES / self.batch, SAMPLE_OPERATIONS / max(operations, 1.0))
-        return min(max(2, int(wanted)), self.sentences.batches)
+        return batches_to_judge(wanted, self.sentences.batches)
 
     def _batch(self, index: int, *, calibration: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         ids_BT, mask_BT = self.sentences.batch(index, calibration=calibration)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from torch import nn
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run
+from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, batches_to_judge
 from torchwright.workloads.encoder import MODEL_TYPES
 from torchwright.workloads.huggingface import (
     load_model,
@@ -133,15 +133,18 @@ class ForwardWorkload(RowsWorkload):
     def observe(self, run: Run, dtype: torch.dtype) -> Any:
         """The outputs that are judged, by name and as rows (N, C), or all of all batches in a list."""
         seen: list[dict[str, torch.Tensor]] = []
-        rounds = self._rounds()
-        while len(seen) < rounds:
-            case = self._case(len(seen))
+        for index in self.sample or range(self._rounds()):
+            case = self._case(index)
             seen.append(self._judged(run(case), case.kwargs.get("attention_mask")))
             kept = sum(tensor.nbytes for tensor in seen[0].values())
-            rounds = min(rounds, max(2, SAMPLE_BYTES // max(1, kept)))
+            if len(seen) >= max(2, SAMPLE_BYTES // max(1, kept)):
+                break
         if self._judge(seen[0]) is None:
             return [tensor for batch in seen for tensor in batch.values()]
         return {name: torch.cat([batch[name] for batch in seen]) for name in seen[0]}
+
+    def unseen(self) -> Self | None:
+        return self.judged_after(self._rounds(), self.reader.batches)
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
         if isinstance(reference, list):
@@ -196,8 +199,8 @@ class ForwardWorkload(RowsWorkload):
     def _rounds(self) -> int:
         """Batches of the metric's sample."""
         operations = 2.0 * parameter_count(self.folder) * self.reader.positions * self.batch
-        wanted = max(2, int(min(SAMPLE_ROWS / self.batch, SAMPLE_OPERATIONS / max(operations, 1.0))))
-        return min(wanted, self.reader.batches or wanted)
+        wanted = min(SAMPLE_ROWS / self.batch, SAMPLE_OPERATIONS / max(operations, 1.0))
+        return batches_to_judge(wanted, self.reader.batches)
 
 
 class Forward(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from torchwright.errors import WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, Workload
+from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, Workload, batches_to_judge
 from torchwright.workloads.huggingface import load_model, model_files, parameter_count, read_config
 from torchwright.workloads.pictures import Pictures
 
@@ -62,9 +62,13 @@ class ImageWorkload(Workload):
     def observe(self, run: Run, dtype: torch.dtype) -> torch.Tensor:
         """Logits (N, C) of every sampled image, in batches of the one shape that is timed."""
         batches = [
-            run(Case(name="classify", args=(self._images(i),))).float().cpu() for i in range(self._rounds())
+            run(Case(name="classify", args=(self._images(i),))).float().cpu()
+            for i in self.sample or range(self._rounds())
         ]
         return torch.cat(batches)
+
+    def unseen(self) -> Self | None:
+        return self.judged_after(self._rounds(), None)
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
         return accuracy.enough_answers(reference, candidate)
@@ -86,7 +90,9 @@ class ImageWorkload(Workload):
     def _rounds(self) -> int:
         """Batches of the metric's sample."""
         operations = 2.0 * parameter_count(self.folder) * self.pictures.patches * self.batch
-        return max(2, int(min(SAMPLE_IMAGES / self.batch, SAMPLE_OPERATIONS / max(operations, 1.0))))
+        return batches_to_judge(
+            min(SAMPLE_IMAGES / self.batch, SAMPLE_OPERATIONS / max(operations, 1.0)), None
+        )
 
     def _images(self, index: int) -> torch.Tensor:
         return self.pictures.images(index).to(self.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from torch import nn
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, Workload, to_dtype
+from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, Workload, batches_to_judge, to_dtype
 from torchwright.workloads.generation import Geometry, call, need_tokenizer, new_cache
 from torchwright.workloads.huggingface import read_object
 from torchwright.workloads.texts import (
@@ -138,10 +138,8 @@ class LanguageWorkload(Workload):
         """Log-probabilities (N, V) in float16 and negative log-likelihoods (N,) in float32 over held-out text."""
         B, T = self.batch, self.prompt_tokens
         span = T + DECODE_STEPS + 1
-        budget = min(MAX_TOKENS, REFERENCE_BYTES // (2 * self.geometry.vocabulary))
-        wanted = budget // (B * (T + DECODE_STEPS))
-        rounds = max(2, min(wanted, len(self._text(0).evaluation) // (B * span)))
-        ids = self._tokens(rounds * B * span).view(rounds, B, span)
+        sample = self.sample or range(self._rounds())
+        ids = self._tokens(sample.stop * B * span).view(-1, B, span)[sample.start :]
         keep_K = torch.arange(T, device=self.device)
         log_probabilities, nll = [], []
         for ids_BT in ids:
@@ -155,6 +153,9 @@ class LanguageWorkload(Workload):
             nll.append(-logp.gather(-1, ids_BT[:, 1:, None])[..., 0].flatten().cpu())
             log_probabilities.append(logp.flatten(0, 1).half().cpu())
         return {"log_probabilities": torch.cat(log_probabilities), "nll": torch.cat(nll)}
+
+    def unseen(self) -> Self | None:
+        return self.judged_after(self._rounds(), self._batches)
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
         kl, same = [], []
@@ -249,6 +250,17 @@ class LanguageWorkload(Workload):
             eos=tuple(sorted({*_ids(config.get("eos_token_id")), *generation_eos(self.folder)})),
             bos=config.get("bos_token_id"),
         )
+
+    def _rounds(self) -> int:
+        """Batches of the metric's sample."""
+        budget = min(MAX_TOKENS, REFERENCE_BYTES // (2 * self.geometry.vocabulary))
+        wanted = budget // (self.batch * (self.prompt_tokens + DECODE_STEPS))
+        return max(2, batches_to_judge(wanted, self._batches))
+
+    @property
+    def _batches(self) -> int:
+        """Batches of the evaluation text."""
+        return len(self._text(0).evaluation) // (self.batch * (self.prompt_tokens + DECODE_STEPS + 1))
 
     def _tokens(self, count: int) -> torch.Tensor:
         """The first `count` token ids of what is evaluated."""

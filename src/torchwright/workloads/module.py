@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -38,7 +38,8 @@ class ModuleWorkload(Workload):
     """A module with its inputs. Metric: relative error of its outputs, top-1 agreement, or the user's own.
 
     Inputs that the module changes in place count as outputs. Of several inputs the first quarter calibrates; the loss
-    is that of the others, or, where those that calibrated fare worse, theirs.
+    is that of the others, or, where those that calibrated fare worse, theirs. Of four and more the last quarter judges
+    what the search has chosen, if it has no shapes of its own.
 
     `task="classification"` judges by top-1 agreement over the last axis of the first output instead of by relative
     error: nothing in a tensor's shape says that it is a classifier, so it is never guessed.
@@ -107,7 +108,20 @@ class ModuleWorkload(Workload):
         cases = self.cases(dtype)
         if self.metric:
             return self._ask_metric(_Callable(from_anywhere(run, self.device), cases))
-        return [self._seen(run, case, given) for case, given in zip(cases, self.inputs, strict=True)]
+        sample = self.sample or range(len(self.inputs) - self._kept_apart)
+        return [self._seen(run, cases[index], self.inputs[index]) for index in sample]
+
+    def unseen(self) -> Self | None:
+        count, kept = len(self.inputs), self._kept_apart
+        return self.judged_by(range(count - kept, count)) if kept else None
+
+    @property
+    def _kept_apart(self) -> int:
+        """How many of the inputs, the last ones, the search is not judged by."""
+        kept = 0 if self.metric else len(self.inputs) // CALIBRATING
+        shapes = [_shapes(args, kwargs) for args, kwargs in self.inputs]
+        first = len(shapes) - kept
+        return kept if all(shape in shapes[:first] for shape in shapes[first:]) else 0
 
     def _seen(self, run: Run, case: Case, given: tuple[tuple[Any, ...], dict[str, Any]]) -> _Seen:
         outputs = [_widened(tensor) for tensor in accuracy.flatten(run(case))]
@@ -127,7 +141,7 @@ class ModuleWorkload(Workload):
                     found=f"inputs {sorted(after.changed)}, not {sorted(before.changed)}, are changed in place",
                 )
         if self.task == "classification":
-            first = self._calibrating % len(self.inputs)
+            first = 0 if self.sample else self._calibrating % len(self.inputs)
             parts = ((reference[first:], candidate[first:]), (reference[:first], candidate[:first]))
             found = [accuracy.answers(_logits(before), _logits(after)) for before, after in parts if before]
             return max(found, key=lambda quality: quality.drop_high)
