@@ -98,6 +98,26 @@ def test_an_input_of_any_layout_is_read_as_what_it_is(picture: Door, layout: str
         same(picture(x, scale), Picture()(x, scale))
 
 
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu"), torch.enable_grad]
+)
+def test_calls_of_one_kind_are_looked_up_once_in_each_mode(dense: Door, mode: Any, monkeypatch):
+    looked, real = [], Door._looked_up
+    monkeypatch.setattr(Door, "_looked_up", lambda self, *call: looked.append(1) or real(self, *call))
+    x, wanted = torch.randn(4, 16), mlp()
+    dense(x)
+    with mode():
+        for given in (x, x, x.clone(), x.clone().requires_grad_(), torch.nn.Parameter(x.clone())):
+            with torch.autocast("cpu", enabled=False):
+                answer = wanted(x).detach()
+            torch.testing.assert_close(dense(given).detach(), answer, **CLOSE)
+        looked.clear()
+        for _ in range(3):
+            dense(x)
+        assert len(looked) <= 1
+    torch.testing.assert_close(dense(x), wanted(x).detach(), **CLOSE)
+
+
 def test_what_looked_alike_but_for_its_layout_is_told_apart(picture: Door):
     """One remembered way must not serve for another layout of the same sizes."""
     x, scale = torch.randn(2, 3, 8, 6), torch.randn(5)

@@ -1,8 +1,8 @@
 # pyright: basic
 """Whether a call looks just like one before it, asked as cheaply as Python can.
 
-Most callers make one kind of call for hours. Comparing with that takes a third of the time of looking the call up, and
-a door has three microseconds for all it does.
+Most callers make one kind of call for hours. Comparing with that takes a tenth of the time of looking the call up, and
+a door has three microseconds for all it does. The tensors are compared by the guards of torch.compile, one call of C++.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._C._dynamo.guards import TensorGuards
 
-_Tensor, _strided = torch.Tensor, torch.strided
+_Tensor = torch.Tensor
 
 
 class Alike:
-    """Knows one kind of call: plain tensors in CPU memory, by themselves or in flat dicts, lists and tuples."""
+    """Knows one kind of call: plain tensors in CPU memory, by themselves or in flat dicts, lists and tuples.
 
-    __slots__ = ("_containers", "_count", "_names", "_tensors")
+    The guards know the mode, too (gradients, inference, autocast): in another one nothing looks alike.
+    """
+
+    __slots__ = ("_check", "_containers", "_count", "_names")
 
     def __init__(self, args: tuple[Any, ...], names: tuple[str, ...], tensors: list[torch.Tensor]) -> None:
         values, self._names = args, names
@@ -27,7 +31,9 @@ class Alike:
             if all(type(value) is _Tensor for value in values)
             else [_container(value) for value in values]
         )
-        self._tensors = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors]
+        sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+        guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        self._check = guards.check
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Alike | None:
@@ -37,7 +43,11 @@ class Alike:
         for value in values:
             flat += [value] if type(value) is _Tensor else _parts(value)
         plain = all(
-            type(t) is _Tensor and t.is_cpu and t.layout is _strided and not t.is_neg() and not t.is_complex()
+            type(t) is _Tensor
+            and t.is_cpu
+            and t.layout is torch.strided
+            and not t.is_neg()
+            and not t.is_complex()
             for t in flat
         )
         if not plain or len(flat) != len(tensors):
@@ -71,18 +81,7 @@ class Alike:
                     return None
                 else:
                     tensors += value
-        for value, (dtype, shape, strides) in zip(tensors, self._tensors, strict=False):  # counted above
-            if (
-                type(value) is not _Tensor
-                or value.dtype is not dtype
-                or value.layout is not _strided
-                or value.shape != shape
-                or value.stride() != strides
-                or not value.is_cpu
-                or value.is_neg()
-            ):
-                return None
-        return tensors
+        return tensors if self._check(*tensors) else None
 
 
 def _parts(value: Any) -> list[Any]:
