@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
-from factories import make_device, make_quality
+from factories import make_device, make_quality, make_recipe
 from torchwright.errors import RefusedTechnique
-from torchwright.facts import Budget, Coverage, DeviceFacts, Event, Rung, Step
+from torchwright.facts import Budget, Coverage, DeviceFacts, Event, Identity, Recipe, Rung, Step
 from torchwright.plan.finish import Form, settle
 from torchwright.plan.search import run
 from torchwright.plan.state import Outcome, Search
@@ -225,6 +225,7 @@ class World:
     export_seconds: float = 0.1
     kernels: dict[str, float] = field(default_factory=dict)
     ranking: list[tuple[str, float]] = field(default_factory=list)
+    original: Identity = field(default_factory=lambda: Identity(structure="layers", weights="values"))
     now: float = 0.0
     started: list[tuple[Step, ...]] = field(default_factory=list)
     asked: list[tuple[str, ...] | None] = field(default_factory=list)
@@ -263,6 +264,23 @@ class World:
         if shipped is not None:
             shipped.close()
         return outcome
+
+    def resume(self, outcome: Outcome, *tried: Step | tuple[Step, str], **options: Any) -> Outcome:
+        """Another search, which goes on where the one with this outcome ended."""
+        self.started.clear()
+        self.alive.clear()
+        return self.search(*tried, earlier=self.recipe(outcome), **options)
+
+    def recipe(self, outcome: Outcome) -> Recipe:
+        return make_recipe(
+            steps=outcome.best.steps,
+            budget=self.budget,
+            baseline=outcome.baseline,
+            final=outcome.final,
+            speedup=outcome.speedup,
+            rungs=outcome.rungs,
+            original=self.original,
+        )
 
     def spend(self, context: Context, seconds: float) -> None:
         """Let time pass, but never beyond the deadline of a request."""
@@ -346,6 +364,7 @@ class Process:
         self.world.asked.append(names)
         return {
             "device": make_device(),
+            "original": self.world.original,
             "export_seconds": self.world.export_seconds,
             "called_as_is": False,
             "properties": ORIGINAL,

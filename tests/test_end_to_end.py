@@ -32,8 +32,8 @@ def command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-c", PROGRAM, *arguments]
 
 
-def torchwright(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(arguments), capture_output=True, text=True, timeout=200)
+def torchwright(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(arguments), capture_output=True, text=True, timeout=200, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +88,7 @@ def test_verify_runs_and_has_a_verdict(optimized: tuple[Path, dict]):
         (["optimize", "./no/such/folder"], "no/such/folder"),
         (["optimize", "--with", "dtyp"], "did you mean 'dtype'"),
         (["verify", "./no/such/folder"], "there is no artifact at"),
+        (["optimize", "--resume", "-o", "./no/such/folder"], "there is no search to continue in"),
     ],
 )
 def test_what_cannot_be_is_one_paragraph_and_exit_code_2(arguments: list[str], words: str):
@@ -118,3 +119,38 @@ def test_a_signal_in_the_middle_leaves_nothing_half_written(
     assert (process.returncode, "Traceback" in errors) == (code, False), errors
     assert word in errors
     assert list(tmp_path.iterdir()) == []
+
+
+FACTORY = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512))
+    return model, torch.randn(64, 512)
+"""
+
+
+def test_a_search_of_a_users_module_goes_on_where_it_ended(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(FACTORY)
+    never = ("compile", "int8_rows", "allocator", "dense_attention", "matmul_attention")
+    words = ["optimize", "mine:make", "--max-drop", "0.05", "--time-budget", "60", "--json", "-o", "out"]
+    words += [word for name in never for word in ("--without", name)]
+    first = torchwright(*words, "--without", "threads", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    found = {rung["step"]["name"]: rung for rung in json.loads(first.stdout)["recipe"]["rungs"]}
+    assert found["dtype"]["status"] in ("kept", "dropped")
+    again = torchwright(*words, "--resume", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "continues the search that ended at" in again.stderr
+    recipe = json.loads(again.stdout)["recipe"]
+    rungs = {rung["step"]["name"]: rung for rung in recipe["rungs"]}
+    assert rungs["dtype"]["earlier"]
+    assert not rungs["threads"]["earlier"]
+    assert rungs["dtype"]["speedup"] == found["dtype"]["speedup"]
+    assert "dtype" not in [line.split()[4] for line in again.stderr.splitlines() if "] trying" in line]
+    assert recipe["command"].endswith("--resume")
+    (tmp_path / "mine.py").write_text(FACTORY.replace("2048", "1024"))
+    other = torchwright(*words, "--resume", cwd=tmp_path)
+    assert (other.returncode, "has other layers" in other.stderr) == (2, True)
+    assert json.loads((tmp_path / "out" / "recipe.json").read_text()) == recipe

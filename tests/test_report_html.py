@@ -193,7 +193,12 @@ def test_nothing_kept_and_everything_missing() -> None:
     )
     assert "Inconclusive: nothing faster was found" in page.text
     assert "none of these paid" not in page.text
-    assert "torchwright optimize model --time-budget" in page.text
+    assert "torchwright optimize model --time-budget 300 --resume" in page.text
+
+
+def test_a_row_of_an_earlier_search_says_so() -> None:
+    page = Page(render(make_recipe(rungs=(make_rung(earlier=True),))))
+    assert "(earlier search) 1.52x is outside" in page.text
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,17 @@ def test_what_was_not_tried_is_no_verdict_and_the_command_goes_on() -> None:
     assert "Inconclusive: nothing faster was found, and the time budget left 1 of 2 rungs untried." in text
     assert "already the fastest" not in text
     seconds = 10 * math.ceil((recipe.budget.time_seconds + 24) / 10)
-    assert f"torchwright optimize model --time-budget {seconds}" in text
+    assert f"torchwright optimize model --time-budget {seconds} --resume" in text
+    again = make_unchanged_recipe(rungs=rungs, command=f"{view.more(recipe)[1]} -o dir --time-budget=9")
+    assert view.more(again)[1] == "torchwright optimize model -o dir --time-budget 300 --resume"
+    python = make_unchanged_recipe(rungs=rungs, command="torchwright.optimize(…)")
+    assert view.more(python)[1] == "time_budget=300, resume=result"
+
+
+def test_a_row_of_an_earlier_search_says_so() -> None:
+    text = shown(make_recipe(rungs=(make_rung(earlier=True), make_rung("dropped", reason="slower"))))
+    assert "kept: (earlier search) 1.52x is outside" in text
+    assert "dropped: slower" in text
 
 
 def test_less_memory_is_said_for_that_objective() -> None:

@@ -40,9 +40,9 @@ from torchwright.measure.roofline import Work, point
 from torchwright.plan import artifact
 from torchwright.plan.artifact import Manifest
 from torchwright.plan.claim import original_beside
-from torchwright.plan.optimize import Request
 from torchwright.plan.optimize import optimize as run_optimize
 from torchwright.plan.result import Result
+from torchwright.plan.state import Request
 from torchwright.plan.travel import pack
 from torchwright.plan.trial import Context, TrialFailed, TrialProcess
 from torchwright.process import folders, interrupts
@@ -73,6 +73,7 @@ def optimize(
     on_new_shape: Literal["run", "error"] = "run",
     progress: bool = True,
     seed: int = 0,
+    resume: Result | str | Path | None = None,
 ) -> Result:
     """Find the fastest way to run `model` on this machine within an accuracy budget.
 
@@ -81,7 +82,8 @@ def optimize(
     error of the outputs, with `task="classification"` the share of rows whose top-1 answer changed, with `metric` (a
     callable of model → float) its loss relative to the original's value. `time_budget` is in seconds, for all of it.
     `techniques` names the only ones to try, as `name` or `name:option=value`; `without` names those never to try. What
-    is going on is said on stderr, but for `progress=False`.
+    is going on is said on stderr, but for `progress=False`. `resume` continues the search of an earlier result, or of
+    the folder in which one was saved: what it measured is kept, and what its time left untried is tried.
 
     `result.model` takes what the original takes: other numbers of rows by compiled code, other sizes and types by a
     slower way, said once as a `SlowerCall` warning; with `on_new_shape="error"` they are refused. `dynamic` says which
@@ -90,7 +92,7 @@ def optimize(
     The caller's model is never changed. Trials run in fresh processes, to which the model travels by cloudpickle.
 
     Raises `TorchwrightError` (its children say which) for inputs, names or a metric that cannot be used, and for a
-    model that fails on its own inputs.
+    model that fails on its own inputs; `ArtifactError` for a search that cannot be continued here.
     """
     workload = ModuleWorkload(
         model, inputs, metric=metric, higher_is_better=higher_is_better, task=task, dynamic=dynamic
@@ -103,6 +105,7 @@ def optimize(
         only=techniques is not None,
         without=_known(without),
         seed=seed,
+        resume=resume.path if isinstance(resume, Result) else Path(resume) if resume is not None else None,
         command="torchwright.optimize(…)",
     )
     with interrupts.deferred():
@@ -135,6 +138,7 @@ def optimize_cli(
     device: str | None,
     out: str | None,
     seed: int,
+    resume: bool = False,
     on_event: Callable[[Event], None],
     command: str,
 ) -> Result:
@@ -148,6 +152,7 @@ def optimize_cli(
         workload = _workload_of(Path(target), recipe, trust=False, **options)
     else:
         workload = from_target(target, **options)
+    folder = Path(out) if out else Path(default_out(target))
     request = Request(
         workload=workload,
         budget=Budget(max_drop=max_drop, objective=objective, time_seconds=time_budget),
@@ -155,9 +160,9 @@ def optimize_cli(
         wanted=wanted,
         without=never,
         seed=seed,
+        resume=folder if resume else None,
         command=command,
     )
-    folder = Path(out) if out else Path(default_out(target))
     recipe = run_optimize(request, folder, on_event)
     return Result(folder, recipe)
 
@@ -173,7 +178,9 @@ def asked_and_failed(
     return TechniqueFailed(
         f"{' and '.join(str(rung.step) for rung in failed)} was asked for and not measured",
         found="; ".join(f"{rung.step}: {rung.reason}" for rung in failed),
-        next="a larger --time-budget" if any(rung.status == "untried" for rung in failed) else None,
+        next="--resume with a larger --time-budget"
+        if any(rung.status == "untried" for rung in failed)
+        else None,
         facts=facts,
     )
 

@@ -159,6 +159,8 @@ class Rung:
     payback_calls: float | None = None
     """Calls after which the preparation has paid for itself; infinite is None."""
     coverage: tuple[Coverage, ...] = ()
+    earlier: bool = False
+    """Its figures are of the run that this one continues."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +219,16 @@ class Fingerprint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What tells one original from another of the same name, as SHA-256 in hexadecimal."""
+
+    structure: str
+    """Of the names and types of its modules, and the names, types and shapes of its weights."""
+    weights: str
+    """Of a sample of their values."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RowsTime:
     """Another number of rows than the example's, called as the example was."""
 
@@ -260,6 +272,8 @@ class Recipe:
     process: ProcessGain | None = None
     more_seconds: float = 0.0
     """What trials of the untried rungs would take on top of the time budget."""
+    original: Identity | None = None
+    """None in recipes of before."""
     command: str = ""
     """What reproduces this result."""
 

@@ -84,6 +84,11 @@ BUDGET = Budget()
     show_default=True,
     help="Seed of random inputs.",
 )
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Continue the search whose artifact is in --out: what it measured is kept, what it left is tried.",
+)
 @quiet_option
 @json_option
 def command(

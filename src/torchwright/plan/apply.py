@@ -13,6 +13,7 @@ from torch import nn
 from torchwright.engines.program import export
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import DeviceFacts, Step
+from torchwright.plan.identity import identity
 from torchwright.techniques.base import Target, Technique, from_step, in_order, techniques
 from torchwright.techniques.matmul_attention import AttentionCalls
 from torchwright.workloads.base import Workload
@@ -70,6 +71,7 @@ def describe_target(target: Target, names: Sequence[str] | None = None) -> dict[
     from torchwright.measure.roofline import count_operations
 
     cases = target.workload.cases(torch.float32)
+    original = identity(target.model)
     adapted = target.workload.adapt(target.model)
     asked = [cls for _, cls in techniques] if names is None else [techniques.get(name) for name in names]
     operations = {}
@@ -91,6 +93,7 @@ def describe_target(target: Target, names: Sequence[str] | None = None) -> dict[
     export_seconds = time.perf_counter() - begun
     return {
         "device": target.device,
+        "original": original,
         "properties": frozenset(target.properties),
         "variants": [variant for cls in asked for variant in _variants(cls, target)],
         "operations": operations,

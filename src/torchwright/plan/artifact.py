@@ -118,12 +118,11 @@ def writing(path: Path) -> Iterator[Path]:
     path = path.absolute()
     _refuse_to_replace(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished, replaced = f".{path.name}.unfinished-", f".{path.name}.replaced-"
+    unfinished = f".{path.name}.unfinished-"
     for left in folders.dead(path.parent, unfinished):
         if (left / MARK).is_file() or not any(left.iterdir()):
             shutil.rmtree(left, ignore_errors=True)
-    for left in folders.dead(path.parent, replaced):
-        _put_back(left, path)
+    put_back(path)
     temporary = folders.make(path.parent, unfinished)
     try:
         (temporary.path / MARK).touch()
@@ -132,7 +131,7 @@ def writing(path: Path) -> Iterator[Path]:
         (temporary.path / MARK).unlink()
         temporary.path.chmod(0o755)
         if path.exists():
-            old = folders.make(path.parent, replaced)
+            old = folders.make(path.parent, _aside(path))
             os.replace(path, old.path / path.name)
             os.replace(temporary.path, path)
             old.remove()
@@ -153,14 +152,21 @@ def _refuse_to_replace(path: Path) -> None:
         )
 
 
-def _put_back(left: Path, path: Path) -> None:
+def put_back(path: Path) -> None:
     """Bring back the artifact that a dead process had moved aside; what is anything else stays where it is."""
-    entries = list(left.iterdir())
-    if entries and (entries != [left / path.name] or _not_ours(left / path.name)):
-        return
-    if entries and not path.exists():
-        os.replace(left / path.name, path)
-    shutil.rmtree(left, ignore_errors=True)
+    path = path.absolute()
+    for left in folders.dead(path.parent, _aside(path)):
+        entries = list(left.iterdir())
+        if entries and (entries != [left / path.name] or _not_ours(left / path.name)):
+            continue
+        if entries and not path.exists():
+            os.replace(left / path.name, path)
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _aside(path: Path) -> str:
+    """How the folder is called that holds the artifact while another takes its place."""
+    return f".{path.name}.replaced-"
 
 
 def _not_ours(path: Path) -> str | None:

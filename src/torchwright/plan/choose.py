@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from torchwright.errors import RefusedTechnique
-from torchwright.facts import Step
+from torchwright.facts import Rung, Step
 from torchwright.plan import estimate
 from torchwright.plan.state import Search
 from torchwright.techniques.base import Phase, Technique, from_step, in_order, techniques
@@ -31,10 +31,16 @@ AGAIN_GAIN = 1.05
 """The same of what was measured before, and of another variant of what was kept."""
 
 
-def first_queue(search: Search) -> list[Step]:
-    """Steps to try; those refused outright become rows at once."""
-    asked = {step.name: step for step in search.wanted}
-    queue: list[Step] = []
+def first_queue(search: Search, left: Sequence[Step] = ()) -> list[Step]:
+    """Steps to try, those among them that an earlier search has `left`; those refused outright become rows at once."""
+    queue = _asked_for(search) + _variants(search)
+    variants = [step for step, _ in search.description["variants"]]
+    queue += [step for step in left if step not in variants and step not in queue]
+    return queue + _open_again(search, queue)
+
+
+def _asked_for(search: Search) -> list[Step]:
+    """Steps asked for by name; one that has a row already is tried again where that can change the verdict."""
     for step in search.wanted:
         reason = _blanket_refusal(search, step)
         if reason:
@@ -43,18 +49,40 @@ def first_queue(search: Search) -> list[Step]:
                 found=reason,
                 next="`torchwright doctor` says more",
             )
-        queue.append(step)
+    settled = [rung.step for rung in search.rungs if _is_settled(rung)]
+    return [step for step in search.wanted if step not in settled]
+
+
+def _variants(search: Search) -> list[Step]:
+    """What the other techniques propose and has no row yet."""
+    asked, have_rows = {step.name for step in search.wanted}, [rung.step for rung in search.rungs]
+    queue: list[Step] = []
     refused: set[tuple[str, str]] = set()
     variants: list[tuple[Step, str | None]] = search.description["variants"]
     for step, reason in [] if search.only else variants:
         if step.name in asked or step.name in search.without:
             continue
         if reason is None:
-            queue.append(step)
+            if step not in have_rows:
+                queue.append(step)
         elif (step.name, reason) not in refused:
             refused.add((step.name, reason))
             search.refuse(step, reason)
     return queue
+
+
+def _open_again(search: Search, queue: Sequence[Step]) -> list[Step]:
+    """What an earlier search refused and may lack nothing any more, once the queue is tried."""
+    promised = frozenset[str]().union(*(from_step(step).gives for step in queue)) - search.have()
+    refused = [rung.step for rung in search.rungs if rung.earlier and rung.status == "refused"]
+    return [step for step in refused if step not in queue and from_step(step).needs & promised]
+
+
+def _is_settled(rung: Rung) -> bool:
+    """Whether a row's verdict would be the same for a step that is asked for by name."""
+    if rung.status == "dropped":
+        return rung.speedup is None or rung.speedup.high <= 1.0
+    return rung.kept
 
 
 def take(search: Search, queue: list[Step]) -> Step:

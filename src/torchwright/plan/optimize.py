@@ -6,58 +6,43 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from torchwright.devices import get_device
 from torchwright.errors import TorchwrightError, WorkloadError
-from torchwright.facts import Budget, Event, Recipe, Step
+from torchwright.facts import Event, Recipe
 from torchwright.kernels import build
-from torchwright.plan import artifact
+from torchwright.plan import artifact, resume
 from torchwright.plan.claim import claim
 from torchwright.plan.fingerprint import fingerprint_here
 from torchwright.plan.fork_server import can_fork
 from torchwright.plan.save import make_recipe
 from torchwright.plan.search import run
-from torchwright.plan.state import Outcome, Search, Watch
+from torchwright.plan.state import Outcome, Request, Search, Watch
 from torchwright.plan.travel import pack
 from torchwright.plan.trial import Context, TrialFailed
 from torchwright.process import interrupts
 from torchwright.report import html
 from torchwright.techniques.base import techniques
-from torchwright.workloads.base import Workload
 
 SCRATCH = ".trials"
 """Where trials keep what they compile, in the unfinished artifact."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What to optimize, and within which bounds."""
-
-    workload: Workload
-    budget: Budget
-    device: str | None = None
-    wanted: Sequence[Step] = ()
-    only: bool = False
-    without: frozenset[str] = frozenset()
-    seed: int = 0
-    command: str = ""
 
 
 def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
     """Search, then write the artifact `out`, whole or not at all.
 
     Raises what the search raises, `WorkloadError` for a workload that cannot travel to another process, and
-    `ArtifactError` for an `out` that is in the way.
+    `ArtifactError` for an `out` that is in the way, or an earlier search that cannot be continued.
     """
     budget = request.budget
     if budget.max_drop < 0 or budget.time_seconds <= 0:
         raise WorkloadError(f"a budget of {budget}", allowed="max_drop of 0 or more, time above 0 seconds")
     device = get_device(request.device)
+    earlier = resume.read(request.resume, request, device.name) if request.resume else None
     _build_kernels(watch, request)
     begun = time.monotonic()
     with interrupts.deferred(), artifact.writing(out) as folder:
@@ -80,6 +65,7 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
                 wanted=tuple(request.wanted),
                 only=request.only,
                 without=request.without,
+                earlier=earlier,
             )
             run(search)
             fingerprint = fingerprint_here(device.name, threads=context.threads)

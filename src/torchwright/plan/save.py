@@ -70,6 +70,7 @@ def make_recipe(
         notes=(*outcome.notes, *calibration_notes(outcome, workload)),
         engine=outcome.best.engine,
         more_seconds=outcome.more_seconds,
+        original=outcome.description["original"],
         command=command,
     )
 

@@ -1,14 +1,15 @@
 """The search: try a technique, keep it only if it pays and stays within the budget, and say why.
 
-baseline → refuse what cannot run or cannot pay → what fits the time, by expected gain a second (retreating layer by
-layer where a quantization overshoots) → drop what no longer contributes → best against the original once more
+baseline → what an earlier search found → refuse what cannot run or cannot pay → what fits the time, by expected gain a
+second (retreating layer by layer where a quantization overshoots) → drop what no longer contributes → best against
+the original once more
 """
 
 from __future__ import annotations
 
 from torchwright.errors import RefusedTechnique, TorchwrightError
 from torchwright.facts import Step
-from torchwright.plan import choose, estimate, trial
+from torchwright.plan import choose, estimate, resume, trial
 from torchwright.plan.attempt import attempt
 from torchwright.plan.finish import drop_one, finish, judge_again
 from torchwright.plan.state import FINISH_SHARE, OVERRUN_SHARE, Outcome, Search, Spent
@@ -21,7 +22,7 @@ def run(search: Search) -> Outcome:
     """The whole search; the context's deadline is when the user expects its artifact.
 
     Raises `ModelError` or `WorkloadError` when the original cannot be run or judged, `RefusedTechnique` when a
-    technique asked for by name cannot run.
+    technique asked for by name cannot run, `ArtifactError` when the search to continue was of another model.
     """
     search.end = search.context.deadline
     search.start = search.end - search.budget.time_seconds
@@ -30,7 +31,7 @@ def run(search: Search) -> Outcome:
     search.tell("baseline", "measuring the original")
     _measure_baseline(search)
     try:
-        queue = choose.first_queue(search)
+        queue = choose.first_queue(search, resume.restore(search))
         while queue:
             interrupts.check()
             queue += _try(search, choose.take(search, queue))

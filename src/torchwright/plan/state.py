@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from torchwright.facts import Budget, Event, Interval, Measurement, Rung, Step
+from torchwright.facts import Budget, Event, Interval, Measurement, Recipe, Rung, Step
 from torchwright.plan.apply import DISCOVERED
 from torchwright.plan.trial import Candidate, Context
 from torchwright.techniques.base import from_step
+from torchwright.workloads.base import Workload
 
 FINISH_SHARE = 0.06
 """Share of the time budget at whose end nothing new is begun."""
@@ -20,6 +22,27 @@ OVERRUN_SHARE = 0.09
 """What a comparison that has begun may take beyond the time budget, and no more."""
 
 Watch = Callable[[Event], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to optimize, and within which bounds."""
+
+    workload: Workload
+    budget: Budget
+    device: str | None = None
+    wanted: Sequence[Step] = ()
+    only: bool = False
+    without: frozenset[str] = frozenset()
+    seed: int = 0
+    resume: Path | None = None
+    """The artifact of the search to continue."""
+    command: str = ""
+
+    def may_try(self, step: Step) -> bool:
+        """Whether nobody has ruled out its technique."""
+        named = not self.only or step.name in {wanted.name for wanted in self.wanted}
+        return named and step.name not in self.without
 
 
 @dataclass(kw_only=True)
@@ -65,6 +88,8 @@ class Search:
     only: bool = False
     """Try nothing but `wanted`."""
     without: frozenset[str] = frozenset()
+    earlier: Recipe | None = None
+    """What the search that is continued has found, checked."""
     rungs: list[Rung] = field(default_factory=list[Rung])
     notes: list[str] = field(default_factory=list[str])
     start: float = field(init=False)

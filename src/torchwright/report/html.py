@@ -70,6 +70,7 @@ def _environment() -> Environment:
         "three": wording.three,
         "number": wording.number,
         "payback": _payback,
+        "reason": view.reason,
         "by_reason": _by_reason,
     }
     environment.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]

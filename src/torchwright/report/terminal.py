@@ -252,7 +252,8 @@ def _rung(rung: Rung, recipe: Recipe, words: _Words, width: int) -> Iterator[Tex
 
     lines = [words(line, tone) for line in _wrap_options(wording.clean(str(rung.step)), left)]
     lines[0].stylize("bold" if rung.kept else "not dim", 0, len(rung.step.name))
-    told = f"{rung.status}: {' '.join(wording.clean(rung.reason).split())}" if rung.reason else rung.status
+    reason = " ".join(wording.clean(view.reason(rung)).split())
+    told = f"{rung.status}: {reason}" if reason else rung.status
     # A first line beside the numbers is as much shorter as they are wide; the others have the whole width.
     short = width - left if len(lines) < beside else 0
     flowed = textwrap.wrap(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -94,14 +95,22 @@ def verdict(recipe: Recipe) -> Literal["faster", "original", "inconclusive"]:
 
 
 def more(recipe: Recipe) -> tuple[str, str] | None:
-    """What more time would try, and the command that gives it; None where nothing was left untried."""
+    """What more time would try, and the command that goes on with it; None where nothing was left untried."""
     names = [str(rung.step) for rung in untried(recipe)]
     if not names:
         return None
     seconds = 10 * math.ceil((recipe.budget.time_seconds + recipe.more_seconds) / 10)
-    python = recipe.command.endswith("(…)")
-    command = f"time_budget={seconds}" if python else f"{recipe.command} --time-budget {seconds}"
+    if recipe.command.endswith("(…)"):  # Python's
+        command = f"time_budget={seconds}, resume=result"
+    else:
+        anew = re.sub(r" --resume\b| --time-budget[ =]\S+", "", recipe.command)
+        command = f"{anew} --time-budget {seconds} --resume"
     return wording.clean(f"for lack of time: {', '.join(names)}"), wording.clean(command)
+
+
+def reason(rung: Rung) -> str:
+    """Why a row ended as it did, and whether that is of an earlier search."""
+    return f"(earlier search) {rung.reason}" if rung.earlier else rung.reason
 
 
 def model_name(recipe: Recipe) -> str:

@@ -250,6 +250,8 @@ def _convert(technique: str, key: str, value: Any, hint: Any) -> Any:
         return by_text[str(value).lower()]
     if origin is tuple:
         parts = value.split("+") if isinstance(value, str) else value
+        if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+            raise bad
         return tuple(part for part in parts if part)
     try:
         return hint(value)
