@@ -297,6 +297,7 @@ def test_other_calls_and_another_model_are_refused(saved: Path):
         (lambda recipe: recipe["fingerprint"].update(threads=77), "threads: 77 then, "),
         (lambda recipe: recipe["fingerprint"]["device"].update(isa=["vmx"]), "ISA: vmx then, "),
         (lambda recipe: recipe["fingerprint"]["libraries"].pop("torchao", None), "torchao: none then, "),
+        (lambda recipe: recipe["workload"].update({"\x1b[31mred": "\x1b[2J"}), "red:  then, none now"),
         (lambda recipe: recipe["steps"][0].update(name="dtyp"), "did you mean 'dtype'"),
         (lambda recipe: recipe["rungs"][0]["step"]["options"].update(dtype="int1"), "'int1' is not a value"),
         (lambda recipe: recipe["rungs"][0]["step"]["options"].update(keep_float32=3), "'3' is not a value"),

@@ -16,15 +16,17 @@ from typing import Any
 from torchwright.errors import ArtifactError, TorchwrightError
 from torchwright.facts import Budget, Fingerprint, Recipe, Rung, Step
 from torchwright.plan import artifact, estimate, trial
-from torchwright.plan.apply import reshaped
 from torchwright.plan.compare import compare, worth
 from torchwright.plan.fingerprint import fingerprint_here
 from torchwright.plan.state import Request, Search, Spent
 from torchwright.plan.trial import TrialFailed
+from torchwright.report import wording
 from torchwright.techniques.base import from_step
 
 MOST_ROWS = 1000
 """Of an earlier search: ten times what this one could write."""
+RESHAPED = "layout"
+"""Of a workload's description: what the recipe's own steps may have changed (`Technique.reshape`)."""
 ANEW = "start anew: the same without resuming"
 
 
@@ -44,27 +46,19 @@ def read(path: Path, request: Request, device: str) -> Recipe:
     found, _ = artifact.open_artifact(path)
     recipe = _checked(path, found)
     here = fingerprint_here(device, measured=False)
-    workload = json.loads(json.dumps(reshaped(request.workload, recipe.steps).describe()))
+    workload = json.loads(json.dumps(request.workload.describe()))
     then = _conditions(recipe.workload, recipe.budget, recipe.fingerprint)
     now = _conditions(workload, request.budget, here)
     differ = [
-        f"{name}: {str(then.get(name, 'none'))[:200]} then, {str(now.get(name, 'none'))[:200]} now"
+        f"{name}: {then.get(name, 'none')!s:.200} then, {now.get(name, 'none')!s:.200} now"
         for name in {**then, **now}
         if then.get(name) != now.get(name)
     ]
     if differ:
-        raise ArtifactError(
-            f"the search in {path} cannot be continued: what it measured would not hold here",
-            found="; ".join(differ),
-            next=ANEW,
-        )
+        raise _refusal(path, "what it measured would not hold here", "; ".join(differ))
     barred = [step for step in recipe.steps if not request.may_try(step)]
     if barred:
-        raise ArtifactError(
-            f"the search in {path} cannot be continued: its recipe has what is not to be tried",
-            found=", ".join(map(str, barred)),
-            next=ANEW,
-        )
+        raise _refusal(path, "its recipe has what is not to be tried", ", ".join(map(str, barred)))
     return replace(recipe, rungs=tuple(rung for rung in recipe.rungs if request.may_try(rung.step)))
 
 
@@ -157,27 +151,29 @@ def _measure_again(search: Search, steps: tuple[Step, ...]) -> str | None:
 def _checked(path: Path, recipe: Recipe) -> Recipe:
     """The recipe with its steps as their techniques write them."""
     if len(recipe.rungs) > MOST_ROWS:
-        raise _damaged(path, f"{len(recipe.rungs):,} rows")
+        raise _refusal(path, "its recipe is damaged", f"{len(recipe.rungs):,} rows")
     try:
         rungs = tuple(replace(rung, step=from_step(rung.step).step()) for rung in recipe.rungs)
         steps = tuple(from_step(step).step() for step in recipe.steps)
     except TorchwrightError as error:
-        raise _damaged(path, str(error)) from error
+        raise _refusal(path, "its recipe is damaged", str(error)) from error
     kept = [rung.step for rung in rungs if rung.kept]
     fits = len(kept) == len(steps) and all(step in kept for step in steps)
     if not fits or any(rung.kept != (rung.status == "kept") for rung in rungs):
-        raise _damaged(path, "its rows do not fit its steps")
+        raise _refusal(path, "its recipe is damaged", "its rows do not fit its steps")
     return replace(recipe, rungs=rungs, steps=steps)
 
 
-def _damaged(path: Path, found: str) -> ArtifactError:
-    return ArtifactError(f"the search in {path} cannot be continued", found=found, next=ANEW)
+def _refusal(path: Path, why: str, found: str) -> ArtifactError:
+    return ArtifactError(
+        f"the search in {path} cannot be continued: {why}", found=wording.clean(found), next=ANEW
+    )
 
 
 def _conditions(workload: dict[str, Any], budget: Budget, at: Fingerprint) -> dict[str, Any]:
     """What a row's figures depend on, beside the model itself."""
     return {
-        **workload,
+        **{name: value for name, value in workload.items() if name != RESHAPED},
         "max_drop": budget.max_drop,
         "objective": budget.objective,
         "torchwright": at.torchwright,
