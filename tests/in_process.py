@@ -78,6 +78,7 @@ def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = N
     known = {name: target for name, target in techniques._targets.items() if name in TRIED}
     monkeypatch.setattr(techniques, "_targets", known)
     if speedup is not None:
+        monkeypatch.setattr("torchwright.plan.worker.Session.waited", lambda session: 0.0)
         decree = Interval(value=speedup, low=speedup * 0.99, high=speedup * 1.01)
         monkeypatch.setattr("torchwright.plan.compare.paired_speedup", lambda before, after: decree)
         monkeypatch.setattr("torchwright.api.paired_speedup", lambda before, after: decree)

@@ -21,6 +21,7 @@ from torchwright.engines.program import compile_program, export, functional
 from torchwright.engines.runner import rewritten
 from torchwright.errors import UnknownName
 from torchwright.facts import Step
+from torchwright.kernels import build
 from torchwright.plan.apply import apply_steps, make_target
 from torchwright.plan.sensitivity import rank_modules
 from torchwright.techniques.int8 import Int8Layer, activation_range, largest_activation, quantize_weight
@@ -276,6 +277,8 @@ class Routed(nn.Module):
 
 @pytest.mark.parametrize(("name", "left"), [("int8_static", 1), ("int8_rows", 0)])
 def test_layers_called_by_name_or_on_no_rows_are_calibrated(name: str, left: int) -> None:
+    if name == "int8_rows" and (missing := build.load()):
+        pytest.skip(missing)
     x = torch.randn(8, 32)
     ranking = rank_modules(target_of(Routed(), x), (Step(name=name),))
     assert {layer for layer, _ in ranking} == {"first", "second"}

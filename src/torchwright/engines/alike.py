@@ -32,8 +32,8 @@ class Alike:
             else [_container(value) for value in values]
         )
         sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
-        guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        self._check = guards.check
+        of_tensors: Any = TensorGuards  # whose stub knows sizes of one tensor only
+        self._check = of_tensors(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Alike | None:
