@@ -6,9 +6,14 @@ from collections.abc import Mapping
 
 import msgspec
 
+from torchwright.serve.log import one_line
+
 
 class ApiError(Exception):
-    """A request that ends without an answer: an HTTP status and OpenAI's error object."""
+    """A request that ends without an answer: an HTTP status and OpenAI's error object.
+
+    `message` and `param` may hold what a client wrote: they are cut and escaped here.
+    """
 
     def __init__(
         self,
@@ -19,8 +24,9 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.message = one_line(message)
+        super().__init__(self.message)
+        self.status, self.param, self.code = status, param and one_line(param), code
         self.headers = dict(headers or {})
 
     def body(self) -> bytes:

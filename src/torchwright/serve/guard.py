@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.generation import Gone
 from torchwright.serve.limits import Limits
+from torchwright.serve.log import one_line
 
 log = logging.getLogger("torchwright.serve")
 
@@ -29,6 +30,8 @@ OPEN = frozenset({"/", "/health", "/ready"})
 GONE = 499
 """In the log and the metrics: the client left before its answer."""
 UNROUTED = {404: "there is no such path", 405: "the method is not for this path"}
+PATH_CHARACTERS = 256
+"""Of a request's path, in the log and in errors."""
 DISCARDED = 32
 """A body that is too large is read to its end, so that the client reads the refusal, up to so many times the limit."""
 
@@ -77,7 +80,7 @@ class Guard:
         record = Record(
             id=f"req-{secrets.token_hex(12)}",
             method=scope["method"],
-            path=scope["path"].encode("ascii", "backslashreplace").decode()[:256],
+            path=one_line(scope["path"], PATH_CHARACTERS),
         )
         scope["record"], scope["app"] = record, self
 

@@ -27,6 +27,7 @@ from torchwright.errors import ArtifactError, TorchwrightError
 from torchwright.plan.load import load
 from torchwright.serve.embed import ServedEncoder
 from torchwright.serve.engine import Engine
+from torchwright.serve.log import begin_log
 from torchwright.serve.memory import page_bytes, page_count
 from torchwright.serve.messages import (
     Cancel,
@@ -58,7 +59,7 @@ PR_SET_PDEATHSIG = 1
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    begin_log()
     _die_with_parent()
     sys.setswitchinterval(SWITCH_S)
     retain_where_possible()  # a step's logits are tens of megabytes, mapped afresh each time otherwise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,6 +21,7 @@ from torchwright.serve.folder import Target
 from torchwright.serve.guard import Guard
 from torchwright.serve.launch import Launcher
 from torchwright.serve.limits import Limits
+from torchwright.serve.log import begin_log
 from torchwright.serve.preflight import gib
 from torchwright.serve.prepare import Model
 from torchwright.serve.service import Service
@@ -41,7 +41,7 @@ def run(
 ) -> None:
     """Serve until Ctrl-C; raises `ModelError` for a model that cannot be loaded."""
     limits = Limits()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    begin_log()
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
     service = Service(
         name=target.name,

@@ -1,0 +1,46 @@
+"""The server's log, and how strangers' text stands in it: a client chooses names and paths, but no line of the log."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+LINE_CHARACTERS = 1000
+"""Of a line of the log, and of an error's message."""
+TRACEBACK_CHARACTERS = 16_000
+
+
+def begin_log() -> None:
+    """Let this process write its log to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class LineFormatter(logging.Formatter):
+    """One line for each message, and a traceback's lines set in, so that none of them passes for a message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        lines = cut(super().formatException(ei), TRACEBACK_CHARACTERS).split("\n")
+        return "\n".join(f"    {one_line(line)}" for line in lines)
+
+
+def one_line(text: str, most: int = LINE_CHARACTERS) -> str:
+    """Text as one line that no terminal acts on: what cannot be printed is escaped, what is too long lacks its middle."""
+    short = cut(text, most)
+    return short if short.isprintable() else "".join(map(_visible, short))
+
+
+def cut(text: str, most: int) -> str:
+    """Text without its middle where it has more than `most` characters; both ends say something."""
+    if len(text) <= most:
+        return text
+    begin, end = text[: most * 2 // 3], text[-(most // 4) :]
+    return f"{begin} … ({len(text)} characters) … {end}"
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
