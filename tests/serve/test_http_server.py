@@ -190,6 +190,40 @@ def test_calls_are_read_from_the_text(http: httpx.Client) -> None:
     assert arguments == '{"a": 1}'
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "ad\\q", "arguments": {"a": 1}}',
+        '{"arguments": {"a": "\\ud800"}, "name": "add"}',
+    ],
+    ids=["a bad escape", "half a surrogate pair"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_no_json_is_text(http: httpx.Client, call: str, stream: bool) -> None:
+    text = f"<tool_call>\n{call}\n</tool_call>"
+    body = {"messages": [{"role": "system", "content": text}], "tools": TOOLS, "max_tokens": 200}
+    response = http.post("/v1/chat/completions", json={**body, "stream": stream})
+    assert response.status_code == 200, response.text
+    if stream:
+        assert response.text.endswith("data: [DONE]\n\n")
+        deltas = [choice["delta"] for event in events(response.text) for choice in event["choices"]]
+        content = "".join(delta.get("content", "") for delta in deltas)
+    else:
+        content = response.json()["choices"][0]["message"]["content"]
+    assert text in content
+
+
+def test_arguments_that_no_prompt_can_hold_stay_text(http: httpx.Client) -> None:
+    """Half a surrogate pair, as a model may write it and a client sends it back."""
+    function = {"name": "add", "arguments": '{"a": "\\ud800"}'}
+    called = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "1"}
+    body = {"messages": [called, result], "max_tokens": 200}
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    assert "ud800" in response.json()["choices"][0]["message"]["content"]
+
+
 def test_without_tools_a_call_is_text(http: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": CALL}], "max_tokens": 60}
     message = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]

@@ -1,4 +1,7 @@
-"""Reading a model's tool calls as they appear: what is text, where a call begins, and the pieces of its arguments."""
+"""Reading a model's tool calls as they appear: what is text, where a call begins, and the pieces of its arguments.
+
+JSON is read by msgspec: unlike the standard library it takes no half of a surrogate pair, which could not be sent on.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from torchwright.serve.tools import ToolFormat
 
@@ -221,17 +226,21 @@ class ObjectScanner:
 def _read_call(text: str) -> tuple[str, str]:
     """Name and arguments of a call whose parts are in another order; no name where it is none."""
     try:
-        found = json.loads(text)
+        found = msgspec.json.decode(text)
+        arguments = found.get("arguments", found.get("parameters"))
+        if isinstance(found.get("name"), str) and isinstance(arguments, dict):
+            return found["name"], json.dumps(arguments, ensure_ascii=False)
     except (ValueError, RecursionError):
-        return "", ""
-    arguments = found.get("arguments", found.get("parameters"))
-    if not isinstance(found.get("name"), str) or not isinstance(arguments, dict):
-        return "", ""
-    return found["name"], json.dumps(arguments, ensure_ascii=False)
+        pass
+    return "", ""
 
 
 def _unescape(text: str) -> str:
-    return text if "\\" not in text else str(json.loads(f'"{text}"'))
+    """The text of a JSON string, empty where it is none."""
+    try:
+        return msgspec.json.decode(f'"{text}"', type=str)
+    except ValueError:
+        return ""
 
 
 def _held(text: str, marker: str) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from torchwright.serve import tools
 from torchwright.serve.api_error import invalid
@@ -96,8 +97,8 @@ def _plain(message: Message) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:
-    """The object that a call's arguments are, or the text where the model wrote none."""
+    """The object that a call's arguments are, or the text where the model wrote none that a prompt can hold."""
     try:
-        return json.loads(text)
+        return msgspec.json.decode(text)
     except (ValueError, RecursionError):
         return text
