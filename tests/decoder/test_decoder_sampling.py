@@ -119,6 +119,19 @@ def test_repetition_penalty_is_that_of_transformers_over_prompt_and_answer() -> 
     torch.testing.assert_close(sampler._penalized(logits()), wanted)
 
 
+@pytest.mark.parametrize("penalty", [1e-30, 1e-40, 5e-324])
+@pytest.mark.parametrize("temperature", [0.0, 1e-40, 1.0])
+def test_a_tiny_repetition_penalty_prefers_what_was_said_and_is_finite(
+    penalty: float, temperature: float
+) -> None:
+    said = int(logits().topk(3).indices[2])
+    sampler = Sampler(Sampling(repetition_penalty=penalty, temperature=temperature), prompt=(said,), seed=0)
+    assert sampler(logits()) == said
+    masked = torch.full((V,), -math.inf)
+    masked[7] = -1.0
+    assert sampler(masked) == 7
+
+
 def test_presence_and_frequency_penalties_count_the_answer_only() -> None:
     sampler = Sampler(Sampling(presence_penalty=0.5, frequency_penalty=0.25), prompt=(3,), seed=0)
     peak = torch.zeros(V)

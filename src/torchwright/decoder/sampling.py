@@ -16,8 +16,9 @@ import torch
 from torchwright.errors import ModelError, WorkloadError, unknown
 
 SEEDS = 2**63
-COLDEST = 1e-30
-"""Temperatures below it are this one: the most likely token is drawn, and no division overflows into a NaN."""
+LEAST_DIVISOR = 1e-30
+"""Temperatures and repetition penalties below it are this one: what they prefer is drawn, and no division of a logit
+overflows."""
 BLOCK = 256
 """Tokens that are summed before the draw falls into one of their sums."""
 HEADS = (256, 8192)
@@ -106,7 +107,8 @@ class Sampler:
             raise ModelError("the logits are not numbers", found=f"{peak} as the largest of {len(scores_V)}")
         if self.sampling.temperature == 0:
             return best
-        weight_V = np.exp((scores_V - peak) / max(self.sampling.temperature, COLDEST))
+        with np.errstate(over="ignore"):  # minus infinity is then right: the token has no weight
+            weight_V = np.exp((scores_V - peak) / max(self.sampling.temperature, LEAST_DIVISOR))
         return _pick(_kept(weight_V, self.sampling), self._uniform())
 
     def accept(self, token: int) -> None:
@@ -128,9 +130,8 @@ class Sampler:
         answer = torch.tensor(list(self._answer), dtype=torch.long)
         seen = torch.cat([self._prompt, answer]).unique()
         had = logits_V[seen]
-        logits_V[seen] = torch.where(
-            had > 0, had / sampling.repetition_penalty, had * sampling.repetition_penalty
-        )
+        penalty = max(sampling.repetition_penalty, LEAST_DIVISOR)
+        logits_V[seen] = torch.where(had > 0, had / penalty, had * penalty)
         count = torch.tensor(list(self._answer.values()), dtype=logits_V.dtype)
         logits_V[answer] -= sampling.presence_penalty + sampling.frequency_penalty * count
         return logits_V
