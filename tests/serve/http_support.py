@@ -26,6 +26,7 @@ import zmq
 
 from torchwright.serve.client import EngineClient
 from torchwright.serve.folder import find
+from torchwright.serve.hosts import Hosts
 from torchwright.serve.launch import Launcher
 from torchwright.serve.limits import Limits
 from torchwright.serve.messages import (
@@ -231,7 +232,11 @@ class Running:
 
 @contextlib.contextmanager
 def serving(
-    *, kind: str = "decoder", keys: Sequence[str] = (), limits: Limits | None = None
+    *,
+    kind: str = "decoder",
+    keys: Sequence[str] = (),
+    hosts: Sequence[str] = (),
+    limits: Limits | None = None,
 ) -> Iterator[Running]:
     """A server with a fake engine, ready; ended with the block."""
     limits = limits or Limits()
@@ -239,7 +244,15 @@ def serving(
     launcher = Launcher(fake_command(kind))
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
     model = None if kind == "encoder" else load_model(target, limits)
-    service = Service(name=MODEL, client=client, model=model, limits=limits, keys=keys, log_requests=True)
+    service = Service(
+        name=MODEL,
+        client=client,
+        model=model,
+        limits=limits,
+        keys=keys,
+        hosts=Hosts(hosts),
+        log_requests=True,
+    )
     started: queue.Queue[tuple[Server, asyncio.AbstractEventLoop, str]] = queue.Queue()
     thread = threading.Thread(target=lambda: asyncio.run(_serve(service, started)))
     thread.start()

@@ -39,8 +39,10 @@ TOOLS: Any = [
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Command]:
-    with command("--api-key", "secret", "--max-running", "64") as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text("secret\n")
+    with command("--api-key-file", str(file), "--max-running", "64") as running:
         yield running
 
 

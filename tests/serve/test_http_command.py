@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from torchwright import cli
-from torchwright.errors import ArtifactError, ModelError, TorchwrightError
+from torchwright.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError
 from torchwright.plan.artifact import RECIPE
 from torchwright.serve import preflight as room
-from torchwright.serve.command import Options, engine_command, parse_bytes
+from torchwright.serve.command import KEY_VARIABLE, Options, api_keys, engine_command, parse_bytes
 from torchwright.serve.folder import BUNDLED_NAME, find
 from torchwright.serve.preflight import Wish, preflight
 
@@ -174,6 +174,37 @@ def test_the_engine_understands_its_command() -> None:
     assert (given.model, given.kv_memory, given.max_context, given.quantize) == ("folder", 123, 64, "w4a8")
     assert (given.trust, given.deterministic, given.speculate) == (True, False, "ngram")
     assert parser().parse_args(engine_command("ipc://x", None, Options())[3:]).model is None
+
+
+def test_keys_come_from_options_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    file = tmp_path / "keys"
+    file.write_text("from-file\r\n\n second \n")
+    assert api_keys(Options()) == []
+    assert api_keys(Options(api_keys=["a", "b"])) == ["a", "b"]
+    assert api_keys(Options(api_key_file=file)) == ["from-file", "second"]
+    assert api_keys(Options(api_keys=["a"], api_key_file=file)) == ["a", "from-file", "second"]
+    monkeypatch.setenv(KEY_VARIABLE, "one two")
+    assert api_keys(Options()) == ["one", "two"]
+    assert api_keys(Options(api_key_file=file)) == ["from-file", "second"]
+
+
+@pytest.mark.parametrize("holds", ["", " \n", "zwölf\n", "two words\n", None])
+def test_a_place_without_a_key_does_not_open_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holds: str | None
+) -> None:
+    file = tmp_path / "keys"
+    if holds is not None:
+        file.write_text(holds)
+    with pytest.raises(WorkloadError, match=str(file)):
+        api_keys(Options(api_key_file=file))
+    with pytest.raises(WorkloadError, match="--api-key holds"):
+        api_keys(Options(api_keys=[(holds or "").strip(" ")]))
+    monkeypatch.setenv(KEY_VARIABLE, "")
+    with pytest.raises(WorkloadError, match=KEY_VARIABLE):
+        api_keys(Options())
 
 
 def test_what_cannot_be_served_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,12 @@ def server() -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
+def named() -> Iterator[Running]:
+    with serving(hosts=["*.Example.com"]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def http(server: Running) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=30) as client:
         yield client
@@ -452,7 +458,7 @@ def test_a_slow_reader_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect((address[0], int(address[1])))
             body = json.dumps({"prompt": PROMPT, "n": 64, "max_tokens": 900, "stream": True}).encode()
-            head = f"host: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            head = f"host: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             head = f"POST /v1/completions HTTP/1.1\r\n{head}"
             client.sendall(head.encode() + body)
             wait_until(lambda: "slow reader" in caplog.text)
@@ -474,10 +480,63 @@ def test_the_key_is_asked_for_and_compared() -> None:
         missing = http.post("/v1/completions", json={"prompt": "x"})
         assert error(missing)["code"] == "invalid_api_key"
         assert missing.headers["www-authenticate"] == "Bearer"
-        assert http.get("/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
-        assert http.get("/v1/models", headers={"Authorization": "Bearer second"}).status_code == 200
+        for given, status in {
+            "Bearer wrong": 401,
+            "Bearer second": 200,
+            "bearer right": 200,  # the scheme is in any case (RFC 9110)
+            "BEARER  right": 200,
+            "Basic right": 401,
+            "Bearer": 401,
+        }.items():
+            response = http.get("/v1/models", headers={"Authorization": given})
+            assert response.status_code == status, given
         assert http.get("/metrics").status_code == 401
         assert [http.get(path).status_code for path in ("/", "/health", "/ready")] == [200] * 3
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("localhost:8000", None, 200),
+        ("LOCALHOST.", None, 200),
+        ("api.localhost", None, 200),
+        ("127.0.0.1", None, 200),
+        ("[::1]:8000", None, 200),
+        ("192.0.2.7:8000", None, 200),  # an address belongs to nobody's page
+        ("box.example.com", None, 200),
+        ("evil.example", None, 403),
+        ("evil.example:8000", "http://evil.example:8000", 403),
+        ("localhost.evil.example", None, 403),
+        ("127.0.0.1.evil.example", None, 403),
+        ("localhost@evil.example", None, 403),
+        ("[::1", None, 403),
+        ("localhost:8000", "http://localhost:8000", 200),
+        ("192.0.2.7:8000", "http://192.0.2.7:8000", 200),
+        ("localhost:8000", "http://127.0.0.1:3000", 200),
+        ("localhost:8000", "https://box.example.com", 200),
+        ("localhost:8000", "https://evil.example", 403),
+        ("localhost:8000", "http://192.0.2.7", 403),
+        ("localhost:8000", "null", 403),
+        ("localhost:8000", "http://[::1", 403),
+    ],
+)
+def test_a_foreign_page_does_not_reach_a_server_without_a_key(
+    named: Running, host: str, origin: str | None, status: int
+) -> None:
+    headers = {"host": host} | ({} if origin is None else {"origin": origin})
+    with httpx.Client(base_url=named.url, headers=headers) as http:
+        asked = [http.get("/"), http.get("/health"), http.post("/v1/completions", json={"prompt": "x"})]
+    assert [response.status_code for response in asked] == [status] * 3
+    if status == 403:
+        assert error(asked[0])["code"] == "host_not_allowed"
+        assert "--allowed-host" in error(asked[0])["message"]
+
+
+def test_with_a_key_any_name_will_do() -> None:
+    """A page has no key, and a server that others reach has names that it does not know."""
+    headers = {"host": "gateway.example", "origin": "https://gateway.example", "authorization": "Bearer k"}
+    with serving(keys=["k"]) as running:
+        assert httpx.get(running.url + "/v1/models", headers=headers).status_code == 200
 
 
 def test_the_engines_death_is_a_503_and_it_is_restarted(caplog: pytest.LogCaptureFixture) -> None:

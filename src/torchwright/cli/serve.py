@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -54,7 +55,20 @@ def _serve_command() -> ModuleType:
     "api_keys",
     multiple=True,
     metavar="KEY",
-    help="Answer only requests with this key. Repeatable.",
+    help="Answer only requests with this key. Repeatable. Other users of this machine see it in the list of processes.",
+)
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The same with a key in each line of a file. Without either, keys are read from $TORCHWRIGHT_API_KEY.",
+)
+@click.option(
+    "--allowed-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="Without a key: a further name by which the server may be called, such as *.example.com. Repeatable.",
 )
 @click.option(
     "--max-running",

@@ -50,6 +50,7 @@ def application(service: Service, lifespan: Lifespan[Guard] | None = None) -> AS
     return Guard(
         inner,
         keys=service.keys,
+        hosts=service.hosts,
         log_requests=service.log_requests,
         count=lambda path, status: service.metrics.requests.labels(path, str(status)).inc(),
     )

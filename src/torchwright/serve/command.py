@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 from torchwright.errors import WorkloadError
@@ -27,6 +28,7 @@ for _package in ("uvicorn", "starlette", "zmq", "msgspec", "prometheus_client", 
 
 ENGINE = EngineOptions()
 """Its defaults are the server's."""
+KEY_VARIABLE = "TORCHWRIGHT_API_KEY"
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -38,6 +40,8 @@ class Options:
     port: int = 8000
     """0 takes a free one, which is printed."""
     api_keys: Sequence[str] = ()
+    api_key_file: Path | None = None
+    allowed_hosts: Sequence[str] = ()
     max_running: int = ENGINE.max_running
     kv_memory: int | None = None
     """Bytes; None is half of the available memory."""
@@ -57,6 +61,7 @@ def serve(target: str | None, options: Options, say: Callable[[str], None]) -> i
     Raises `ModelError`, `ArtifactError` or `WorkloadError` for what cannot be served, before or while it is loaded.
     """
     begun = time.perf_counter()
+    keys = api_keys(options)
     found = find(target)
     if found.artifact is not None:
         _refuse_for_artifact(found, options)
@@ -71,7 +76,8 @@ def serve(target: str | None, options: Options, say: Callable[[str], None]) -> i
             found,
             launcher,
             listening,
-            keys=options.api_keys,
+            keys=keys,
+            hosts=[options.host, *options.allowed_hosts],
             log_requests=options.log_requests,
             begun=begun,
             say=say,
@@ -79,6 +85,34 @@ def serve(target: str | None, options: Options, say: Callable[[str], None]) -> i
     finally:
         launcher.close()
     return 0
+
+
+def api_keys(options: Options) -> list[str]:
+    """The keys of the options, or of the environment where they name none.
+
+    Raises `WorkloadError` for a place that holds none: who names one does not mean an open server.
+    """
+    places = {}
+    if options.api_keys:
+        places["--api-key"] = list(options.api_keys)
+    if options.api_key_file is not None:
+        places[f"--api-key-file {options.api_key_file}"] = _lines(options.api_key_file)
+    if not places and KEY_VARIABLE in os.environ:
+        places[KEY_VARIABLE] = os.environ[KEY_VARIABLE].split()
+    for place, keys in places.items():
+        if not keys or not all(re.fullmatch(r"[!-~]+", key) for key in keys):
+            raise WorkloadError(
+                f"{place} holds {'a text that is no key' if keys else 'no key'}",
+                allowed="printable ASCII characters without spaces",
+            )
+    return [key for keys in places.values() for key in keys]
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"{file} cannot be read", found=str(error)) from error
 
 
 def engine_command(endpoint: str, target: str | None, options: Options) -> list[str]:

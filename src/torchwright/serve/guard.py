@@ -1,4 +1,5 @@
-"""What stands around every request: its id, the key, the body's limits, errors in OpenAI's shape, and its line of log.
+"""What stands around every request: its id, the key or the host, the body's limits, errors in OpenAI's shape, and its
+line of log.
 
 No request ends without a reason: `Record.reason` is what the log says where something went wrong, and of every request
 with `--log-requests`.
@@ -14,12 +15,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.generation import Gone
+from torchwright.serve.hosts import Hosts
 from torchwright.serve.limits import Limits
 from torchwright.serve.log import one_line
 
@@ -67,11 +70,12 @@ class Guard:
         app: ASGIApp,
         *,
         keys: Sequence[str],
+        hosts: Hosts,
         log_requests: bool,
         count: Callable[[str, int], None],
     ) -> None:
         self._app, self._log_requests, self._count = app, log_requests, count
-        self._keys = [key.encode() for key in keys]
+        self._keys, self._hosts = [key.encode() for key in keys], hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -106,7 +110,7 @@ class Guard:
     async def _fault(self, scope: Scope, receive: Receive, send: Send, record: Record) -> ApiError | None:
         """Run the application; returns what it could not answer."""
         try:
-            self._check_key(scope)
+            self._admit(scope)
             await self._app(scope, receive, send)
         except ApiError as error:
             return error
@@ -124,13 +128,19 @@ class Guard:
             return ApiError(500, "a fault in the server; its log has the traceback", code="internal_error")
         return None
 
-    def _check_key(self, scope: Scope) -> None:
-        if not self._keys or scope["path"] in OPEN:
-            return
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        key = given.removeprefix(b"Bearer ").strip()
+    def _admit(self, scope: Scope) -> None:
+        """Raise `ApiError` for a request without the key, or where there is none, to or from a foreign host."""
+        headers = Headers(scope=scope)
+        if not self._keys:
+            self._hosts.check(headers)
+        elif scope["path"] not in OPEN:
+            self._check_key(headers.get("authorization", ""))
+
+    def _check_key(self, given: str) -> None:
+        scheme, _, key = given.partition(" ")
+        found = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
         # Every key is compared, in the same time whether it matches or not.
-        if not any([hmac.compare_digest(key, known) for known in self._keys]):  # noqa: C419
+        if not any([hmac.compare_digest(found, known) for known in self._keys]):  # noqa: C419
             wrong = "wrong" if given else "missing"
             raise ApiError(
                 401,

@@ -29,7 +29,7 @@ class LineFormatter(logging.Formatter):
 
 
 def one_line(text: str, most: int = LINE_CHARACTERS) -> str:
-    """Text as one line that no terminal acts on: what cannot be printed is escaped, what is too long lacks its middle."""
+    """Text as one line that no terminal acts on: escaped where it cannot be printed, without its middle if too long."""
     short = cut(text, most)
     return short if short.isprintable() else "".join(map(_visible, short))
 

@@ -18,6 +18,7 @@ from torchwright.serve.service import Service
 REFUSALS = {
     "400": "A field is wrong, unknown or not supported",
     "401": "The API key is missing or wrong",
+    "403": "The host or page is none of the server's",
     "404": "The model is not the served one",
     "405": "The method is not for this path",
     "408": "The body did not come in time",

@@ -19,6 +19,7 @@ from torchwright.serve.compile_grammar import GrammarCompiler
 from torchwright.serve.connection import connection_class
 from torchwright.serve.folder import Target
 from torchwright.serve.guard import Guard
+from torchwright.serve.hosts import Hosts
 from torchwright.serve.launch import Launcher
 from torchwright.serve.limits import Limits
 from torchwright.serve.log import begin_log
@@ -35,6 +36,7 @@ def run(
     listening: socket.socket,
     *,
     keys: Sequence[str],
+    hosts: Sequence[str],
     log_requests: bool,
     begun: float,
     say: Callable[[str], None],
@@ -49,6 +51,7 @@ def run(
         model=None if target.encoder else load_model(target, limits),
         limits=limits,
         keys=keys,
+        hosts=Hosts(hosts),
         log_requests=log_requests,
     )
     host, port = listening.getsockname()[:2]

@@ -11,6 +11,7 @@ from typing import Any
 
 from torchwright.serve.api_error import ApiError, invalid, unavailable
 from torchwright.serve.client import EngineClient
+from torchwright.serve.hosts import Hosts
 from torchwright.serve.limits import Limits
 from torchwright.serve.messages import Ready
 from torchwright.serve.metrics import Metrics
@@ -27,6 +28,8 @@ class Service:
     """The tokenizer and its companions; None for a sentence encoder, whose engine tokenizes."""
     limits: Limits = field(default_factory=Limits)
     keys: Sequence[str] = ()
+    hosts: Hosts = field(default_factory=Hosts)
+    """The names that it answers to where it has no keys."""
     log_requests: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
