@@ -53,6 +53,7 @@ from torchwright.serve.service import Service
 MODEL = "torchwright-bundled"
 CONTEXT = 1024
 STOP = 1
+NEVER = "a text that is not embedded"
 
 
 class Trouble(enum.IntEnum):
@@ -104,8 +105,10 @@ class FakeEngine:
 
     def _take(self, message: Submit | Cancel | Embed) -> None:
         if isinstance(message, Embed):
-            vectors = [[float(len(text)), 0.5] for text in message.texts]
-            self._send(Embedded(id=message.id, vectors=vectors, tokens=sum(map(len, message.texts))))
+            for place, text in reversed(list(enumerate(message.texts))):
+                vectors = [[float(len(text)), 0.5]]
+                if text != NEVER:
+                    self._send(Embedded(id=message.id, places=[place], vectors=vectors, tokens=len(text)))
         elif isinstance(message, Cancel):
             for id, index in list(self._running):
                 if id == message.id and message.index in (None, index):

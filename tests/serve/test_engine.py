@@ -16,6 +16,7 @@ from torchwright.decoder import PAGE, LoadedDecoder
 from torchwright.decoder.layers import MixtureOfExperts
 from torchwright.errors import TorchwrightError
 from torchwright.serve.engine import Engine
+from torchwright.serve.limits import PROMPTS, SEQUENCES
 from torchwright.serve.messages import Cancel
 from torchwright.serve.options import Options
 
@@ -239,6 +240,14 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(model: LoadedDecoder) -
     made.step()
     assert made.submit(request("c", [5], 4)) is None
     assert len(drain(made)) == 3
+
+
+def test_an_idle_engine_takes_the_largest_request(model: LoadedDecoder) -> None:
+    """256 prompts, two answers to each."""
+    made = engine(model)
+    for prompt in range(PROMPTS):
+        assert made.submit(request(f"a-{prompt}", [5], 1, n=SEQUENCES // PROMPTS)) is None
+    made.cancel_all("the test ends")
 
 
 def test_what_can_never_fit_is_refused_with_the_numbers(model: LoadedDecoder) -> None:

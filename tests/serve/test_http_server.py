@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from http_support import CONTEXT, MODEL, Running, Trouble, serving, wait_until
+from http_support import CONTEXT, MODEL, NEVER, Running, Trouble, serving, wait_until
 
 from torchwright.serve.limits import Limits
 
@@ -603,6 +603,14 @@ def test_an_encoder_embeds_and_writes_nothing() -> None:
             "'dimensions' is not supported"
             in error(http.post("/v1/embeddings", json={"input": "x", "dimensions": 3}))["message"]
         )
+
+
+def test_a_client_that_leaves_its_embeddings_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(kind="encoder") as running, httpx.Client(base_url=running.url) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/embeddings", json={"input": ["a", NEVER]}, timeout=0.2)
+        wait_until(running.cancelled)
+        wait_until(lambda: "499, client disconnected" in caplog.text)
 
 
 def test_connections_and_headers_are_bounded() -> None:

@@ -23,6 +23,7 @@ from folders import encoder, eval_text, save
 from torchwright.errors import TorchwrightError
 from torchwright.plan import artifact
 from torchwright.plan.load import load
+from torchwright.serve.limits import SEQUENCES
 from torchwright.serve.messages import (
     Cancel,
     Embed,
@@ -279,26 +280,44 @@ def test_an_artifact_of_a_sentence_encoder_embeds(encoder_artifact: Path) -> Non
     served = opened("--model", str(encoder_artifact))
     assert isinstance(served, ServedEncoder)
     assert (served.ready.kind, served.ready.context) == ("encoder", 32)
-    texts = ["a small sentence", "another one"]
+    texts = ["a small sentence", "another one", "one", "two", "three", "four"]
     script = Script(
         Embed(id="a", texts=texts),
         Embed(id="b", texts=[""]),
         Embed(id="c", texts=["word " * 90]),
-        request("d", [5]),
-        Cancel(id="a", reason="too late"),
+        Embed(id="d", texts=["word"] * SEQUENCES),
+        request("e", [5]),
         Shutdown(drain=True),
     )
     serve_encoder(served, cast(Any, script))
-    embedded, *failed, refused = script.sent
-    assert isinstance(embedded, Embedded)
-    assert embedded.tokens > 4
-    torch.testing.assert_close(torch.tensor(embedded.vectors), load(encoder_artifact).model.encode(texts))
-    assert [(message.id, type(message)) for message in failed if isinstance(message, Failed)] == [
+    found = [message for message in script.sent if isinstance(message, Embedded)]
+    assert [len(message.places) for message in found] == [4, 2]  # it speaks after every call
+    vectors = {p: v for message in found for p, v in zip(message.places, message.vectors, strict=True)}
+    model = load(encoder_artifact).model
+    torch.testing.assert_close(
+        torch.tensor([vectors[place] for place in range(len(texts))]), model.encode(texts)
+    )
+    assert sum(message.tokens for message in found) == int(model.tokens.of(texts)["attention_mask"].sum())
+    others = [message for message in script.sent if isinstance(message, Failed | Refused)]
+    assert [(message.id, type(message)) for message in others] == [
         ("b", Failed),
+        ("d", Refused),
+        ("e", Refused),
         ("c", Failed),
     ]
-    assert isinstance(refused, Refused)
-    assert refused.id == "d"
+
+
+def test_texts_that_nobody_waits_for_are_not_embedded(encoder_artifact: Path) -> None:
+    served = opened("--model", str(encoder_artifact))
+    assert isinstance(served, ServedEncoder)
+    for id in "ab":
+        assert served.submit(Embed(id=id, texts=["a text"] * 9)) is None
+    assert served.step().id == "a"
+    served.cancel("a")
+    served.cancel("a")
+    assert [served.step().id for _ in range(3)] == ["b"] * 3
+    assert served.idle
+    assert served.submit(Embed(id="c", texts=["a text"] * SEQUENCES)) is None
 
 
 def _alive(pid: int) -> bool:

@@ -13,12 +13,10 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan
 
 from torchwright.serve import generating
-from torchwright.serve.api_error import invalid, unavailable
+from torchwright.serve.api_error import invalid
 from torchwright.serve.conversation import Tools, prompt_text
-from torchwright.serve.generation import refusal
+from torchwright.serve.embedding import embed
 from torchwright.serve.guard import Guard, read_body, record_of
-from torchwright.serve.mailbox import Lost
-from torchwright.serve.messages import Embed, Embedded, Refused
 from torchwright.serve.metrics import CONTENT_TYPE
 from torchwright.serve.openapi import Handler, Operation, document
 from torchwright.serve.parse import parse
@@ -31,7 +29,7 @@ from torchwright.serve.protocol import (
     TokenizeRequest,
 )
 from torchwright.serve.responses import ResponsesRequest
-from torchwright.serve.service import Service, new_id
+from torchwright.serve.service import Service
 from torchwright.serve.stream import Json
 
 PAGE = Path(__file__).parent / "page" / "index.htm"
@@ -63,12 +61,12 @@ async def embeddings(service: Service, request: Request) -> Response:
         raise invalid("the served model is a language model and has no embeddings", code="wrong_model_kind")
     record_of(request).user = body.user
     texts = [body.input] if isinstance(body.input, str) else body.input
-    found = await _embed(service, texts)
+    vectors, tokens = await embed(service, request, texts)
     data = [
         {"object": "embedding", "index": index, "embedding": _vector(vector, body.encoding_format)}
-        for index, vector in enumerate(found.vectors)
+        for index, vector in enumerate(vectors)
     ]
-    usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return Json({"object": "list", "data": data, "model": service.name, "usage": usage})
 
 
@@ -148,22 +146,6 @@ OPERATIONS = (
     Operation("GET", "/metrics", metrics_text, "Figures for Prometheus"),
     Operation("GET", "/openapi.json", openapi, "This document"),
 )
-
-
-async def _embed(service: Service, texts: list[str]) -> Embedded:
-    id, mailbox = new_id("embd"), service.client.mailbox()
-    service.client.submit(Embed(id=id, texts=texts), mailbox)
-    try:
-        (found,) = await mailbox.take()
-    finally:
-        service.client.finish(id)
-    if isinstance(found, Embedded):
-        return found
-    if isinstance(found, Refused):
-        raise refusal(found)
-    if isinstance(found, Lost):
-        raise unavailable(found.reason)
-    raise invalid(getattr(found, "text", "the texts cannot be embedded"), "input")
 
 
 def _vector(vector: list[float], form: str) -> list[float] | str:

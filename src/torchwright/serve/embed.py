@@ -1,22 +1,29 @@
-"""A sentence encoder that is served: texts in, embeddings out, one message at a time."""
+"""A sentence encoder that is served: texts in, embeddings out, one of its fixed calls at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from torchwright.errors import TorchwrightError
 from torchwright.paths import file_digest
 from torchwright.plan import artifact
-from torchwright.serve.messages import Embed, Embedded, Failed, Ready
+from torchwright.serve.messages import Embed, Embedded, Failed, Ready, Refused
 from torchwright.workloads.encoding import Encoder
 
 
 class ServedEncoder:
-    """An encoder artifact and its tokenizer; raises `ModelError` where it has none."""
+    """An encoder artifact, its tokenizer, and the requests that wait; raises `ModelError` where it has no tokenizer.
 
-    def __init__(self, folder: Path, encoder: Encoder, notices: list[str]) -> None:
+    At most `max_queue` texts wait. Requests are answered in the order in which they came.
+    """
+
+    def __init__(self, folder: Path, encoder: Encoder, notices: list[str], max_queue: int) -> None:
         layout = encoder.layout
-        self._encoder = encoder
+        self._encoder, self._max_queue = encoder, max_queue
+        self._texts: dict[str, int] = {}
+        """Id → how many."""
+        self._answers: dict[str, Iterator[Embedded]] = {}
         self.ready = Ready(
             kind="encoder",
             vocabulary=encoder.tokens.tokenizer.get_vocab_size(),
@@ -30,15 +37,45 @@ class ServedEncoder:
             notices=notices,
         )
 
-    def embed(self, message: Embed) -> Embedded | Failed:
-        """The embeddings, or what is wrong with the texts."""
+    @property
+    def idle(self) -> bool:
+        return not self._answers
+
+    def submit(self, message: Embed) -> Failed | Refused | None:
+        """Take a request, or say why not."""
         if not message.texts or not all(message.texts):
             return Failed(id=message.id, text="there is nothing to embed, or one of the texts is empty")
-        inputs = self._encoder.tokens.of(message.texts)
+        waiting = sum(self._texts.values())
+        if waiting + len(message.texts) > self._max_queue:
+            text = f"{waiting} texts wait; at most {self._max_queue} may"
+            return Refused(id=message.id, reason="queue_full", text=text, retry_after_s=1.0)
+        self._texts[message.id] = len(message.texts)
+        self._answers[message.id] = self._answer(message)
+        return None
+
+    def cancel(self, id: str) -> None:
+        """Forget a request that nobody waits for; unknown ids have ended."""
+        self._texts.pop(id, None)
+        self._answers.pop(id, None)
+
+    def cancel_all(self) -> None:
+        """Forget every request."""
+        self._texts.clear()
+        self._answers.clear()
+
+    def step(self) -> Embedded | Failed:
+        """Run one call of the first request: some of its embeddings, or what is wrong with its texts."""
+        id, answer = next(iter(self._answers.items()))
         try:
-            vectors_NE = self._encoder(**inputs)
+            found = next(answer)
         except TorchwrightError as error:
-            return Failed(id=message.id, text=str(error))
-        return Embedded(
-            id=message.id, vectors=vectors_NE.tolist(), tokens=int(inputs["attention_mask"].sum())
-        )
+            self.cancel(id)
+            return Failed(id=id, text=str(error))
+        self._texts[id] -= len(found.places)
+        if not self._texts[id]:
+            self.cancel(id)
+        return found
+
+    def _answer(self, message: Embed) -> Iterator[Embedded]:
+        for places, vectors_nE, tokens in self._encoder.by_call(message.texts):
+            yield Embedded(id=message.id, places=places, vectors=vectors_nE.tolist(), tokens=tokens)

@@ -183,11 +183,14 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
 
 class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
-    """Embeddings of an Embed's texts."""
+    """Embeddings of some of an Embed's texts; it is answered when all have come."""
 
     id: str
+    places: list[int]
+    """Which of the texts."""
     vectors: list[list[float]]
     tokens: int
+    """Of these texts."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchwright.errors import WorkloadError
+from torchwright.serve.limits import SEQUENCES
 
 KV_SHARE = 0.5
 """Of the memory that is available, for keys and values where nobody says how much."""
@@ -18,8 +19,8 @@ class Options:
     step_tokens: int = 512
     """Tokens of one step at most, prompts and answers together."""
     max_running: int = 64
-    max_queue: int = 256
-    """Sequences that wait at most; further requests are refused."""
+    max_queue: int = SEQUENCES
+    """Sequences that wait at most; further requests are refused. An idle engine takes the largest request."""
     max_context: int | None = None
     """Tokens of one sequence at most, where it shall be less than the model's context."""
     speculate: Literal["ngram", "none"] = "ngram"

@@ -141,19 +141,25 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
 
 
 def serve_encoder(served: ServedEncoder, channel: Channel) -> None:
-    """Embed texts until a Shutdown."""
-    while True:
-        for message in channel.receive(IDLE_MS):
+    """Take messages and run calls until a Shutdown."""
+    draining = False
+    while not (draining and served.idle):
+        for message in channel.receive(0 if not served.idle else IDLE_MS):
             match message:
                 case Embed():
-                    channel.send(served.embed(message))
+                    if refused := served.submit(message):
+                        channel.send(refused)
                 case Submit():
                     text = "this model embeds text; it does not write it"
                     channel.send(Refused(id=message.id, reason="invalid", text=text))
                 case Cancel():
-                    pass  # every Embed before it has been answered
+                    served.cancel(message.id)
                 case Shutdown():
-                    return
+                    draining = True
+                    if not message.drain:
+                        served.cancel_all()
+        if not served.idle:
+            channel.send(served.step())
 
 
 def open_served(options: argparse.Namespace, channel: Channel) -> ServedDecoder | ServedEncoder:
@@ -164,7 +170,7 @@ def open_served(options: argparse.Namespace, channel: Channel) -> ServedDecoder 
         loaded = load(options.model, trust=options.trust)
         model, notices = loaded.model, loaded.notices
         if isinstance(model, Encoder):
-            return ServedEncoder(Path(options.model), model, notices)
+            return ServedEncoder(Path(options.model), model, notices, options.max_queue)
     else:
         opened = open_model(
             options.model,

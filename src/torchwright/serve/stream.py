@@ -6,7 +6,7 @@ A client that leaves is noticed at once, whatever is being awaited; one that doe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -35,7 +35,7 @@ async def respond(
     What the engine refuses is raised before a stream begins, so that it has its own status. Raises `ApiError` and
     `Gone`.
     """
-    watcher = asyncio.create_task(_watch(request, generation))
+    watcher = asyncio.create_task(watch(request, generation.abandon))
     steps = generation.steps()
     record: Record = request.scope["record"]
     handed_over = False
@@ -104,11 +104,11 @@ class EventStream(Response):
             raise Gone(f"slow reader: it left the stream unread for {self.unread_seconds:g} s") from None
 
 
-async def _watch(request: Request, generation: Generation) -> None:
-    """Cancel the generation when its client leaves."""
+async def watch(request: Request, abandon: Callable[[str], None]) -> None:
+    """Call `abandon` with the reason when the client leaves."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    generation.abandon("client disconnected")
+    abandon("client disconnected")
 
 
 def _note(record: Record, generation: Generation) -> None:

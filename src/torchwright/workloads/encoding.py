@@ -6,7 +6,7 @@ Needs neither transformers nor the model's code.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torchwright.errors import WorkloadError
 from torchwright.workloads.base import Case, Run
 from torchwright.workloads.generation import need_tokenizer
-from torchwright.workloads.rows import Batcher, Layout
+from torchwright.workloads.rows import Batcher, Layout, fixed_calls
 
 
 class Encoder:
@@ -44,6 +44,16 @@ class Encoder:
         """
         embeddings_NE = self(**self.tokens.of(_many(texts)))
         return embeddings_NE[0] if isinstance(texts, str) else embeddings_NE
+
+    def by_call(self, texts: Sequence[str]) -> Iterator[tuple[list[int], torch.Tensor, int]]:
+        """What `encode` gives, as each of the fixed calls brings it: (places of n texts, embeddings (n, E), tokens).
+
+        Raises `WorkloadError` as `encode` does, before the first.
+        """
+        inputs = self.tokens.of(_many(texts))
+        lengths_N = inputs["attention_mask"].sum(1)
+        for call, rows_n in fixed_calls(Case(name="encode", args=tuple(inputs.values())), self.layout):
+            yield rows_n.tolist(), self._run(call)[: len(rows_n)], int(lengths_N[rows_n].sum())
 
 
 class TextModel:

@@ -1,0 +1,51 @@
+"""Texts on their way through a served sentence encoder, for one client."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+
+from torchwright.serve.api_error import invalid, unavailable
+from torchwright.serve.generation import Gone, refusal
+from torchwright.serve.mailbox import Dropped, Item, Lost
+from torchwright.serve.messages import Embed, Embedded, Failed, Refused
+from torchwright.serve.service import Service, new_id
+from torchwright.serve.stream import watch
+
+
+async def embed(service: Service, request: Request, texts: list[str]) -> tuple[list[list[float]], int]:
+    """The embeddings of texts, and the texts' tokens.
+
+    Raises `ApiError` when the engine refuses the texts, fails or dies, and `Gone` when the client leaves; what is left
+    of the texts is then not embedded.
+    """
+    client, id = service.client, new_id("embd")
+    mailbox, vectors, tokens = client.mailbox(), dict[int, list[float]](), 0
+    watcher = asyncio.create_task(watch(request, lambda reason: mailbox.put(Dropped(reason))))
+    client.submit(Embed(id=id, texts=texts), mailbox)
+    try:
+        while len(vectors) < len(texts):
+            for item in await mailbox.take():
+                found = _read(item)
+                vectors.update(zip(found.places, found.vectors, strict=True))
+                tokens += found.tokens
+    finally:
+        watcher.cancel()
+        if len(vectors) < len(texts):
+            client.cancel(id, "abandoned")
+        client.finish(id)
+    return [vectors[place] for place in range(len(texts))], tokens
+
+
+def _read(item: Item) -> Embedded:
+    if isinstance(item, Embedded):
+        return item
+    if isinstance(item, Dropped):
+        raise Gone(item.reason)
+    if isinstance(item, Refused):
+        raise refusal(item)
+    if isinstance(item, Lost):
+        raise unavailable(item.reason)
+    assert isinstance(item, Failed), f"{type(item).__name__} for texts"
+    raise invalid(item.text, "input")
