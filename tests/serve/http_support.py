@@ -35,6 +35,7 @@ from torchwright.serve.messages import (
     Embedded,
     Finish,
     FromEngine,
+    Loading,
     Output,
     Ready,
     Refused,
@@ -53,6 +54,7 @@ from torchwright.serve.service import Service
 MODEL = "torchwright-bundled"
 CONTEXT = 1024
 STOP = 1
+LOADING = "loading for ever"
 NEVER = "a text that is not embedded"
 
 
@@ -79,6 +81,10 @@ class FakeEngine:
         self._totals = {"prompt_tokens": 0, "generated_tokens": 0, "steps": 0}
 
     def run(self) -> None:
+        if self._kind == "loading":
+            self._send(Loading(text=LOADING))
+            while os.getppid() != 1:
+                time.sleep(0.1)
         self._send(
             Ready(
                 kind="encoder" if self._kind == "encoder" else "decoder",
@@ -216,7 +222,7 @@ TIMING = Timing(
 
 
 def fake_command(kind: str) -> Callable[[str], list[str]]:
-    """The command of a fake engine: `decoder`, `encoder`, or `broken`, which dies at once."""
+    """The command of a fake engine: `decoder`, `encoder`, `loading` for ever, or `broken`, which dies at once."""
     return lambda endpoint: [sys.executable, __file__, "--endpoint", endpoint, "--kind", kind]
 
 
@@ -241,7 +247,7 @@ def serving(
     hosts: Sequence[str] = (),
     limits: Limits | None = None,
 ) -> Iterator[Running]:
-    """A server with a fake engine, ready; ended with the block."""
+    """A server with a fake engine, ready, or loading if it is of that kind; ended with the block."""
     limits = limits or Limits()
     target = find(None)
     launcher = Launcher(fake_command(kind))
@@ -261,7 +267,7 @@ def serving(
     thread.start()
     server, loop, url = started.get(timeout=30)
     try:
-        wait_until(lambda: client.state in ("ready", "failed"))
+        wait_until(lambda: client.state in ("ready", "failed") or client.detail == LOADING)
         yield Running(url, service, loop)
     finally:
         loop.call_soon_threadsafe(server.handle_exit, signal.SIGINT, None)
@@ -274,7 +280,9 @@ async def _serve(
 ) -> None:
     import socket
 
-    listening = socket.create_server(("127.0.0.1", 0))
+    # As the command's own socket: without the protocol's number asyncio leaves Nagle's delay of 40 ms on.
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     server = Server(service, url, 0.0, lambda text: None, warm=False)
     task = asyncio.create_task(server.serve(sockets=[listening]))

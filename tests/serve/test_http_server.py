@@ -14,8 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
-from http_support import CONTEXT, MODEL, NEVER, Running, Trouble, serving, wait_until
+from http_support import CONTEXT, LOADING, MODEL, NEVER, Running, Trouble, fake_command, serving, wait_until
 
+from torchwright.serve.app import OPERATIONS
 from torchwright.serve.limits import Limits
 
 PROMPT = "The quick brown fox"
@@ -559,6 +560,36 @@ def test_the_engines_death_is_a_503_and_it_is_restarted(caplog: pytest.LogCaptur
         assert http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 2}).status_code == 200
         assert client.restarts == 1
     assert "3 requests were waiting" in caplog.text or "4 requests were waiting" in caplog.text
+
+
+def test_before_the_engine_is_ready_every_endpoint_says_so_at_once() -> None:
+    with serving(kind="loading") as running, httpx.Client(base_url=running.url, timeout=30) as http:
+        for operation in OPERATIONS:
+            path = operation.path.replace("{model:path}", MODEL)
+            response = http.request(operation.method, path, content=b"not even read")
+            if path in ("/metrics", "/openapi.json"):
+                assert response.status_code == 200
+                continue
+            assert response.status_code == 503, path
+            assert response.headers["retry-after"] == "1"
+            assert LOADING in response.text
+        assert http.get("/").status_code == 200
+
+
+def test_the_server_is_not_ready_while_its_engine_loads_again() -> None:
+    body = {"prompt": PROMPT, "max_tokens": 2}
+    with serving() as running, httpx.Client(base_url=running.url, timeout=30) as http:
+        client = running.service.client
+        client._launcher._argv = fake_command("loading")
+        client.kill()
+        wait_until(lambda: client.detail == LOADING)
+        for response in (http.get("/ready"), http.get("/health"), http.post("/v1/completions", json=body)):
+            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        client._launcher._argv = fake_command("decoder")
+        client.kill()
+        wait_until(lambda: http.get("/ready").status_code == 200)
+        assert http.get("/health").json()["status"] == "ready"
+        assert http.post("/v1/completions", json=body).status_code == 200
 
 
 def test_an_engine_that_hangs_is_killed(

@@ -6,6 +6,7 @@ import base64
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -13,12 +14,12 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan
 
 from torchwright.serve import generating
-from torchwright.serve.api_error import invalid
+from torchwright.serve.api_error import invalid, unavailable
 from torchwright.serve.conversation import Tools, prompt_text
 from torchwright.serve.embedding import embed
 from torchwright.serve.guard import Guard, read_body, record_of
 from torchwright.serve.metrics import CONTENT_TYPE
-from torchwright.serve.openapi import Handler, Operation, document
+from torchwright.serve.openapi import Operation, document
 from torchwright.serve.parse import parse
 from torchwright.serve.prepare import encode
 from torchwright.serve.protocol import (
@@ -41,8 +42,8 @@ PAGE_POLICY = (
 
 def application(service: Service, lifespan: Lifespan[Guard] | None = None) -> ASGIApp:
     """The ASGI application; `lifespan` starts and ends what it needs."""
-    routes = [Route(op.path, _bound(service, op.path, op.handler), methods=[op.method]) for op in OPERATIONS]
-    routes.append(Route("/", _bound(service, "/", page), methods=["GET"]))
+    operations = (*OPERATIONS, Operation("GET", "/", page, "The page", before_ready=True))
+    routes = [Route(op.path, _bound(service, op), methods=[op.method]) for op in operations]
     # Without Starlette's own layers: the guard answers for faults.
     inner = Router(routes, lifespan=lifespan)
     return Guard(
@@ -107,13 +108,12 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 async def health(service: Service, request: Request) -> Response:
     client = service.client
-    status = 503 if client.state == "failed" else 200
-    return Json({"status": client.state, "detail": client.detail, "model": service.name}, status_code=status)
+    return _state(service, {"status": client.state, "detail": client.detail, "model": service.name})
 
 
 async def ready(service: Service, request: Request) -> Response:
-    status = 200 if service.client.state == "ready" else 503
-    return Json({"ready": status == 200, "detail": service.client.detail}, status_code=status)
+    client = service.client
+    return _state(service, {"ready": client.state == "ready", "detail": client.detail})
 
 
 async def metrics_text(service: Service, request: Request) -> Response:
@@ -141,10 +141,12 @@ OPERATIONS = (
     Operation("GET", "/v1/models/{model:path}", model_facts, "The served model"),
     Operation("POST", "/tokenize", tokenize, "Token ids of a text or conversation", TokenizeRequest),
     Operation("POST", "/detokenize", detokenize, "The text of token ids", DetokenizeRequest),
-    Operation("GET", "/health", health, "What the engine is doing; answers while it loads"),
-    Operation("GET", "/ready", ready, "200 when requests are taken, else 503"),
-    Operation("GET", "/metrics", metrics_text, "Figures for Prometheus"),
-    Operation("GET", "/openapi.json", openapi, "This document"),
+    Operation(
+        "GET", "/health", health, "200 when requests are taken; what the engine is doing", before_ready=True
+    ),
+    Operation("GET", "/ready", ready, "200 when requests are taken, else 503", before_ready=True),
+    Operation("GET", "/metrics", metrics_text, "Figures for Prometheus", before_ready=True),
+    Operation("GET", "/openapi.json", openapi, "This document", before_ready=True),
 )
 
 
@@ -154,11 +156,20 @@ def _vector(vector: list[float], form: str) -> list[float] | str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
-def _bound(service: Service, path: str, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _state(service: Service, facts: dict[str, Any]) -> Response:
+    """What the engine is doing: 200 while it is ready, else 503."""
+    if service.client.state == "ready":
+        return Json(facts)
+    return Json(facts, status_code=503, headers=unavailable("the engine is not ready").headers)
+
+
+def _bound(service: Service, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
     """The handler of one service, with its path noted for the metrics."""
 
     async def noted(request: Request) -> Response:
-        request.scope["route_path"] = path
-        return await handler(service, request)
+        request.scope["route_path"] = operation.path
+        if not operation.before_ready:
+            service.engine()
+        return await operation.handler(service, request)
 
     return noted

@@ -57,6 +57,8 @@ class Operation:
     """Its name is the operation's id."""
     summary: str
     body: type[Body] | None = None
+    before_ready: bool = False
+    """Whether it answers while the engine is not ready, too; any other is a 503 then, before it reads anything."""
 
     @property
     def name(self) -> str:

@@ -49,6 +49,10 @@ class Service:
     def ready(self, name: str | None) -> Ready:
         """The engine's facts; raises `ApiError` where another model is asked for, or the engine is not ready."""
         self.check_model(name)
+        return self.engine()
+
+    def engine(self) -> Ready:
+        """The engine's facts; raises `ApiError` (503) while it is not ready."""
         if self.client.state != "ready" or self.client.ready is None:
             raise unavailable(f"the engine is not ready: {self.client.detail}")
         return self.client.ready
