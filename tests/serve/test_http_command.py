@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import socket
 import struct
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from torchwright import cli
 from torchwright.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError
 from torchwright.plan.artifact import RECIPE
 from torchwright.serve import preflight as room
-from torchwright.serve.command import KEY_VARIABLE, Options, api_keys, engine_command, parse_bytes
+from torchwright.serve.command import KEY_VARIABLE, Options, _listen, api_keys, engine_command, parse_bytes
 from torchwright.serve.folder import BUNDLED_NAME, find
 from torchwright.serve.preflight import Wish, preflight
 
@@ -214,6 +215,11 @@ def test_what_cannot_be_served_ends_the_command(capsys: pytest.CaptureFixture[st
     assert "is no size" in capsys.readouterr().err
     assert cli.main(["serve", "--host", "256.0.0.1", "--port", "1"]) == 2
     assert "cannot listen" in capsys.readouterr().err
+
+
+def test_who_comes_before_the_server_is_there_waits_for_it() -> None:
+    with _listen(Options(port=0)) as listening:
+        socket.create_connection(listening.getsockname()).close()
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
@@ -10,7 +11,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from http_support import Running, serving, wait_until
+from starlette.responses import Response
+from starlette.routing import Route, Router
 
+from torchwright.serve.guard import Guard
+from torchwright.serve.hosts import Hosts
 from torchwright.serve.log import LINE_CHARACTERS, LineFormatter, one_line
 
 FORGED = "x\n2026-01-01 torchwright.serve WARNING req-1: all is well\x1b[2K\x1b[1A\u202e"
@@ -57,6 +62,20 @@ def test_what_a_client_writes_is_one_short_line(
     lines = [record.getMessage() for record in caplog.records if record.name == "torchwright.serve"]
     assert lines
     assert all(map(short_line, lines))
+
+
+def test_probes_of_an_engine_that_loads_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    app = Router([Route(path, Response(status_code=503)) for path in ("/ready", "/v1/models")])
+    guard = Guard(app, keys=(), hosts=Hosts(), log_requests=False, count=lambda path, status: None)
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(guard)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            for path in ("/ready", "/ready", "/v1/models"):
+                assert (await client.get(path)).status_code == 503
+
+    asyncio.run(ask())
+    assert [record.getMessage().split()[2] for record in caplog.records] == ["/v1/models"]
 
 
 def test_both_ends_of_a_long_text_stay() -> None:

@@ -99,6 +99,11 @@ def _serve_command() -> ModuleType:
     show_default=True,
     help="Propose tokens from what stands in the text already; the answer is the same.",
 )
+@click.option(
+    "--wait-ready",
+    is_flag=True,
+    help="Serve in the background: print the URL and the process id, and return, when requests are taken.",
+)
 @click.option("--log-requests", is_flag=True, help="Log a line for every request, not only for faults.")
 @click.option(
     "--deterministic/--no-deterministic",

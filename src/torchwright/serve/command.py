@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchwright.errors import WorkloadError
+from torchwright.serve.background import in_background
 from torchwright.serve.folder import Target, find
 from torchwright.serve.launch import Launcher
 from torchwright.serve.options import Options as EngineOptions
@@ -48,6 +49,8 @@ class Options:
     max_context: int | None = ENGINE.max_context
     speculate: Literal["ngram", "none"] = ENGINE.speculate
     log_requests: bool = False
+    wait_ready: bool = False
+    """Serve in the background, and return when requests are taken."""
     deterministic: bool = ENGINE.deterministic
     quantize: str | None = None
     kv: str | None = None
@@ -65,8 +68,12 @@ def serve(target: str | None, options: Options, say: Callable[[str], None]) -> i
     found = find(target)
     if found.artifact is not None:
         _refuse_for_artifact(found, options)
-    _print_preflight(found, options, say)
     listening = _listen(options)
+    host, port = listening.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    if options.wait_ready and (code := in_background(listening, url, say)) is not None:
+        return code
+    _print_preflight(found, options, say)
     launcher = Launcher(lambda endpoint: engine_command(endpoint, target, options))
     try:
         launcher.start_ahead()
@@ -76,6 +83,7 @@ def serve(target: str | None, options: Options, say: Callable[[str], None]) -> i
             found,
             launcher,
             listening,
+            url,
             keys=keys,
             hosts=[options.host, *options.allowed_hosts],
             log_requests=options.log_requests,
@@ -176,6 +184,7 @@ def _listen(options: Options) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen()  # who comes before the server's packages are imported is answered then
     except OSError as error:
         raise WorkloadError(
             f"the server cannot listen on {options.host}, port {options.port}",

@@ -30,6 +30,8 @@ log = logging.getLogger("torchwright.serve")
 
 OPEN = frozenset({"/", "/health", "/ready"})
 """Paths that need no key: they tell nothing but whether the server is there."""
+PROBES = frozenset({"/health", "/ready"})
+"""Paths that are asked again and again while the engine loads: what it is doing is said once."""
 GONE = 499
 """In the log and the metrics: the client left before its answer."""
 UNROUTED = {404: "there is no such path", 405: "the method is not for this path"}
@@ -104,7 +106,7 @@ class Guard:
             if not record.status:
                 await _refuse(fault, send_known)
         self._count(str(scope.get("route_path", "other")), record.status)
-        if self._log_requests or record.status >= 400:
+        if self._log_requests or (record.status >= 400 and scope["path"] not in PROBES):
             log.log(logging.WARNING if record.status >= 400 else logging.INFO, "%s", record)
 
     async def _fault(self, scope: Scope, receive: Receive, send: Send, record: Record) -> ApiError | None:

@@ -34,6 +34,7 @@ def run(
     target: Target,
     launcher: Launcher,
     listening: socket.socket,
+    url: str,
     *,
     keys: Sequence[str],
     hosts: Sequence[str],
@@ -54,8 +55,7 @@ def run(
         hosts=Hosts(hosts),
         log_requests=log_requests,
     )
-    host, port = listening.getsockname()[:2]
-    server = Server(service, f"http://{f'[{host}]' if ':' in host else host}:{port}", begun, say)
+    server = Server(service, url, begun, say)
     try:
         asyncio.run(server.serve(sockets=[listening]))
     finally:
