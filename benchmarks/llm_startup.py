@@ -1,11 +1,12 @@
 """Packed weights of a real shape: seconds to the first token in a new process, and its peak memory.
 
     python benchmarks/llm_startup.py [--models DIR] [--shape llama-3.2-1b] [--quantize w4a8] [--json FILE]
-    python benchmarks/llm_startup.py --serve ARTIFACT
+    python benchmarks/llm_startup.py --serve [MODEL]
 
 Random weights; the files are in the page cache. Seconds count from `import torch`'s end; memory is what the process has
 at most beyond that (resident, shared file pages included), beside the bytes of packed weights, embedding and cache.
-`--serve` measures `torchwright serve ARTIFACT` instead: from the command to the line that says it is ready.
+`--serve` measures `torchwright serve MODEL` instead, the bundled model without one: from the command to the line that
+says it is ready, and to a client's first token, each start in turn with one of `import torch` alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import httpx
 import torch
 
 import llm_shapes
@@ -28,6 +30,12 @@ from torchwright.decoder.load import load_decoder
 from torchwright.decoder.packed import write_packed
 
 STARTS = 5
+SERVED = {
+    "torch_s": "import torch, in a process of its own",
+    "ready_s": "ready",
+    "first_token_s": "first token",
+    "beyond_s": "first token beyond import torch",
+}
 CHILD = """
 import json, sys, time, torch
 def status(key):
@@ -53,17 +61,19 @@ def main() -> None:
     parser.add_argument("--models", metavar="DIR", help="keep the random model here")
     parser.add_argument("--shape", default="llama-3.2-1b", choices=llm_shapes.SHAPES)
     parser.add_argument("--quantize", default="w4a8")
-    parser.add_argument("--serve", metavar="ARTIFACT", help="measure the server's start with this artifact")
+    parser.add_argument(
+        "--serve", metavar="MODEL", nargs="?", const="", help="measure the server's start with this model"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures here")
     options = parser.parse_args()
     turns.print_machine()
-    if options.serve:
-        seconds = [_serving(options.serve) for _ in range(STARTS)]
-        print(
-            f"torchwright serve {options.serve}: ready {statistics.median(seconds):.2f} s after the command,"
-        )
-        print(f"{min(seconds):.2f} to {max(seconds):.2f} s in {STARTS} starts")
-        turns.write_json(options.json, [{"serve_ready_s": seconds}])
+    if options.serve is not None:
+        rows = [_serving(options.serve) for _ in range(STARTS)]
+        print(f"torchwright serve {options.serve or '(bundled)'}, seconds after the command, {STARTS} starts:")
+        for name, words in SERVED.items():
+            seconds = [row[name] for row in rows]
+            print(f"{words:38} {statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})")
+        turns.write_json(options.json, rows)
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder, packed = llm_shapes.make(options.shape, Path(options.models or scratch)), Path(scratch)
@@ -82,11 +92,24 @@ def main() -> None:
     turns.write_json(options.json, [middle])
 
 
-def _serving(artifact: str) -> float:
-    """Seconds from the command to the server's word that it is ready."""
+def _serving(model: str) -> dict[str, float]:
+    """Seconds of one start, by the names of `SERVED`."""
     begun = time.perf_counter()
-    with server(artifact):
-        return time.perf_counter() - begun
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    torch_s = time.perf_counter() - begun
+    begun = time.perf_counter()
+    with server(*([model] if model else [])) as (url, _):
+        ready_s = time.perf_counter() - begun
+        asked = {"prompt": "def first(", "max_tokens": 16, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=60) as response:
+            next(response.iter_lines())
+            first_s = time.perf_counter() - begun
+    return {
+        "torch_s": torch_s,
+        "ready_s": ready_s,
+        "first_token_s": first_s,
+        "beyond_s": first_s - torch_s,
+    }
 
 
 if __name__ == "__main__":
