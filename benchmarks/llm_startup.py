@@ -69,7 +69,9 @@ def main() -> None:
     turns.print_machine()
     if options.serve is not None:
         rows = [_serving(options.serve) for _ in range(STARTS)]
-        print(f"torchwright serve {options.serve or '(bundled)'}, seconds after the command, {STARTS} starts:")
+        print(
+            f"torchwright serve {options.serve or '(bundled)'}, seconds after the command, {STARTS} starts:"
+        )
         for name, words in SERVED.items():
             seconds = [row[name] for row in rows]
             print(f"{words:38} {statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})")
