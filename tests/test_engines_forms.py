@@ -274,7 +274,7 @@ def test_graphs_answer_other_numbers_of_rows_in_pieces_where_no_other_export_was
     trials_in_process(monkeypatch, 2.0)
     monkeypatch.setattr("torchwright.plan.save.GENERAL_SECONDS", 0.0)
     model, x = Doubled().eval(), torch.randn(4, 16)
-    artifact = tw.optimize(model, x, techniques=["dtype"], max_drop=0.05, time_budget=60).save(
+    artifact = tw.optimize(model, x, techniques=["dtype"], max_drop=0.05, time_budget=600).save(
         tmp_path / "artifact"
     )
     loaded = tw.load(artifact)
@@ -336,7 +336,7 @@ def test_what_was_quickest_answers_other_numbers_of_rows(
     if ROWS not in quickest.values():
         monkeypatch.setattr("torchwright.plan.save.LATE_SHARE", -2.0)
     model, x = Doubled().eval(), torch.randn(8, 16)
-    found = tw.optimize(model, x, techniques=["compile"], max_drop=0.05, time_budget=60)
+    found = tw.optimize(model, x, techniques=["compile"], max_drop=0.05, time_budget=600)
     artifact = found.save(tmp_path / "artifact")
     manifest = json.loads((artifact / "manifest.json").read_text())
     assert manifest["rows"] == rows
@@ -380,7 +380,9 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         trials_in_process(patch, 2.0)
         patch.setattr("torchwright.plan.artifact.cache_folder", lambda: folder / "cache")
-        found = tw.optimize(Rows(), torch.randn(4, 16), techniques=["compile"], max_drop=0.05, time_budget=60)
+        found = tw.optimize(
+            Rows(), torch.randn(4, 16), techniques=["compile"], max_drop=0.05, time_budget=600
+        )
         found.model
         loaded = tw.load(found.save(folder / "artifact"))
         with_original = tw.load(folder / "artifact", original=Rows())
@@ -454,7 +456,7 @@ def test_sizes_that_the_caller_names_vary_and_other_pictures_go_a_slower_way(
             torch.randn(2, 3, 16, 16),
             techniques=["compile"],
             max_drop=0.05,
-            time_budget=60,
+            time_budget=600,
             dynamic=dynamic,
         )
         loaded = tw.load(result.path, on_new_shape="error" if dynamic else "run").model

@@ -25,7 +25,7 @@ from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case
 
 SECONDS = 5.0
-"""Calls of the original are not begun after this long."""
+"""Calls of the original are not begun after so much work of this thread, beside others however long that takes."""
 ALIKE = 1e-3
 """Relative error between answers for a row among others and apart, in the original's own type."""
 FLOATS = ("float64", "float16", "bfloat16")
@@ -40,7 +40,7 @@ MOST_TOGETHER = 4
 
 def probe(model: nn.Module, case: Case, seconds: float = SECONDS) -> Takes:
     """What `model` takes beside the tensors of `case`."""
-    end = time.monotonic() + seconds
+    end = time.thread_time() + seconds
     takes = Takes(parameters=parameters_of(model.forward))
     answer = _Original(model, case, end)
     tensors = tensors_of(case)
@@ -80,7 +80,7 @@ class _Original:
         self._leaves, self._spec = pytree.tree_flatten((case.args, case.kwargs))
 
     def __call__(self, tensors: Sequence[Any]) -> Answer | None:
-        if time.monotonic() > self._end:
+        if time.thread_time() > self._end:
             return None
         remaining = iter(tensors)
         leaves = [next(remaining) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
