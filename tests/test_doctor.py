@@ -169,6 +169,7 @@ def test_what_runs_on_the_kernels_is_available_where_they_can_be_built(monkeypat
     assert found["dtype"] is None
 
 
+@pytest.mark.slow
 def test_the_kernels_are_built_ahead(capsys, monkeypatch):
     """A line says so where it takes a while; what the verb prints is where they are."""
     if build.load():

@@ -306,6 +306,7 @@ EXAMPLE = "forward"
             ["package-0.pt2"],
             ((1, GENERAL), (4, EXAMPLE), (9, GENERAL), (16, EXAMPLE)),
             id="by the graph where nothing is compiled for them and padding takes longer",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             {1: ROWS, 2: ROWS, 4: ROWS, 12: ROWS},
@@ -313,6 +314,7 @@ EXAMPLE = "forward"
             ["package-0.pt2", "package-rows.pt2"],
             ((1, ROWS), (8, EXAMPLE), (9, ROWS), (16, EXAMPLE)),
             id="by the package for any number",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             {1: ONE, 2: ROWS},

@@ -21,6 +21,7 @@ needs_triton = pytest.mark.skipif(
 FILE = Path(__file__).with_name("triton_decoder.py")
 
 
+@pytest.mark.slow
 @needs_triton
 @can_interpret
 def test_in_the_interpreter() -> None:

@@ -21,6 +21,7 @@ needs_triton = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_triton
 @can_interpret
 @pytest.mark.parametrize("file", CHECKS)

@@ -275,6 +275,7 @@ def _drifts(rank: int) -> None:
     assert any(changed) or not changed
 
 
+@pytest.mark.slow
 def test_four_processes(tmp_path: Path) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     mp.spawn(four, (str(tmp_path),), nprocs=4)

@@ -74,8 +74,10 @@ def test_hsdp_and_context_parallel_equal_one_process(tmp_path: Path, four: Path)
 
 @pytest.mark.parametrize(
     ("layout", "config"),
-    [({"dp_shard": 2, "tp": 2}, CONFIG), ({"dp_shard": 2, "ep": 2}, CONFIG | MIXTURE)],
-    ids=["fsdp and tensor parallel", "expert parallel"],
+    [
+        pytest.param({"dp_shard": 2, "tp": 2}, CONFIG, id="fsdp and tensor parallel", marks=pytest.mark.slow),
+        pytest.param({"dp_shard": 2, "ep": 2}, CONFIG | MIXTURE, id="expert parallel"),
+    ],
 )
 def test_other_layouts_train_to_the_same_model_and_resume_bit_for_bit(
     tmp_path: Path, layout: dict[str, int], config: dict[str, Any]
