@@ -48,7 +48,8 @@ def events(text: str) -> list[dict[str, Any]]:
 
 def error(response: httpx.Response) -> dict[str, Any]:
     found = response.json()
-    assert found.keys() == {"error"}
+    assert found.keys() == {"type", "error"}
+    assert found["type"] == "error"  # Anthropic's clients look for it
     assert found["error"].keys() == {"message", "type", "param", "code"}
     return found["error"]
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from torchwright.serve.calls import CallParser
+from torchwright.serve.calls import CallParser, Event, Text
 from torchwright.serve.generation import Generation, Step
 from torchwright.serve.messages import Timing, TokenLogprob
 from torchwright.serve.text import Tokenizer
@@ -100,6 +100,16 @@ class Choice:
     stop_reason: str | int | None = None
     offset: int = 0
     """Characters of the tokens that were scored so far."""
+
+
+def read(facts: Facts, parser: CallParser | None, step: Step) -> list[Event]:
+    """What a step brings, taken apart where the answer may hold calls."""
+    if parser is None:
+        return [Text(step.text)] if step.text else []
+    found = [*parser.put(step.text), *(parser.rest() if step.finish else [])]
+    if parser.done and not step.finish:
+        facts.generation.end_choice(step.choice, "one tool call")
+    return found
 
 
 def usage(generation: Generation) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a client is told when its request fails, in OpenAI's shape."""
+"""What a client is told when its request fails, in OpenAI's shape, which is Anthropic's too but for `type`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchwright.serve.log import one_line
 
 
 class ApiError(Exception):
-    """A request that ends without an answer: an HTTP status and OpenAI's error object.
+    """A request that ends without an answer: an HTTP status and the error object.
 
     `message` and `param` may hold what a client wrote: they are cut and escaped here.
     """
@@ -33,12 +33,13 @@ class ApiError(Exception):
         """The JSON object that is sent as the response, or as the last event of a stream."""
         return msgspec.json.encode(
             {
+                "type": "error",
                 "error": {
                     "message": self.message,
                     "type": _TYPES.get(self.status, "invalid_request_error"),
                     "param": self.param,
                     "code": self.code,
-                }
+                },
             }
         )
 

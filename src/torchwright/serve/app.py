@@ -14,6 +14,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan
 
 from torchwright.serve import generating
+from torchwright.serve.anthropic_request import CountTokensRequest, MessagesRequest
 from torchwright.serve.api_error import invalid, unavailable
 from torchwright.serve.conversation import Tools, prompt_text
 from torchwright.serve.embedding import embed
@@ -135,6 +136,14 @@ OPERATIONS = (
     Operation("POST", "/v1/completions", generating.completions, "Continue texts", CompletionRequest),
     Operation(
         "POST", "/v1/responses", generating.responses, "Answer, without anything stored", ResponsesRequest
+    ),
+    Operation("POST", "/v1/messages", generating.messages, "Answer, by Anthropic's API", MessagesRequest),
+    Operation(
+        "POST",
+        "/v1/messages/count_tokens",
+        generating.count_tokens,
+        "Count a conversation's tokens, by Anthropic's API",
+        CountTokensRequest,
     ),
     Operation("POST", "/v1/embeddings", embeddings, "Embed texts with a sentence encoder", EmbeddingRequest),
     Operation("GET", "/v1/models", models, "The served model, as a list"),

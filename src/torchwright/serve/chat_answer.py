@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from torchwright.serve.answers import Choice, Facts, finite
+from torchwright.serve.answers import Choice, Facts, finite, read
 from torchwright.serve.calls import CallArguments, CallBegin, CallParser, Event, Text
 from torchwright.serve.generation import Step
 from torchwright.serve.messages import TokenLogprob
@@ -73,21 +73,15 @@ class ChatAnswer:
     def end(self) -> bytes:
         return self._facts.end(self._head)
 
-    def _read(self, step: Step) -> Iterator[Event]:
-        """The step's text, taken apart where the answer may hold calls."""
+    def _read(self, step: Step) -> list[Event]:
         choice = self._choices[step.choice]
         parser = choice.parser
-        if parser is not None:
-            yield from parser.put(step.text)
-            yield from parser.rest() if step.finish else ()
-            if parser.done and not step.finish:
-                self._facts.generation.end_choice(step.choice, "one tool call")
-        elif step.text:
-            yield Text(step.text)
+        found = read(self._facts, parser, step)
         if step.finish:
             called = parser is not None and (parser.done or (parser.begun > 0 and step.finish == "stop"))
             choice.finish = "tool_calls" if called else step.finish
             choice.stop_reason = step.stop_reason
+        return found
 
     def _chunk(self, index: int, delta: dict[str, Any], step: Step | None = None) -> bytes:
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -1,4 +1,4 @@
-"""The requests that generate: chat completions, completions and responses, each read in the order of its journey."""
+"""The requests that generate (chat completions, completions, responses, messages), in the order of their journey."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from torchwright.serve.answers import Answer, Facts
+from torchwright.serve.anthropic_answer import MessagesAnswer
+from torchwright.serve.anthropic_request import CountTokensRequest, MessagesRequest
 from torchwright.serve.api_error import invalid
 from torchwright.serve.chat_answer import ChatAnswer
 from torchwright.serve.completion_answer import CompletionAnswer
@@ -15,12 +17,12 @@ from torchwright.serve.guard import read_body, record_of
 from torchwright.serve.messages import Ready
 from torchwright.serve.parse import parse
 from torchwright.serve.parts import NamedTool
-from torchwright.serve.prepare import Model, Prepared, Wanted, form_of, prepare
+from torchwright.serve.prepare import Model, Prepared, Wanted, encode, form_of, prepare
 from torchwright.serve.protocol import ChatRequest, CompletionRequest, Shared, StreamOptions
 from torchwright.serve.response_answer import ResponseAnswer
 from torchwright.serve.responses import ResponsesRequest
 from torchwright.serve.service import Service, new_id
-from torchwright.serve.stream import respond
+from torchwright.serve.stream import Json, respond
 
 TIMING_HEADER = "x-torchwright-timing"
 
@@ -52,7 +54,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     facts = _facts(service, request, id, body, prepared, model, ready, stream=body.stream_options)
     parsers = asked.parsers(model.tool_format, body.n)
     answer = ChatAnswer(facts, logprobs=body.logprobs, parsers=parsers)
-    return await _respond(service, request, body, facts, answer)
+    return await _respond(service, request, body.stream, body.user, facts, answer)
 
 
 async def completions(service: Service, request: Request) -> Response:
@@ -72,7 +74,7 @@ async def completions(service: Service, request: Request) -> Response:
     facts = _facts(service, request, id, body, prepared, model, ready, stream=body.stream_options)
     echo = [submit.ids for submit in prepared.submits] if body.echo else None
     answer = CompletionAnswer(facts, echo=echo, logprobs=body.logprobs is not None)
-    return await _respond(service, request, body, facts, answer)
+    return await _respond(service, request, body.stream, body.user, facts, answer)
 
 
 async def responses(service: Service, request: Request) -> Response:
@@ -94,7 +96,35 @@ async def responses(service: Service, request: Request) -> Response:
         service, request, id, body, prepared, model, ready, stream=StreamOptions(include_usage=True)
     )
     answer = ResponseAnswer(facts, body, asked.parsers(model.tool_format, 1))
-    return await _respond(service, request, body, facts, answer)
+    return await _respond(service, request, body.stream, body.user, facts, answer)
+
+
+async def messages(service: Service, request: Request) -> Response:
+    body = parse(MessagesRequest, await read_body(request, service.limits))
+    model, ready = service.decoder(body.model)
+    asked = body.asked_tools
+    form = asked.grammar(model.tool_format)
+    wanted = Wanted(
+        max_tokens=body.max_tokens,
+        form=(form, "tools") if form else form_of(body.structured_outputs, body.response_format),
+        stops=model.template.stops,
+    )
+    text = prompt_text(model.template, body.conversation(), asked, extra=body.chat_template_kwargs)
+    id = new_id("msg")
+    special = model.template.plain
+    prepared = await prepare(id, body, [text], wanted, model, ready, special=special, param="messages")
+    facts = _facts(service, request, id, body, prepared, model, ready, stream=None)
+    answer = MessagesAnswer(facts, body.stops, asked.parsers(model.tool_format, 1))
+    user = body.metadata.user_id if body.metadata else body.user
+    return await _respond(service, request, body.stream, user, facts, answer)
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    body = parse(CountTokensRequest, await read_body(request, service.limits))
+    model, _ = service.decoder(body.model)
+    text = prompt_text(model.template, body.conversation(), body.asked_tools, extra=body.chat_template_kwargs)
+    ids = await encode(text, model, special=model.template.plain, param="messages")
+    return Json({"input_tokens": len(ids)})
 
 
 def _facts(
@@ -123,10 +153,10 @@ def _facts(
 
 
 async def _respond(
-    service: Service, request: Request, body: Shared, facts: Facts, answer: Answer
+    service: Service, request: Request, stream: bool, user: str | None, facts: Facts, answer: Answer
 ) -> Response:
-    record_of(request).user = body.user
-    return await respond(request, facts.generation, answer, stream=body.stream, limits=service.limits)
+    record_of(request).user = user
+    return await respond(request, facts.generation, answer, stream=stream, limits=service.limits)
 
 
 def _tools(body: ChatRequest) -> Tools:

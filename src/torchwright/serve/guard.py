@@ -136,17 +136,18 @@ class Guard:
         if not self._keys:
             self._hosts.check(headers)
         elif scope["path"] not in OPEN:
-            self._check_key(headers.get("authorization", ""))
+            self._check_key(headers)
 
-    def _check_key(self, given: str) -> None:
-        scheme, _, key = given.partition(" ")
-        found = key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+    def _check_key(self, headers: Headers) -> None:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = key if scheme.lower() == "bearer" else headers.get("x-api-key", "")  # Anthropic's
+        found = given.strip().encode("latin-1")
         # Every key is compared, in the same time whether it matches or not.
         if not any([hmac.compare_digest(found, known) for known in self._keys]):  # noqa: C419
-            wrong = "wrong" if given else "missing"
+            wrong = "wrong" if scheme or given else "missing"
             raise ApiError(
                 401,
-                f"the API key is {wrong}; send the header Authorization: Bearer KEY",
+                f"the API key is {wrong}; send the header Authorization: Bearer KEY, or X-Api-Key",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )

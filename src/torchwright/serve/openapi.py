@@ -30,8 +30,9 @@ REFUSALS = {
 }
 ERROR = {
     "type": "object",
-    "required": ["error"],
+    "required": ["type", "error"],
     "properties": {
+        "type": {"const": "error"},
         "error": {
             "type": "object",
             "required": ["message", "type", "param", "code"],
@@ -41,7 +42,7 @@ ERROR = {
                 "param": {"type": ["string", "null"]},
                 "code": {"type": ["string", "null"]},
             },
-        }
+        },
     },
 }
 Handler = Callable[[Service, Request], Awaitable[Response]]

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from torchwright.serve.answers import Facts, timing, usage
-from torchwright.serve.calls import CallArguments, CallBegin, CallParser, Event, Text
+from torchwright.serve.answers import Facts, read, timing, usage
+from torchwright.serve.calls import CallArguments, CallBegin, CallParser, Event
 from torchwright.serve.generation import Step
 from torchwright.serve.responses import ResponsesRequest
 
@@ -47,13 +47,8 @@ class ResponseAnswer:
         )
 
     def events(self, step: Step) -> bytes:
-        found: list[Event] = [Text(step.text)] if step.text else []
-        if self._parser is not None:
-            found = [*self._parser.put(step.text), *(self._parser.rest() if step.finish else [])]
-            if self._parser.done and not step.finish:
-                self._facts.generation.end_choice(step.choice, "one tool call")
         self._finish = step.finish
-        return b"".join(self._grow(item) for item in found)
+        return b"".join([self._grow(item) for item in read(self._facts, self._parser, step)])
 
     def end(self) -> bytes:
         closed = self._close_last()
