@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan
 
-from torchwright.serve import generating
+from torchwright.serve import about, generating
 from torchwright.serve.anthropic_request import CountTokensRequest, MessagesRequest
 from torchwright.serve.api_error import invalid, unavailable
 from torchwright.serve.conversation import Tools, prompt_text
@@ -44,7 +44,11 @@ PAGE_POLICY = (
 def application(service: Service, lifespan: Lifespan[Guard] | None = None) -> ASGIApp:
     """The ASGI application; `lifespan` starts and ends what it needs."""
     operations = (*OPERATIONS, Operation("GET", "/", page, "The page", before_ready=True))
-    routes = [Route(op.path, _bound(service, op), methods=[op.method]) for op in operations]
+    routes = [
+        Route(path, _bound(service, op), methods=[op.method])
+        for op in operations
+        for path in (op.path, *op.also)
+    ]
     # Without Starlette's own layers: the guard answers for faults.
     inner = Router(routes, lifespan=lifespan)
     return Guard(
@@ -70,15 +74,6 @@ async def embeddings(service: Service, request: Request) -> Response:
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return Json({"object": "list", "data": data, "model": service.name, "usage": usage})
-
-
-async def models(service: Service, request: Request) -> Response:
-    return Json({"object": "list", "data": [service.described()]})
-
-
-async def model_facts(service: Service, request: Request) -> Response:
-    service.check_model(request.path_params["model"])
-    return Json(service.described())
 
 
 async def tokenize(service: Service, request: Request) -> Response:
@@ -146,14 +141,39 @@ OPERATIONS = (
         CountTokensRequest,
     ),
     Operation("POST", "/v1/embeddings", embeddings, "Embed texts with a sentence encoder", EmbeddingRequest),
-    Operation("GET", "/v1/models", models, "The served model, as a list"),
-    Operation("GET", "/v1/models/{model:path}", model_facts, "The served model"),
+    Operation("GET", "/v1/models", about.models, "The served model, as a list"),
+    Operation("GET", "/v1/models/{model:path}", about.model_facts, "The served model"),
     Operation("POST", "/tokenize", tokenize, "Token ids of a text or conversation", TokenizeRequest),
     Operation("POST", "/detokenize", detokenize, "The text of token ids", DetokenizeRequest),
     Operation(
         "GET", "/health", health, "200 when requests are taken; what the engine is doing", before_ready=True
     ),
     Operation("GET", "/ready", ready, "200 when requests are taken, else 503", before_ready=True),
+    Operation("GET", "/health_generate", about.health_generate, "200 once the engine has computed a token"),
+    Operation("GET", "/version", about.version_text, "Torchwright's version, in vLLM's form"),
+    Operation(
+        "GET",
+        "/server_info",
+        about.server_info,
+        "How the model is served, in SGLang's form",
+        also=("/get_server_info",),
+    ),
+    Operation(
+        "GET",
+        "/model_info",
+        about.model_info,
+        "What the model is, in SGLang's form",
+        also=("/get_model_info",),
+    ),
+    Operation(
+        "GET",
+        "/v1/loads",
+        about.loads,
+        "Running and waiting requests, in SGLang's form",
+        also=("/loads",),
+    ),
+    Operation("GET", "/get_load", about.get_load, "The same in SGLang's older form"),
+    Operation("GET", "/load", about.load, "Requests that have not been answered, in vLLM's form"),
     Operation("GET", "/metrics", metrics_text, "Figures for Prometheus", before_ready=True),
     Operation("GET", "/openapi.json", openapi, "This document", before_ready=True),
 )

@@ -31,6 +31,7 @@ class ServedEncoder:
             pages=0,
             page_tokens=0,
             stop_ids=[],
+            max_running=1,
             weight_bytes=sum(file.stat().st_size for file in folder.rglob("*.safetensors")),
             kv_bytes=0,
             fingerprint=file_digest(folder / artifact.MANIFEST)[:24],

@@ -97,6 +97,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     pages: int
     page_tokens: int
     stop_ids: list[int]
+    max_running: int
+    """Sequences that run at once, at most."""
     weight_bytes: int
     kv_bytes: int
     fingerprint: str

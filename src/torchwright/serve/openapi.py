@@ -60,6 +60,8 @@ class Operation:
     body: type[Body] | None = None
     before_ready: bool = False
     """Whether it answers while the engine is not ready, too; any other is a 503 then, before it reads anything."""
+    also: tuple[str, ...] = ()
+    """Other servers' names of the path, or older ones."""
 
     @property
     def name(self) -> str:

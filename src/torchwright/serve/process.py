@@ -231,6 +231,7 @@ def _ready(engine: Engine, notices: list[str]) -> Ready:
         pages=pages,
         page_tokens=PAGE,
         stop_ids=list(model.stop),
+        max_running=engine.options.max_running,
         weight_bytes=sum(storages.values()),
         kv_bytes=pages * page_bytes(model.config, model.kv_dtype),
         fingerprint=engine.fingerprint,

@@ -50,6 +50,7 @@ def run(
         name=target.name,
         client=client,
         model=None if target.encoder else load_model(target, limits),
+        folder=target.folder,
         limits=limits,
         keys=keys,
         hosts=Hosts(hosts),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from torchwright.serve.api_error import ApiError, invalid, unavailable
@@ -16,6 +17,7 @@ from torchwright.serve.limits import Limits
 from torchwright.serve.messages import Ready
 from torchwright.serve.metrics import Metrics
 from torchwright.serve.prepare import Model
+from torchwright.serve.text import read_json
 
 
 @dataclass(kw_only=True)
@@ -26,6 +28,8 @@ class Service:
     client: EngineClient
     model: Model | None
     """The tokenizer and its companions; None for a sentence encoder, whose engine tokenizes."""
+    folder: Path
+    """Where the model's configuration and tokenizer are."""
     limits: Limits = field(default_factory=Limits)
     keys: Sequence[str] = ()
     hosts: Hosts = field(default_factory=Hosts)
@@ -36,6 +40,11 @@ class Service:
     @cached_property
     def metrics(self) -> Metrics:
         return Metrics(self.client, self.name)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The model's config.json."""
+        return read_json(self.folder / "config.json")
 
     def decoder(self, name: str | None) -> tuple[Model, Ready]:
         """The language model that a request asks for; raises `ApiError` where it is another, or not ready."""
@@ -66,17 +75,6 @@ class Service:
                 param="model",
                 code="model_not_found",
             )
-
-    def described(self) -> dict[str, Any]:
-        """The served model as /v1/models lists it."""
-        ready = self.client.ready
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "torchwright",
-            "max_model_len": ready.context if ready else None,
-        }
 
 
 def new_id(prefix: str) -> str:

@@ -1,0 +1,98 @@
+"""What a server says of itself: the fields by which gateways know vLLM and SGLang."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version
+
+import httpx
+import pytest
+from http_support import CONTEXT, MODEL, Running, Trouble, serving, wait_until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
+
+
+def test_the_model_is_listed_as_by_vllm(http: httpx.Client) -> None:
+    (card,) = http.get("/v1/models").json()["data"]
+    assert card == http.get(f"/v1/models/{MODEL}").json()
+    assert (card["id"], card["object"], card["parent"]) == (MODEL, "model", None)
+    assert (card["owned_by"], card["max_model_len"]) == ("torchwright", CONTEXT)
+    assert card["root"].endswith("bundled")
+    (permission,) = card["permission"]
+    assert (permission["object"], permission["allow_sampling"]) == ("model_permission", True)
+    assert http.get("/version").json() == {"version": version("torchwright")}
+
+
+@pytest.mark.parametrize(
+    ("path", "old"), [("/server_info", "/get_server_info"), ("/model_info", "/get_model_info")]
+)
+def test_it_is_described_as_by_sglang(http: httpx.Client, path: str, old: str) -> None:
+    found = http.get(path).json()
+    assert found == http.get(old).json()
+    assert found["model_path"] == found["tokenizer_path"]
+    expected = {
+        "/server_info": {
+            "served_model_name": MODEL,
+            "context_length": CONTEXT,
+            "max_total_tokens": 256 * 16,
+            "max_running_requests": 64,
+            "tp_size": 1,
+            "is_embedding": False,
+        },
+        "/model_info": {
+            "is_generation": True,
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "weight_version": "fake",
+            "has_image_understanding": False,
+        },
+    }
+    assert found.items() >= expected[path].items()
+
+
+def test_the_load_is_told_in_both_forms(http: httpx.Client) -> None:
+    body = {"prompt": "some words", "max_tokens": 1000, "ignore_eos": True, "priority": Trouble.SLOW}
+    with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+        lines = response.iter_lines()
+        next(lines)
+        found = http.get("/v1/loads?include=core,queues").json()
+        assert found["dp_rank_count"] == 1
+        (load,) = found["loads"]
+        assert (load["num_running_reqs"], load["num_waiting_reqs"], load["num_total_reqs"]) == (1, 0, 1)
+        assert load["num_used_tokens"] == 16  # the fake's one page
+        assert load["token_usage"] == 16 / load["max_total_num_tokens"]
+        assert http.get("/loads").json()["loads"] == found["loads"]
+        old = {"dp_rank": 0, "num_reqs": 1, "num_waiting_reqs": 0, "num_tokens": 16}
+        assert http.get("/get_load").json() == [old]
+        assert http.get("/load").json() == {"server_load": 1}
+
+
+def test_a_probe_makes_the_engine_compute() -> None:
+    with serving() as fresh:
+        assert httpx.get(fresh.url + "/health_generate").status_code == 200
+        stats = fresh.service.client.stats
+        assert stats is not None
+        assert stats.generated_tokens == 1
+
+
+def test_a_probe_of_an_engine_that_is_gone_fails() -> None:
+    with serving(kind="broken") as broken:
+        wait_until(lambda: broken.service.client.state == "failed")
+        assert httpx.get(broken.url + "/health_generate").status_code == 503
+
+
+def test_an_encoder_is_probed_by_a_text() -> None:
+    with serving(kind="encoder") as encoder:
+        assert httpx.get(encoder.url + "/health_generate").status_code == 200
+        assert httpx.get(encoder.url + "/server_info").json()["is_embedding"]
+        assert not httpx.get(encoder.url + "/model_info").json()["is_generation"]
