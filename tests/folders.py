@@ -79,6 +79,12 @@ def causal(kind: str = "Llama", **overrides: Any) -> Any:
     return build(config, "AutoModelForCausalLM")
 
 
+def reward(kind: str = "Llama", **overrides: Any) -> Any:
+    """A decoder with a head of one label."""
+    config = causal(kind, num_labels=1, **overrides).config
+    return build(config, "AutoModelForSequenceClassification")
+
+
 def encoder(kind: str = "Bert", head: str = "", **overrides: Any) -> Any:
     """An encoder of two layers: Bert, Roberta, MPNet, DistilBert, ModernBert, …; bare, or with a head.
 
@@ -122,9 +128,13 @@ def sentence_transformer(
         ("1_Pooling", "Pooling"),
         *([("2_Normalize", "Normalize")] if normalize else []),
     ]
-    rows = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in modules]
+    rows = [
+        {"idx": idx, "name": str(idx), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for idx, (path, kind) in enumerate(modules)
+    ]
     write_json(folder / "modules.json", rows)
-    write_json(folder / "1_Pooling" / "config.json", pooling)
+    size = {"word_embedding_dimension": model.config.hidden_size}
+    write_json(folder / "1_Pooling" / "config.json", size | pooling)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 100})
     return folder
 

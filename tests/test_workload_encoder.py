@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import cloudpickle
 import pytest
 import torch
@@ -9,8 +11,10 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import torchwright as tw
 from folders import (
     SENTENCES,
+    causal,
     change_json,
     encoder,
     eval_text,
@@ -19,12 +23,15 @@ from folders import (
     sentence_transformer,
     write_json,
 )
+from in_process import trials_in_process
 from torchwright.engines.program import export
 from torchwright.errors import ModelError, WorkloadError
-from torchwright.facts import DeviceFacts
+from torchwright.facts import Budget, DeviceFacts
+from torchwright.plan.optimize import Request, optimize
 from torchwright.techniques.base import Target
 from torchwright.techniques.shape_buckets import ShapeBuckets
 from torchwright.workloads.base import Case
+from torchwright.workloads.detect import kind_of
 from torchwright.workloads.encoder import EncoderWorkload, read_pipeline
 from torchwright.workloads.encoding import Encoder, padded
 from torchwright.workloads.rows import Batcher, Layout, split
@@ -59,7 +66,8 @@ def pooled(model, ids_BT, mask_BT, mode="mean"):
     for ids, mask in zip(ids_BT, mask_BT, strict=True):
         n = int(mask.sum())
         hidden = model(input_ids=ids[None, :n], attention_mask=mask[None, :n]).last_hidden_state[0].double()
-        rows.append({"mean": hidden.mean(0), "cls": hidden[0], "max": hidden.amax(0)}[mode])
+        found = {"mean": hidden.mean(0), "cls": hidden[0], "max": hidden.amax(0), "lasttoken": hidden[-1]}
+        rows.append(found[mode])
     return torch.stack(rows)
 
 
@@ -93,6 +101,7 @@ def test_exported_graph_keeps_the_mask(kind, tmp_path, text):
         ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
         ({"pooling_mode_max_tokens": True}, "max"),
         ({"pooling_mode": "cls"}, "cls"),
+        ({"pooling_mode_lasttoken": True}, "lasttoken"),
     ],
 )
 @pytest.mark.parametrize("normalize", [True, False])
@@ -108,6 +117,50 @@ def test_pooling_and_normalisation_of_the_folder(pooling, mode, normalize, tmp_p
         expected = expected / expected.norm(dim=1, keepdim=True)
     torch.testing.assert_close(model(*case.args).double(), expected, rtol=0, atol=2e-5)
     assert (workload.describe()["pooling"], workload.describe()["normalize"]) == (mode, normalize)
+
+
+DECODERS = {
+    "Qwen3": {"head_dim": 8},  # as Qwen3-Embedding
+    "Mistral": {},  # as e5-mistral
+    "Qwen2": {"is_causal": False},  # as gte-Qwen2, which sees what follows
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", DECODERS)
+def test_decoders_embed_by_their_last_token_as_sentence_transformers_does(kind, tmp_path, text):
+    from sentence_transformers import SentenceTransformer
+
+    model = causal(kind, **DECODERS[kind])
+    folder = sentence_transformer(tmp_path / "st", model, pooling={"pooling_mode_lasttoken": True})
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>"}
+    write_json(folder / "tokenizer_config.json", settings)
+    assert kind_of(folder) is EncoderWorkload
+    workload = EncoderWorkload(folder, batch=4, tokens=64, eval_text=text)
+    build = workload.build()
+    program = export(build, workload.graphs(torch.float32))["encode"]
+    texts = ["A", *(sentence[:40] for sentence in SENTENCES)]
+    with warnings.catch_warnings(action="ignore"):
+        wanted = torch.tensor(SentenceTransformer(str(folder), device="cpu").encode(texts))
+    for run in (run_of(build), run_of(program.module())):
+        got = Encoder(run, workload.layout, folder).encode(texts)
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
+
+
+def test_an_artifact_of_a_decoder_embeds(tmp_path, text, monkeypatch):
+    monkeypatch.setattr("in_process.TRIED", ("dtype", "shape_buckets"))
+    trials_in_process(monkeypatch, 2.0)
+    monkeypatch.setattr("torchwright.plan.artifact.cache_folder", lambda: tmp_path / "cache")
+    model = causal("Qwen3", head_dim=8)
+    folder = sentence_transformer(tmp_path / "st", model, pooling={"pooling_mode_lasttoken": True})
+    workload = EncoderWorkload(folder, batch=4, tokens=50, eval_text=text)
+    budget = Budget(max_drop=0.5, objective="latency", time_seconds=60.0)
+    optimize(Request(workload=workload, budget=budget, device="cpu"), tmp_path / "out", lambda event: None)
+    texts = [sentence[:40] for sentence in SENTENCES]
+    with torch.inference_mode():
+        wanted = Encoder(run_of(workload.build()), workload.layout, folder).encode(texts)
+    got = tw.load(tmp_path / "out").model.encode(texts)
+    assert torch.nn.functional.cosine_similarity(got, wanted).min() > 0.999
 
 
 def test_the_transformer_may_lie_in_a_folder_of_its_own(tmp_path, text):
@@ -490,11 +543,11 @@ class TestBadInput:
             read_pipeline(tmp_path)
 
     @pytest.mark.parametrize(
-        "pooling", [{"pooling_mode_lasttoken": True}, {}, {"pooling_mode": "weightedmean"}]
+        "pooling", [{"pooling_mode_weightedmean_tokens": True}, {}, {"pooling_mode": "weightedmean"}]
     )
     def test_a_pooling_that_cannot_be_run(self, pooling, tmp_path):
         folder = sentence_transformer(tmp_path / "st", encoder(), pooling=pooling)
-        with pytest.raises(ModelError, match="mean, cls or max"):
+        with pytest.raises(ModelError, match="mean, cls, max, lasttoken"):
             read_pipeline(folder)
 
     @pytest.mark.parametrize("content", ["{", '{"a": 1}', "[1]"])

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import torchwright as tw
-from folders import SENTENCES, change_json, encoder, eval_text, save
+from folders import SENTENCES, change_json, encoder, eval_text, reward, save
 from in_process import trials_in_process
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Budget, DeviceFacts
@@ -111,15 +111,33 @@ def test_buckets_change_the_calls_and_not_the_answers(workload: ForwardWorkload)
     assert seen <= shapes
 
 
-@pytest.mark.parametrize("name", ["LlamaForSequenceClassification", "BertForNextSentencePrediction"])
-def test_rows_of_others_stay_together(name: str, tmp_path: Path, text: Path) -> None:
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "Gemma"])
+def test_decoders_judge_ragged_rows_as_rows_alone(kind: str, tmp_path: Path, text: Path) -> None:
+    """A reward model: transformers reads the last token, which it knows by the padding token."""
+    folder = save(reward(kind), tmp_path)
+    model = text_model(ForwardWorkload(folder, batch=8, tokens=50, eval_text=text), folder)
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    texts = [sentence[:40] for sentence in SENTENCES]
+    logits = {}
+    for places, rows_n1, _ in model.by_call(texts):
+        logits |= dict(zip(places, rows_n1, strict=True))
+    for place, sentence in enumerate(texts):
+        ids = model.tokens.of([sentence])["input_ids"]
+        torch.testing.assert_close(logits[place], plain(input_ids=ids).logits[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "pad"), [("LlamaForSequenceClassification", None), ("BertForNextSentencePrediction", 0)]
+)
+def test_rows_of_others_stay_together(name: str, pad: int | None, tmp_path: Path, text: Path) -> None:
     config = getattr(transformers, name).config_class(
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=1,
         num_attention_heads=4,
         vocab_size=300,
-        pad_token_id=0,
+        pad_token_id=pad,
     )
     workload = ForwardWorkload(save(getattr(transformers, name)(config), tmp_path), batch=2, eval_text=text)
     assert (workload.layout, workload.bucketed(3, 16), workload.describe()["layout"]) == (None, None, None)
@@ -168,6 +186,7 @@ class TestClassify:
             ([3.0, 2.0, 1.0], {"problem_type": "multi_label_classification"}, ("sport", 0.9526)),
             ([-1.0], {}, ("sport", 0.2689)),
             ([1.0, 4.0], {"id2label": None}, ("LABEL_1", 0.9526)),
+            ([7.5], {"problem_type": "regression"}, ("sport", 7.5)),
         ],
     )
     def test_labels_that_do_not_exclude_each_other_and_scores_of_one(

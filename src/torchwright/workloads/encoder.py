@@ -1,4 +1,4 @@
-"""Sentence encoders and other BERT-like models of a Hugging Face or sentence-transformers folder."""
+"""Sentence encoders of a Hugging Face or sentence-transformers folder: BERT-like models, and decoders that embed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MODEL_TYPES = (
     *("mpnet", "nomic_bert", "roberta", "xlm-roberta", "xlm-roberta-xl"),
 )
 """Encoders by the model_type of their config; a sentence-transformers folder may hold others."""
-Mode = Literal["mean", "cls", "max"]
+Mode = Literal["mean", "cls", "max", "lasttoken"]
 
 
 class EncoderWorkload(RowsWorkload):
@@ -52,7 +52,10 @@ class EncoderWorkload(RowsWorkload):
     """
 
     name = "encoder"
-    supports = "BertModel, RobertaModel, MPNetModel, DistilBertModel, XLMRobertaModel and their kind"
+    supports = (
+        "BertModel, RobertaModel, MPNetModel, DistilBertModel, XLMRobertaModel and their kind, and what a "
+        "sentence-transformers folder holds"
+    )
 
     def __init__(
         self, folder: str | Path, *, batch: int = 32, tokens: int = 64, eval_text: str | Path | None = None
@@ -79,7 +82,7 @@ class EncoderWorkload(RowsWorkload):
 
     @classmethod
     def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
-        if (folder / "modules.json").is_file():
+        if embeds(folder):
             return True
         names = config.get("architectures") or []
         return config.get("model_type") in MODEL_TYPES and any(
@@ -88,9 +91,9 @@ class EncoderWorkload(RowsWorkload):
 
     def build(self) -> nn.Module:
         pipeline = self.pipeline
-        return SentenceEncoder(
-            load_model(pipeline.folder, "AutoModel"), pipeline.mode, pipeline.normalize
-        ).eval()
+        model: Any = load_model(pipeline.folder, "AutoModel")
+        model.config.use_cache = False  # a decoder would keep keys and values that nobody reads
+        return SentenceEncoder(model, pipeline.mode, pipeline.normalize).eval()
 
     def whole(self) -> Layout:
         return Layout(
@@ -169,12 +172,22 @@ class SentenceEncoder(nn.Module):
         hidden_BTE = self.model(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state.float()
         if self.mode == "cls":
             pooled_BE = hidden_BTE[:, 0]
+        elif self.mode == "lasttoken":
+            pooled_BE = hidden_BTE[torch.arange(len(hidden_BTE)), mask_BT.sum(1) - 1]
         elif self.mode == "max":
             pooled_BE = hidden_BTE.masked_fill(mask_BT[..., None] == 0, -1e9).amax(1)
         else:
             weights_BT1 = mask_BT[..., None].float()
             pooled_BE = (hidden_BTE * weights_BT1).sum(1) / weights_BT1.sum(1).clamp(min=1e-9)
         return nn.functional.normalize(pooled_BE, dim=-1) if self.normalize else pooled_BE
+
+
+def embeds(folder: Path) -> bool:
+    """Whether it is a sentence-transformers folder of a model that embeds, and not of a cross-encoder."""
+    if not (folder / "modules.json").is_file():
+        return False
+    said = _json(folder / "config_sentence_transformers.json", optional=True)
+    return said.get("model_type") != "CrossEncoder"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +209,8 @@ class Pipeline:
 def read_pipeline(folder: Path) -> Pipeline:
     """The pipeline of a sentence-transformers folder (modules.json) or of a plain Hugging Face folder.
 
-    Raises `ModelError` for a missing or unreadable file, and for modules other than Transformer, Pooling (mean, cls,
-    max) and Normalize.
+    Raises `ModelError` for a missing or unreadable file, and for modules other than Transformer, Pooling (by a `Mode`)
+    and Normalize.
     """
     if not (folder / "modules.json").is_file():
         config = read_config(folder)
@@ -242,7 +255,11 @@ def read_pipeline(folder: Path) -> Pipeline:
 
 
 def _mode(folder: Path, pooling: dict[str, Any]) -> Mode:
-    names = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"}
+    names = {
+        "mean_tokens": "mean",
+        "cls_token": "cls",
+        "max_tokens": "max",
+    }  # the others are named as they are
     flags = {
         key.removeprefix("pooling_mode_"): on
         for key, on in pooling.items()
@@ -257,7 +274,7 @@ def _mode(folder: Path, pooling: dict[str, Any]) -> Mode:
     raise ModelError(
         f"{folder} pools in a way that this workload cannot",
         found=", ".join(asked) or "none",
-        allowed="mean, cls or max",
+        allowed=", ".join(typing.get_args(Mode)),
     )
 
 

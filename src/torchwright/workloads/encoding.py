@@ -5,18 +5,38 @@ Needs neither transformers nor the model's code.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from torchwright.errors import WorkloadError
+from torchwright.errors import ModelError, WorkloadError
 from torchwright.workloads.base import Case, Run
 from torchwright.workloads.generation import need_tokenizer
-from torchwright.workloads.rows import Batcher, Layout, fixed_calls
+from torchwright.workloads.huggingface import read_object
+from torchwright.workloads.rows import Batcher, Layout, fixed_calls, inputs_of
+
+Activation = Literal["none", "sigmoid", "softmax"]
+ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda logits_NC: logits_NC,
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda logits_NC: logits_NC.softmax(1),
+}
+SCORE_ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "none"}
+"""By the last name of PyTorch's class."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What a classifier's logits stand for."""
+
+    names: list[str]
+    """By their index."""
+    activation: Activation
+    """What makes probabilities of them."""
 
 
 class Encoder:
@@ -50,10 +70,9 @@ class Encoder:
 
         Raises `WorkloadError` as `encode` does, before the first.
         """
-        inputs = self.tokens.of(_many(texts))
-        lengths_N = inputs["attention_mask"].sum(1)
-        for call, rows_n in fixed_calls(Case(name="encode", args=tuple(inputs.values())), self.layout):
-            yield rows_n.tolist(), self._run(call)[: len(rows_n)], int(lengths_N[rows_n].sum())
+        case = Case(name="encode", args=tuple(self.tokens.of(_many(texts)).values()))
+        for places, vectors_BE, tokens in _by_call(self._run, case, self.layout):
+            yield places, vectors_BE[: len(places)], tokens
 
 
 class TextModel:
@@ -98,36 +117,84 @@ class TextModel:
         """The likeliest label of each text, or of each text with its pair: {"label": …, "score": …}.
 
         Scores are probabilities, by softmax, or by the logistic function where labels do not exclude each other or
-        there is one. Texts are cut at the model's own limit. One text gives one answer, several a list.
+        there is one; those of a regression are its numbers. Texts are cut at the model's own limit. One text gives one
+        answer, several a list.
 
         Raises `WorkloadError` for no texts, other than one pair for each, or a text that is longer than was optimized
         for, and for a model that answers for each token.
         """
+        inputs = self._inputs(_many(texts), None if pairs is None else _many(pairs))
+        logits_NC = self(**inputs)["logits"].float()
+        labels = self.labels(logits_NC.shape[1])
+        scores_NC = ACTIVATIONS[labels.activation](logits_NC)
+        best_N = scores_NC.argmax(1).tolist()
+        answers = [
+            {"label": labels.names[index], "score": float(row_C[index])}
+            for index, row_C in zip(best_N, scores_NC, strict=True)
+        ]
+        return answers[0] if isinstance(texts, str) else answers
+
+    def by_call(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, special: bool = True
+    ) -> Iterator[tuple[list[int], torch.Tensor, int]]:
+        """Logits of texts, or of texts with their pairs, by call: (places of n texts, logits (n, C), tokens).
+
+        `special` says whether the tokens are put around a text that the model expects there. Raises `WorkloadError` as
+        `classify` does, before the first.
+        """
+        inputs = self._inputs(_many(texts), None if pairs is None else _many(pairs), special=special)
+        case = Case(name="forward", kwargs={name: inputs[name] for name in self._reads})
+        for places, outputs, tokens in _by_call(self._run, case, self.layout):
+            yield places, outputs["logits"][: len(places)].float(), tokens
+
+    def labels(self, count: int | None = None) -> Labels:
+        """What the logits stand for; of `count` of them where the caller has seen some."""
+        config = self._config()
+        named = config.get("id2label") or {}
+        count = count or len(named) or int(config.get("num_labels") or 2)
+        kind = config.get("problem_type")
+        several = count > 1 and kind != "multi_label_classification"
+        activation = "none" if kind == "regression" else "softmax" if several else "sigmoid"
+        names = [named.get(str(index), f"LABEL_{index}") for index in range(count)]
+        return Labels(names=names, activation=activation)
+
+    def score_activation(self) -> Activation:
+        """What makes a score of a cross-encoder's one logit, as sentence-transformers has it.
+
+        Raises `ModelError` for any that is neither the logistic function nor none.
+        """
+        config = self._config()
+        name = (
+            self._config("config_sentence_transformers.json").get("activation_fn")
+            or (config.get("sentence_transformers") or {}).get("activation_fn")
+            or config.get("sbert_ce_default_activation_function")
+            or "Sigmoid"
+        )
+        found = SCORE_ACTIVATIONS.get(str(name).rpartition(".")[2])
+        if found is None:
+            raise ModelError(
+                f"{self._folder} makes scores of its logits in a way that is not known",
+                found=str(name)[:80],
+                allowed=", ".join(SCORE_ACTIVATIONS),
+            )
+        return found
+
+    def _inputs(
+        self, texts: list[str], pairs: list[str] | None, *, special: bool = True
+    ) -> dict[str, torch.Tensor]:
         if self.layout.tokenwise:
             raise WorkloadError(
                 "this model does not answer for a text as a whole",
                 next="call it with input_ids and attention_mask: it answers for each token",
             )
-        many, others = _many(texts), None if pairs is None else _many(pairs)
-        if others is not None and len(others) != len(many):
-            raise WorkloadError(f"{len(many)} texts have {len(others)} pairs", allowed="one for each")
-        logits_NC = self(**self.tokens.of(many, others))["logits"].float()
-        labels, exclusive = self._labels(logits_NC.shape[1])
-        scores_NC = logits_NC.softmax(1) if exclusive else logits_NC.sigmoid()
-        best_N = scores_NC.argmax(1).tolist()
-        answers = [
-            {"label": labels[index], "score": float(row_C[index])}
-            for index, row_C in zip(best_N, scores_NC, strict=True)
-        ]
-        return answers[0] if isinstance(texts, str) else answers
+        if pairs is not None and len(pairs) != len(texts):
+            raise WorkloadError(f"{len(texts)} texts have {len(pairs)} pairs", allowed="one for each")
+        return self.tokens.of(texts, pairs, special=special)
 
-    def _labels(self, count: int) -> tuple[list[str], bool]:
-        """The labels by their index, and whether one excludes the others."""
+    def _config(self, name: str = "config.json") -> dict[str, Any]:
         assert self._folder is not None  # its tokenizer has been read from there
-        config = json.loads((self._folder / "config.json").read_text("utf-8"))
-        named = config.get("id2label") or {}
-        exclusive = count > 1 and config.get("problem_type") != "multi_label_classification"
-        return [named.get(str(index), f"LABEL_{index}") for index in range(count)], exclusive
+        path = self._folder / name
+        return read_object(path) if path.is_file() else {}
 
 
 class Tokens:
@@ -145,15 +212,25 @@ class Tokens:
             )
         return plain_tokenizer(self._folder / self._layout.part, self._layout.cut)
 
-    def of(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
+    def of(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, special: bool = True
+    ) -> dict[str, torch.Tensor]:
         """The tensors (N, T) that the model reads, by the names of transformers; raises as `tokenizer` does."""
         texts = [self._layout.prompt + text for text in texts]
-        rows = self.tokenizer.encode_batch(texts if pairs is None else list(zip(texts, pairs, strict=True)))
+        read = texts if pairs is None else list(zip(texts, pairs, strict=True))
+        rows = self.tokenizer.encode_batch(read, add_special_tokens=special)
         ids_BT, mask_BT = padded([row.ids for row in rows], self._layout.pad)
         inputs = {"input_ids": ids_BT, "attention_mask": mask_BT}
         if "token_type_ids" in self._reads:
             inputs["token_type_ids"], _ = padded([row.type_ids for row in rows], 0)
         return {name: tensor.to(self._device) for name, tensor in inputs.items()}
+
+
+def _by_call(run: Run, case: Case, layout: Layout) -> Iterator[tuple[list[int], Any, int]]:
+    """The calls that answer one of any size: (places of n of its rows, the output for at least these, their tokens)."""
+    lengths_N = inputs_of(case)[1].sum(1)
+    for call, rows_n in fixed_calls(case, layout):
+        yield rows_n.tolist(), run(call), int(lengths_N[rows_n].sum())
 
 
 def _many(texts: str | Sequence[str]) -> list[str]:

@@ -91,7 +91,8 @@ class ForwardWorkload(RowsWorkload):
             )
         self.architecture = model.__name__
         head = self.architecture.rpartition("For")[2]
-        self._tokenwise = TOKENWISE.get(head) if config.get("model_type") in MODEL_TYPES else None
+        alone = config.get("model_type") in MODEL_TYPES or _reads_last_token(model, config)
+        self._tokenwise = TOKENWISE.get(head) if alone else None
         self.batch = batch or (1 if model.main_input_name in SOUNDS else 8)
         self.constants = (
             {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
@@ -217,6 +218,13 @@ class Forward(nn.Module):
 
 def _class(config: dict[str, Any]) -> Any:
     return model_class(next(iter(config.get("architectures") or []), None))
+
+
+def _reads_last_token(model: type, config: dict[str, Any]) -> bool:
+    """Whether it is a decoder that classifies by a row's last token, which transformers finds by the padding token."""
+    from transformers.modeling_layers import GenericForSequenceClassification
+
+    return issubclass(model, GenericForSequenceClassification) and config.get("pad_token_id") is not None
 
 
 def _kept(tensor: torch.Tensor) -> torch.Tensor:

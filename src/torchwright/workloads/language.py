@@ -13,6 +13,7 @@ from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, Workload, batches_to_judge, to_dtype
+from torchwright.workloads.encoder import embeds
 from torchwright.workloads.generation import Geometry, call, need_tokenizer, new_cache
 from torchwright.workloads.huggingface import read_object
 from torchwright.workloads.texts import (
@@ -65,6 +66,8 @@ class LanguageWorkload(Workload):
     @classmethod
     def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
         if not any(name.endswith(NAMES) for name in config.get("architectures") or []):
+            return False
+        if embeds(folder):
             return False
         text = standard_fields(config)
         # A state-space model has no cache of keys and values, and latent attention one of another shape.
