@@ -87,7 +87,10 @@ class FakeEngine:
                 time.sleep(0.1)
         self._send(
             Ready(
-                kind="encoder" if self._kind == "encoder" else "decoder",
+                kind=self._kind if self._kind in ("encoder", "classifier") else "decoder",
+                labels=["good"] if self._kind == "classifier" else [],
+                activation="sigmoid",
+                score_activation="sigmoid",
                 vocabulary=4096,
                 context=CONTEXT,
                 pages=256,
@@ -113,7 +116,9 @@ class FakeEngine:
     def _take(self, message: Submit | Cancel | Embed) -> None:
         if isinstance(message, Embed):
             for place, text in reversed(list(enumerate(message.texts))):
-                vectors = [[float(len(text)), 0.5]]
+                pair = message.pairs[place] if message.pairs else ""
+                logit = len(text) - 0.5 * len(pair)
+                vectors = [[logit] if self._kind == "classifier" else [float(len(text)), 0.5]]
                 if text != NEVER:
                     self._send(Embedded(id=message.id, places=[place], vectors=vectors, tokens=len(text)))
         elif isinstance(message, Cancel):
@@ -253,7 +258,7 @@ def serving(
     target = find(None)
     launcher = Launcher(fake_command(kind))
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
-    model = None if kind == "encoder" else load_model(target, limits)
+    model = None if kind in ("encoder", "classifier") else load_model(target, limits)
     service = Service(
         name=MODEL,
         client=client,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,12 @@ import openai
 import pytest
 from http_support import Command, command
 
-from torchwright.plan import artifact
 from torchwright.workloads.encoder import EncoderWorkload
 from torchwright.workloads.language import BUNDLED
 
 sys.path.append(str(Path(__file__).parents[1]))
-from factories import make_recipe
 from folders import minilm
+from text_artifacts import eager_artifact
 
 TEXTS = [
     "A cat sleeps on the warm stove.",
@@ -35,13 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     """MiniLM in float32, as `optimize` leaves an encoder that nothing made faster."""
     folder = tmp_path_factory.mktemp("served")
     workload = EncoderWorkload(minilm(), batch=4, tokens=256, eval_text=BUNDLED / "calibration.txt")
-    with artifact.writing(folder / "minilm") as out:
-        (out / artifact.MODEL).mkdir()
-        for name, file in workload.files(weights=True).items():
-            (out / artifact.MODEL / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, out / artifact.MODEL / name)
-        recipe = make_recipe(engine="eager", workload=workload.describe(), steps=())
-        artifact.finish(out, recipe, {"engine": "eager", "dtype": "float32"})
+    eager_artifact(workload, folder / "minilm")
     with command(str(folder / "minilm")) as running:
         yield running
 
@@ -68,6 +60,27 @@ def test_embeddings_are_those_of_sentence_transformers(client: openai.OpenAI) ->
     assert cosines_N.min() > 0.9999
     assert coded.usage.prompt_tokens == coded.usage.total_tokens > 150
     assert plain_NE[0] @ plain_NE[1] > plain_NE[0] @ plain_NE[2] + 0.3
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
+def test_documents_are_ranked_by_their_cosine(server: Command, path: str) -> None:
+    from sentence_transformers import SentenceTransformer, util
+
+    model = SentenceTransformer(str(minilm()), device="cpu")
+    query, *documents = TEXTS
+    wanted = util.cos_sim(model.encode(query), model.encode(documents))[0].tolist()
+    body = {"query": query, "documents": [documents[0], {"text": documents[1]}, *documents[2:]], "top_n": 3}
+    found = httpx.post(server.url + path, json=body).json()
+    order = sorted(range(len(documents)), key=lambda index: -wanted[index])[:3]
+    assert [row["index"] for row in found["results"]] == order
+    assert [row["document"]["text"] for row in found["results"]] == [documents[index] for index in order]
+    for row in found["results"]:
+        assert row["relevance_score"] == pytest.approx(wanted[row["index"]], abs=1e-4)
+    scored = httpx.post(server.url + "/v1/score", json={"text_1": query, "text_2": documents}).json()
+    assert [row["score"] for row in scored["data"]] == pytest.approx(wanted, abs=1e-4)
+    assert scored["usage"] == found["usage"]
+    refused = httpx.post(server.url + "/v1/classify", json={"input": "x"})
+    assert "no classifier" in refused.json()["error"]["message"]
 
 
 def test_one_text_is_embedded_as_in_a_list(client: openai.OpenAI) -> None:

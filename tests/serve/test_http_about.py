@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import httpx
 import pytest
-from http_support import CONTEXT, MODEL, Running, Trouble, serving, wait_until
+from http_support import CONTEXT, MODEL, Running, Trouble, serving
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +85,24 @@ def test_a_probe_makes_the_engine_compute() -> None:
         assert stats.generated_tokens == 1
 
 
-def test_a_probe_of_an_engine_that_is_gone_fails() -> None:
-    with serving(kind="broken") as broken:
-        wait_until(lambda: broken.service.client.state == "failed")
-        assert httpx.get(broken.url + "/health_generate").status_code == 503
+def test_a_probe_that_takes_too_long_fails(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchwright.serve.about.PROBE_SECONDS", 0.0)
+    response = http.get("/health_generate")
+    assert response.status_code == 503
+    assert "computed nothing within 0 s" in response.json()["error"]["message"]
+
+
+def test_a_conversation_is_tokenized_with_its_tools(http: httpx.Client) -> None:
+    """The tokens are those that a chat completion of the same conversation counts."""
+    tool = {"type": "function", "function": {"name": "add", "description": "Adds."}}
+    body = {"messages": [{"role": "user", "content": "What is 1 + 2?"}], "tools": [tool]}
+    found = http.post("/tokenize", json=body).json()
+    answer = http.post("/v1/chat/completions", json=body | {"max_tokens": 1}).json()
+    assert len(found["tokens"]) == found["count"] == answer["usage"]["prompt_tokens"]
+    assert found["max_model_len"] == CONTEXT
+    assert found["count"] > http.post("/tokenize", json={"messages": body["messages"]}).json()["count"]
+    refused = http.post("/tokenize", json={"prompt": "a", "tools": [tool]})
+    assert "are for messages" in refused.json()["error"]["message"]
 
 
 def test_an_encoder_is_probed_by_a_text() -> None:

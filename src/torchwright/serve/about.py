@@ -53,7 +53,6 @@ async def server_info(service: Service, request: Request) -> Response:
             "dp_size": 1,
             "pp_size": 1,
             "disaggregation_mode": "null",
-            "status": service.client.state,
         }
     )
 

@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan
 
-from torchwright.serve import about, generating
+from torchwright.serve import about, generating, scoring
 from torchwright.serve.anthropic_request import CountTokensRequest, MessagesRequest
 from torchwright.serve.api_error import invalid, unavailable
 from torchwright.serve.conversation import Tools, prompt_text
@@ -31,6 +31,7 @@ from torchwright.serve.protocol import (
     TokenizeRequest,
 )
 from torchwright.serve.responses import ResponsesRequest
+from torchwright.serve.scoring_request import ClassifyRequest, RerankRequest, ScoreRequest
 from torchwright.serve.service import Service
 from torchwright.serve.stream import Json
 
@@ -64,7 +65,7 @@ async def embeddings(service: Service, request: Request) -> Response:
     body = parse(EmbeddingRequest, await read_body(request, service.limits))
     ready = service.ready(body.model)
     if ready.kind != "encoder":
-        raise invalid("the served model is a language model and has no embeddings", code="wrong_model_kind")
+        raise invalid("the served model is no sentence encoder", code="wrong_model_kind")
     record_of(request).user = body.user
     texts = [body.input] if isinstance(body.input, str) else body.input
     vectors, tokens = await embed(service, request, texts)
@@ -81,9 +82,9 @@ async def tokenize(service: Service, request: Request) -> Response:
     model, ready = service.decoder(body.model)
     text, special, param = body.prompt, body.add_special_tokens, "prompt"
     if body.messages is not None:
-        none = Tools(functions=(), choice="none")
-        start = body.add_generation_prompt
-        text = prompt_text(model.template, body.messages, none, add_generation_prompt=start)
+        asked = Tools(functions=[tool.function for tool in body.tools or []], choice="auto")
+        start, extra = body.add_generation_prompt, body.chat_template_kwargs
+        text = prompt_text(model.template, body.messages, asked, add_generation_prompt=start, extra=extra)
         special, param = model.template.plain, "messages"
     assert text is not None, "the request has a prompt or messages"
     ids = await encode(text, model, special=special, param=param)
@@ -141,6 +142,30 @@ OPERATIONS = (
         CountTokensRequest,
     ),
     Operation("POST", "/v1/embeddings", embeddings, "Embed texts with a sentence encoder", EmbeddingRequest),
+    Operation(
+        "POST",
+        "/v1/rerank",
+        scoring.rerank,
+        "Order documents by a query, with a cross-encoder or a sentence encoder",
+        RerankRequest,
+        also=("/rerank", "/v2/rerank"),
+    ),
+    Operation(
+        "POST",
+        "/v1/score",
+        scoring.score,
+        "Score pairs of texts with the same",
+        ScoreRequest,
+        also=("/score",),
+    ),
+    Operation(
+        "POST",
+        "/v1/classify",
+        scoring.classify,
+        "Classify texts, or judge a conversation with a reward model",
+        ClassifyRequest,
+        also=("/classify",),
+    ),
     Operation("GET", "/v1/models", about.models, "The served model, as a list"),
     Operation("GET", "/v1/models/{model:path}", about.model_facts, "The served model"),
     Operation("POST", "/tokenize", tokenize, "Token ids of a text or conversation", TokenizeRequest),

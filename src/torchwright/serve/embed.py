@@ -1,4 +1,4 @@
-"""A sentence encoder that is served: texts in, embeddings out, one of its fixed calls at a time."""
+"""An encoder that is served: texts in, embeddings or logits out, one of its fixed calls at a time."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from torchwright.errors import TorchwrightError
 from torchwright.paths import file_digest
 from torchwright.plan import artifact
 from torchwright.serve.messages import Embed, Embedded, Failed, Ready, Refused
-from torchwright.workloads.encoding import Encoder
+from torchwright.workloads.encoding import Encoder, TextModel
 
 
 class ServedEncoder:
-    """An encoder artifact, its tokenizer, and the requests that wait; raises `ModelError` where it has no tokenizer.
+    """An artifact of a sentence encoder or a classifier of text, its tokenizer, and the requests that wait.
 
     At most `max_queue` texts wait. Requests are answered in the order in which they came.
+    Raises `ModelError` where it has no tokenizer.
     """
 
-    def __init__(self, folder: Path, encoder: Encoder, notices: list[str], max_queue: int) -> None:
-        layout = encoder.layout
-        self._encoder, self._max_queue = encoder, max_queue
+    def __init__(self, folder: Path, model: Encoder | TextModel, notices: list[str], max_queue: int) -> None:
+        layout = model.layout
+        self._model, self._max_queue = model, max_queue
         self._texts: dict[str, int] = {}
         """Id → how many."""
         self._answers: dict[str, Iterator[Embedded]] = {}
+        labels = model.labels() if isinstance(model, TextModel) else None
         self.ready = Ready(
-            kind="encoder",
-            vocabulary=encoder.tokens.tokenizer.get_vocab_size(),
+            kind="encoder" if labels is None else "classifier",
+            vocabulary=model.tokens.tokenizer.get_vocab_size(),
             context=layout.tokens,
             pages=0,
             page_tokens=0,
@@ -36,6 +38,9 @@ class ServedEncoder:
             kv_bytes=0,
             fingerprint=file_digest(folder / artifact.MANIFEST)[:24],
             notices=notices,
+            labels=labels.names if labels else [],
+            activation=labels.activation if labels else "none",
+            score_activation=model.score_activation() if isinstance(model, TextModel) else "none",
         )
 
     @property
@@ -45,7 +50,7 @@ class ServedEncoder:
     def submit(self, message: Embed) -> Failed | Refused | None:
         """Take a request, or say why not."""
         if not message.texts or not all(message.texts):
-            return Failed(id=message.id, text="there is nothing to embed, or one of the texts is empty")
+            return Failed(id=message.id, text="there is nothing to read, or one of the texts is empty")
         waiting = sum(self._texts.values())
         if waiting + len(message.texts) > self._max_queue:
             text = f"{waiting} texts wait; at most {self._max_queue} may"
@@ -78,5 +83,10 @@ class ServedEncoder:
         return found
 
     def _answer(self, message: Embed) -> Iterator[Embedded]:
-        for places, vectors_nE, tokens in self._encoder.by_call(message.texts):
-            yield Embedded(id=message.id, places=places, vectors=vectors_nE.tolist(), tokens=tokens)
+        model, texts = self._model, message.texts
+        if isinstance(model, TextModel):
+            calls = model.by_call(texts, message.pairs, special=message.special)
+        else:
+            calls = model.by_call(texts)
+        for places, rows_nE, tokens in calls:
+            yield Embedded(id=message.id, places=places, vectors=rows_nE.tolist(), tokens=tokens)

@@ -1,4 +1,4 @@
-"""Texts on their way through a served sentence encoder, for one client."""
+"""Texts on their way through a served encoder, for one client."""
 
 from __future__ import annotations
 
@@ -14,8 +14,18 @@ from torchwright.serve.service import Service, new_id
 from torchwright.serve.stream import watch
 
 
-async def embed(service: Service, request: Request, texts: list[str]) -> tuple[list[list[float]], int]:
-    """The embeddings of texts, and the texts' tokens.
+async def embed(
+    service: Service,
+    request: Request,
+    texts: list[str],
+    pairs: list[str] | None = None,
+    *,
+    special: bool = True,
+    param: str = "input",
+) -> tuple[list[list[float]], int]:
+    """The embeddings of texts, or a classifier's logits, and the texts' tokens.
+
+    `pairs` and `special` are those of `Embed`; `param` is the field of the texts.
 
     Raises `ApiError` when the engine refuses the texts, fails or dies, and `Gone` when the client leaves; what is left
     of the texts is then not embedded.
@@ -23,11 +33,11 @@ async def embed(service: Service, request: Request, texts: list[str]) -> tuple[l
     client, id = service.client, new_id("embd")
     mailbox, vectors, tokens = client.mailbox(), dict[int, list[float]](), 0
     watcher = asyncio.create_task(watch(request, lambda reason: mailbox.put(Dropped(reason))))
-    client.submit(Embed(id=id, texts=texts), mailbox)
+    client.submit(Embed(id=id, texts=texts, pairs=pairs, special=special), mailbox)
     try:
         while len(vectors) < len(texts):
             for item in await mailbox.take():
-                found = _read(item)
+                found = _read(item, param)
                 vectors.update(zip(found.places, found.vectors, strict=True))
                 tokens += found.tokens
     finally:
@@ -38,7 +48,7 @@ async def embed(service: Service, request: Request, texts: list[str]) -> tuple[l
     return [vectors[place] for place in range(len(texts))], tokens
 
 
-def _read(item: Item) -> Embedded:
+def _read(item: Item, param: str) -> Embedded:
     if isinstance(item, Embedded):
         return item
     if isinstance(item, Dropped):
@@ -48,4 +58,4 @@ def _read(item: Item) -> Embedded:
     if isinstance(item, Lost):
         raise unavailable(item.reason)
     assert isinstance(item, Failed), f"{type(item).__name__} for texts"
-    raise invalid(item.text, "input")
+    raise invalid(item.text, param)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torchwright.errors import ArtifactError, ModelError
 from torchwright.plan.artifact import MANIFEST, MODEL, RECIPE
 
 BUNDLED_NAME = "torchwright-bundled"
-SERVED = ("language", "encoder")
-"""Kinds of workload whose artifacts are served."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +23,7 @@ class Target:
     """Where config.json and the tokenizer are."""
     artifact: Path | None = None
     encoder: bool = False
-    """Whether it is an artifact of a sentence encoder."""
+    """Whether it is an artifact of a sentence encoder or a classifier of text, which write none."""
 
 
 def find(target: str | None) -> Target:
@@ -37,14 +36,15 @@ def find(target: str | None) -> Target:
         return Target(name=BUNDLED_NAME, folder=Path(__file__).parent.parent / "bundled")
     path = Path(target)
     if (path / RECIPE).is_file() or (path / MANIFEST).is_file():
-        kind = _workload(path)
-        if kind not in SERVED:
+        workload = _workload(path)
+        reads = workload["kind"] == "encoder" or _classifies(workload)
+        if workload["kind"] != "language" and not reads:
             raise ModelError(
-                f"{path} is an artifact of kind '{kind}', which is not served",
-                allowed="language models and sentence encoders",
+                f"{path} is an artifact of kind '{workload['kind']}', which is not served",
+                allowed="language models, sentence encoders and classifiers of text",
                 next=f'call it from Python: torchwright.load("{path}").model(...)',
             )
-        return Target(name=path.resolve().name, folder=path / MODEL, artifact=path, encoder=kind == "encoder")
+        return Target(name=path.resolve().name, folder=path / MODEL, artifact=path, encoder=reads)
     if path.exists():
         name = path.resolve().name
     elif target.count("/") == 1 and not target.startswith((".", "/", "~")):
@@ -55,6 +55,11 @@ def find(target: str | None) -> Target:
             allowed="an artifact folder, a Hugging Face folder, or a hub id",
             next="`torchwright serve` with no model serves the bundled one",
         )
+    if (path / "modules.json").is_file():
+        raise ModelError(
+            f"{path} is a folder of sentence-transformers, which is served as an artifact",
+            next=f"torchwright optimize {target} -o out, and then torchwright serve out",
+        )
     if not (path / "config.json").is_file():
         raise ModelError(
             f"{path} has no config.json", allowed="a Hugging Face folder: config.json beside *.safetensors"
@@ -62,9 +67,17 @@ def find(target: str | None) -> Target:
     return Target(name=name, folder=path)
 
 
-def _workload(path: Path) -> str:
+def _classifies(workload: dict[str, Any]) -> bool:
+    """Whether it answers with logits for each text as a whole."""
+    whole = not (workload.get("layout") or {"tokenwise": True}).get("tokenwise")
+    return whole and str(workload.get("architecture")).endswith("ForSequenceClassification")
+
+
+def _workload(path: Path) -> dict[str, Any]:
+    """What the recipe says of its model, whose kind it has."""
     try:
-        return str(json.loads((path / RECIPE).read_text("utf-8"))["workload"]["kind"])
+        workload = json.loads((path / RECIPE).read_text("utf-8"))["workload"]
+        return {**workload, "kind": str(workload["kind"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
             f"{path / RECIPE} cannot be read", found=f"{type(error).__name__}: {error}", next="optimize again"

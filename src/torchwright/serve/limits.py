@@ -46,6 +46,8 @@ CHOICES = 64
 """n"""
 PROMPTS = 256
 """Prompts of one completion request, and texts of one embedding request."""
+READ_CHARACTERS = 100_000
+"""One text that is scored, ranked or classified; a query is read with every document."""
 SEQUENCES = 512
 """Prompts times n."""
 STOPS, STOP_CHARACTERS = 16, 256

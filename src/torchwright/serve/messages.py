@@ -13,6 +13,10 @@ Finish = Literal["stop", "length", "cancelled", "timeout", "grammar", "error"]
 """Why a sequence ended; `stop` is a stop token or a grammar that is complete, `grammar` one that is too slow."""
 
 
+Activation = Literal["none", "sigmoid", "softmax"]
+"""As `workloads.encoding` has it, which needs torch."""
+
+
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How one request's tokens are chosen; the fields that `decoder.sampling.Sampling` has mean the same."""
 
@@ -66,10 +70,14 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
-    """Texts to be embedded by a served sentence encoder."""
+    """Texts to be read: embedded by a sentence encoder, or given its logits by a classifier."""
 
     id: str
     texts: list[str]
+    pairs: list[str] | None = None
+    """For a classifier: a second text for each, which it reads with the first."""
+    special: bool = True
+    """For a classifier: whether the tokens are put around a text that the model expects there."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
@@ -90,7 +98,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The model is loaded and the engine takes requests."""
 
-    kind: Literal["decoder", "encoder"]
+    kind: Literal["decoder", "encoder", "classifier"]
     vocabulary: int
     context: int
     """Tokens of prompt and answer together, at most."""
@@ -104,6 +112,12 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     fingerprint: str
     """Of the weights; part of every prefix-cache key."""
     notices: list[str] = []
+    labels: list[str] = []
+    """Of a classifier, by their index."""
+    activation: Activation = "none"
+    """What makes probabilities of its logits."""
+    score_activation: Activation = "none"
+    """What makes a score of its logit where it has one."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):

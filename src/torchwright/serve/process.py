@@ -45,7 +45,7 @@ from torchwright.serve.messages import (
     encode,
 )
 from torchwright.serve.options import Options
-from torchwright.workloads.encoding import Encoder
+from torchwright.workloads.encoding import Encoder, TextModel
 
 log = logging.getLogger("torchwright.serve")
 
@@ -169,7 +169,7 @@ def open_served(options: argparse.Namespace, channel: Channel) -> ServedDecoder 
         refuse_for_artifact(options.model, quantize=options.quantize, kv=options.kv, dtype=options.dtype)
         loaded = load(options.model, trust=options.trust)
         model, notices = loaded.model, loaded.notices
-        if isinstance(model, Encoder):
+        if isinstance(model, Encoder | TextModel):
             return ServedEncoder(Path(options.model), model, notices, options.max_queue)
     else:
         opened = open_model(
@@ -184,7 +184,7 @@ def open_served(options: argparse.Namespace, channel: Channel) -> ServedDecoder 
     if not isinstance(model, LoadedDecoder):
         raise ArtifactError(
             f"{options.model} cannot be served",
-            found="a model that is neither on the native decoder nor a sentence encoder",
+            found="a model that is neither on the native decoder nor an encoder of text",
             next="optimize a language model again with `--with native`",
         )
     if model.device.type != "cpu":

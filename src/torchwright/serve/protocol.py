@@ -223,6 +223,10 @@ class TokenizeRequest(Body):
     """With `prompt`: the tokens that the model expects around a text."""
     add_generation_prompt: bool = True
     """With `messages`: end with the beginning of the assistant's message."""
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=TOOLS)] | None = None
+    """With `messages`: functions, as the chat template describes them."""
+    chat_template_kwargs: dict[str, Any] = Field({})
+    """With `messages`: more variables for the chat template."""
     return_token_strs: bool = False
     """Give each token's text too."""
 
@@ -230,6 +234,8 @@ class TokenizeRequest(Body):
     def _one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise PydanticCustomError("one_of", "give prompt or messages")
+        if self.messages is None and (self.tools or self.chat_template_kwargs):
+            raise PydanticCustomError("messages", "tools and chat_template_kwargs are for messages")
         return self
 
 

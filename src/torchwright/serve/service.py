@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.serve.api_error import ApiError, invalid, unavailable
+from torchwright.serve.chat import ChatTemplate
 from torchwright.serve.client import EngineClient
 from torchwright.serve.hosts import Hosts
 from torchwright.serve.limits import Limits
@@ -18,6 +19,11 @@ from torchwright.serve.messages import Ready
 from torchwright.serve.metrics import Metrics
 from torchwright.serve.prepare import Model
 from torchwright.serve.text import read_json
+
+USES = {
+    "encoder": "a sentence encoder: use /v1/embeddings, /v1/score or /v1/rerank",
+    "classifier": "a classifier of text: use /v1/classify, /v1/score or /v1/rerank",
+}
 
 
 @dataclass(kw_only=True)
@@ -27,7 +33,7 @@ class Service:
     name: str
     client: EngineClient
     model: Model | None
-    """The tokenizer and its companions; None for a sentence encoder, whose engine tokenizes."""
+    """The tokenizer and its companions; None for an encoder, whose engine tokenizes."""
     folder: Path
     """Where the model's configuration and tokenizer are."""
     limits: Limits = field(default_factory=Limits)
@@ -46,13 +52,16 @@ class Service:
         """The model's config.json."""
         return read_json(self.folder / "config.json")
 
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The folder's chat template, which a reward model has."""
+        return ChatTemplate(self.folder)
+
     def decoder(self, name: str | None) -> tuple[Model, Ready]:
         """The language model that a request asks for; raises `ApiError` where it is another, or not ready."""
         ready = self.ready(name)
         if ready.kind != "decoder" or self.model is None:
-            raise invalid(
-                "the served model is a sentence encoder: use /v1/embeddings", code="wrong_model_kind"
-            )
+            raise invalid(f"the served model is {USES[ready.kind]}", code="wrong_model_kind")
         return self.model, ready
 
     def ready(self, name: str | None) -> Ready:
