@@ -13,7 +13,7 @@ import torch
 
 from torchwright.decoder import LoadedDecoder, load_decoder
 from torchwright.serve.engine import Engine
-from torchwright.serve.messages import Finish, SamplingOptions, Submit, Timing, TokenLogprob
+from torchwright.serve.messages import Finish, Grammar, SamplingOptions, Submit, Timing, TokenLogprob
 from torchwright.serve.options import Options
 from torchwright.workloads.language import BUNDLED
 
@@ -91,11 +91,18 @@ def answers(loaded: LoadedDecoder, submits: Iterable[Submit], *, pages: int = 25
     """What a new engine answers to all of them at once."""
     made = engine(loaded, pages=pages, **options)
     for submit in submits:
+        know(made, submit.grammar)
         assert made.submit(submit) is None
     try:
         return drain(made)
     finally:
         made.close()
+
+
+def know(made: Engine, grammar: str | None) -> None:
+    """Have an engine keep a compiled grammar, whose JSON is its key in these tests."""
+    if grammar is not None:
+        made.grammars.keep(Grammar(key=grammar, json=grammar))
 
 
 def alone(loaded: LoadedDecoder, submit: Submit) -> dict[int, Result]:

@@ -34,7 +34,9 @@ from torchwright.serve.messages import (
     Embed,
     Embedded,
     Finish,
+    Forget,
     FromEngine,
+    Grammar,
     Loading,
     Output,
     Ready,
@@ -113,7 +115,9 @@ class FakeEngine:
             if os.getppid() == 1:
                 return
 
-    def _take(self, message: Submit | Cancel | Embed) -> None:
+    def _take(self, message: Grammar | Forget | Submit | Cancel | Embed) -> None:
+        if isinstance(message, Grammar | Forget):
+            return
         if isinstance(message, Embed):
             for place, text in reversed(list(enumerate(message.texts))):
                 pair = message.pairs[place] if message.pairs else ""

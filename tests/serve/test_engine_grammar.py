@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engine_support import alone, answers, bundled, compiled, drain, engine, request, words
+from engine_support import alone, answers, bundled, compiled, drain, engine, know, request, words
 
 from torchwright.decoder import LoadedDecoder
 from torchwright.serve import grammar as grammars
-from torchwright.serve.messages import Cancel
+from torchwright.serve.messages import Cancel, Grammar
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -85,6 +86,7 @@ def test_length_cuts_an_answer_that_still_matches_so_far(model: LoadedDecoder) -
 @pytest.mark.parametrize("grammar", ["", "{}", "no json", '{"__VERSION__": "v0"}', "[1, 2]"])
 def test_what_is_no_grammar_ends_its_request_only(model: LoadedDecoder, grammar: str) -> None:
     made = engine(model)
+    know(made, grammar)
     made.submit(request("bad", [5], 4, grammar=grammar, n=2))
     made.submit(request("good", [5], 4))
     results = drain(made)
@@ -97,6 +99,7 @@ def test_what_is_no_grammar_ends_its_request_only(model: LoadedDecoder, grammar:
 
 def test_a_request_can_be_cancelled_while_its_grammar_is_read(model: LoadedDecoder, schema: str) -> None:
     made = engine(model)
+    know(made, schema)
     made.submit(request("a", [5], 60, grammar=schema, n=3, stop_ids=list(model.stop)))
     made.cancel(Cancel(id="a", index=0, reason="a test"))
     results = drain(made)
@@ -111,6 +114,7 @@ def test_a_grammar_that_is_too_slow_ends_its_own_request_only(
 ) -> None:
     monkeypatch.setattr(grammars, "TOKEN_SECONDS", 0.0)
     made = engine(model)
+    know(made, schema)
     made.submit(request("slow", [5], 60, grammar=schema, n=2, stop_ids=list(model.stop)))
     made.submit(request("free", [5], 8))
     results = drain(made)
@@ -125,6 +129,7 @@ def test_preemption_and_few_pages_leave_the_grammar_in_step(model: LoadedDecoder
     options: dict[str, Any] = {"grammar": schema, "stop_ids": list(model.stop), "temperature": 1.0}
     submits = [request(str(i), words(30, seed=i), 60, seed=i, **options) for i in range(6)]
     made = engine(model, pages=7)
+    know(made, schema)
     for submit in submits:
         assert made.submit(submit) is None
     results = drain(made)
@@ -132,3 +137,32 @@ def test_preemption_and_few_pages_leave_the_grammar_in_step(model: LoadedDecoder
     assert made.stats().preemptions > 0
     for result in results.values():
         check(json.loads(model.text.decode(result.tokens)))
+
+
+def test_a_grammar_is_read_once_for_all_that_name_it_and_forgotten_when_told(
+    model: LoadedDecoder, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, read = engine(model), list[str]()
+    monkeypatch.setattr(made.grammars, "_read", _counted(made.grammars._read, read))  # pyright: ignore[reportPrivateUsage]
+    refused = made.submit(request("early", [5], 4, grammar="key", stop_ids=list(model.stop)))
+    assert refused is not None
+    assert "was not sent before it" in refused.text
+    made.grammars.keep(Grammar(key="key", json=schema))
+    for place in range(5):
+        submit = request(str(place), [5], 60, grammar="key", stop_ids=list(model.stop))
+        assert made.submit(submit) is None
+    made.grammars.forget("key")
+    results = drain(made)
+    assert read == [schema]
+    for result in results.values():
+        check(json.loads(model.text.decode(result.tokens)))
+    assert made.submit(request("late", [5], 4, grammar="key")) is not None
+    made.close()
+
+
+def _counted(read: Callable[[str], Any], calls: list[str]) -> Callable[[str], Any]:
+    def counted(text: str) -> Any:
+        calls.append(text)
+        return read(text)
+
+    return counted

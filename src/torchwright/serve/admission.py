@@ -56,7 +56,8 @@ def _invalid(submit: Submit, bounds: Bounds) -> str | None:
     bias = submit.sampling.logit_bias
     tokens = {"ids": submit.ids, "stop_ids": submit.stop_ids, "logit_bias": list(bias)}
     for name, ids in tokens.items():
-        wrong = next((token for token in ids if not 0 <= token < bounds.vocabulary), None)
+        ends = (min(ids, default=0), max(ids, default=0))
+        wrong = next((token for token in ends if not 0 <= token < bounds.vocabulary), None)
         if wrong is not None:
             return f"{name} has the token {wrong}; the model's are 0 to {bounds.vocabulary - 1}"
     ranges = {

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from torchwright.serve.conversation import Tools
-from torchwright.serve.limits import MESSAGES, STOPS, TOOLS
+from torchwright.serve.conversation import Tools, prompt_text
+from torchwright.serve.language import Language, Prompts
+from torchwright.serve.limits import MESSAGES, PARTS, STOPS, TOOLS
 from torchwright.serve.parse import Body
 from torchwright.serve.parts import (
     CalledFunction,
@@ -44,7 +45,7 @@ class TextBlock(Body):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
-    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+    citations: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = None
 
 
 class ToolUse(Body):
@@ -71,7 +72,7 @@ def _only_text(value: Any) -> Any:
 class ToolResult(Body):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] = ""
+    content: str | Annotated[list[TextBlock], Field(max_length=PARTS, fail_fast=True)] = ""
     is_error: bool = False
     """Whether the tool failed: the model then reads `Error: ` before the content."""
     cache_control: CacheControl | None = None
@@ -91,7 +92,7 @@ class Turn(Body):
     """One message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[Block], Field(min_length=1)]
+    content: str | Annotated[list[Block], Field(min_length=1, max_length=PARTS, fail_fast=True)]
 
     _text = field_validator("content", mode="before")(_only_text)
 
@@ -154,13 +155,13 @@ class OutputConfig(Body):
 class CountTokensRequest(Body):
     """POST /v1/messages/count_tokens"""
 
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=MESSAGES)]
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
     """The conversation: roles user, assistant and system; blocks of text, tool_use and tool_result."""
     model: Text | None = None
     """The served model's name; the served one where it is left out. Another name is a 404."""
-    system: str | list[TextBlock] | None = None
+    system: str | Annotated[list[TextBlock], Field(max_length=PARTS, fail_fast=True)] | None = None
     """A system message before the conversation."""
-    tools: list[ToolDefinition] = Field([], max_length=TOOLS)
+    tools: list[ToolDefinition] = Field([], max_length=TOOLS, fail_fast=True)
     """Functions that the model may call, with their `input_schema`; there are no built-in ones."""
     tool_choice: ToolChoice | None = None
     """auto (the default with tools), any, none, or a tool by name; any and a name are enforced by a grammar."""
@@ -217,6 +218,12 @@ class CountTokensRequest(Body):
             type="json_schema", json_schema=JsonSchema(name="answer", schema=form.schema_)
         )
 
+    def read(self, language: Language) -> Prompts:
+        """What is to be continued, or counted; raises `ApiError` (400) where the chat template refuses it."""
+        extra = self.chat_template_kwargs
+        text = prompt_text(language.template, self.conversation(), self.asked_tools, extra=extra)
+        return Prompts([text], "messages", special=language.template.plain)
+
     def conversation(self) -> list[Message]:
         """The messages as a chat completion has them."""
         system = [Message(role="system", content=_text(self.system))] if self.system else []
@@ -226,9 +233,15 @@ class CountTokensRequest(Body):
 class MessagesRequest(CountTokensRequest, Shared):
     """POST /v1/messages"""
 
+    EMPTY = {  # noqa: RUF012
+        "messages": [{"role": "user", "content": ""}],
+        "system": None,
+        "chat_template_kwargs": {},
+    }
+
     max_tokens: int = Field(ge=1)
     """New tokens at most."""
-    stop_sequences: list[Stop] = Field([], max_length=STOPS)
+    stop_sequences: list[Stop] = Field([], max_length=STOPS, fail_fast=True)
     """Texts that end the answer; they are not part of it. The same as `stop`."""
     metadata: Metadata | None = None
     """`user_id` is named in the request's line of the log."""

@@ -16,13 +16,10 @@ from starlette.types import ASGIApp, Lifespan
 from torchwright.serve import about, generating, scoring
 from torchwright.serve.anthropic_request import CountTokensRequest, MessagesRequest
 from torchwright.serve.api_error import invalid, unavailable
-from torchwright.serve.conversation import Tools, prompt_text
 from torchwright.serve.embedding import embed
-from torchwright.serve.guard import Guard, read_body, record_of
+from torchwright.serve.guard import Guard, held_body, record_of
 from torchwright.serve.metrics import CONTENT_TYPE
 from torchwright.serve.openapi import Operation, document
-from torchwright.serve.parse import parse
-from torchwright.serve.prepare import encode
 from torchwright.serve.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -31,9 +28,11 @@ from torchwright.serve.protocol import (
     TokenizeRequest,
 )
 from torchwright.serve.responses import ResponsesRequest
+from torchwright.serve.room import room_of
 from torchwright.serve.scoring_request import ClassifyRequest, RerankRequest, ScoreRequest
 from torchwright.serve.service import Service
 from torchwright.serve.stream import Json
+from torchwright.serve.tokens import Asked
 
 PAGE = Path(__file__).parent / "page" / "index.htm"
 PAGE_POLICY = (
@@ -62,7 +61,8 @@ def application(service: Service, lifespan: Lifespan[Guard] | None = None) -> AS
 
 
 async def embeddings(service: Service, request: Request) -> Response:
-    body = parse(EmbeddingRequest, await read_body(request, service.limits))
+    async with held_body(request, service.limits) as raw:
+        body = await service.reader.request(EmbeddingRequest, raw)
     ready = service.ready(body.model)
     if ready.kind != "encoder":
         raise invalid("the served model is no sentence encoder", code="wrong_model_kind")
@@ -78,29 +78,15 @@ async def embeddings(service: Service, request: Request) -> Response:
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    body = parse(TokenizeRequest, await read_body(request, service.limits))
-    model, ready = service.decoder(body.model)
-    text, special, param = body.prompt, body.add_special_tokens, "prompt"
-    if body.messages is not None:
-        asked = Tools(functions=[tool.function for tool in body.tools or []], choice="auto")
-        start, extra = body.add_generation_prompt, body.chat_template_kwargs
-        text = prompt_text(model.template, body.messages, asked, add_generation_prompt=start, extra=extra)
-        special, param = model.template.plain, "messages"
-    assert text is not None, "the request has a prompt or messages"
-    ids = await encode(text, model, special=special, param=param)
-    strings = [model.tokenizer.token(id)[0] for id in ids] if body.return_token_strs else None
-    return Json({"count": len(ids), "max_model_len": ready.context, "tokens": ids, "token_strs": strings})
+    return await _of_tokens(service, request, TokenizeRequest)
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    return await _of_tokens(service, request, CountTokensRequest)
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    body = parse(DetokenizeRequest, await read_body(request, service.limits))
-    model, ready = service.decoder(body.model)
-    wrong = next((token for token in body.tokens if token >= ready.vocabulary), None)
-    if wrong is not None:
-        raise invalid(
-            f"'tokens': {wrong} is out of range; the model has 0 to {ready.vocabulary - 1}", "tokens"
-        )
-    return Json({"prompt": model.tokenizer.decode(body.tokens, special=True)})
+    return await _of_tokens(service, request, DetokenizeRequest)
 
 
 async def health(service: Service, request: Request) -> Response:
@@ -137,7 +123,7 @@ OPERATIONS = (
     Operation(
         "POST",
         "/v1/messages/count_tokens",
-        generating.count_tokens,
+        count_tokens,
         "Count a conversation's tokens, by Anthropic's API",
         CountTokensRequest,
     ),
@@ -202,6 +188,13 @@ OPERATIONS = (
     Operation("GET", "/metrics", metrics_text, "Figures for Prometheus", before_ready=True),
     Operation("GET", "/openapi.json", openapi, "This document", before_ready=True),
 )
+
+
+async def _of_tokens(service: Service, request: Request, kind: type[Asked]) -> Response:
+    model, ready = service.decoder(None)
+    async with held_body(request, service.limits) as body:
+        found = await service.reader.answer(kind, body, model, room_of(ready, service.name))
+    return Response(found, media_type="application/json")
 
 
 def _vector(vector: list[float], form: str) -> list[float] | str:

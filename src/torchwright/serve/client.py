@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import Literal
 
 import msgspec
@@ -21,11 +21,14 @@ import zmq
 import zmq.asyncio
 
 from torchwright.serve.launch import Launched, Launcher
+from torchwright.serve.limits import MIB
 from torchwright.serve.mailbox import Dropped, Item, Lost, Mailbox
 from torchwright.serve.messages import (
     Cancel,
     Embed,
     Embedded,
+    Forget,
+    Grammar,
     Loading,
     Ready,
     Refused,
@@ -41,6 +44,8 @@ from torchwright.serve.messages import (
 log = logging.getLogger("torchwright.serve")
 
 State = Literal["loading", "ready", "restarting", "failed", "closing"]
+GRAMMARS_KEPT, GRAMMAR_BYTES_KEPT = 64, 64 * MIB
+"""Grammars that the engine keeps for the next request with the same: how many, and their JSON together."""
 EARLY_SECONDS = 10.0
 """A death before the engine is ready, or sooner than this after, is an early one."""
 EARLY_DEATHS = 4
@@ -79,6 +84,8 @@ class EngineClient:
         """Its exit code, once it has ended."""
         self._life: asyncio.Task[None] | None = None
         self._mailboxes: dict[str, Mailbox] = {}
+        self._grammars: OrderedDict[str, int] = OrderedDict()
+        """Key → bytes of the grammars that this engine keeps, the last used last."""
         self._early_deaths = 0
         self._ready_at: float | None = None
         self._heard = 0.0
@@ -144,6 +151,20 @@ class EngineClient:
         if self.state != "ready" or not self._send(message):
             mailbox.put(Lost(self.detail))
 
+    def keep(self, grammar: Grammar) -> None:
+        """Have the engine know a grammar that the next requests name, and forget what was not used for longest."""
+        if self.state != "ready":
+            return
+        if grammar.key not in self._grammars:
+            self._send(grammar)
+        self._grammars[grammar.key] = len(grammar.json)
+        self._grammars.move_to_end(grammar.key)
+        while len(self._grammars) > 1 and (
+            len(self._grammars) > GRAMMARS_KEPT or sum(self._grammars.values()) > GRAMMAR_BYTES_KEPT
+        ):
+            oldest, _ = self._grammars.popitem(last=False)
+            self._send(Forget(key=oldest))
+
     def cancel(self, id: str, reason: str) -> None:
         """Tell the engine that nobody waits for a request."""
         if id in self._mailboxes and self.state == "ready":
@@ -198,6 +219,7 @@ class EngineClient:
         self._socket.set_hwm(0)
         self._socket.linger = 0
         self._socket.bind(engine.endpoint)
+        self._grammars.clear()
         self._engine, self._ended = engine, asyncio.create_task(engine.ended())
         tasks = [asyncio.create_task(self._read(self._socket)), asyncio.create_task(self._watch())]
         try:

@@ -1,28 +1,21 @@
-"""Grammars on their way to the engine: compiled in a process of their own, within limits, and remembered by content."""
+"""Grammars on their way to the engine: compiled in processes of their own, within limits, and remembered by content."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import struct
-import sys
+import hashlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from torchwright.serve.api_error import ApiError, invalid
+from torchwright.serve.api_error import invalid
 from torchwright.serve.limits import MIB, Limits
-from torchwright.serve.messages import Ready
-
-log = logging.getLogger("torchwright.serve")
+from torchwright.serve.messages import Grammar, Ready
+from torchwright.serve.workers import Unfinished, Workers, WorkLimits
 
 REMEMBERED_BYTES = 64 * MIB
-START_SECONDS = 60.0
-HEADER = struct.Struct("<I")
-"""The length of a frame."""
 WHITESPACE = 24
 """Characters of white space between two parts of JSON at most, so that a weak model cannot write it for ever."""
 Kind = Literal["json", "regex", "choice", "grammar", "tools"]
@@ -42,20 +35,24 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     fault: str | None = None
 
 
+JSON_OBJECT = Job(kind="json", text='{"type": "object", "additionalProperties": true}')
+COMMON = (JSON_OBJECT,)
+"""Compiled before the first request asks for one."""
+
+
 class GrammarCompiler:
-    """One worker process, started when it is first needed, killed when a grammar takes too long."""
+    """Compiles each grammar once, however many ask for it."""
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self._folder, self._limits = folder, limits
-        self._process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
-        self._waiting = 0
-        self._known: OrderedDict[Job, Compiled] = OrderedDict()
+        self._workers: Workers | None = None
+        self._known: OrderedDict[Job, Grammar | str] = OrderedDict()
+        """Job → its grammar, or why there is none; the last used last."""
         self._known_bytes = 0
-        self._running: set[asyncio.Task[Compiled]] = set()
+        self._running: dict[Job, asyncio.Task[Grammar | str]] = {}
 
-    async def compile(self, job: Job, ready: Ready, param: str) -> str:
-        """The compiled grammar as JSON; `param` names the request's field in errors.
+    async def compile(self, job: Job, ready: Ready, param: str) -> Grammar:
+        """The compiled grammar; `param` names the request's field in errors.
 
         Raises `ApiError`: 400 for a grammar that is wrong, too large or too slow, 429 when too many wait.
         """
@@ -73,100 +70,65 @@ class GrammarCompiler:
             )
         found = self._known.get(job)
         if found is None:
-            if self._waiting >= limits.grammars_waiting:
-                raise ApiError(429, "too many grammars wait to be compiled", headers={"Retry-After": "1"})
-            # A client that leaves must not disturb the exchange with the worker.
-            task = asyncio.create_task(self._compile(job, ready))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-            found = await asyncio.shield(task)
-        if found.json is None:
-            raise invalid(f"'{param}' cannot be used: {found.fault}", param, "invalid_grammar")
-        return found.json
+            task = self._running.get(job)
+            if task is None:
+                task = self._running[job] = asyncio.create_task(self._compile(job, ready))
+                task.add_done_callback(lambda _: self._running.pop(job))
+            found = await asyncio.shield(task)  # others may wait for it, too
+        else:
+            self._known.move_to_end(job)
+        if isinstance(found, str):
+            raise invalid(f"'{param}' cannot be used: {found}", param, "invalid_grammar")
+        return found
 
-    async def warm(self, ready: Ready) -> None:
-        """Start the worker, so that the first request does not wait for it."""
-        async with self._turn:
-            await self._started(ready)
+    async def warm(self, ready: Ready) -> list[Grammar]:
+        """Start the process, and compile what is common, so that no request waits for it."""
+        return [await self.compile(job, ready, "") for job in COMMON] if ready.stop_ids else []
 
     async def close(self) -> None:
-        """End the worker."""
-        process, self._process = self._process, None
-        if process is not None:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+        """End the process."""
+        if self._workers is not None:
+            await self._workers.close()
 
-    async def _compile(self, job: Job, ready: Ready) -> Compiled:
-        self._waiting += 1
+    async def _compile(self, job: Job, ready: Ready) -> Grammar | str:
+        limits = self._limits
+        if self._workers is None:
+            facts = [str(self._folder), ready.vocabulary, ready.stop_ids]
+            self._workers = Workers(
+                "torchwright.serve.grammar_worker",
+                facts,
+                WorkLimits(
+                    seconds=limits.grammar_seconds,
+                    memory_bytes=limits.grammar_memory_bytes,
+                    waiting=limits.grammars_waiting,
+                ),
+            )
         try:
-            async with self._turn:
-                if (found := self._known.get(job)) is None:
-                    found = await self._exchange(job, ready)
-                    self._remember(job, found)
-                return found
-        finally:
-            self._waiting -= 1
+            answer = await self._workers.run(msgspec.msgpack.encode(job))
+        except Unfinished as unfinished:
+            found: Grammar | str = str(unfinished)
+        else:
+            found = self._grammar(msgspec.msgpack.decode(answer, type=Compiled))
+        self._remember(job, found)
+        return found
 
-    async def _exchange(self, job: Job, ready: Ready) -> Compiled:
-        seconds = self._limits.grammar_seconds
-        process = await self._started(ready)
-        try:
-            async with asyncio.timeout(seconds):
-                answer = await _answer(process, msgspec.msgpack.encode(job))
-        except TimeoutError:
-            await self.close()
-            return Compiled(fault=f"it takes longer than {seconds:g} s to compile")
-        except (asyncio.IncompleteReadError, ConnectionError):
-            log.warning("the grammar worker ended while it compiled a grammar of kind %s", job.kind)
-            await self.close()
-            return Compiled(fault="it takes more memory than a grammar may")
-        compiled = msgspec.msgpack.decode(answer, type=Compiled)
-        size = len(compiled.json or "")
-        if size > self._limits.grammar_compiled_bytes:
-            most = self._limits.grammar_compiled_bytes
-            return Compiled(fault=f"compiled it has {size} bytes, and at most {most} are taken")
-        return compiled
+    def _grammar(self, compiled: Compiled) -> Grammar | str:
+        text, most = compiled.json, self._limits.grammar_compiled_bytes
+        if text is None:
+            return compiled.fault or "it cannot be compiled"
+        if len(text) > most:
+            return f"compiled it has {len(text)} bytes, and at most {most} are taken"
+        return Grammar(key=hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), json=text)
 
-    async def _started(self, ready: Ready) -> asyncio.subprocess.Process:
-        """The worker, ready for a grammar."""
-        if self._process is not None and self._process.returncode is None:
-            return self._process
-        facts = [str(self._folder), ready.vocabulary, ready.stop_ids, self._limits.grammar_memory_bytes]
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "torchwright.serve.grammar_worker",
-            json.dumps(facts),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the server, which ends its workers itself
-        )
-        probe = msgspec.msgpack.encode(Job(kind="choice", text='["a"]'))
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                await _answer(self._process, probe)
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
-            await self.close()
-            raise ApiError(500, "grammars cannot be compiled now: the worker did not start") from error
-        return self._process
-
-    def _remember(self, job: Job, compiled: Compiled) -> None:
+    def _remember(self, job: Job, found: Grammar | str) -> None:
         """Faults are remembered too, so that a grammar that is too slow is slow once."""
-        self._known[job] = compiled
-        self._known_bytes += _bytes(job, compiled)
-        while self._known_bytes > REMEMBERED_BYTES:
-            self._known_bytes -= _bytes(*self._known.popitem(last=False))
+        self._known[job] = found
+        self._known_bytes += _bytes(job, found)
+        for oldest in [known for known in self._known if known not in COMMON]:
+            if self._known_bytes <= REMEMBERED_BYTES:
+                return
+            self._known_bytes -= _bytes(oldest, self._known.pop(oldest))
 
 
-async def _answer(process: asyncio.subprocess.Process, frame: bytes) -> bytes:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(HEADER.pack(len(frame)) + frame)
-    await process.stdin.drain()
-    (length,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
-    return await process.stdout.readexactly(length)
-
-
-def _bytes(job: Job, compiled: Compiled) -> int:
-    return len(job.text) + len(compiled.json or compiled.fault or "")
+def _bytes(job: Job, found: Grammar | str) -> int:
+    return len(job.text) + len(found if isinstance(found, str) else found.json)

@@ -105,6 +105,8 @@ class Engine:
     def submit(self, submit: Submit) -> Refused | None:
         """Take a request, or say why not."""
         refused = refuse(submit, self._bounds, known=submit.id in self._live)
+        if refused is None and submit.grammar is not None and not self.grammars.keeps(submit.grammar):
+            refused = Refused(id=submit.id, reason="invalid", text="its grammar was not sent before it")
         waiting = self._scheduler.waits + len(self._loading)
         if refused is None and waiting + submit.n > self.options.max_queue:
             refused = Refused(

@@ -7,38 +7,31 @@ from starlette.responses import Response
 
 from torchwright.serve.answers import Answer, Facts
 from torchwright.serve.anthropic_answer import MessagesAnswer
-from torchwright.serve.anthropic_request import CountTokensRequest, MessagesRequest
+from torchwright.serve.anthropic_request import MessagesRequest
 from torchwright.serve.api_error import invalid
 from torchwright.serve.chat_answer import ChatAnswer
 from torchwright.serve.completion_answer import CompletionAnswer
-from torchwright.serve.conversation import Tools, prompt_text
 from torchwright.serve.generation import Generation
-from torchwright.serve.guard import read_body, record_of
+from torchwright.serve.guard import held_body, record_of
+from torchwright.serve.language import Prompts
 from torchwright.serve.messages import Ready
-from torchwright.serve.parse import parse
-from torchwright.serve.parts import NamedTool
-from torchwright.serve.prepare import Model, Prepared, Wanted, encode, form_of, prepare
+from torchwright.serve.prepare import Model, Prepared, Wanted, form_of, prepare
 from torchwright.serve.protocol import ChatRequest, CompletionRequest, Shared, StreamOptions
+from torchwright.serve.reading import Generating
 from torchwright.serve.response_answer import ResponseAnswer
 from torchwright.serve.responses import ResponsesRequest
+from torchwright.serve.room import room_of
 from torchwright.serve.service import Service, new_id
-from torchwright.serve.stream import Json, respond
+from torchwright.serve.stream import respond
 
 TIMING_HEADER = "x-torchwright-timing"
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    body = parse(ChatRequest, await read_body(request, service.limits))
+    body, prompts = await _read(service, request, ChatRequest)
     model, ready = service.decoder(body.model)
-    asked = _tools(body)
+    asked = body.asked_tools
     form = asked.grammar(model.tool_format)
-    text = prompt_text(
-        model.template,
-        body.messages,
-        asked,
-        add_generation_prompt=body.add_generation_prompt,
-        extra=body.chat_template_kwargs,
-    )
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     wanted = Wanted(
         n=body.n,
@@ -49,8 +42,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
         stops=model.template.stops,
     )
     id = new_id("chatcmpl")
-    special = model.template.plain
-    prepared = await prepare(id, body, [text], wanted, model, ready, special=special, param="messages")
+    prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(service, request, id, body, prepared, model, ready, stream=body.stream_options)
     parsers = asked.parsers(model.tool_format, body.n)
     answer = ChatAnswer(facts, logprobs=body.logprobs, parsers=parsers)
@@ -58,7 +50,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
 
 
 async def completions(service: Service, request: Request) -> Response:
-    body = parse(CompletionRequest, await read_body(request, service.limits))
+    body, prompts = await _read(service, request, CompletionRequest)
     model, ready = service.decoder(body.model)
     if body.stream and body.echo and body.logprobs is not None:
         raise invalid("echo with logprobs is not streamed", "stream", "unsupported_parameter")
@@ -70,7 +62,7 @@ async def completions(service: Service, request: Request) -> Response:
         form=form_of(body.structured_outputs, body.response_format),
     )
     id = new_id("cmpl")
-    prepared = await prepare(id, body, body.prompts, wanted, model, ready, special=True, param="prompt")
+    prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(service, request, id, body, prepared, model, ready, stream=body.stream_options)
     echo = [submit.ids for submit in prepared.submits] if body.echo else None
     answer = CompletionAnswer(facts, echo=echo, logprobs=body.logprobs is not None)
@@ -78,7 +70,7 @@ async def completions(service: Service, request: Request) -> Response:
 
 
 async def responses(service: Service, request: Request) -> Response:
-    body = parse(ResponsesRequest, await read_body(request, service.limits))
+    body, prompts = await _read(service, request, ResponsesRequest)
     model, ready = service.decoder(body.model)
     asked = body.asked_tools
     form = asked.grammar(model.tool_format)
@@ -88,10 +80,8 @@ async def responses(service: Service, request: Request) -> Response:
         form=(form, "tools") if form else form_of(body.structured_outputs, body.response_format),
         stops=model.template.stops,
     )
-    text = prompt_text(model.template, body.messages(), asked)
     id = new_id("resp")
-    special = model.template.plain
-    prepared = await prepare(id, body, [text], wanted, model, ready, special=special, param="input")
+    prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(
         service, request, id, body, prepared, model, ready, stream=StreamOptions(include_usage=True)
     )
@@ -100,7 +90,7 @@ async def responses(service: Service, request: Request) -> Response:
 
 
 async def messages(service: Service, request: Request) -> Response:
-    body = parse(MessagesRequest, await read_body(request, service.limits))
+    body, prompts = await _read(service, request, MessagesRequest)
     model, ready = service.decoder(body.model)
     asked = body.asked_tools
     form = asked.grammar(model.tool_format)
@@ -109,22 +99,19 @@ async def messages(service: Service, request: Request) -> Response:
         form=(form, "tools") if form else form_of(body.structured_outputs, body.response_format),
         stops=model.template.stops,
     )
-    text = prompt_text(model.template, body.conversation(), asked, extra=body.chat_template_kwargs)
     id = new_id("msg")
-    special = model.template.plain
-    prepared = await prepare(id, body, [text], wanted, model, ready, special=special, param="messages")
+    prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(service, request, id, body, prepared, model, ready, stream=None)
     answer = MessagesAnswer(facts, body.stops, asked.parsers(model.tool_format, 1))
     user = body.metadata.user_id if body.metadata else body.user
     return await _respond(service, request, body.stream, user, facts, answer)
 
 
-async def count_tokens(service: Service, request: Request) -> Response:
-    body = parse(CountTokensRequest, await read_body(request, service.limits))
-    model, _ = service.decoder(body.model)
-    text = prompt_text(model.template, body.conversation(), body.asked_tools, extra=body.chat_template_kwargs)
-    ids = await encode(text, model, special=model.template.plain, param="messages")
-    return Json({"input_tokens": len(ids)})
+async def _read(service: Service, request: Request, kind: type[Generating]) -> tuple[Generating, Prompts]:
+    """A request and its prompts; the time that this takes counts from its arrival."""
+    model, ready = service.decoder(None)
+    async with held_body(request, service.limits) as body:
+        return await service.reader.generating(kind, body, model, room_of(ready, service.name))
 
 
 def _facts(
@@ -157,15 +144,3 @@ async def _respond(
 ) -> Response:
     record_of(request).user = user
     return await respond(request, facts.generation, answer, stream=stream, limits=service.limits)
-
-
-def _tools(body: ChatRequest) -> Tools:
-    functions = [tool.function for tool in body.tools or []]
-    choice = body.tool_choice or ("auto" if functions else "none")
-    named = isinstance(choice, NamedTool)
-    return Tools(
-        functions=functions,
-        choice=choice.function.name if isinstance(choice, NamedTool) else choice,
-        named=named,
-        parallel=body.parallel_tool_calls,
-    )

@@ -89,6 +89,8 @@ class Generation:
         Raises `ApiError` when the engine refuses the request, fails or dies, and `Gone` after `abandon`. Whatever has
         not ended when the iteration ends is cancelled.
         """
+        if self.prepared.grammar is not None:
+            self._client.keep(self.prepared.grammar)
         for submit in self.prepared.submits:
             self._client.submit(submit, self._mailbox)
         reason = "abandoned"

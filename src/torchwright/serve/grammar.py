@@ -1,15 +1,13 @@
 """Structured output: which tokens a sequence's grammar allows next, through xgrammar.
 
-The HTTP process compiles a grammar and sends it as JSON; here it is read, and followed token by token. Reading and
-filling masks happen on a thread of their own, which xgrammar lets run while the model computes.
+The HTTP process compiles a grammar and sends it as JSON, once; here it is read, and followed token by token. Reading
+and filling masks happen on a thread of their own, which xgrammar lets run while the model computes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
@@ -21,10 +19,9 @@ import torch
 
 from torchwright.errors import WorkloadError
 from torchwright.quiet import quiet_import
+from torchwright.serve.messages import Grammar
 from torchwright.workloads.generation import load_tokenizer
 
-KEPT = 64
-"""Grammars that are kept for the next request with the same."""
 TOKEN_SECONDS = 0.25
 """Of processor time, to follow a grammar by one token; one that takes longer ends its request. A filling thread cannot
 be interrupted, and the other sequences of the step wait for it."""
@@ -136,20 +133,25 @@ class Grammars:
         # Reading a large grammar takes longer than a step, and must not hold the masks of others up.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="read-grammar")
         self._filler = ThreadPoolExecutor(1, thread_name_prefix="fill-masks")
-        self._kept: OrderedDict[bytes, Future[Any]] = OrderedDict()
+        self._kept: dict[str, Future[Any]] = {}
 
     def warm(self) -> None:
         """Import what the first grammar needs, on the reading thread."""
         self._reader.submit(lambda: self._info)
 
-    def constraint(self, grammar: str, stop_ids: list[int]) -> Constraint:
-        """For one sequence; the grammar is read unless it is kept from before."""
-        key = hashlib.blake2b(grammar.encode()).digest()
-        if key not in self._kept:
-            self._kept[key] = self._reader.submit(self._read, grammar)
-        self._kept.move_to_end(key)
-        if len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
+    def keep(self, grammar: Grammar) -> None:
+        """Read a grammar, for all sequences to come until `forget`."""
+        self._kept[grammar.key] = self._reader.submit(self._read, grammar.json)
+
+    def forget(self, key: str) -> None:
+        """Only sequences that follow it already keep the grammar."""
+        self._kept.pop(key, None)
+
+    def keeps(self, key: str) -> bool:
+        return key in self._kept
+
+    def constraint(self, key: str, stop_ids: list[int]) -> Constraint:
+        """For one sequence, by a grammar that is kept."""
         return Constraint(self._kept[key], stop_ids)
 
     def fill(self, rows: int, wanted: list[tuple[Constraint, int, list[int]]]) -> Masks:

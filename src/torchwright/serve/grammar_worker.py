@@ -1,7 +1,6 @@
-"""The process that compiles grammars: `python -m torchwright.serve.grammar_worker JSON`.
+"""The process that compiles grammars: `python -m torchwright.serve.grammar_worker FD PARENT FACTS` (`forks.py`).
 
-xgrammar's compiler cannot be interrupted, so it runs where it can be killed, with a bound on its memory. One frame (a
-length of four bytes and MessagePack) comes in for each grammar and one goes out, in turn.
+xgrammar's compiler cannot be interrupted, so it runs where it can be killed, with a bound on its memory.
 """
 
 from __future__ import annotations
@@ -9,17 +8,18 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import numpy as np
 import xgrammar
 
-from torchwright.serve.compile_grammar import HEADER, WHITESPACE, Compiled, Job
+from torchwright.serve import forks
+from torchwright.serve.compile_grammar import WHITESPACE, Compiled, Job
 from torchwright.serve.grammar import tokenizer_info
 
 REHEARSALS, REHEARSED_TOKENS = 4, 24
@@ -27,27 +27,16 @@ MASK_SECONDS = 0.1
 """Of processor time, for one token's mask."""
 
 
-def main(arguments: list[str]) -> None:
-    folder, vocabulary, stop_ids, memory = json.loads(arguments[0])
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    inbox, outbox = sys.stdin.buffer, os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # only frames go out
+def load(folder: str, vocabulary: int, stop_ids: list[int]) -> Callable[[bytes], bytes]:
+    """What compiles one grammar: a `Job` in MessagePack, to a `Compiled`."""
     info = tokenizer_info(Path(folder), vocabulary, stop_ids)
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-    warnings = Warnings()
-    while (frame := _read_frame(inbox)) is not None:
-        job = msgspec.msgpack.decode(frame, type=Job)
-        reply = msgspec.msgpack.encode(_compile(compiler, job, warnings))
-        try:
-            outbox.write(HEADER.pack(len(reply)) + reply)
-        except BrokenPipeError:  # the server has ended
-            return
 
+    def compile(job: bytes) -> bytes:
+        return msgspec.msgpack.encode(_compile(compiler, msgspec.msgpack.decode(job, type=Job), Warnings()))
 
-def _read_frame(stream: BinaryIO) -> bytes | None:
-    """The next frame, or None at the end."""
-    header = stream.read(HEADER.size)
-    return stream.read(*HEADER.unpack(header)) if len(header) == HEADER.size else None
+    compile(msgspec.msgpack.encode(Job(kind="choice", text='["a"]')))  # what the first needs, all find here
+    return compile
 
 
 class Warnings:
@@ -140,4 +129,4 @@ def _reason(text: str) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    forks.main(sys.argv[1:], load)

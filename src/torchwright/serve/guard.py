@@ -8,11 +8,12 @@ with `--log-requests`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
@@ -78,6 +79,8 @@ class Guard:
     ) -> None:
         self._app, self._log_requests, self._count = app, log_requests, count
         self._keys, self._hosts = [key.encode() for key in keys], hosts
+        self.held_bytes = 0
+        """Of long bodies that have come and have not been read."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -154,29 +157,58 @@ class Guard:
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """The body of a JSON request.
+    """The body of a JSON request; raises as `held_body` does."""
+    async with held_body(request, limits) as body:
+        return body
 
-    Raises `ApiError` for another content type (415), too many bytes (413), and one that comes too slowly (408).
+
+@contextlib.asynccontextmanager
+async def held_body(request: Request, limits: Limits) -> AsyncIterator[bytes]:
+    """The body of a JSON request, whose memory is accounted for until the block ends.
+
+    Raises `ApiError` for another content type (415), too many bytes (413), one that comes too slowly (408), and where
+    the long bodies of all requests take too much memory (429).
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(
             415, f"the content type is '{kind}'; send application/json", code="unsupported_content_type"
         )
+    guard: Guard = request.scope["app"]
+    held = 0
+
+    def hold(count: int) -> None:
+        nonlocal held
+        if guard.held_bytes + count > limits.bodies_bytes:
+            raise ApiError(
+                429, "too many long bodies are being read", code="queue_full", headers={"Retry-After": "1"}
+            )
+        guard.held_bytes += count
+        held += count
+
+    try:
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                body = await _body(request, limits, hold)
+        except TimeoutError:
+            text = f"the body did not come within {limits.body_seconds:g} s"
+            raise ApiError(408, text, code="timeout") from None
+        yield body
+    finally:
+        guard.held_bytes -= held
+
+
+async def _body(request: Request, limits: Limits, hold: Callable[[int], None]) -> bytes:
     chunks: list[bytes] = []
     size = 0
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size <= limits.body_bytes:
-                    chunks.append(chunk)
-                elif size > DISCARDED * limits.body_bytes:
-                    break
-    except TimeoutError:
-        raise ApiError(
-            408, f"the body did not come within {limits.body_seconds:g} s", code="timeout"
-        ) from None
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= limits.body_bytes:
+            if size > limits.read_here_bytes:
+                hold(len(chunk))
+            chunks.append(chunk)
+        elif size > DISCARDED * limits.body_bytes:
+            break
     if size > limits.body_bytes:
         raise ApiError(
             413, f"the body has more than {limits.body_bytes} bytes, which is the most", code="body_too_large"

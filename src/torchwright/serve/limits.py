@@ -30,15 +30,27 @@ class Limits:
     grammar_bytes: int = 64 * 1024
     """A schema, regex or grammar as text."""
     grammar_seconds: float = 5.0
-    """Compiling one grammar."""
+    """Compiling one grammar, of processor time."""
     grammar_compiled_bytes: int = 32 * MIB
     """A compiled grammar on its way to the engine."""
-    grammar_memory_bytes: int = 4 * 1024 * MIB
-    """Address space of the process that compiles."""
+    grammar_memory_bytes: int = 1024 * MIB
+    """Memory for compiling one grammar."""
     grammars_waiting: int = 32
     """Requests that wait for a grammar to be compiled; the next is a 429."""
     tokenized_bytes: int = 4 * MIB
     """Text of one prompt."""
+    read_here_bytes: int = 16 * 1024
+    """A request's body that the HTTP process reads itself; a longer one gets a process of its own."""
+    bodies_bytes: int = 64 * MIB
+    """Longer bodies together, from their arrival until they are read; the next is a 429."""
+    settings_bytes: int = 256 * 1024
+    """What a request has beside its prompt: instructions, tools, schemas."""
+    read_seconds: float = 10.0
+    """Reading one body: its fields, the chat template, tokens; of processor time."""
+    read_memory_bytes: int = 1024 * MIB
+    """Memory for reading one body."""
+    reads_waiting: int = 32
+    """Requests that wait for their body to be read; the next is a 429."""
 
 
 # Counts that the request's schema states itself, so that the OpenAPI document and the table of parameters have them.
@@ -55,3 +67,9 @@ LOGIT_BIASES = 1024
 TOP_LOGPROBS = 20
 MESSAGES = 2048
 TOOLS = 128
+PARTS = 1024
+"""Parts of one message's content."""
+TOKENS = 1 << 20
+"""Token ids of one prompt, or of a text to be."""
+NESTING = 128
+"""Objects and lists in each other in a request's body."""

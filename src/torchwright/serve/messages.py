@@ -1,6 +1,7 @@
 """What the HTTP process and the engine process say to each other: MessagePack over one ZeroMQ pair, nothing pickled.
 
-HTTP → engine: Submit, Cancel, Embed, Shutdown. Engine → HTTP: Loading, Ready, Refused, StepOutput, Embedded, Failed.
+HTTP → engine: Grammar, Forget, Submit, Cancel, Embed, Shutdown.
+Engine → HTTP: Loading, Ready, Refused, StepOutput, Embedded, Failed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,19 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Sequence i of a request draws from a generator of its own, made from the seed and i."""
 
 
+class Grammar(msgspec.Struct, frozen=True, kw_only=True, tag="grammar"):
+    """A compiled xgrammar grammar as its own JSON: one copy for all requests that name its key, until a `Forget`."""
+
+    key: str
+    json: str
+
+
+class Forget(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
+    """No later request names this grammar; those before it keep it."""
+
+    key: str
+
+
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """One prompt, to be continued `n` times."""
 
@@ -47,7 +61,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     min_tokens: int = 0
     """Stop tokens cannot be chosen before this many."""
     grammar: str | None = None
-    """A compiled xgrammar grammar as its own JSON."""
+    """The key of a `Grammar` that was sent before and is not forgotten."""
     logprobs: int | None = None
     """How many of the most likely tokens to report beside each new one (0: only its own); None: nothing."""
     prompt_logprobs: int | None = None
@@ -86,7 +100,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     drain: bool
 
 
-ToEngine = Submit | Cancel | Embed | Shutdown
+ToEngine = Grammar | Forget | Submit | Cancel | Embed | Shutdown
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import msgspec
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from torchwright.serve.api_error import ApiError, invalid
+from torchwright.serve.limits import NESTING
 
 _NO_STORE = "nothing is stored here"
 _ONE_KIND = "this server takes and gives text"
@@ -43,11 +47,24 @@ REFUSED = {
 
 
 class Body(BaseModel):
-    """A JSON object whose every field is known and has its own type: no text is taken for a number."""
+    """A JSON object whose every field is known and has its own type: no text is taken for a number.
+
+    The first thing that is wrong ends the reading: lists are declared with `fail_fast`, and names are looked at first.
+    """
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            names = _names(cls)
+            unknown = next((name for name in data if name not in names), None)
+            if unknown is not None:
+                raise PydanticCustomError("unknown_name", "unknown", {"name": unknown})
+        return data
 
 
 Known = TypeVar("Known", bound=Body)
@@ -56,9 +73,39 @@ Known = TypeVar("Known", bound=Body)
 def parse(kind: type[Known], body: bytes) -> Known:
     """A request from its JSON; raises `ApiError` (400) that names the first field at fault."""
     try:
-        return kind.model_validate_json(body)
+        data: Any = msgspec.json.decode(body)
+        if not isinstance(data, dict):
+            raise invalid("the body is not a JSON object", code="invalid_json")
+        _bound_nesting(data)
+        return kind.model_validate(data)
     except ValidationError as error:
         raise _fault(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise _too_deep() from None
+
+
+@cache
+def _names(kind: type[Body]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in kind.model_fields.items())
+
+
+def _bound_nesting(data: Any) -> None:
+    """Raise `ApiError` for lists and objects in each other beyond `NESTING`: others read them by recursion."""
+    level = [data]
+    for _ in range(NESTING):
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> ApiError:
+    return invalid(
+        f"the body has objects or lists in each other more than {NESTING} deep", code="invalid_json"
+    )
 
 
 def _fault(error: ValidationError) -> ApiError:
@@ -67,10 +114,9 @@ def _fault(error: ValidationError) -> ApiError:
     near = [e for e in others if e["loc"][:1] == first["loc"][:1] and not e["type"].endswith("_type")]
     first = near[0] if near and first["type"].endswith("_type") else first
     where = ".".join(str(part) for part in first["loc"] if not _is_branch(part))
-    if first["type"] == "json_invalid":
-        return invalid(f"the body is not valid JSON: {first['msg']}", code="invalid_json")
-    if first["type"] == "extra_forbidden":
-        name = str(first["loc"][-1])
+    if first["type"] == "unknown_name":
+        name = str(first.get("ctx", {}).get("name"))
+        where = f"{where}.{name}" if where else name
         reason = REFUSED.get(name)
         message = f"'{where}' is not supported" + (f": {reason}" if reason else "")
         return invalid(message, where, "unsupported_parameter" if reason else "unknown_parameter")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from torchwright.serve.limits import TOOLS
+from torchwright.serve.limits import PARTS, TOOLS
 from torchwright.serve.parse import Body
 
 Text = Annotated[str, Field(min_length=1)]
@@ -21,7 +21,7 @@ class StructuredOutputs(Body):
     """A JSON schema."""
     regex: Text | None = None
     """A regular expression that the whole answer matches."""
-    choice: Annotated[list[Text], Field(min_length=1, max_length=1024)] | None = None
+    choice: Annotated[list[Text], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
     """The answer is one of these texts."""
     grammar: Text | None = None
     """A grammar in EBNF with a rule `root`."""
@@ -115,16 +115,16 @@ class Message(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=PARTS, fail_fast=True)] | None = None
     """Text, or a list of text parts; images and audio are refused."""
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=TOOLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=TOOLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     refusal: None = None
     """As in an answer that is sent back: null."""
     audio: None = None
     function_call: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = None
 
     @model_validator(mode="before")
     @classmethod

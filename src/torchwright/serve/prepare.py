@@ -6,32 +6,26 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from torchwright.serve.api_error import invalid
-from torchwright.serve.chat import ChatTemplate
-from torchwright.serve.compile_grammar import GrammarCompiler, Job
+from torchwright.serve.api_error import ApiError, invalid
+from torchwright.serve.compile_grammar import JSON_OBJECT, GrammarCompiler, Job
+from torchwright.serve.language import Language, Prompts
 from torchwright.serve.limits import Limits
-from torchwright.serve.messages import Ready, SamplingOptions, Submit
+from torchwright.serve.messages import Grammar, Ready, SamplingOptions, Submit
 from torchwright.serve.parts import JsonSchemaFormat, ResponseFormat, StructuredOutputs
 from torchwright.serve.protocol import Shared
-from torchwright.serve.text import Tokenizer
-from torchwright.serve.tools import ToolFormat
-
-LONG_TEXT = 16_384
-"""Characters from which on a text is tokenized in a thread, so that other requests do not wait for it."""
-JSON_OBJECT = '{"type": "object", "additionalProperties": true}'
+from torchwright.serve.reading import encode
+from torchwright.serve.room import Room, check_ids, check_text, room_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(Language):
     """What the HTTP process knows of the served model."""
 
     name: str
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    tool_format: ToolFormat
+    folder: Path
     grammars: GrammarCompiler
     limits: Limits
 
@@ -56,6 +50,8 @@ class Prepared:
     """What the engine is asked, one `Submit` for each prompt, and how long it took to say so."""
 
     submits: list[Submit]
+    grammar: Grammar | None
+    """The one that all of them name."""
     n: int
     stops: tuple[str, ...]
     min_tokens: int
@@ -64,54 +60,53 @@ class Prepared:
     """Those that the client named itself."""
     prompt_tokens: int
     tokenize_s: float
+    """From the request's arrival."""
     grammar_s: float
 
 
 async def prepare(
     id: str,
     body: Shared,
-    prompts: Sequence[str] | Sequence[list[int]],
+    prompts: Prompts,
     wanted: Wanted,
     model: Model,
     ready: Ready,
     *,
-    special: bool,
-    param: str,
+    begun: float,
 ) -> Prepared:
     """Everything that can be refused without the engine is refused here, as an `ApiError` that names the field.
 
-    `special` says whether texts get the special tokens around them; `param` is the field of the prompts.
+    `begun` is when the request came, in seconds of `time.perf_counter`; its time-out counts from there.
     """
-    begun = time.perf_counter()
-    rows = [await _ids(prompt, model, ready, special=special, param=param) for prompt in prompts]
-    tokenized = time.perf_counter()
-    grammar = None
-    if wanted.form is not None:
-        job, field = wanted.form
-        grammar = await model.grammars.compile(job, ready, field)
-    compiled = time.perf_counter()
+    room = room_of(ready, model.name)
+    rows = [await _ids(prompt, prompts, model, room) for prompt in prompts.items]
+    rooms = [_room(len(ids), wanted, body.min_tokens, room, prompts.param) for ids in rows]
     stop_ids = [*([] if body.ignore_eos else ready.stop_ids), *body.stop_token_ids]
-    _check_ids(body.stop_token_ids, ready, "stop_token_ids")
-    _check_ids(list(body.logit_bias), ready, "logit_bias")
+    check_ids(body.stop_token_ids, room, "stop_token_ids")
+    check_ids(list(body.logit_bias), room, "logit_bias")
+    tokenized = time.perf_counter()
+    grammar = await _grammar(wanted, model, ready, _left(body.timeout, begun))
+    compiled = time.perf_counter()
     submits = [
         Submit(
             id=f"{id}-{place}",
             ids=ids,
-            max_tokens=_room(len(ids), wanted, body.min_tokens, ready, param),
+            max_tokens=most,
             sampling=_sampling(body),
             n=wanted.n,
             stop_ids=stop_ids,
             min_tokens=body.min_tokens,
-            grammar=grammar,
+            grammar=grammar and grammar.key,
             logprobs=wanted.logprobs,
             prompt_logprobs=wanted.prompt_logprobs,
             priority=body.priority,
-            timeout_s=body.timeout,
+            timeout_s=_left(body.timeout, begun),
         )
-        for place, ids in enumerate(rows)
+        for place, (ids, most) in enumerate(zip(rows, rooms, strict=True))
     ]
     return Prepared(
         submits=submits,
+        grammar=grammar,
         n=wanted.n,
         stops=(*body.stops, *wanted.stops),
         min_tokens=body.min_tokens,
@@ -140,42 +135,50 @@ def form_of(
     if isinstance(response_format, JsonSchemaFormat):
         schema = json.dumps(response_format.json_schema.schema_)
         return Job(kind="json", text=schema), "response_format.json_schema.schema"
-    return Job(kind="json", text=JSON_OBJECT), "response_format"
+    return JSON_OBJECT, "response_format"
 
 
-async def encode(text: str, model: Model, *, special: bool, param: str) -> list[int]:
-    """Token ids of a text; raises `ApiError` (400) for one that is too long to be tokenized."""
-    most = model.limits.tokenized_bytes
-    if len(text) > most:
-        raise invalid(f"'{param}' has {len(text)} characters; at most {most} are tokenized", param)
-    if len(text) < LONG_TEXT:
-        return model.tokenizer.encode(text, special=special)
-    return await asyncio.to_thread(model.tokenizer.encode, text, special=special)
-
-
-async def _ids(
-    prompt: str | list[int], model: Model, ready: Ready, *, special: bool, param: str
-) -> list[int]:
+async def _ids(prompt: str | list[int], prompts: Prompts, model: Model, room: Room) -> list[int]:
     if isinstance(prompt, str):
-        ids = await encode(prompt, model, special=special, param=param)
-        if not ids:
-            raise invalid(f"'{param}' is empty", param)
-        return ids
-    _check_ids(prompt, ready, param)
+        check_text(prompt, model.tokenizer, room, model.limits.tokenized_bytes, prompts.param)
+        prompt = await encode(prompt, model.tokenizer, special=prompts.special)
+        if not prompt:
+            raise invalid(f"'{prompts.param}' is empty", prompts.param)
+    check_ids(prompt, room, prompts.param)
     return prompt
 
 
-def _check_ids(ids: Sequence[int], ready: Ready, param: str) -> None:
-    wrong = next((token for token in ids if not 0 <= token < ready.vocabulary), None)
-    if wrong is not None:
-        raise invalid(
-            f"'{param}': token id {wrong} is out of range; the model has 0 to {ready.vocabulary - 1}", param
-        )
+async def _grammar(wanted: Wanted, model: Model, ready: Ready, seconds: float | None) -> Grammar | None:
+    """The compiled grammar, if one is asked for and comes within the request's time."""
+    if wanted.form is None:
+        return None
+    job, field = wanted.form
+    try:
+        async with asyncio.timeout(seconds):
+            return await model.grammars.compile(job, ready, field)
+    except TimeoutError:
+        raise _too_late() from None
 
 
-def _room(tokens: int, wanted: Wanted, min_tokens: int, ready: Ready, param: str) -> int:
+def _left(timeout: float | None, begun: float) -> float | None:
+    """Seconds that a request still has; raises `ApiError` (408) where it has none."""
+    if timeout is None:
+        return None
+    left = begun + timeout - time.perf_counter()
+    if left <= 0:
+        raise _too_late()
+    return left
+
+
+def _too_late() -> ApiError:
+    """Clients send a 408 again by themselves unless they are told not to, and here they have asked for it."""
+    text = "the request's timeout passed before the model could begin with it"
+    return ApiError(408, text, param="timeout", code="timeout", headers={"x-should-retry": "false"})
+
+
+def _room(tokens: int, wanted: Wanted, min_tokens: int, room: Room, param: str) -> int:
     """How many new tokens one prompt may have."""
-    context = min(ready.context, ready.pages * ready.page_tokens)
+    context = room.context
     asked = wanted.max_tokens
     least = 1 if asked is None else asked
     if tokens + least > context:
@@ -186,12 +189,12 @@ def _room(tokens: int, wanted: Wanted, min_tokens: int, ready: Ready, param: str
             param,
             "context_length_exceeded",
         )
-    room = context - tokens if asked is None else asked
-    if min_tokens > room:
+    most = context - tokens if asked is None else asked
+    if min_tokens > most:
         raise invalid(
-            f"min_tokens {min_tokens} is more than the {room} tokens that there may be", "min_tokens"
+            f"min_tokens {min_tokens} is more than the {most} tokens that there may be", "min_tokens"
         )
-    return room
+    return most
 
 
 def _sampling(body: Shared) -> SamplingOptions:

@@ -33,7 +33,9 @@ from torchwright.serve.messages import (
     Cancel,
     Embed,
     Failed,
+    Forget,
     FromEngine,
+    Grammar,
     Loading,
     Ready,
     Refused,
@@ -122,6 +124,10 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
                         channel.send(refused)
                 case Cancel():
                     engine.cancel(message)
+                case Grammar():
+                    engine.grammars.keep(message)
+                case Forget():
+                    engine.grammars.forget(message.key)
                 case Embed():
                     channel.send(Failed(id=message.id, text="this model writes text; it does not embed it"))
                 case Shutdown():
@@ -154,6 +160,8 @@ def serve_encoder(served: ServedEncoder, channel: Channel) -> None:
                     channel.send(Refused(id=message.id, reason="invalid", text=text))
                 case Cancel():
                     served.cancel(message.id)
+                case Grammar() | Forget():
+                    pass  # nothing that embeds has one
                 case Shutdown():
                     draining = True
                     if not message.drain:

@@ -6,11 +6,14 @@ any other name. The OpenAPI document and the table of parameters in the document
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+import msgspec
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from torchwright.serve.conversation import Tools, prompt_text
+from torchwright.serve.language import Language, Prompts
 from torchwright.serve.limits import (
     CHOICES,
     LOGIT_BIASES,
@@ -19,6 +22,7 @@ from torchwright.serve.limits import (
     SEQUENCES,
     STOP_CHARACTERS,
     STOPS,
+    TOKENS,
     TOOLS,
     TOP_LOGPROBS,
 )
@@ -26,7 +30,18 @@ from torchwright.serve.parse import Body
 from torchwright.serve.parts import Message, NamedTool, ResponseFormat, StructuredOutputs, Text, Tool
 
 Stop = Annotated[str, Field(min_length=1, max_length=STOP_CHARACTERS)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=TOKENS, fail_fast=True)]
+Key = Annotated[int, Field(strict=False)]
+"""A token id as JSON writes names: in a text."""
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+def _few(value: Any) -> Any:
+    """Too many are refused before each is looked at."""
+    if isinstance(value, dict) and len(value) > LOGIT_BIASES:
+        raise PydanticCustomError("too_long", "more than {most} tokens have a bias", {"most": LOGIT_BIASES})
+    return value
 
 
 class StreamOptions(Body):
@@ -57,13 +72,13 @@ class Shared(Body):
     """Taken from the logit of every token in the answer."""
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     """Taken from a token's logit for each time it is in the answer."""
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field({}, max_length=LOGIT_BIASES)
+    logit_bias: Annotated[dict[Key, Bias], BeforeValidator(_few)] = Field({}, max_length=LOGIT_BIASES)
     """Token id → what is added to its logit."""
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     """The same seed gives the same answer to the same request; without one it is drawn."""
-    stop: Stop | Annotated[list[Stop], Field(max_length=STOPS)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=STOPS, fail_fast=True)] | None = None
     """Texts that end an answer; they are not part of it."""
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field([], max_length=STOPS)
+    stop_token_ids: list[TokenId] = Field([], max_length=STOPS, fail_fast=True)
     """Tokens that end an answer, besides the model's own."""
     ignore_eos: bool = False
     """Go on after the model's own end-of-text tokens."""
@@ -79,6 +94,18 @@ class Shared(Body):
     """Named in the request's line of the log."""
     timing: bool = False
     """Say in the answer where its time went; so does the header X-Torchwright-Timing."""
+
+    EMPTY: ClassVar[dict[str, Any]]
+    """The prompt's fields of a request whose prompts have been read."""
+
+    def read(self, language: Language) -> Prompts:
+        """What is to be continued; raises `ApiError` (400) where the chat template refuses it."""
+        raise NotImplementedError
+
+    def bare(self) -> bytes:
+        """The request as JSON, without its prompts."""
+        plain = self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=set(self.EMPTY))
+        return msgspec.json.encode({**plain, **self.EMPTY})
 
     @property
     def stops(self) -> list[str]:
@@ -109,9 +136,9 @@ class CompletionRequest(Choices):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=PROMPTS)]
+        | Annotated[list[str], Field(min_length=1, max_length=PROMPTS, fail_fast=True)]
         | TokenIds
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=PROMPTS)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=PROMPTS, fail_fast=True)]
     )
     """A text, a list of texts, token ids, or a list of lists of token ids."""
     max_tokens: int = Field(16, ge=0)
@@ -134,16 +161,18 @@ class CompletionRequest(Choices):
             raise PydanticCustomError("no_tokens", "max_tokens 0 is for echo: true")
         return self
 
-    @property
-    def prompts(self) -> list[str] | list[list[int]]:
+    EMPTY = {"prompt": ""}  # noqa: RUF012
+
+    def read(self, language: Language) -> Prompts:
         prompt: Any = self.prompt
-        return [prompt] if isinstance(prompt, str) or _is_ids(prompt) else prompt
+        single = isinstance(prompt, str) or _is_ids(prompt)
+        return Prompts([prompt] if single else prompt, "prompt", special=True)
 
 
 class ChatRequest(Choices):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
     """The conversation: roles system, developer, user, assistant and tool; content is text."""
     max_tokens: int | None = Field(None, ge=1)
     """New tokens at most; as many as fit where neither this nor max_completion_tokens is given."""
@@ -153,7 +182,7 @@ class ChatRequest(Choices):
     """Log-probabilities of the answer's tokens."""
     top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
     """With `logprobs`: and of this many most likely ones."""
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=TOOLS, fail_fast=True)] | None = None
     """Functions that the model may call, in the model's own format (Hermes or Llama 3)."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     """auto (the default with tools), none, required, or one by name; the last two are enforced by a grammar."""
@@ -188,11 +217,33 @@ class ChatRequest(Choices):
             )
         return self
 
+    EMPTY = {"messages": [{"role": "user", "content": ""}], "chat_template_kwargs": {}}  # noqa: RUF012
+
+    def read(self, language: Language) -> Prompts:
+        template = language.template
+        start, extra = self.add_generation_prompt, self.chat_template_kwargs
+        text = prompt_text(
+            template, self.messages, self.asked_tools, add_generation_prompt=start, extra=extra
+        )
+        return Prompts([text], "messages", special=template.plain)
+
+    @property
+    def asked_tools(self) -> Tools:
+        functions = [tool.function for tool in self.tools or []]
+        choice = self.tool_choice or ("auto" if functions else "none")
+        named = isinstance(choice, NamedTool)
+        return Tools(
+            functions=functions,
+            choice=choice.function.name if isinstance(choice, NamedTool) else choice,
+            named=named,
+            parallel=self.parallel_tool_calls,
+        )
+
 
 class EmbeddingRequest(Body):
     """POST /v1/embeddings"""
 
-    input: Text | Annotated[list[Text], Field(min_length=1, max_length=PROMPTS)]
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=PROMPTS, fail_fast=True)]
     """A text or a list of texts."""
     model: Text | None = None
     """The served model's name."""
@@ -215,7 +266,7 @@ class TokenizeRequest(Body):
 
     prompt: str | None = None
     """A text, or `messages` instead."""
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)] | None = None
     """A conversation, through the chat template."""
     model: Text | None = None
     """The served model's name."""
@@ -223,7 +274,7 @@ class TokenizeRequest(Body):
     """With `prompt`: the tokens that the model expects around a text."""
     add_generation_prompt: bool = True
     """With `messages`: end with the beginning of the assistant's message."""
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=TOOLS, fail_fast=True)] | None = None
     """With `messages`: functions, as the chat template describes them."""
     chat_template_kwargs: dict[str, Any] = Field({})
     """With `messages`: more variables for the chat template."""
@@ -242,7 +293,7 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """POST /detokenize"""
 
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Annotated[list[TokenId], Field(max_length=TOKENS, fail_fast=True)]
     """Token ids."""
     model: Text | None = None
     """The served model's name."""

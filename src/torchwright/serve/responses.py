@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from torchwright.serve.conversation import Tools
-from torchwright.serve.limits import MESSAGES, TOOLS
+from torchwright.serve.conversation import Tools, prompt_text
+from torchwright.serve.language import Language, Prompts
+from torchwright.serve.limits import MESSAGES, PARTS, TOOLS
 from torchwright.serve.parse import Body
 from torchwright.serve.parts import (
     CalledFunction,
@@ -32,14 +33,14 @@ from torchwright.serve.protocol import Shared
 class InputText(Body):
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[Any] = Field([], max_length=0)
-    logprobs: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: list[Any] = Field([], max_length=0, fail_fast=True)
+    logprobs: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = None
 
 
 class InputMessage(Body):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputText]
+    content: str | Annotated[list[InputText], Field(max_length=PARTS, fail_fast=True)]
     id: str | None = None
     status: str | None = None
 
@@ -102,14 +103,15 @@ class ResponsesRequest(Shared):
     """POST /v1/responses"""
 
     input: (
-        Annotated[str, Field(min_length=1)] | Annotated[list[Item], Field(min_length=1, max_length=MESSAGES)]
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[Item], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
     )
     """A text, or a list of messages, function calls and their outputs."""
     instructions: str | None = None
     """A system message before the input."""
     max_output_tokens: int | None = Field(None, ge=1)
     """New tokens at most; as many as fit where it is left out."""
-    tools: list[FlatFunction] = Field([], max_length=TOOLS)
+    tools: list[FlatFunction] = Field([], max_length=TOOLS, fail_fast=True)
     """Functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedFunction = "auto"
     """auto, none, required, or one by name; the last two are enforced by a grammar."""
@@ -119,6 +121,12 @@ class ResponsesRequest(Shared):
     """`format`: text, json_object or json_schema, which is always enforced."""
     store: Literal[False] | None = None
     """Only false: nothing is stored here."""
+
+    EMPTY = {"input": " "}  # noqa: RUF012
+
+    def read(self, language: Language) -> Prompts:
+        text = prompt_text(language.template, self.messages(), self.asked_tools)
+        return Prompts([text], "input", special=language.template.plain)
 
     @property
     def response_format(self) -> ResponseFormat | None:

@@ -13,16 +13,16 @@ from starlette.responses import Response
 from torchwright.serve.api_error import invalid
 from torchwright.serve.conversation import Tools, prompt_text
 from torchwright.serve.embedding import embed
-from torchwright.serve.guard import read_body, record_of
+from torchwright.serve.guard import held_body, record_of
 from torchwright.serve.messages import Activation
-from torchwright.serve.parse import parse
 from torchwright.serve.scoring_request import Asked, ClassifyRequest, RerankRequest, ScoreRequest
 from torchwright.serve.service import Service, new_id
 from torchwright.serve.stream import Json
 
 
 async def classify(service: Service, request: Request) -> Response:
-    body = parse(ClassifyRequest, await read_body(request, service.limits))
+    async with held_body(request, service.limits) as raw:
+        body = await service.reader.request(ClassifyRequest, raw)
     ready = service.ready(body.model)
     if ready.kind != "classifier":
         raise invalid("the served model is no classifier", code="wrong_model_kind")
@@ -56,7 +56,8 @@ async def classify(service: Service, request: Request) -> Response:
 
 
 async def score(service: Service, request: Request) -> Response:
-    body = parse(ScoreRequest, await read_body(request, service.limits))
+    async with held_body(request, service.limits) as raw:
+        body = await service.reader.request(ScoreRequest, raw)
     first, second = body.pairs
     scores, tokens = await _scores(service, request, body, first, second, param="text_2")
     return Json(
@@ -74,7 +75,8 @@ async def score(service: Service, request: Request) -> Response:
 
 
 async def rerank(service: Service, request: Request) -> Response:
-    body = parse(RerankRequest, await read_body(request, service.limits))
+    async with held_body(request, service.limits) as raw:
+        body = await service.reader.request(RerankRequest, raw)
     texts = body.texts
     scores, tokens = await _scores(
         service, request, body, [body.query] * len(texts), texts, param="documents"

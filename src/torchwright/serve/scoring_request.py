@@ -12,7 +12,7 @@ from torchwright.serve.parse import Body
 from torchwright.serve.parts import Message, Text
 
 Read = Annotated[str, Field(min_length=1, max_length=READ_CHARACTERS)]
-Texts = Read | Annotated[list[Read], Field(min_length=1, max_length=PROMPTS)]
+Texts = Read | Annotated[list[Read], Field(min_length=1, max_length=PROMPTS, fail_fast=True)]
 
 
 class Asked(Body):
@@ -33,7 +33,7 @@ class ClassifyRequest(Asked):
     """A text or a list of texts, or `messages` instead."""
     pairs: Texts | None = None
     """With `input`: a second text for each, which the model reads with the first."""
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)] | None = None
     """A conversation, through the chat template: what a reward model judges."""
     chat_template_kwargs: dict[str, Any] = Field({})
     """With `messages`: more variables for the chat template."""
@@ -98,7 +98,7 @@ class RerankRequest(Asked):
 
     query: Read
     """What the documents are judged by."""
-    documents: Annotated[list[Read | Document], Field(min_length=1, max_length=PROMPTS)]
+    documents: Annotated[list[Read | Document], Field(min_length=1, max_length=PROMPTS, fail_fast=True)]
     """Texts, or objects with a `text`."""
     top_n: int = Field(0, ge=0)
     """So many of the best; 0 is all."""

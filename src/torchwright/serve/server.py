@@ -13,21 +13,19 @@ import uvicorn
 
 from torchwright.errors import ModelError
 from torchwright.serve.app import application
-from torchwright.serve.chat import ChatTemplate
 from torchwright.serve.client import EngineClient
 from torchwright.serve.compile_grammar import GrammarCompiler
 from torchwright.serve.connection import connection_class
 from torchwright.serve.folder import Target
 from torchwright.serve.guard import Guard
 from torchwright.serve.hosts import Hosts
+from torchwright.serve.language import load_language
 from torchwright.serve.launch import Launcher
 from torchwright.serve.limits import Limits
 from torchwright.serve.log import begin_log
 from torchwright.serve.preflight import gib
 from torchwright.serve.prepare import Model
 from torchwright.serve.service import Service
-from torchwright.serve.text import Tokenizer
-from torchwright.serve.tools import format_of
 
 
 def run(
@@ -67,12 +65,13 @@ def run(
 
 def load_model(target: Target, limits: Limits) -> Model:
     """What the HTTP process needs of a language model; raises `ModelError` for files that cannot be read."""
-    template = ChatTemplate(target.folder)
+    language = load_language(target.folder)
     return Model(
         name=target.name,
-        tokenizer=Tokenizer(target.folder),
-        template=template,
-        tool_format=format_of(template),
+        folder=target.folder,
+        tokenizer=language.tokenizer,
+        template=language.template,
+        tool_format=language.tool_format,
         grammars=GrammarCompiler(target.folder, limits),
         limits=limits,
     )
@@ -81,8 +80,8 @@ def load_model(target: Target, limits: Limits) -> Model:
 class Server(uvicorn.Server):
     """uvicorn, with our limits on connections, and ended by Ctrl-C in two steps.
 
-    `begun` is when the command was, in seconds of `time.perf_counter`; `warm` starts the process that compiles
-    grammars before the first is wanted.
+    `begun` is when the command was, in seconds of `time.perf_counter`; `warm` starts the processes that read long
+    requests and compile grammars before the first is wanted.
     """
 
     def __init__(
@@ -139,6 +138,7 @@ class Server(uvicorn.Server):
             await asyncio.gather(announcing, return_exceptions=True)
             if service.model is not None:
                 await service.model.grammars.close()
+            await service.reader.workers.close()
             await service.client.close(drain=not self.force_exit)
 
     async def _announce(self) -> None:
@@ -154,8 +154,8 @@ class Server(uvicorn.Server):
             if text != said:
                 self._say(text)
             said = text
-            if self._warm and client.state == "ready" and client.ready and self._service.model is not None:
-                await self._service.model.grammars.warm(client.ready)
+            if self._warm and client.state == "ready" and client.ready:
+                await self._service.warm(client.ready)
 
     def _ready_text(self) -> str:
         ready = self._service.client.ready

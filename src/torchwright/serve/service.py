@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -18,7 +19,11 @@ from torchwright.serve.limits import Limits
 from torchwright.serve.messages import Ready
 from torchwright.serve.metrics import Metrics
 from torchwright.serve.prepare import Model
+from torchwright.serve.reading import Reader
+from torchwright.serve.room import check_model
 from torchwright.serve.text import read_json
+
+log = logging.getLogger("torchwright.serve")
 
 USES = {
     "encoder": "a sentence encoder: use /v1/embeddings, /v1/score or /v1/rerank",
@@ -57,6 +62,19 @@ class Service:
         """The folder's chat template, which a reward model has."""
         return ChatTemplate(self.folder)
 
+    @cached_property
+    def reader(self) -> Reader:
+        return Reader(self.model.folder if self.model else None, self.limits)
+
+    async def warm(self, ready: Ready) -> None:
+        """Start the processes that help, so that no request waits for them."""
+        try:
+            await self.reader.workers.start()
+            for grammar in await self.model.grammars.warm(ready) if self.model else ():
+                self.client.keep(grammar)
+        except ApiError as error:
+            log.warning("%s", error.message)
+
     def decoder(self, name: str | None) -> tuple[Model, Ready]:
         """The language model that a request asks for; raises `ApiError` where it is another, or not ready."""
         ready = self.ready(name)
@@ -77,13 +95,7 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` (404) for a model that is not the served one."""
-        if name is not None and name != self.name:
-            raise ApiError(
-                404,
-                f"there is no model '{name}'; '{self.name}' is served",
-                param="model",
-                code="model_not_found",
-            )
+        check_model(name, self.name)
 
 
 def new_id(prefix: str) -> str:

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from torchwright.errors import ModelError
+from torchwright.serve.longest_token import byte_alphabet, longest_token
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -23,18 +26,23 @@ class Tokenizer:
         if not path.is_file():
             raise ModelError(f"{folder} has no tokenizer.json", next="serve a folder that has one")
         try:
-            self._fast: Any = Fast.from_file(str(path))
+            spec = path.read_bytes()
+            self._fast: Any = Fast.from_buffer(spec)
         except Exception as error:  # tokenizers raises no class of its own
             raise ModelError(f"{path} cannot be read", found=str(error)) from error
+        self.longest = longest_token(msgspec.json.decode(spec))
+        """Characters that one token stands for at most; None where no number of tokens is sure."""
         settings = read_json(folder / "tokenizer_config.json")
         self._fast.no_truncation()
         self._fast.no_padding()
         self._bos = self._id(settings.get("bos_token")) if settings.get("add_bos_token") is True else None
-        self._bytes = _byte_alphabet() if "ByteLevel" in str(self._fast.decoder) else None
+        self._bytes = byte_alphabet() if "ByteLevel" in str(self._fast.decoder) else None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids, with the special tokens that the model expects around a text if `special`."""
-        ids: list[int] = self._fast.encode(text, add_special_tokens=special).ids
+        # Of a batch, because that is where the library lets go of the interpreter: other threads run meanwhile.
+        [encoding] = self._fast.encode_batch_fast([text], add_special_tokens=special)
+        ids: list[int] = encoding.ids
         if not special or self._bos is None or ids[:1] == [self._bos]:
             return ids
         return [self._bos, *ids]
@@ -116,11 +124,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ModelError(f"{path} is not a JSON object", found=type(data).__name__)
     return data
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The characters by which a byte-level tokenizer writes bytes: printable ones as they are, others from 256 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(256 + place): byte for place, byte in enumerate(others)}
