@@ -79,10 +79,10 @@ async def load(
     """
     draw, answers, rows = random.Random(0), Counter[str](), list[dict[str, Any]]()
     places, begun = iter(range(requests)), time.perf_counter()
-    processes = {"http": pid, **_children(pid)}
+    processes = {"http": pid, **children(pid)}
 
     def look() -> None:
-        resident = {name: _resident(process) for name, process in processes.items()}
+        resident = {name: resident(process) for name, process in processes.items()}
         rows.append({"answered": sum(answers.values()), "s": time.perf_counter() - begun, "mb": resident})
         say(rows[-1])
 
@@ -139,9 +139,13 @@ async def _ask(client: httpx.AsyncClient, kind: str, draw: random.Random) -> str
     return f"{kind} {response.status_code}"
 
 
-def _children(pid: int) -> dict[str, int]:
+def children(pid: int) -> dict[str, int]:
     """The server's other processes by what they do."""
-    names = {"torchwright.serve.process": "engine", "torchwright.serve.grammar_worker": "grammars"}
+    names = {
+        "torchwright.serve.process": "engine",
+        "torchwright.serve.grammar_worker": "grammars",
+        "torchwright.serve.read_worker": "reader",
+    }
     found: dict[str, int] = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         words = Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0")
@@ -149,7 +153,7 @@ def _children(pid: int) -> dict[str, int]:
     return found
 
 
-def _resident(pid: int) -> float:
+def resident(pid: int) -> float:
     """Resident memory in MB."""
     status = Path(f"/proc/{pid}/status").read_text()
     match = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)

@@ -14,6 +14,7 @@ import contextlib
 import logging
 import signal
 from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -45,7 +46,10 @@ log = logging.getLogger("torchwright.serve")
 
 State = Literal["loading", "ready", "restarting", "failed", "closing"]
 GRAMMARS_KEPT, GRAMMAR_BYTES_KEPT = 64, 64 * MIB
-"""Grammars that the engine keeps for the next request with the same: how many, and their JSON together."""
+"""Grammars that the engine keeps for the next request with the same: how many, and their JSON together. In its memory
+they take five times as much."""
+GRAMMAR_BYTES_HELD = 128 * MIB
+"""Those of running and waiting requests together."""
 EARLY_SECONDS = 10.0
 """A death before the engine is ready, or sooner than this after, is an early one."""
 EARLY_DEATHS = 4
@@ -71,6 +75,14 @@ KILL_SECONDS = 5.0
 """How long an engine that was told to end may take."""
 
 
+@dataclass
+class _Known:
+    """A grammar that the engine keeps: the size of its JSON, and how many requests hold it."""
+
+    bytes: int
+    holders: int = 0
+
+
 class EngineClient:
     """One engine process and the requests that wait for it."""
 
@@ -84,8 +96,8 @@ class EngineClient:
         """Its exit code, once it has ended."""
         self._life: asyncio.Task[None] | None = None
         self._mailboxes: dict[str, Mailbox] = {}
-        self._grammars: OrderedDict[str, int] = OrderedDict()
-        """Key → bytes of the grammars that this engine keeps, the last used last."""
+        self._grammars: OrderedDict[str, _Known] = OrderedDict()
+        """Key → a grammar that this engine keeps, the last used last."""
         self._early_deaths = 0
         self._ready_at: float | None = None
         self._heard = 0.0
@@ -151,19 +163,39 @@ class EngineClient:
         if self.state != "ready" or not self._send(message):
             mailbox.put(Lost(self.detail))
 
-    def keep(self, grammar: Grammar) -> None:
-        """Have the engine know a grammar that the next requests name, and forget what was not used for longest."""
-        if self.state != "ready":
-            return
-        if grammar.key not in self._grammars:
+    def hold(self, grammar: Grammar) -> bool:
+        """Have the engine know a grammar until its `release`, and for the next request with the same while it fits.
+
+        False where the grammars that are held take as much memory as they may.
+        """
+        known = self._grammars.get(grammar.key) or _Known(len(grammar.json))
+        held = sum(one.bytes for one in self._grammars.values() if one.holders)
+        if not known.holders and held and held + known.bytes > GRAMMAR_BYTES_HELD:
+            return False
+        known.holders += 1
+        if grammar.key not in self._grammars and self.state == "ready":
             self._send(grammar)
-        self._grammars[grammar.key] = len(grammar.json)
-        self._grammars.move_to_end(grammar.key)
-        while len(self._grammars) > 1 and (
-            len(self._grammars) > GRAMMARS_KEPT or sum(self._grammars.values()) > GRAMMAR_BYTES_KEPT
-        ):
-            oldest, _ = self._grammars.popitem(last=False)
-            self._send(Forget(key=oldest))
+            self._grammars[grammar.key] = known
+        if grammar.key in self._grammars:
+            self._grammars.move_to_end(grammar.key)
+        self._forget()
+        return True
+
+    def release(self, grammar: Grammar) -> None:
+        """One request less holds it."""
+        if known := self._grammars.get(grammar.key):
+            known.holders = max(0, known.holders - 1)  # those of an engine that has died are not counted
+            self._forget()
+
+    def _forget(self) -> None:
+        """Have the engine forget grammars that nobody holds, those that were not used for longest first."""
+        free = [key for key, known in self._grammars.items() if not known.holders]
+        for key in free:
+            size = sum(known.bytes for known in self._grammars.values())
+            if len(self._grammars) <= GRAMMARS_KEPT and size <= GRAMMAR_BYTES_KEPT:
+                return
+            del self._grammars[key]
+            self._send(Forget(key=key))
 
     def cancel(self, id: str, reason: str) -> None:
         """Tell the engine that nobody waits for a request."""

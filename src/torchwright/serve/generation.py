@@ -89,8 +89,11 @@ class Generation:
         Raises `ApiError` when the engine refuses the request, fails or dies, and `Gone` after `abandon`. Whatever has
         not ended when the iteration ends is cancelled.
         """
-        if self.prepared.grammar is not None:
-            self._client.keep(self.prepared.grammar)
+        grammar = self.prepared.grammar
+        if grammar is not None and not self._client.hold(grammar):
+            raise ApiError(
+                429, "the grammars of all requests take too much memory", headers={"Retry-After": "1"}
+            )
         for submit in self.prepared.submits:
             self._client.submit(submit, self._mailbox)
         reason = "abandoned"
@@ -106,6 +109,8 @@ class Generation:
             self._cancel(reason)
             for submit in self.prepared.submits:
                 self._client.finish(submit.id)
+            if grammar is not None:
+                self._client.release(grammar)
 
     def abandon(self, reason: str) -> None:
         """Nobody waits any more: cancel at once."""

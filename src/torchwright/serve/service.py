@@ -71,7 +71,8 @@ class Service:
         try:
             await self.reader.workers.start()
             for grammar in await self.model.grammars.warm(ready) if self.model else ():
-                self.client.keep(grammar)
+                if self.client.hold(grammar):
+                    self.client.release(grammar)
         except ApiError as error:
             log.warning("%s", error.message)
 

@@ -25,7 +25,7 @@ from torchwright.serve.limits import MIB
 
 log = logging.getLogger("torchwright.serve")
 
-QUICK_SECONDS = 0.25
+QUICK_SECONDS = 0.5
 QUICK_PLACES, SLOW_PLACES = 2, 1
 SLOW_WAITING = 8
 """Slow jobs that wait; each may take seconds."""

@@ -1,0 +1,180 @@
+"""Grammars on their way to the engine: compiled once, sent once, and the slow ones in nobody's way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from http_support import Running, Trouble, serving, wait_until
+
+from torchwright.serve import client as clients
+from torchwright.serve import workers
+from torchwright.serve.compile_grammar import COMMON, GrammarCompiler, Job
+from torchwright.serve.folder import find
+from torchwright.serve.limits import Limits
+from torchwright.serve.messages import Forget, Grammar, Ready, Submit, ToEngine, encode
+from torchwright.serve.workers import Workers
+
+SLOW = "root ::= " + '"a"? ' * 3000
+"""It takes minutes to compile."""
+PROPERTIES = {f"field_{place}": {"type": "string", "maxLength": 40} for place in range(30)}
+SCHEMA = {"type": "object", "properties": PROPERTIES, "required": list(PROPERTIES)}
+READY = Ready(
+    kind="decoder",
+    vocabulary=4096,
+    context=1024,
+    pages=64,
+    page_tokens=16,
+    stop_ids=[1],
+    weight_bytes=1,
+    kv_bytes=1,
+    fingerprint="",
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with serving(limits=Limits(grammar_seconds=60)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def sent(server: Running, monkeypatch: pytest.MonkeyPatch) -> list[ToEngine]:
+    """What the engine is told."""
+    found: list[ToEngine] = []
+    client = server.service.client
+    send = client._send  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(client, "_send", lambda message: found.append(message) or send(message))
+    return found
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What is given to be compiled."""
+    found: list[bytes] = []
+    run = Workers.run
+    monkeypatch.setattr(Workers, "run", lambda self, job: found.append(job) or run(self, job))
+    return found
+
+
+def _structured(form: dict[str, Any], **options: Any) -> dict[str, Any]:
+    return {"prompt": "x", "max_tokens": 2, "structured_outputs": form, **options}
+
+
+def test_the_prompts_of_a_request_share_one_copy_of_their_grammar(
+    http: httpx.Client, sent: list[ToEngine]
+) -> None:
+    body = _structured({"json": SCHEMA}, prompt=["x"] * 48)
+    for _ in range(2):  # the second request needs none
+        assert http.post("/v1/completions", json=body).status_code == 200
+    [grammar] = [message for message in sent if isinstance(message, Grammar)]
+    submits = [message for message in sent if isinstance(message, Submit)]
+    assert len(submits) == 96
+    assert {submit.grammar for submit in submits} == {grammar.key}
+    assert len(grammar.json) > 1_000_000
+    assert max(len(encode(submit)) for submit in submits) < 1000
+
+
+def test_the_engine_forgets_what_was_not_used_for_longest(
+    http: httpx.Client, sent: list[ToEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "GRAMMARS_KEPT", 2)
+    for word in ("a", "b", "a", "c", "b"):
+        assert http.post("/v1/completions", json=_structured({"choice": [word]})).status_code == 200
+    kept = dict.fromkeys(message.key for message in sent if isinstance(message, Grammar))
+    a, b, c = kept
+    assert [m.key for m in sent if isinstance(m, Grammar)] == [a, b, c, b]
+    assert [m.key for m in sent if isinstance(m, Forget)][-2:] == [b, a]
+
+
+def test_an_engine_that_was_started_again_is_told_again(
+    server: Running, http: httpx.Client, sent: list[ToEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "BACKOFF_SECONDS", (0.01,))
+    for _ in range(2):
+        assert http.post("/v1/completions", json=_structured({"choice": ["again"]})).status_code == 200
+        assert http.post("/v1/completions", json={"prompt": "x", "priority": Trouble.DIE}).status_code == 503
+        wait_until(lambda: server.service.client.state == "ready")
+    assert sum(isinstance(message, Grammar) for message in sent) == 2
+
+
+def test_a_common_grammar_is_there_before_it_is_asked_for(
+    server: Running, http: httpx.Client, compiled: list[bytes], sent: list[ToEngine]
+) -> None:
+    warm = asyncio.run_coroutine_threadsafe(server.service.warm(READY), server.loop)
+    warm.result(60)
+    assert len(compiled) == len(COMMON)
+    body = {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    assert len(compiled) == len(COMMON)
+    assert sum(isinstance(message, Grammar) for message in sent) == len(COMMON)
+
+
+def test_a_request_s_timeout_counts_from_its_arrival(http: httpx.Client, sent: list[ToEngine]) -> None:
+    response = http.post("/v1/completions", json=_structured({"grammar": SLOW + '"e"'}, timeout=0.3))
+    assert response.status_code == 408
+    assert response.json()["error"]["code"] == "timeout"
+    assert response.headers["x-should-retry"] == "false"
+    assert not [message for message in sent if isinstance(message, Submit)]
+    http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1, "timeout": 50})
+    (submit,) = [message for message in sent if isinstance(message, Submit)]
+    assert submit.timeout_s is not None
+    assert submit.timeout_s < 50
+
+
+def test_slow_grammars_wait_for_themselves_and_equal_ones_are_compiled_once(
+    compiled: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "QUICK_SECONDS", 0.1)
+
+    async def run() -> None:
+        compiler = GrammarCompiler(find(None).folder, Limits(grammar_seconds=60))
+        slow = [
+            asyncio.create_task(
+                compiler.compile(Job(kind="grammar", text=f'{SLOW}"{end}"'), READY, "grammar")
+            )
+            for end in "abcd"
+        ]
+        await asyncio.sleep(0)
+        quick = Job(kind="json", text=json.dumps({"type": "integer"}))
+        try:
+            found = await asyncio.gather(*(compiler.compile(quick, READY, "json") for _ in range(5)))
+            assert len({grammar.key for grammar in found}) == 1
+            assert not [task.exception() for task in slow if task.done()]
+        finally:
+            for task in slow:
+                task.cancel()
+            await compiler.close()
+
+    asyncio.run(run())
+    assert len(compiled) == 5
+
+
+def test_the_grammars_of_all_requests_take_bounded_memory(
+    server: Running, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = server.service.client
+    assert http.post("/v1/completions", json=_structured({"choice": ["a", "b"]})).status_code == 200
+    monkeypatch.setattr(clients, "GRAMMAR_BYTES_HELD", 1000)
+    monkeypatch.setattr(clients, "GRAMMAR_BYTES_KEPT", 1000)
+    slow = _structured({"choice": ["c", "d"]}, max_tokens=900, priority=Trouble.SLOW, stream=True)
+    with http.stream("POST", "/v1/completions", json=slow) as response:
+        lines = response.iter_lines()
+        next(lines)
+        refused = http.post("/v1/completions", json=_structured({"choice": ["a", "b"]}))
+        assert refused.status_code == 429
+        assert "take too much memory" in refused.json()["error"]["message"]
+        assert http.post("/v1/completions", json=_structured({"choice": ["c", "d"]})).status_code == 200
+        assert len(client._grammars) == 1  # pyright: ignore[reportPrivateUsage]
+    wait_until(server.cancelled)
+    assert http.post("/v1/completions", json=_structured({"choice": ["a", "b"]})).status_code == 200
