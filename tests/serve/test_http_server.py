@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import h11
 import httpx
 import pytest
 from http_support import CONTEXT, LOADING, MODEL, NEVER, Running, Trouble, fake_command, serving, wait_until
@@ -660,6 +662,26 @@ def test_connections_and_headers_are_bounded() -> None:
             assert b" 400 " in answer
             assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
         wait_until(lambda: _refused(host, int(port)))
+
+
+def test_chunks_of_a_few_bytes_are_not_read_one_by_one(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Any] = []
+    next_event = h11.Connection.next_event
+    monkeypatch.setattr(
+        h11.Connection, "next_event", lambda self: read.append(found := next_event(self)) or found
+    )
+    host, port = server.url.removeprefix("http://").split(":")
+    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(head + b"transfer-encoding: chunked\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            client.sendall(b"1\r\n \r\n" * 20_000)
+        client.settimeout(10)
+        with contextlib.suppress(ConnectionError):  # the answer may be lost with what was on its way
+            assert b" 400 " in client.recv(4096)
+    assert len(read) < 10_000
 
 
 def _refused(host: str, port: int) -> bool:

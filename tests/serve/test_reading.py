@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import pytest
 import tokenizers
-from http_support import CONTEXT, Running, serving
+from http_support import CONTEXT, Running, serving, wait_until
 from pydantic import BaseModel, ValidationError
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -351,3 +351,17 @@ def test_a_job_that_nobody_waits_for_is_ended_and_slow_ones_wait_for_themselves(
             await workers.close()
 
     asyncio.run(run())
+
+
+def test_a_client_that_leaves_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(self: Workers, job: bytes, seconds: float) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(Workers, "_fork", never)
+    with serving() as running, httpx.Client(base_url=running.url) as http:
+        workers = running.service.reader.workers
+        for path in ("/tokenize", "/v1/completions"):
+            with pytest.raises(httpx.ReadTimeout):
+                http.post(path, json={"prompt": "word " * 5000}, timeout=0.2)
+            wait_until(lambda: workers._waiting == 0)  # pyright: ignore[reportPrivateUsage]

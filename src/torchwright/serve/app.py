@@ -17,7 +17,7 @@ from torchwright.serve import about, generating, scoring
 from torchwright.serve.anthropic_request import CountTokensRequest, MessagesRequest
 from torchwright.serve.api_error import invalid, unavailable
 from torchwright.serve.embedding import embed
-from torchwright.serve.guard import Guard, held_body, record_of
+from torchwright.serve.guard import Guard, held_body, record_of, while_there
 from torchwright.serve.metrics import CONTENT_TYPE
 from torchwright.serve.openapi import Operation, document
 from torchwright.serve.protocol import (
@@ -193,7 +193,8 @@ OPERATIONS = (
 async def _of_tokens(service: Service, request: Request, kind: type[Asked]) -> Response:
     model, ready = service.decoder(None)
     async with held_body(request, service.limits) as body:
-        found = await service.reader.answer(kind, body, model, room_of(ready, service.name))
+        answering = service.reader.answer(kind, body, model, room_of(ready, service.name))
+        found = await (answering if service.reader.is_short(body) else while_there(request, answering))
     return Response(found, media_type="application/json")
 
 

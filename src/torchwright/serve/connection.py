@@ -1,9 +1,10 @@
-"""One connection: uvicorn's, with limits on how many there are and how slowly headers may come."""
+"""One connection: uvicorn's, with limits on how many there are, how slowly headers may come and how small chunks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import Any
 
 import h11
@@ -15,6 +16,12 @@ from torchwright.serve.limits import Limits
 
 log = logging.getLogger("torchwright.serve")
 
+READ_BYTES = 16 * 1024
+"""What is read at once: as much of one connection's work is done before another's turn."""
+SMALL_CHUNK = 256
+"""Bytes of a chunk, below which reading its head costs more than what it brings; a few are nothing."""
+_SMALL = re.compile(rb"\r\n[0-9a-fA-F]{1,2}\r\n")
+
 
 def connection_class(limits: Limits) -> type[H11Protocol]:
     """The protocol that uvicorn makes for each connection."""
@@ -25,12 +32,16 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.app = _abortable(self.app, transport)
+            transport.max_size = READ_BYTES  # asyncio's own name for it
             if len(self.connections) > limits.connections:
                 self._end(ApiError(503, f"more than {limits.connections} connections are open"))
             else:
                 self._expect_headers()
 
         def data_received(self, data: bytes) -> None:
+            if len(data) > SMALL_CHUNK and len(_SMALL.findall(data)) > len(data) // SMALL_CHUNK:
+                self._end(ApiError(400, "the body comes in chunks of a few bytes", code="invalid_http"))
+                return
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
                 self._headers_came()

@@ -12,7 +12,7 @@ from torchwright.serve.api_error import invalid
 from torchwright.serve.chat_answer import ChatAnswer
 from torchwright.serve.completion_answer import CompletionAnswer
 from torchwright.serve.generation import Generation
-from torchwright.serve.guard import held_body, record_of
+from torchwright.serve.guard import held_body, record_of, while_there
 from torchwright.serve.language import Prompts
 from torchwright.serve.messages import Ready
 from torchwright.serve.prepare import Model, Prepared, Wanted, form_of, prepare
@@ -111,7 +111,8 @@ async def _read(service: Service, request: Request, kind: type[Generating]) -> t
     """A request and its prompts; the time that this takes counts from its arrival."""
     model, ready = service.decoder(None)
     async with held_body(request, service.limits) as body:
-        return await service.reader.generating(kind, body, model, room_of(ready, service.name))
+        reading = service.reader.generating(kind, body, model, room_of(ready, service.name))
+        return await (reading if service.reader.is_short(body) else while_there(request, reading))
 
 
 def _facts(

@@ -13,8 +13,9 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -28,6 +29,7 @@ from torchwright.serve.limits import Limits
 from torchwright.serve.log import one_line
 
 log = logging.getLogger("torchwright.serve")
+Result = TypeVar("Result")
 
 OPEN = frozenset({"/", "/health", "/ready"})
 """Paths that need no key: they tell nothing but whether the server is there."""
@@ -196,6 +198,26 @@ async def held_body(request: Request, limits: Limits) -> AsyncIterator[bytes]:
         yield body
     finally:
         guard.held_bytes -= held
+
+
+async def while_there(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """What `work` brings, once the body has come; it is cancelled, and `Gone` raised, when the client leaves."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Gone("client disconnected")
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _body(request: Request, limits: Limits, hold: Callable[[int], None]) -> bytes:

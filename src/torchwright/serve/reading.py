@@ -71,9 +71,13 @@ class Reader:
             ),
         )
 
+    def is_short(self, body: bytes) -> bool:
+        """Whether a body is read here, at once."""
+        return len(body) <= self._limits.read_here_bytes
+
     async def request(self, kind: type[Known], body: bytes) -> Known:
         """A request that has no prompts to be tokenized here; raises `ApiError` as `parse` does."""
-        if len(body) > self._limits.read_here_bytes:
+        if not self.is_short(body):
             body = (await self._apart(Job(kind.__name__, body, None))).body
         return parse(kind, body)
 
@@ -81,7 +85,7 @@ class Reader:
         self, kind: type[Generating], body: bytes, language: Language, room: Room
     ) -> tuple[Generating, Prompts]:
         """A request and its prompts; raises `ApiError` for what is wrong with either."""
-        if len(body) <= self._limits.read_here_bytes:
+        if self.is_short(body):
             found = parse(kind, body)
             check_model(found.model, room.model)
             return found, found.read(language)
@@ -97,7 +101,7 @@ class Reader:
         room: Room,
     ) -> bytes:
         """The answer of a request that needs no engine, as JSON; raises `ApiError`."""
-        if len(body) > self._limits.read_here_bytes:
+        if not self.is_short(body):
             return (await self._apart(Job(kind.__name__, body, room))).body
         found = parse(kind, body)
         check_model(found.model, room.model)
