@@ -29,7 +29,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import turns
-from serving_load import WORDS, children, resident, server
+from serving_load import WORDS, children, resident_mb, server
 
 CONNECTIONS = 4
 HEALTH_SECONDS, MEMORY_SECONDS = 0.05, 1.0
@@ -133,12 +133,15 @@ def main() -> None:
     with server(*([options.model] if options.model else [])) as (url, pid):
         asyncio.run(_measure(url, pid, options.streams, min(5.0, seconds), Part()))  # until all is warm
         for name, kinds in parts.items():
-            rows.append(_part(name, kinds, url, pid, options.streams, seconds))
+            rows.append(attacked(name, kinds, url, pid, streams=options.streams, seconds=seconds))
             print(json.dumps(rows[-1]), flush=True)
     turns.write_json(options.json, rows)
 
 
-def _part(name: str, kinds: list[str], url: str, pid: int, streams: int, seconds: float) -> dict[str, Any]:
+def attacked(
+    name: str, kinds: list[str], url: str, pid: int, *, streams: int, seconds: float
+) -> dict[str, Any]:
+    """The figures of one part of the time, with attackers of these kinds."""
     context = multiprocessing.get_context("spawn")
     end, answers = context.Event(), context.Queue()
     attackers = [context.Process(target=_attack, args=(kind, url, end, answers)) for kind in kinds]
@@ -189,7 +192,7 @@ async def _health(url: str, end: float, part: Part) -> None:
 async def _memory(pid: int, end: float, part: Part) -> None:
     while time.perf_counter() < end:
         for name, process in {"http": pid, **children(pid)}.items():
-            part.memory_mb.setdefault(name, []).append(resident(process))
+            part.memory_mb.setdefault(name, []).append(resident_mb(process))
         await asyncio.sleep(MEMORY_SECONDS)
 
 

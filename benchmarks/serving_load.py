@@ -82,7 +82,7 @@ async def load(
     processes = {"http": pid, **children(pid)}
 
     def look() -> None:
-        resident = {name: resident(process) for name, process in processes.items()}
+        resident = {name: resident_mb(process) for name, process in processes.items()}
         rows.append({"answered": sum(answers.values()), "s": time.perf_counter() - begun, "mb": resident})
         say(rows[-1])
 
@@ -153,7 +153,7 @@ def children(pid: int) -> dict[str, int]:
     return found
 
 
-def resident(pid: int) -> float:
+def resident_mb(pid: int) -> float:
     """Resident memory in MB."""
     status = Path(f"/proc/{pid}/status").read_text()
     match = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)

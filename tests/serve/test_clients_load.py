@@ -1,6 +1,7 @@
-"""Many short requests of every kind: both processes keep their memory, and nothing is left behind.
+"""Many short requests of every kind, and those that want too much: both processes keep their memory.
 
 `python benchmarks/serving_load.py` sends ten thousand; here are enough of them to see a leak of ten kilobytes each.
+`python benchmarks/serving_abuse.py` takes ten minutes; here is half of one.
 """
 
 from __future__ import annotations
@@ -32,3 +33,16 @@ def test_memory_is_steady_over_many_short_requests() -> None:
     # The HTTP process remembers compiled grammars, up to a limit; the engine's pools are full after the first third.
     assert last["growth_mb"]["http"] < 24
     assert last["growth_mb"]["engine"] < 12
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_and_memory_is_bounded_beside_those_that_want_too_much() -> None:
+    from serving_abuse import ATTACKS, attacked
+
+    with command("--kv-memory", "16MiB") as server:
+        before = attacked("alone", [], server.url, server.process.pid, streams=8, seconds=5)
+        row = attacked("all", list(ATTACKS), server.url, server.process.pid, streams=8, seconds=30)
+    assert row["lost"] == {}
+    assert {answer.rsplit(" ", 1)[1] for answer in row["attackers"]} <= {"200", "400", "413", "429"}
+    assert row["mb"]["http"] < before["mb"]["http"] + 500
+    assert row["mb"]["engine"] < before["mb"]["engine"] + 700

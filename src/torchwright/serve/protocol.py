@@ -89,7 +89,7 @@ class Shared(Body):
     priority: int = Field(0, ge=-100, le=100)
     """Lower is sooner."""
     timeout: float | None = Field(None, gt=0, le=86_400)
-    """Seconds after which the request ends with what it has, and finish reason `timeout`."""
+    """Seconds from its arrival after which the request ends with what it has, and finish reason `timeout`."""
     user: Annotated[str, Field(max_length=256)] | None = None
     """Named in the request's line of the log."""
     timing: bool = False
