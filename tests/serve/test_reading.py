@@ -353,6 +353,16 @@ def test_a_job_that_nobody_waits_for_is_ended_and_slow_ones_wait_for_themselves(
     asyncio.run(run())
 
 
+def test_the_log_probabilities_of_prompts_are_bounded(server: Running, http: httpx.Client) -> None:
+    most = server.service.limits.scored_values
+    body = {"echo": True, "max_tokens": 0, "logprobs": 1}
+    prompts = [[5] * 1024] * (most // 2048)
+    assert http.post("/v1/completions", json={**body, "prompt": prompts}).status_code == 200
+    refused = http.post("/v1/completions", json={**body, "prompt": [*prompts, [5]]})
+    assert refused.status_code == 400
+    assert f"at most {most} are sent" in refused.json()["error"]["message"]
+
+
 def test_a_client_that_leaves_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(self: Workers, job: bytes, seconds: float) -> bytes:
         await asyncio.Event().wait()

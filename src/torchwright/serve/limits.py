@@ -39,6 +39,8 @@ class Limits:
     """Requests that wait for a grammar to be compiled; the next is a 429."""
     tokenized_bytes: int = 4 * MIB
     """Text of one prompt."""
+    scored_values: int = 128 * 1024
+    """Log-probabilities of a request's prompts: its tokens, times one more than `logprobs`."""
     read_here_bytes: int = 16 * 1024
     """A request's body that the HTTP process reads itself; a longer one gets a process of its own."""
     bodies_bytes: int = 64 * MIB

@@ -81,6 +81,7 @@ async def prepare(
     room = room_of(ready, model.name)
     rows = [await _ids(prompt, prompts, model, room) for prompt in prompts.items]
     rooms = [_room(len(ids), wanted, body.min_tokens, room, prompts.param) for ids in rows]
+    _check_scored(sum(map(len, rows)), wanted, model.limits)
     stop_ids = [*([] if body.ignore_eos else ready.stop_ids), *body.stop_token_ids]
     check_ids(body.stop_token_ids, room, "stop_token_ids")
     check_ids(list(body.logit_bias), room, "logit_bias")
@@ -146,6 +147,19 @@ async def _ids(prompt: str | list[int], prompts: Prompts, model: Model, room: Ro
             raise invalid(f"'{prompts.param}' is empty", prompts.param)
     check_ids(prompt, room, prompts.param)
     return prompt
+
+
+def _check_scored(tokens: int, wanted: Wanted, limits: Limits) -> None:
+    """Raise `ApiError` (400) for more log-probabilities of prompts than are sent at once."""
+    if wanted.prompt_logprobs is None:
+        return
+    values = tokens * (1 + wanted.prompt_logprobs)
+    if values > limits.scored_values:
+        raise invalid(
+            f"{tokens} prompt tokens have {values} log-probabilities with logprobs {wanted.prompt_logprobs}; at most "
+            f"{limits.scored_values} are sent: send fewer prompts at once",
+            "logprobs",
+        )
 
 
 async def _grammar(wanted: Wanted, model: Model, ready: Ready, seconds: float | None) -> Grammar | None:

@@ -36,6 +36,8 @@ class Tokenizer:
         self._fast.no_truncation()
         self._fast.no_padding()
         self._bos = self._id(settings.get("bos_token")) if settings.get("add_bos_token") is True else None
+        self._tokens: dict[int, tuple[str, list[int]]] = {}
+        """What `token` has said: answers with log-probabilities ask for the same few again and again."""
         self._bytes = byte_alphabet() if "ByteLevel" in str(self._fast.decoder) else None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
@@ -53,6 +55,12 @@ class Tokenizer:
 
     def token(self, token: int) -> tuple[str, list[int]]:
         """One token as text and as the bytes that it stands for, which may be a part of a character."""
+        known = self._tokens.get(token)
+        if known is None:
+            known = self._tokens[token] = self._token(token)
+        return known
+
+    def _token(self, token: int) -> tuple[str, list[int]]:
         piece = self._fast.id_to_token(token)
         if piece is None:
             return "", []
