@@ -188,7 +188,7 @@ def test_arguments_that_are_cut_off_are_said_to_be(http: httpx.Client) -> None:
     [
         ({"messages": []}, "messages"),
         ({"max_tokens": None}, "max_tokens"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "disabled"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"messages": [{"role": "assistant", "content": "So"}]}, "the model begins its answers itself"),
         ({"tool_choice": {"type": "any"}}, "requests with tools"),
         ({"tools": [ADD], "tool_choice": {"type": "tool"}}, "a name belongs to"),

@@ -27,6 +27,7 @@ READY = Ready(
     kind="decoder",
     vocabulary=4096,
     context=1024,
+    max_running=64,
     pages=64,
     page_tokens=16,
     stop_ids=[1],

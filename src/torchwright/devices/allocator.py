@@ -10,10 +10,11 @@ from pathlib import Path
 
 from torchwright.errors import TorchwrightError
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
 """Parameters of glibc's mallopt(3)."""
 NEVER_TRIM = -1
 TOP_PAD_BYTES = 64 << 20
+LARGE_BYTES = 1 << 20
 PACKAGES = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4"}
 """Debian and Ubuntu packages that bring each allocator."""
 LIBRARIES = {"jemalloc": ("jemalloc",), "tcmalloc": ("tcmalloc_minimal", "tcmalloc")}
@@ -43,6 +44,15 @@ def retain_where_possible() -> None:
     """`apply_allocator("retain")`, or nothing where the C library cannot."""
     if retain_fault() is None:
         apply_allocator("retain")
+
+
+def return_large_blocks() -> None:
+    """Have blocks of a megabyte and more go back to the system when they are freed, where the C library is glibc.
+
+    By itself it raises its threshold to 32 MB with what it sees, and keeps the holes between smaller blocks.
+    """
+    if retain_fault() is None:
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def retain_fault() -> str | None:

@@ -221,21 +221,20 @@ async def _gone(request: Request) -> None:
 
 
 async def _body(request: Request, limits: Limits, hold: Callable[[int], None]) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
+    body, size = bytearray(), 0  # one block that grows, and no holes in the memory where many pieces were
     async for chunk in request.stream():
         size += len(chunk)
         if size <= limits.body_bytes:
             if size > limits.read_here_bytes:
                 hold(len(chunk))
-            chunks.append(chunk)
+            body += chunk
         elif size > DISCARDED * limits.body_bytes:
             break
     if size > limits.body_bytes:
         raise ApiError(
             413, f"the body has more than {limits.body_bytes} bytes, which is the most", code="body_too_large"
         )
-    return b"".join(chunks)
+    return bytes(body)
 
 
 async def _refuse(error: ApiError, send: Send) -> None:

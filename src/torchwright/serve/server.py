@@ -11,6 +11,7 @@ from types import FrameType
 
 import uvicorn
 
+from torchwright.devices.allocator import return_large_blocks
 from torchwright.errors import ModelError
 from torchwright.serve.app import application
 from torchwright.serve.client import EngineClient
@@ -43,6 +44,7 @@ def run(
     """Serve until Ctrl-C; raises `ModelError` for a model that cannot be loaded."""
     limits = Limits()
     begin_log()
+    return_large_blocks()  # bodies and grammars come and go
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
     service = Service(
         name=target.name,
