@@ -31,7 +31,7 @@ def made(tmp: Path, model: nn.Module, techniques: list[str]) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         trials_in_process(patch, 2.0)
         patch.setattr("torchwright.plan.artifact.cache_folder", lambda: tmp / "cache")
-        result = tw.optimize(model, INPUT, techniques=techniques, max_drop=0.05, time_budget=60)
+        result = tw.optimize(model, INPUT, techniques=techniques, max_drop=0.05, time_budget=600)
         assert [step.name for step in result.recipe.steps] == [name.partition(":")[0] for name in techniques]
         with warnings.catch_warnings(action="ignore"):  # of those that hold no model
             return result.save(tmp / "artifact")
