@@ -131,7 +131,7 @@ def open_model(
             notices += (f"runs as {loaded.how}; {recipe.speedup} was measured as {recipe.runs_as}",)
     else:
         model, recipe = _decoder(target, quantize, kv, dtype, device or default_name()), None
-        notices = ()
+        notices = () if model.stored is None else (model.stored,)
     fault = ops.fault(model.device.type) if isinstance(model, LoadedDecoder) else None
     if fault is not None:
         notices += (f"no fast kernels: {fault}",)

@@ -50,6 +50,7 @@ from torchwright.report.terminal import LiveProgress
 from torchwright.techniques.base import parse_step, techniques
 from torchwright.workloads.base import Workload
 from torchwright.workloads.detect import from_description, from_target
+from torchwright.workloads.huggingface import WEIGHTS
 from torchwright.workloads.module import ModuleWorkload
 
 VERIFY_ROUNDS = 9
@@ -426,7 +427,7 @@ def _workload_of(
             )
     folder = path / artifact.MODEL
     label = str(recipe.workload.get("model"))
-    has_weights = folder.is_dir() and any(folder.glob("*.safetensors"))
+    has_weights = folder.is_dir() and any(file for pattern in WEIGHTS for file in folder.glob(pattern))
     return from_description(
         recipe.workload,
         folder if has_weights else None if Path(label).exists() or label == "bundled" else folder,

@@ -15,8 +15,9 @@ from tiny import LLAMA3, LONGROPE, build, save, token_ids
 from torch import nn
 
 from torchwright.decoder import UnsupportedArchitecture, load_decoder, read_decoder_config
-from torchwright.decoder.weights import INDEX, plain_linear
+from torchwright.decoder.weights import plain_linear
 from torchwright.errors import ModelError, TorchwrightError
+from torchwright.hub.files import INDEX
 
 Data = dict[str, Any]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from torchwright.decoder.rope import Rope
 from torchwright.errors import ModelError
@@ -99,10 +98,12 @@ def read_decoder_config(folder: Path) -> DecoderConfig:
     """The decoder of a Hugging Face folder.
 
     Raises `UnsupportedArchitecture` for a model that no family here describes, and `ModelError`, naming file and key,
-    for a config.json that is missing, incomplete, contradictory or of a quantized checkpoint.
+    for a config.json that is missing, incomplete, contradictory or of a format of checkpoint that is
+    not read here.
     """
     from torchwright.decoder.families import FAMILIES
-    from torchwright.decoder.fields import Fields
+    from torchwright.hub.checkpoint import check_format
+    from torchwright.hub.fields import Fields
     from torchwright.workloads.huggingface import read_config
 
     data = read_config(folder)
@@ -115,18 +116,5 @@ def read_decoder_config(folder: Path) -> DecoderConfig:
             allowed=", ".join(sorted(FAMILIES)),
             next="`torchwright optimize` runs other models on transformers' own code",
         )
-    _refuse_quantized(path, data)
+    check_format(path, data)
     return FAMILIES[known[0]].read(known[0], Fields(path, data))
-
-
-def _refuse_quantized(path: Path, data: dict[str, Any]) -> None:
-    quantization = data.get("quantization_config")
-    if quantization is None:
-        return
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-    raise ModelError(
-        f"{path} describes a checkpoint quantized by {method or 'an unnamed method'}, which is not read here",
-        found=f"quantization_config.quant_method: {method}",
-        allowed="weights in float32, bfloat16 or float16",
-        next="take the model's original checkpoint and quantize it here with --quantize w8a8, w4a8 or w4a16",
-    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchwright.decoder.config import ACTIVATIONS, DecoderConfig, Experts
-from torchwright.decoder.fields import Fields
+from torchwright.hub.fields import Fields
 from torchwright.decoder.rope import Rope, read_rope
 
 SLIDING, FULL = "sliding_attention", "full_attention"

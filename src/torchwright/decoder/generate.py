@@ -32,9 +32,17 @@ class LoadedDecoder:
     """
 
     def __init__(
-        self, decoder: Decoder, folder: Path, *, kv_dtype: torch.dtype, stop: tuple[int, ...]
+        self,
+        decoder: Decoder,
+        folder: Path,
+        *,
+        kv_dtype: torch.dtype,
+        stop: tuple[int, ...],
+        stored: str | None = None,
     ) -> None:
         self.decoder, self.folder, self.kv_dtype, self.stop = decoder, folder, kv_dtype, stop
+        self.stored = stored
+        """Of a quantized checkpoint: its format, and what became of its weights, in words."""
         self.threads: int | None = None
         """Threads of PyTorch's pool to compute on; None leaves the pool as it is. The caller's own are restored."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -9,13 +10,15 @@ import torch
 from torchwright.decoder.config import DecoderConfig, read_decoder_config
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.model import Decoder
-from torchwright.decoder.weights import Checkpoint, DecoderWeights, MakeLinear, plain_linear
+from torchwright.decoder.repack import repack, repack_as_stored
+from torchwright.decoder.weights import DecoderWeights, MakeLinear, Repack, plain_linear
 from torchwright.devices import get_device
 from torchwright.errors import ModelError, unknown
+from torchwright.hub.checkpoint import Checkpoint
 from torchwright.kernels import ops
 from torchwright.kernels.linear import SCHEMES, PackedLinear
 from torchwright.kernels.pack import GROUPS
-from torchwright.workloads.huggingface import resolve
+from torchwright.workloads.huggingface import read_config, resolve
 from torchwright.workloads.language import generation_eos
 
 KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
@@ -30,7 +33,7 @@ def load_decoder(
     make_linear: MakeLinear | None = None,
     device: str = "cpu",
 ) -> LoadedDecoder:
-    """The language model of a Hugging Face folder or hub id on Torchwright's own decoder.
+    """The language model of a Hugging Face folder, GGUF file or hub id on Torchwright's own decoder.
 
     `dtype` is float32 or bfloat16. `quantize` is none, w8a8, w4a8 or w4a16, the last two with `:group_size=N` (32, 64
     or 128) where it is not 32; weights are rounded to nearest, and `optimize` chooses them with calibration. `kv` is
@@ -49,13 +52,22 @@ def load_decoder(
     if kv not in KV_DTYPES:
         raise unknown("type of cached keys and values", kv, KV_DTYPES)
     place = torch.device(device)
-    make_linear = make_linear or _linear_maker(quantize, dtype, place)
+    scheme, group_size = _scheme(quantize)
+    keep = None if make_linear else _repacker(quantize, scheme, group_size, dtype, place)
+    make_linear = make_linear or _linear_maker(scheme, group_size, dtype, place)
     path = resolve(str(folder))
     config = read_decoder_config(path)
-    rounded = quantize not in (None, "none")
-    weights = DecoderWeights(config, Checkpoint(path), dtype, make_linear, place, rounded=rounded)
+    checkpoint = Checkpoint(path, read_config(path))
+    weights = DecoderWeights(
+        config, checkpoint, dtype, make_linear, place, rounded=scheme != "none", repack=keep
+    )
     decoder = Decoder(config, weights).eval()
-    return LoadedDecoder(decoder, path, kv_dtype=KV_DTYPES[kv], stop=stop_ids(config, path))
+    stored = None
+    if checkpoint.quantized:
+        stored = f"{checkpoint.format}: {_became(weights.repacked, scheme, dtype)}"
+    return LoadedDecoder(
+        decoder, path, kv_dtype=KV_DTYPES[kv], stop=stop_ids(config, path), stored=stored
+    )
 
 
 def stop_ids(config: DecoderConfig, folder: Path) -> tuple[int, ...]:
@@ -63,8 +75,8 @@ def stop_ids(config: DecoderConfig, folder: Path) -> tuple[int, ...]:
     return tuple(sorted({*config.eos, *generation_eos(folder)}))
 
 
-def _linear_maker(quantize: str | None, dtype: torch.dtype, device: torch.device) -> MakeLinear:
-    """What makes a linear layer: PyTorch's own in float32, packed ones else, where the kernels are there."""
+def _scheme(quantize: str | None) -> tuple[str, int]:
+    """The scheme and the size of groups that were asked for."""
     scheme, _, option = (quantize or "none").partition(":")
     known = ["none", *(name for name in SCHEMES if name != "bf16")]
     if scheme not in known:
@@ -75,9 +87,39 @@ def _linear_maker(quantize: str | None, dtype: torch.dtype, device: torch.device
         raise ModelError(
             f"quantize='{quantize}'", allowed=f"group_size={' or '.join(allowed)}, for 4-bit weights only"
         )
-    group_size = int(value) if option else GROUPS[0]
+    return scheme, int(value) if option else GROUPS[0]
+
+
+def _linear_maker(scheme: str, group_size: int, dtype: torch.dtype, device: torch.device) -> MakeLinear:
+    """What makes a linear layer: PyTorch's own in float32, packed ones else, where the kernels are there."""
     if scheme == "none":
         if dtype == torch.float32 or ops.on(device, dtype) is None:
             return plain_linear
         scheme = "bf16"
     return lambda weight, bias: PackedLinear(weight, bias, scheme, group_size=group_size, device=device)
+
+
+def _repacker(
+    quantize: str | None, scheme: str, group_size: int, dtype: torch.dtype, device: torch.device
+) -> Repack | None:
+    """What takes a checkpoint's own integers: into the scheme that was asked for, or, where none was and the model
+    computes in bfloat16, into the one that is theirs."""
+    if scheme != "none":
+        return lambda weights, bias: repack(weights, bias, scheme, group_size, device)
+    if quantize is not None or dtype == torch.float32 or ops.on(device, dtype) is None:
+        return None
+    return lambda weights, bias: repack_as_stored(weights, bias, device)
+
+
+def _became(repacked: Mapping[str, int], scheme: str, dtype: torch.dtype) -> str:
+    """What became of weights that were quantized: how many layers of which scheme, "" where they were made wide."""
+    name = str(dtype).removeprefix("torch.")
+    if not repacked:
+        return f"read as {name}"
+    wide = f"dequantized to {name}"
+    if scheme != "none":
+        wide = f"dequantized, then rounded to {scheme}"
+    words = {kept: f"repacked as {kept}" if kept else wide for kept in repacked}
+    if len(words) == 1:
+        return next(iter(words.values()))
+    return ", ".join(f"{count} layers {words[kept]}" for kept, count in repacked.items())

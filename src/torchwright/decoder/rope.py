@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from torchwright.decoder.batch import Batch
-from torchwright.decoder.fields import Fields
+from torchwright.hub.fields import Fields
 from torchwright.errors import unknown
 
 FIRST_ROWS = 512

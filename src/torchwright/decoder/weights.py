@@ -1,102 +1,26 @@
-"""A Hugging Face folder's tensors, memory-mapped, checked against the configuration and converted one at a time."""
+"""A decoder's parts from a model folder: checked against the configuration and converted one at a time."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import FAMILIES
-from torchwright.errors import ModelError
+from torchwright.hub.checkpoint import Checkpoint
+from torchwright.hub.weight import Grouped, Weight, fill
+from torchwright.kernels.linear import PackedLinear
 from torchwright.kernels.pack import finite
-from torchwright.workloads.huggingface import read_object
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 """From a weight (N, K) and a bias (N,) or None, in the model's dtype, to a module that maps (T, K) to (T, N)."""
-INDEX = "model.safetensors.index.json"
-READABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-class Checkpoint:
-    """The tensors of a folder's safetensors files, by name.
-
-    Raises `ModelError`, naming the file and the tensor, for a shard that is missing, cut short or damaged, and a tensor
-    that is missing, of another shape or of a type that is no plain float.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._open: dict[Path, Any] = {}
-        self._files = self._index()
-
-    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor as it lies in the file; copy it before `close`, which lets go of the file's memory."""
-        path = self._files.get(name)
-        if path is None:
-            raise ModelError(
-                f"the weights in {self.folder} lack the tensor '{name}'",
-                found=f"{len(self._files)} tensors in {len(set(self._files.values()))} files",
-                next="check that config.json and the *.safetensors belong together",
-            )
-        try:
-            tensor = self._file(path).get_tensor(name)
-        except SafetensorError as error:
-            raise _damaged(path, f"'{name}': {error}") from error
-        if tuple(tensor.shape) != shape:
-            raise ModelError(
-                f"the tensor '{name}' in {path} has another shape than config.json says",
-                found=str(list(tensor.shape)),
-                allowed=str(list(shape)),
-                next="check that config.json and the *.safetensors belong together",
-            )
-        if tensor.dtype not in READABLE:
-            raise ModelError(
-                f"the tensor '{name}' in {path} holds {tensor.dtype}",
-                allowed=", ".join(str(dtype).removeprefix("torch.") for dtype in READABLE),
-                next="take the model's original, unquantized checkpoint",
-            )
-        return tensor
-
-    def close(self) -> None:
-        """Unmap all files; they open again when they are read."""
-        self._open.clear()
-
-    def _index(self) -> dict[str, Path]:
-        index = self.folder / INDEX
-        if index.is_file():
-            names = read_object(index).get("weight_map")
-            if not isinstance(names, dict):
-                raise _damaged(index, "no 'weight_map' from tensors to files")
-            return {name: self.folder / str(file) for name, file in names.items()}
-        files = [self.folder / "model.safetensors"]
-        if not files[0].is_file():
-            files = sorted(self.folder.glob("*.safetensors"))
-        if not files:
-            raise ModelError(
-                f"{self.folder} has no *.safetensors",
-                found=", ".join(sorted(p.name for p in self.folder.iterdir())[:6]),
-                next="convert the weights to safetensors with transformers' save_pretrained",
-            )
-        return {name: path for path in files for name in self._file(path).keys()}  # noqa: SIM118
-
-    def _file(self, path: Path) -> Any:
-        if path not in self._open:
-            if not path.is_file():
-                raise ModelError(
-                    f"{path} is not there",
-                    found=f"{INDEX} names it",
-                    next="fetch the model again; a download may have stopped half way",
-                )
-            try:
-                self._open[path] = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise _damaged(path, str(error)) from error
-        return self._open[path]
+Repack = Callable[[Sequence[Grouped], torch.Tensor | None], PackedLinear | None]
+"""From the parts of a weight, one below the other, and a bias, to a layer that computes with their very integers, or
+None where there is none for them."""
 
 
 class DecoderParts(Protocol):
@@ -127,10 +51,14 @@ class DecoderWeights:
         device: torch.device,
         *,
         rounded: bool = False,
+        repack: Repack | None = None,
     ) -> None:
-        """`rounded` says that `make_linear` puts weights on a grid, which has no place for NaN."""
+        """`rounded` says that `make_linear` puts weights on a grid, which has no place for NaN; `repack` is asked for a
+        layer of integers first."""
         self.config, self.checkpoint, self.dtype, self.make_linear = config, checkpoint, dtype, make_linear
-        self.device, self.rounded = device, rounded
+        self.device, self.rounded, self.repack = device, rounded, repack
+        self.repacked: Counter[str] = Counter()
+        """Layers whose weights were quantized in the checkpoint: how many of which scheme, "" where they were made wide."""
         self.names = FAMILIES[config.architecture].names
 
     def embedding(self) -> torch.Tensor:
@@ -140,10 +68,9 @@ class DecoderWeights:
 
     def head(self, embedding_VE: torch.Tensor) -> nn.Module:
         """The output layer (V, E); a tied one shares the embedding's tensor."""
-        name = "model.embed_tokens.weight" if self.config.tied else "lm_head.weight"
-        shape = tuple(embedding_VE.shape)
-        weight = embedding_VE if self.config.tied else self._stack([name], [shape])
-        return self._made([name], [shape], weight, None)
+        tied, shape = self.config.tied, (self.config.vocabulary, self.config.model)
+        name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+        return self._layer([name], [shape], None, wide_NK=embedding_VE if tied else None)
 
     def final_norm(self) -> torch.Tensor:
         return self._norm("model.norm.weight", self.config.model)
@@ -200,33 +127,48 @@ class DecoderWeights:
         full = [f"model.layers.{layer}.{name}" for name in names]
         weights, shapes = [f"{name}.weight" for name in full], [(row, columns) for row in rows]
         offsets = self._stack([f"{name}.bias" for name in full], [(row,) for row in rows]) if bias else None
-        return self._made(weights, shapes, self._stack(weights, shapes), offsets)
+        return self._layer(weights, shapes, offsets)
 
-    def _made(
+    def _layer(
         self,
         names: Sequence[str],
         shapes: Sequence[tuple[int, ...]],
-        weight_NK: torch.Tensor,
         bias_N: torch.Tensor | None,
+        wide_NK: torch.Tensor | None = None,
     ) -> nn.Module:
-        """The linear layer of a weight that these tensors make up, one below the other."""
+        """The linear layer of the weights of these names, one below the other, which `wide_NK` holds already."""
+        weights = self._read(names, shapes)
+        grouped = [weight for weight in weights if isinstance(weight, Grouped)]
+        if self.repack and len(grouped) == len(weights):
+            made = self.repack(grouped, bias_N)
+            if made is not None:
+                self.repacked[made.scheme] += 1
+                return made
+        if all(map(self.checkpoint.format.holds, names)):
+            self.repacked[""] += 1
+        wide_NK = self._wide(weights) if wide_NK is None else wide_NK
         if self.rounded:
-            for name, part in zip(names, weight_NK.split([shape[0] for shape in shapes]), strict=True):
+            for name, part in zip(names, wide_NK.split([shape[0] for shape in shapes]), strict=True):
                 finite(part, name)
-        return self.make_linear(weight_NK, bias_N)
+        return self.make_linear(wide_NK, bias_N)
 
     def _stack(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> torch.Tensor:
         """The tensors one below the other, in the model's dtype and in memory of their own."""
-        tensors = [self.checkpoint.read(name, shape) for name, shape in zip(names, shapes, strict=True)]
-        rows = [len(tensor) for tensor in tensors]
-        out = torch.empty(sum(rows), *shapes[0][1:], dtype=self.dtype)
-        for part, tensor in zip(out.split(rows), tensors, strict=True):
-            part.copy_(tensor)
+        return self._wide(self._read(names, shapes))
+
+    def _read(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[Weight]:
+        return [self.checkpoint.weight(name, shape) for name, shape in zip(names, shapes, strict=True)]
+
+    def _wide(self, weights: Sequence[Weight]) -> torch.Tensor:
+        rows = [weight.shape[0] for weight in weights]
+        out = torch.empty(sum(rows), *weights[0].shape[1:], dtype=self.dtype)
+        for part, weight in zip(out.split(rows), weights, strict=True):
+            fill(part, weight)
         return out
 
     def _norm(self, name: str, size: int) -> torch.Tensor:
         """float32, whatever the model's dtype: the norm computes in it, and 1 + w would lose digits in bfloat16."""
-        return self.checkpoint.read(name, (size,)).float() + self.config.norm_offset
+        return self.checkpoint.weight(name, (size,)).rows(0, size).float() + self.config.norm_offset
 
 
 def plain_linear(weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> nn.Linear:
@@ -237,11 +179,3 @@ def plain_linear(weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> nn.Lin
     if bias_N is not None:
         linear.bias = nn.Parameter(bias_N, requires_grad=False)
     return linear
-
-
-def _damaged(path: Path, reason: str) -> ModelError:
-    return ModelError(
-        f"{path} cannot be read",
-        found=reason.strip(),
-        next="fetch the file again; a download may have stopped half way",
-    )

@@ -107,6 +107,35 @@ class PackedLinear(nn.Module):
         self.register_buffer("bias", None if bias_N is None else bias_N.detach().float())
 
     @classmethod
+    def from_integers(
+        cls,
+        integers_NK: torch.Tensor,
+        scale_N: torch.Tensor,
+        bias_N: torch.Tensor | None,
+        scheme: str,
+        *,
+        group_size: int = 32,
+        device: torch.device,
+    ) -> Self:
+        """The layer of a weight that is integers · scale, one float a row: of 8 bits for w8a8, of 4 for the others.
+
+        No number is rounded. `device` is where the layer will run.
+        """
+        N, K = integers_NK.shape
+        form = PackedForm(scheme=scheme, in_features=K, out_features=N, group_size=group_size)
+        for_gpu = gpu.takes(device)
+        layout = ops.layout(for_gpu=for_gpu)
+        if scheme == "w8a8":
+            packed = layout.pack_w8(integers_NK)
+        else:
+            multipliers = torch.ones(N, -(-K // group_size), dtype=torch.int8)
+            packed = layout.pack_w4(integers_NK, multipliers, group_size)
+        tensors = {"packed": lasting(packed), "scale": _padded(scale_N.float())}
+        if bias_N is not None:
+            tensors["bias"] = bias_N.detach().float()
+        return cls.from_packed(form, tensors, for_gpu=for_gpu)
+
+    @classmethod
     def from_packed(
         cls, form: PackedForm, tensors: dict[str, torch.Tensor], *, for_gpu: bool = False
     ) -> Self:

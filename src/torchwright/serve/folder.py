@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.errors import ArtifactError, ModelError
+from torchwright.hub.gguf.folder import opened
 from torchwright.plan.artifact import MANIFEST, MODEL, RECIPE
 
 BUNDLED_NAME = "torchwright-bundled"
@@ -46,7 +47,7 @@ def find(target: str | None) -> Target:
             )
         return Target(name=path.resolve().name, folder=path / MODEL, artifact=path, encoder=reads)
     if path.exists():
-        name = path.resolve().name
+        path, name = opened(path), path.resolve().name
     elif target.count("/") == 1 and not target.startswith((".", "/", "~")):
         path, name = _downloaded(target), target
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,14 @@ from safetensors import safe_open
 from torch import nn
 
 from torchwright.errors import ModelError
+from torchwright.hub.checkpoint import QUANTIZATION, Checkpoint
+from torchwright.hub.files import read_object
+from torchwright.hub.gguf.folder import opened
 from torchwright.quiet import quiet_import
+
+
+WEIGHTS = ("*.safetensors", "*.gguf")
+"""Files of tensors."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -39,17 +45,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_object(path)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; raises `ModelError` when the file holds anything else."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON", found=str(error)) from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{path} is not a JSON object", found=type(data).__name__)
-    return data
-
-
 def model_class(name: object) -> Any:
     """The class of transformers of this name, or None where it has no model class of it."""
     if not isinstance(name, str) or not name.isidentifier():
@@ -63,24 +58,34 @@ def model_class(name: object) -> Any:
 
 
 def load_model(folder: Path, auto: str) -> nn.Module:
-    """The folder's model in float32 and eval mode, weights from safetensors only, no code from the folder.
+    """The folder's model in float32 and eval mode, weights from safetensors or GGUF only, no code from the folder.
+
+    Quantized weights are made wide as they are read: what the model computes with is what its integers stand for.
 
     Raises `ModelError` with transformers' own reason when it cannot be built.
     """
     import torch
 
+    path, options = folder / "config.json", {}
+    config = read_object(path) if path.is_file() else {}
+    source: Path | None = folder
     try:
         with quiet_transformers():
             import transformers
 
+            if config.get(QUANTIZATION) is not None:
+                source, options = None, _made_wide(folder, config)
             model, loaded = getattr(transformers, auto).from_pretrained(
-                folder,
+                source,
                 dtype=torch.float32,
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
+                **options,
             )
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"transformers cannot load {folder}",
@@ -99,6 +104,16 @@ def load_model(folder: Path, auto: str) -> nn.Module:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return model
+
+
+def _made_wide(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """transformers' configuration and state dict of a quantized folder, as those of the model before."""
+    import torch
+    import transformers
+
+    wide: Any = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    del wide.quantization_config
+    return {"config": wide, "state_dict": dict(Checkpoint(folder, config).tensors(torch.float32))}
 
 
 def register_recorded(model: nn.Module) -> None:
@@ -121,14 +136,14 @@ def parameter_count(folder: Path, vocabulary: int = 0) -> int:
 
 
 def resolve(target: str) -> Path:
-    """A local folder for a path or a hub id; hub ids are downloaded by transformers' own library.
+    """A local folder for a path, a GGUF file or a hub id; hub ids are downloaded by transformers' own library.
 
-    Raises `ModelError` when it is neither.
+    Raises `ModelError` when it is none of them.
     """
     path = Path(target)
     looks_like_id = target.count("/") == 1 and not target.startswith((".", "/", "~"))
     if path.exists() or not looks_like_id:
-        return path
+        return opened(path)
     try:
         from huggingface_hub import snapshot_download
 
@@ -148,7 +163,7 @@ def model_files(folder: Path, *, weights: bool, parts: Sequence[str] = ()) -> di
 
     Path inside the folder → the file.
     """
-    patterns = ["*.json", "*.jinja", "*.txt", "LICENSE*", "*.model", *(["*.safetensors"] if weights else [])]
+    patterns = ["*.json", "*.jinja", "*.txt", "LICENSE*", "*.model", *(WEIGHTS if weights else [])]
     places = dict.fromkeys([folder, *(folder / part for part in parts)])
     files = {
         path for place in places for pattern in patterns for path in place.glob(pattern) if path.is_file()

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture, read_decoder_config
 from torchwright.decoder.families import FAMILIES
-from torchwright.decoder.fields import Fields
+from torchwright.hub.fields import Fields
 from torchwright.errors import unknown
 from torchwright.workloads.huggingface import read_object
 

@@ -9,9 +9,12 @@ from torchwright.errors import ModelError
 
 
 class Fields:
-    """A JSON object of a file. A key that is absent or null takes the default; without a default it is required."""
+    """A JSON object of a file, or of what `path` says in words.
 
-    def __init__(self, path: Path, data: dict[str, Any], prefix: str = "") -> None:
+    A key that is absent or null takes the default; without a default it is required.
+    """
+
+    def __init__(self, path: Path | str, data: dict[str, Any], prefix: str = "") -> None:
         self.path, self.data, self.prefix = path, data, prefix
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
@@ -74,7 +77,7 @@ class Fields:
     def wrong(self, key: str, allowed: str) -> ModelError:
         return ModelError(
             f"{self.path}: '{self.prefix}{key}' cannot be used",
-            found=repr(self.data.get(key)),
+            found=repr(self.data.get(key))[:300],
             allowed=allowed,
         )
 

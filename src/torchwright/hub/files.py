@@ -1,0 +1,114 @@
+"""The files of a model folder: JSON objects, and tensors of safetensors files by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from torchwright.errors import ModelError
+
+INDEX = "model.safetensors.index.json"
+TOGETHER = "check that config.json and the *.safetensors belong together"
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; raises `ModelError` when the file holds anything else."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not JSON", found=str(error)) from error
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} is not a JSON object", found=type(data).__name__)
+    return data
+
+
+class TensorFiles:
+    """The tensors of a folder's safetensors files, by name, memory-mapped.
+
+    Raises `ModelError`, naming the file, for a shard that is missing, cut short or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: dict[Path, Any] = {}
+        self._files = self._index()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def names(self) -> list[str]:
+        return list(self._files)
+
+    def get(self, name: str) -> torch.Tensor:
+        """The tensor as it lies in the file; copy it before `close`, which lets go of the file's memory."""
+        path = self.path(name)
+        try:
+            return self._file(path).get_tensor(name)
+        except SafetensorError as error:
+            raise damaged(path, f"'{name}': {error}") from error
+
+    def path(self, name: str) -> Path:
+        """The file that holds a tensor; raises `ModelError` where there is none."""
+        path = self._files.get(name)
+        if path is None:
+            raise ModelError(
+                f"the weights in {self.folder} lack the tensor '{name}'",
+                found=f"{len(self._files)} tensors in {len(set(self._files.values()))} files",
+                next=TOGETHER,
+            )
+        return path
+
+    def metadata(self) -> dict[str, str]:
+        """What the files' headers say besides their tensors, all together."""
+        found: dict[str, str] = {}
+        for path in dict.fromkeys(self._files.values()):
+            found |= self._file(path).metadata() or {}
+        return found
+
+    def close(self) -> None:
+        """Unmap all files; they open again when they are read."""
+        self._open.clear()
+
+    def _index(self) -> dict[str, Path]:
+        index = self.folder / INDEX
+        if index.is_file():
+            names = read_object(index).get("weight_map")
+            if not isinstance(names, dict):
+                raise damaged(index, "no 'weight_map' from tensors to files")
+            return {name: self.folder / str(file) for name, file in names.items()}
+        files = [self.folder / "model.safetensors"]
+        if not files[0].is_file():
+            files = sorted(self.folder.glob("*.safetensors"))
+        if not files:
+            raise ModelError(
+                f"{self.folder} has no *.safetensors",
+                found=", ".join(sorted(p.name for p in self.folder.iterdir())[:6]),
+                next="convert the weights to safetensors with transformers' save_pretrained",
+            )
+        return {name: path for path in files for name in self._file(path).keys()}  # noqa: SIM118
+
+    def _file(self, path: Path) -> Any:
+        if path not in self._open:
+            if not path.is_file():
+                raise ModelError(
+                    f"{path} is not there",
+                    found=f"{INDEX} names it",
+                    next="fetch the model again; a download may have stopped half way",
+                )
+            try:
+                self._open[path] = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise damaged(path, str(error)) from error
+        return self._open[path]
+
+
+def damaged(path: Path, reason: str) -> ModelError:
+    return ModelError(
+        f"{path} cannot be read",
+        found=reason.strip(),
+        next="fetch the file again; a download may have stopped half way",
+    )

@@ -1,0 +1,1 @@
+"""The formats of quantized checkpoints, one file each."""
