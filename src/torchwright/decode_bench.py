@@ -198,7 +198,7 @@ def _is_linear(module: nn.Module) -> bool:
 def _scheme(module: Any) -> str:
     if not isinstance(module, PackedLinear):
         return _name(module.weight.dtype)
-    grouped = module.scheme.startswith("w4")
+    grouped = module.scheme not in ("bf16", "w8a8")
     return f"{module.scheme}:group_size={module.group_size}" if grouped else module.scheme
 
 
@@ -206,7 +206,7 @@ def _arithmetic(module: Any) -> str:
     """The type that a layer's products are in."""
     if not isinstance(module, PackedLinear):
         return _name(module.weight.dtype)
-    return "bfloat16" if module.scheme == "bf16" else "int8"
+    return "bfloat16" if module.scheme.endswith("bf16") else "int8"
 
 
 def _linear_operations(model: LoadedDecoder, tokens: int, last_tokens: int) -> defaultdict[str, float]:

@@ -267,9 +267,11 @@ def torchao(kind: str, block: Callable[[int, int], list[int]]) -> tuple[dict[str
             tensors = {f"{base}._weight_qdata": tensors[f"{base}.weight"], f"{base}._weight_scale": tensors[f"{base}.weight_scale"]}
         else:
             q, s, z = grouped(weight, size[1], 8, symmetric=kind == "Int8Tensor", scale_type=np.float32)
+            scale = torch.from_numpy(s).bfloat16()
+            s = scale.double().numpy()
             tensors = {
                 f"{base}._weight_qdata": torch.from_numpy((q - 128).astype(np.int8)),
-                f"{base}._weight_scale": torch.from_numpy(s),
+                f"{base}._weight_scale": scale,
             }
             if kind != "Int8Tensor":
                 tensors[f"{base}._weight_zero_point"] = torch.from_numpy((z - 128).astype(np.int8))

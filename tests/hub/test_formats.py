@@ -12,6 +12,7 @@ import quantized as made
 import torch
 
 from torchwright.decoder import load_decoder
+from torchwright.kernels import ops
 
 INT8_ROWS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
 
@@ -90,3 +91,64 @@ def test_logits_are_those_of_the_weights_that_the_integers_stand_for(case: str, 
     loaded = load_decoder(folder)
     torch.testing.assert_close(loaded.logits(ids_BT), made.logits(model, ids_BT), rtol=0, atol=1e-4)
     assert loaded.stored == f"{described}: dequantized to float32"
+
+
+KEPT = {
+    "awq": "repacked as w4bf16",
+    "gptq": "repacked as w4bf16",
+    "gptq-zeros": "repacked as w4bf16",
+    "gptq-rows": "repacked as w4bf16",
+    "gptq-int8": "repacked as w8bf16",
+    "gptq-act-order": "dequantized to bfloat16",
+    "ct-int4": "repacked as w4bf16",
+    "ct-int4-zeros": "repacked as w4bf16",
+    "ct-int8-packed": "repacked as w8bf16",
+    "ct-int8-zeros": "repacked as w8bf16",
+    "ct-fp8": "dequantized to bfloat16",
+    "llm-int8": "repacked as w8bf16",
+    "nf4": "dequantized to bfloat16",
+    "torchao-int8": "repacked as w8bf16",
+    "torchao-intx": "repacked as w8bf16",
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_integers_that_are_kept_give_the_bits_of_dequantized_ones(case: str, tmp_path: Path) -> None:
+    if ops.fault("cpu"):
+        pytest.skip(f"no kernels: {ops.fault('cpu')}")
+    folder = made.write(made.build("qwen2"), tmp_path, *CASES[case][0]())
+    ids_BT = torch.randint(3, 96, (2, 12), generator=torch.Generator().manual_seed(1))
+    kept = load_decoder(folder, torch.bfloat16)
+    wide = load_decoder(folder, torch.bfloat16, quantize="none")
+    assert kept.stored == f"{CASES[case][1]}: {KEPT[case]}"
+    assert wide.stored == f"{CASES[case][1]}: dequantized to bfloat16"
+    assert torch.equal(kept.logits(ids_BT), wide.logits(ids_BT))
+
+
+@pytest.mark.parametrize(
+    ("case", "scheme", "same"),
+    [
+        ("gptq-rows", "w4a16", True),
+        ("ct-int4-rows", "w4a8:group_size=64", True),
+        ("ct-w8a8", "w8a8", True),
+        ("ct-w8a8", None, True),
+        ("llm-int8", "w8a8", True),
+        ("gptq-rows", "w8a8", False),
+        ("awq", "w4a16", False),
+    ],
+)
+def test_integers_go_into_the_asked_scheme_where_a_row_has_one_scale(
+    case: str, scheme: str | None, same: bool, tmp_path: Path
+) -> None:
+    if ops.fault("cpu"):
+        pytest.skip(f"no kernels: {ops.fault('cpu')}")
+    model = made.build("qwen3")
+    folder = made.write(model, tmp_path, *CASES[case][0]())
+    loaded = load_decoder(folder, torch.bfloat16, quantize=scheme)
+    name = (scheme or "w8a8").partition(":")[0]
+    became = f"repacked as {name}" if same else f"dequantized, then rounded to {name}"
+    assert loaded.stored == f"{CASES[case][1]}: {became}"
+    down: Any = loaded.decoder.layers[0].mlp.down
+    wanted = model.model.layers[0].mlp.down_proj.weight
+    assert down.scheme == name
+    assert torch.allclose(down.wide_weight(), wanted, rtol=1e-6, atol=0) == same

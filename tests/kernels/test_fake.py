@@ -32,6 +32,7 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
     table = (torch.ones(1, 1, dtype=torch.int32), torch.tensor([0, 3]).int(), torch.tensor([3]).int())
     return {
         "linear_bf16": (x, linear["bf16"].packed, linear["bf16"].bias, 70),
+        "linear_grouped": (x, torch.zeros(128 * 4 * (8 + 16), dtype=torch.uint8), None, 70, 32, 4),
         "linear_w8a8": (x, linear["w8a8"].packed, linear["w8a8"].scale, linear["w8a8"].bias, 70),
         "linear_w8a8_fused": (
             *(x, linear["w8a8"].packed, linear["w8a8"].scale, torch.randn(128), linear["w8a8"].bias),

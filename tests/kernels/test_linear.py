@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchwright.kernels import pack
-from torchwright.kernels.linear import SCHEMES, PackedForm, PackedLinear
+from torchwright.kernels import pack, pack_grouped
+from torchwright.kernels.linear import KEPT, SCHEMES, PackedForm, PackedLinear
 from torchwright.kernels.reference import LEVELS_8, LEVELS_16
 
 GROUPED = [*[(scheme, 32) for scheme in ("bf16", "w8a8")]] + [
@@ -109,6 +109,38 @@ def test_threads_do_not_change_a_bit(isa: str) -> None:
         assert all(torch.equal(layer(x), y) for layer, y in zip(layers, alone, strict=True))
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("group", pack_grouped.GROUPS)
+@pytest.mark.parametrize("scheme", KEPT)
+def test_kept_integers_give_the_bits_of_their_bfloat16(isa: str, scheme: str, group: int) -> None:
+    top = 2 ** KEPT[scheme]
+    for N, K in [*SHAPES, (140, 136)]:
+        random = torch.Generator().manual_seed(N + K)
+        integers = torch.randint(0, top, (N, K), generator=random, dtype=torch.uint8)
+        scale = (randn(N, -(-K // group)) / 50).half().float()
+        zeros = torch.randint(0, top, scale.shape, generator=random)
+        layer = PackedLinear.from_groups(
+            integers, scale, -zeros * scale, randn(N), scheme, group_size=group
+        )
+        each = [part.repeat_interleave(group, 1)[:, :K] for part in (zeros, scale)]
+        wide = (integers.double() - each[0]) * each[1]
+        assert torch.equal(layer.wide_weight(), wide.bfloat16().float())
+        plain = PackedLinear(wide, randn(N), "bf16")
+        for rows in (0, 1, 2, 7, 33, 130):
+            x = randn(rows, K, seed=rows)
+            assert torch.equal(layer(x), plain(x)), f"{rows} rows of {N} x {K}"
+    form = PackedForm(scheme=scheme, in_features=K, out_features=N, group_size=group)
+    assert layer.form == form
+    with pytest.raises(ValueError, match="are not those of"):
+        PackedLinear.from_packed(form, {"packed": layer.packed[1:]})
+
+
+def test_wrong_kept_integers_are_refused(native: Any) -> None:
+    packed, x = torch.zeros(64 * (8 + 16), dtype=torch.uint8), torch.zeros(1, 32)
+    for bits, group, message in ((3, 32, "bits is 3"), (4, 8, "group_size is 8"), (4, 32, "packed weight has")):
+        with pytest.raises(ValueError, match=message):
+            native.linear_grouped(x, packed, None, 64, group, bits)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

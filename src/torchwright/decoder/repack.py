@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from torchwright.hub.weight import Grouped
-from torchwright.kernels.linear import PackedLinear
-from torchwright.kernels.pack import GROUPS
+from torchwright.hub.weight import Grouped, Integers
+from torchwright.kernels import pack, pack_grouped
+from torchwright.kernels.gpu import operators as gpu
+from torchwright.kernels.linear import KEPT, PackedLinear
 
 BITS = {"w8a8": 8, "w4a8": 4, "w4a16": 4}
 """Of a scheme's weights."""
@@ -22,7 +23,7 @@ def repack(
     They fit where a row has one scale and its integers lie around zero: the layouts' scales of groups are whole
     multiples of the row's, and other groups' would have to be rounded to them.
     """
-    if not all(weight.bits == BITS[scheme] and _by_row(weight) for weight in weights):
+    if not all(weight.bits == BITS[scheme] and weight.group >= weight.shape[1] for weight in weights):
         return None
     parts = [weight.part(0, weight.shape[0]) for weight in weights]
     if any(part.zeros_NG is not None or part.least_NG is not None for part in parts):
@@ -40,11 +41,44 @@ def repack(
 def repack_as_stored(
     weights: Sequence[Grouped], bias_N: torch.Tensor | None, device: torch.device
 ) -> PackedLinear | None:
-    """The layer that computes as the checkpoint means it: with float inputs, or rounded as it rounds them."""
+    """The layer that computes as the checkpoint means it: on inputs rounded as it rounds them, else on bfloat16 ones.
+
+    None for inputs that are not in the order of their groups, for groups that no layout has, and on GPUs.
+    """
     if all(weight.bits == 8 and weight.activations == 8 for weight in weights):
-        return repack(weights, bias_N, "w8a8", GROUPS[0], device)
-    return None
+        return repack(weights, bias_N, "w8a8", pack.GROUPS[0], device)
+    sizes = {_group(weight) for weight in weights}
+    ordered = all(weight.group_of_K is None for weight in weights)
+    if len(sizes) > 1 or None in sizes or not ordered or gpu.takes(device):
+        return None
+    group = next(size for size in sizes if size)
+    bits = max(weight.bits for weight in weights)
+    scheme = next(name for name, width in KEPT.items() if width >= bits)
+    each = [_parts(weight, group, KEPT[scheme]) for weight in weights]
+    integers, scale, offset = (torch.cat(parts) for parts in zip(*each, strict=True))
+    return PackedLinear.from_groups(integers, scale, offset, bias_N, scheme, group_size=group)
 
 
-def _by_row(weight: Grouped) -> bool:
-    return weight.group >= weight.shape[1]
+def _group(weight: Grouped) -> int | None:
+    """The layouts' size of groups for a weight: its own, or the largest that divides it."""
+    if weight.group in pack_grouped.GROUPS:
+        return weight.group
+    widest = pack_grouped.GROUPS[-1]
+    return widest if weight.group >= weight.shape[1] or weight.group % widest == 0 else None
+
+
+def _parts(weight: Grouped, group: int, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Integers from 0 on, and each group's scale and offset."""
+    found: Integers = weight.part(0, weight.shape[0])
+    scale, integers = found.scales_NG.float(), found.integers_NK
+    if integers.dtype == torch.int8:
+        middle = 1 << (bits - 1)
+        integers, offset = (integers + middle).view(torch.uint8), -middle * scale
+    else:
+        offset = torch.zeros_like(scale)
+    if found.zeros_NG is not None:
+        offset = offset - found.zeros_NG.float() * scale
+    if found.least_NG is not None:
+        offset = offset - found.least_NG
+    of_group = torch.arange(-(-weight.shape[1] // group)) * group // weight.group
+    return integers, scale[:, of_group], offset[:, of_group]

@@ -11,7 +11,7 @@ NAMESPACE = "torchwright"
 
 def register(namespace: str = NAMESPACE) -> None:
     """Give every operator of a loaded library its fake implementation."""
-    only_here = (quantize_w4, linear_w8a8_fused, attention) if namespace == NAMESPACE else ()
+    only_here = (quantize_w4, linear_grouped, linear_w8a8_fused, attention) if namespace == NAMESPACE else ()
     for function in (
         *(linear_w8a8, linear_w4a8, linear_w4a16, linear_bf16),
         *(rms_norm, add_rms_norm, gated, rope_store, paged_attention, *only_here),
@@ -49,6 +49,17 @@ def linear_w4a16(
 
 def linear_bf16(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, features: int
+) -> torch.Tensor:
+    return _linear(x, features)
+
+
+def linear_grouped(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    features: int,
+    group_size: int,
+    bits: int,
 ) -> torch.Tensor:
     return _linear(x, features)
 

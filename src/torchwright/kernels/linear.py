@@ -1,7 +1,8 @@
 """Linear layers over packed weights: the modules that hold them, and what they compute in plain PyTorch.
 
 Schemes: `bf16`; `w8a8`, 8-bit weights per output feature on activations quantized per row in the kernel; `w4a8` and
-`w4a16`, 4-bit weights in groups along the input on activations quantized per row to 8 or 16 bits.
+`w4a16`, 4-bit weights in groups along the input on activations quantized per row to 8 or 16 bits. `w4bf16` and `w8bf16`
+keep the integers of a quantized checkpoint, and compute to the bit what `bf16` does with what they stand for.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Self
 import torch
 from torch import nn
 
-from torchwright.kernels import ops, pack, reference
+from torchwright.kernels import ops, pack, pack_grouped, reference
 from torchwright.kernels.gptq import gptq_w4
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.memory import lasting
 
 SCHEMES = ("bf16", "w8a8", "w4a8", "w4a16")
+KEPT = {"w4bf16": 4, "w8bf16": 8}
+"""Schemes of integers that were chosen elsewhere, and their bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +33,20 @@ class PackedForm:
     out_features: int
     group_size: int
 
+    @property
+    def depth(self) -> int:
+        """Input features as the kernels count them."""
+        return pack.padded_depth(
+            self.in_features, 0 if self.scheme in ("bf16", "w8a8") else self.group_size
+        )
+
     def check(self) -> None:
         """Raise `ValueError` where there is no such layer."""
-        if self.scheme not in SCHEMES:
-            raise ValueError(f"scheme is {self.scheme}; one of {', '.join(SCHEMES)} is wanted")
-        if self.group_size not in pack.GROUPS:
-            raise ValueError(f"group_size is {self.group_size}; 32, 64 or 128 is wanted")
+        if self.scheme not in (*SCHEMES, *KEPT):
+            raise ValueError(f"scheme is {self.scheme}; one of {', '.join((*SCHEMES, *KEPT))} is wanted")
+        allowed = pack_grouped.GROUPS if self.scheme in KEPT else pack.GROUPS
+        if self.group_size not in allowed:
+            raise ValueError(f"group_size is {self.group_size}; one of {', '.join(map(str, allowed))} is wanted")
         if self.in_features < 1 or self.out_features < 1:
             raise ValueError(
                 f"{self.in_features} input and {self.out_features} output features; both must be positive"
@@ -43,14 +54,14 @@ class PackedForm:
 
     def shapes(self, *, bias: bool) -> dict[str, tuple[int, torch.dtype]]:
         """Tensor → number of elements and type."""
-        grouped = self.scheme in ("w4a8", "w4a16")
-        depth = pack.padded_depth(self.in_features, self.group_size if grouped else 0)
-        rows = -(-self.out_features // pack.PANEL) * pack.PANEL
+        rows, depth = -(-self.out_features // pack.PANEL) * pack.PANEL, self.depth
         count = rows * depth * {"bf16": 2, "w8a8": 1}.get(self.scheme, 0)
-        if grouped:
+        if self.scheme in ("w4a8", "w4a16"):
             count = rows * depth // 2 + rows * depth // self.group_size
+        if self.scheme in KEPT:
+            count = rows * depth * KEPT[self.scheme] // 8 + rows * depth // self.group_size * 8
         found = {"packed": (count, torch.uint8)}
-        if self.scheme != "bf16":
+        if not self.scheme.endswith("bf16"):
             found["scale"] = (rows, torch.float32)
         if bias:
             found["bias"] = (self.out_features, torch.float32)
@@ -136,6 +147,26 @@ class PackedLinear(nn.Module):
         return cls.from_packed(form, tensors, for_gpu=for_gpu)
 
     @classmethod
+    def from_groups(
+        cls,
+        integers_NK: torch.Tensor,
+        scale_NG: torch.Tensor,
+        offset_NG: torch.Tensor,
+        bias_N: torch.Tensor | None,
+        scheme: str,
+        *,
+        group_size: int,
+    ) -> Self:
+        """The layer, for a CPU, of a weight that is integers (uint8, from 0 on) · scale + offset; `scheme` is in `KEPT`."""
+        N, K = integers_NK.shape
+        form = PackedForm(scheme=scheme, in_features=K, out_features=N, group_size=group_size)
+        packed = pack_grouped.pack_grouped(integers_NK, scale_NG, offset_NG, group_size, KEPT[scheme])
+        tensors = {"packed": lasting(packed)}
+        if bias_N is not None:
+            tensors["bias"] = bias_N.detach().float()
+        return cls.from_packed(form, tensors)
+
+    @classmethod
     def from_packed(
         cls, form: PackedForm, tensors: dict[str, torch.Tensor], *, for_gpu: bool = False
     ) -> Self:
@@ -183,6 +214,8 @@ class PackedLinear(nn.Module):
         if scheme == "bf16":
             return kernels.linear_bf16(x, tensors["packed"], tensors["bias"], self.out_features)
         packed, scale, bias = tensors["packed"], tensors["scale"], tensors["bias"]
+        if scheme in KEPT:
+            return kernels.linear_grouped(x, packed, bias, self.out_features, self.group_size, KEPT[scheme])
         if scheme == "w8a8":
             return kernels.linear_w8a8(x, packed, scale, bias, self.out_features)
         op = kernels.linear_w4a8 if scheme == "w4a8" else kernels.linear_w4a16
@@ -191,7 +224,7 @@ class PackedLinear(nn.Module):
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """The same in plain PyTorch: the weight made wide, activations rounded as the scheme rounds them."""
         wide = x.float() if x.dtype != torch.float64 else x
-        if self.scheme == "bf16":
+        if self.scheme.endswith("bf16"):
             wide = x.bfloat16().to(wide.dtype)
         else:
             peak = wide.abs().amax(-1, keepdim=True)
@@ -201,10 +234,15 @@ class PackedLinear(nn.Module):
         return (y if self.bias is None else y + self.bias.to(y.dtype)).to(x.dtype)
 
     def wide_weight(self) -> torch.Tensor:
-        """The weight that the integers stand for, float32 (N, K)."""
-        depth = pack.padded_depth(self.in_features, 0 if self.scheme in ("bf16", "w8a8") else self.group_size)
+        """The weight that the integers stand for, as the layer computes with it, float32 (N, K)."""
+        depth = self.form.depth
         if self.scheme == "bf16":
             wide = self.layout.unpack_bf16(self.packed, self.out_features, depth).float()
+        elif self.scheme in KEPT:
+            wide = pack_grouped.unpack_grouped(
+                self.packed, self.out_features, depth, self.group_size, KEPT[self.scheme]
+            )
+            wide = wide.bfloat16().float()
         else:
             assert self.scale is not None
             if self.scheme == "w8a8":

@@ -56,10 +56,17 @@ class Native(Technique):
         # transformers' weights go before the decoder's come: both together are more than a machine may hold.
         target.model = nn.Identity()
         gc.collect()
-        target.model = NativeModel(load_decoder(workload.folder, torch.bfloat16, device=target.device.kind))
+        loaded = load_decoder(workload.folder, torch.bfloat16, device=target.device.kind)
+        target.model = NativeModel(loaded)
         target.compute_dtype = torch.bfloat16
         target.settings.engine = "native"
         layers = sum(isinstance(module, PackedLinear) for module in target.model.modules())
         target.coverage.append(
-            Coverage(technique=self.name, changed=layers, total=layers, unit="layers", kernel="packed bf16")
+            Coverage(
+                technique=self.name,
+                changed=layers,
+                total=layers,
+                unit="layers",
+                kernel=loaded.stored or "packed bf16",
+            )
         )

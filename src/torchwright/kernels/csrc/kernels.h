@@ -28,6 +28,9 @@ struct QuantizedRows {
   int64_t depth, stride, digits;
 };
 
+// Bytes of a panel's group of integers with a scale and an offset of its own for each feature.
+constexpr int64_t grouped_bytes(int64_t group, int64_t bits) { return PANEL * (2 * 4 + group * bits / 8); }
+
 // Some rows against some panels of a packed linear layer.
 struct LinearTask {
   const void* weight;      // packed
@@ -40,6 +43,7 @@ struct LinearTask {
   Type out_type;
   int64_t row_begin, row_end, panel_begin, panel_end;  // rows are tokens
   int64_t depth, row_stride, digits, group, features, out_stride;  // row_stride in bytes
+  int64_t bits;  // of grouped weights
 };
 
 struct AttentionTask {
@@ -68,6 +72,7 @@ struct Kernels {
   void (*linear_w8)(const LinearTask&);
   void (*linear_w4)(const LinearTask&);
   void (*linear_bf16)(const LinearTask&);
+  void (*linear_grouped)(const LinearTask&);
   void (*attention)(const AttentionTask&, int64_t row_begin, int64_t row_end);
   void (*add_stretches)(const AttentionTask&, int64_t row_begin, int64_t row_end, int64_t stretches);
   void (*rms_norm)(const void* x, const void* residual, const float* weight, void* out, void* sum, Type type,

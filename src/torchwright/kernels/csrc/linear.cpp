@@ -334,6 +334,60 @@ struct WidenedPanels {
   const char* from_memory(int64_t, int64_t) const { return nullptr; }
 };
 
+// Panels of small integers in groups, each group with a float32 scale and offset for each feature, as BF16 reads them: a
+// weight is integer · scale + offset, rounded to bfloat16. So a layer's results are to the bit those of its weights in
+// bfloat16.
+//
+// A group: PANEL scales, PANEL offsets, the integers. Value j of lane i of a 32-bit word is that of feature 8 · (j % 2) +
+// i / 2 and input 2 · (j / 2) + i % 2, so that sixteen of a kind are half a line of a bfloat16 panel.
+template <int BITS>
+struct GroupedPanels {
+  static constexpr int64_t FEW_STEPS = 2, STEP_DEPTH = 32;
+  static constexpr int VALUES = 32 / BITS;
+  const LinearTask& t;
+  const Bytes wide;
+  explicit GroupedPanels(const LinearTask& t) : t(t), wide(allocate(BF16::panel_bytes(t))) {}
+
+  const char* at(int64_t panel, int64_t begin, int64_t end) const {
+    const int64_t bytes = tw::grouped_bytes(t.group, BITS);
+    const char* first = (const char*)t.weight + panel * (t.depth / t.group) * bytes;
+    char* out = (char*)wide.get();
+    for (int64_t k = begin * STEP_DEPTH, stop; k < end * STEP_DEPTH; k = stop) {
+      const char* group = first + k / t.group * bytes;
+      stop = std::min(end * STEP_DEPTH, (k / t.group + 1) * t.group);
+      out = widen((const float*)group, group + 2 * PANEL * 4 + k % t.group * (PANEL * BITS / 8), stop - k, out);
+    }
+    return (const char*)wide.get();
+  }
+  const char* from_memory(int64_t, int64_t) const { return nullptr; }
+
+ private:
+  static inline char* widen(const float* scales, const char* from, int64_t depth, char* out) {
+    F scale[BLOCKS][2], offset[BLOCKS][2];
+    for (int b = 0; b < BLOCKS; b++) {
+      twice(load<F>(scales + b * LANES), scale[b]);
+      twice(load<F>(scales + PANEL + b * LANES), offset[b]);
+    }
+    for (int64_t k = 0; k < depth; k += VALUES, from += PANEL * 4, out += VALUES * PANEL * 2)
+      for (int b = 0; b < BLOCKS; b++) {
+        __builtin_prefetch(from + AHEAD + b * 64);
+        const U words = load<U>(from + b * 64);
+        for (int j = 0; j < VALUES; j++) {
+          const I value = (I)((words >> (BITS * j)) & ((1u << BITS) - 1));
+          store_f32((uint16_t*)(out + j / 2 * PANEL * 4 + b * 64) + j % 2 * LANES,
+                    fma(to_float(value), scale[b][j % 2], offset[b][j % 2]));
+        }
+      }
+    return out;
+  }
+
+  // The first eight of sixteen, each two times, and the last eight.
+  static inline void twice(F x, F (&out)[2]) {
+    out[0] = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    out[1] = __builtin_shufflevector(x, x, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
+  }
+};
+
 template <class Kind, class Panels>
 void linear(const LinearTask& t, const Panels& panels) {
 #if defined(TW_AMX)
@@ -342,11 +396,16 @@ void linear(const LinearTask& t, const Panels& panels) {
     return Tiled<Kind, Panels>(t, panels).run();
 #endif
   for (int64_t panel = t.panel_begin; panel < t.panel_end; panel++)
-    rows_by_vectors<Kind>(t, panels.at(panel, 0, t.depth / DEPTH), panel * PANEL);
+    rows_by_vectors<Kind>(t, panels.at(panel, 0, Kind::panel_bytes(t) / (16 * PANEL * 4)), panel * PANEL);
 }
 
 void linear_w8(const LinearTask& t) { linear<W8>(t, StoredPanels<W8>{t}); }
 void linear_bf16(const LinearTask& t) { linear<BF16>(t, StoredPanels<BF16>{t}); }
+
+void linear_grouped(const LinearTask& t) {
+  if (t.bits == 4) return linear<BF16>(t, GroupedPanels<4>(t));
+  linear<BF16>(t, GroupedPanels<8>(t));
+}
 
 void linear_w4(const LinearTask& t) {
   if ((t.row_end - t.row_begin) * t.digits >= WIDENED) return linear<W8>(t, WidenedPanels(t));

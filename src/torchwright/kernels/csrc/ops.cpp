@@ -291,11 +291,15 @@ Tensor linear_w4a16(const Tensor& x, const Tensor& weight, const Tensor& scale, 
   return linear_quantized(x, weight, scale, bias, features, group_size, 2, about_zero, nothing_more);
 }
 
-Tensor linear_bf16(const Tensor& x_in, const Tensor& weight, const optional<Tensor>& bias, int64_t features) {
+// Weights in bfloat16, or made so as they are read: `bits` of them is 16, or that of integers in groups.
+Tensor linear_wide(const Tensor& x_in, const Tensor& weight, const optional<Tensor>& bias, int64_t features,
+                   int64_t group, int64_t bits) {
   const Tensor x = x_in.contiguous();
-  const int64_t rows = row_count(x), width = x.size(-1), depth = up(width, DEPTH), stride = depth + APART / 2;
+  const int64_t rows = row_count(x), width = x.size(-1), depth = up(width, std::max(group, DEPTH));
+  const int64_t bytes = group ? depth / group * tw::grouped_bytes(group, bits) : depth * PANEL * 2;
+  const int64_t stride = depth + APART / 2;
   Tensor out;
-  auto task = linear_task(x, weight, depth * PANEL * 2, depth, 0, bias, features, out);
+  auto task = linear_task(x, weight, bytes, depth, group, bias, features, out);
   if (!rows) return out;
   const auto& k = kernels();
   const Type type = float_type(x, "x");
@@ -306,8 +310,20 @@ Tensor linear_bf16(const Tensor& x_in, const Tensor& weight, const optional<Tens
   task.rows = wide.const_data_ptr();
   task.row_stride = 2 * stride;
   task.digits = 1;
-  over_blocks(task, rows, up(features, PANEL) / PANEL, k.linear_bf16);
+  task.bits = bits;
+  over_blocks(task, rows, up(features, PANEL) / PANEL, group ? k.linear_grouped : k.linear_bf16);
   return out;
+}
+
+Tensor linear_bf16(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, int64_t features) {
+  return linear_wide(x, weight, bias, features, 0, 16);
+}
+
+Tensor linear_grouped(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, int64_t features,
+                      int64_t group_size, int64_t bits) {
+  TORCH_CHECK_VALUE(bits == 4 || bits == 8, "bits is ", bits, "; 4 or 8 is wanted");
+  if (group_size != 16) check_group(group_size);
+  return linear_wide(x, weight, bias, features, group_size, bits);
 }
 
 std::tuple<Tensor, Tensor> norm(const Tensor& x_in, const optional<Tensor>& residual_in, const Tensor& weight,
@@ -553,6 +569,7 @@ TORCH_LIBRARY(torchwright, m) {
   m.def("linear_w4a16(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int features, int group_size) -> Tensor");
   m.def("quantize_w4(Tensor weight, Tensor importance, int group_size) -> (Tensor, Tensor, Tensor)");
   m.def("linear_bf16(Tensor x, Tensor weight, Tensor? bias, int features) -> Tensor");
+  m.def("linear_grouped(Tensor x, Tensor weight, Tensor? bias, int features, int group_size, int bits) -> Tensor");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
   m.def("gated(Tensor x, str kind) -> Tensor");
@@ -571,6 +588,7 @@ TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
   m.impl("linear_w4a8", linear_w4a8);
   m.impl("linear_w4a16", linear_w4a16);
   m.impl("linear_bf16", linear_bf16);
+  m.impl("linear_grouped", linear_grouped);
   m.impl("quantize_w4", quantize_w4);
   m.impl("rms_norm", rms_norm);
   m.impl("add_rms_norm", add_rms_norm);
