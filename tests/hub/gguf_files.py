@@ -189,6 +189,8 @@ NAMES = {
 
 
 def stored_name(name: str) -> str:
+    if name == "rope_freqs":
+        return "rope_freqs.weight"
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     module, _, part = name.rpartition(".")
     if module in whole:
@@ -229,7 +231,7 @@ def model_file(
     for seed, (name, tensor) in enumerate(model.state_dict().items()):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.rpartition(".")[0].rpartition(".")[2])
         turn = family == "llama" and heads is not None
         chosen = kind(name) if tensor.ndim == 2 else "F32"
         if chosen in DECODERS:
