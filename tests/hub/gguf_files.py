@@ -1,4 +1,4 @@
-"""GGUF files written number by number from ggml's description, and what their blocks stand for, position by position."""
+"""GGUF files written number by number from ggml's description, and what their blocks stand for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ from typing import Any
 
 import numpy as np
 
-TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30}
+TYPES = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "BF16": 30,
+}
 SIZES = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34)}
 SIZES |= {"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}
 ALIGNMENT = 32
@@ -51,7 +63,9 @@ def info(name: str, shape: tuple[int, ...], kind: int, offset: int) -> bytes:
     return text(name) + struct.pack("<I", len(shape)) + extents + struct.pack("<IQ", kind, offset)
 
 
-def write(path: Path, metadata: dict[str, Any], tensors: dict[str, tuple[str, tuple[int, ...], bytes]]) -> Path:
+def write(
+    path: Path, metadata: dict[str, Any], tensors: dict[str, tuple[str, tuple[int, ...], bytes]]
+) -> Path:
     """Tensors by name: type, shape with the innermost extent last, bytes."""
     infos, data = [], b""
     for name, (kind, shape, content) in tensors.items():
@@ -88,7 +102,7 @@ HALVES: dict[str, tuple[list[tuple[int, float]], float]] = {
     "Q5_K": ([(0, 1), (2, 15.5)], 500),
     "Q6_K": ([(208, 1)], 750),
 }
-"""Where a block has half-precision numbers and what share of the scale they are; about the deviation of its integers."""
+"""Where a block has half-precision numbers, as shares of its scale; about the deviation of its integers."""
 
 
 def half_of(found: np.ndarray) -> Callable[[int], np.ndarray]:
@@ -171,7 +185,16 @@ def q6_k(b: np.ndarray, half: Any, y: np.ndarray) -> None:
                 y[:, 128 * n + 32 * part + i] = half(208) * signed(b[:, scale + i // 16 + 2 * part]) * code
 
 
-DECODERS = {"Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1, "Q8_0": q8_0, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k}
+DECODERS = {
+    "Q4_0": q4_0,
+    "Q4_1": q4_1,
+    "Q5_0": q5_0,
+    "Q5_1": q5_1,
+    "Q8_0": q8_0,
+    "Q4_K": q4_k,
+    "Q5_K": q5_k,
+    "Q6_K": q6_k,
+}
 
 NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -223,7 +246,11 @@ def model_file(
         f"{family}.feed_forward_length": U32(config.intermediate_size),
         f"{family}.attention.head_count": U32(config.num_attention_heads),
         f"{family}.attention.head_count_kv": U32(config.num_key_value_heads),
-        f"{family}.attention.key_length": U32(config.head_dim if hasattr(config, "head_dim") else config.hidden_size // config.num_attention_heads),
+        f"{family}.attention.key_length": U32(
+            config.head_dim
+            if hasattr(config, "head_dim")
+            else config.hidden_size // config.num_attention_heads
+        ),
         f"{family}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         f"{family}.rope.freq_base": float(config.rope_parameters["rope_theta"]),
     }
@@ -231,7 +258,9 @@ def model_file(
     for seed, (name, tensor) in enumerate(model.state_dict().items()):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.rpartition(".")[0].rpartition(".")[2])
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
+            name.rpartition(".")[0].rpartition(".")[2]
+        )
         turn = family == "llama" and heads is not None
         chosen = kind(name) if tensor.ndim == 2 else "F32"
         if chosen in DECODERS:

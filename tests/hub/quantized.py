@@ -51,7 +51,9 @@ def build(family: str, seed: int = 0, **options: Any) -> Any:
     return model.requires_grad_(False)
 
 
-def write(model: Any, folder: Path, settings: dict[str, Any], writer: Writer, metadata: dict[str, str] | None = None) -> Path:
+def write(
+    model: Any, folder: Path, settings: dict[str, Any], writer: Writer, metadata: dict[str, str] | None = None
+) -> Path:
     """The folder of the model with its linear layers as `writer` writes them; the model gets what they stand for."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
@@ -65,7 +67,7 @@ def write(model: Any, folder: Path, settings: dict[str, Any], writer: Writer, me
         else:
             tensors[name] = tensor.contiguous().clone()
     save_file(tensors, folder / "model.safetensors", metadata=metadata)
-    config = json.loads(model.config.to_json_string()) 
+    config = json.loads(model.config.to_json_string())
     config |= {"architectures": [type(model).__name__], "quantization_config": settings}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
@@ -85,7 +87,9 @@ def words(values: np.ndarray, bits: int, places: tuple[int, ...] | None = None) 
     return packed.astype(np.uint32).view(np.int32)
 
 
-def grouped(weight: np.ndarray, group: int, bits: int, *, symmetric: bool, scale_type: Any = np.float16) -> Any:
+def grouped(
+    weight: np.ndarray, group: int, bits: int, *, symmetric: bool, scale_type: Any = np.float16
+) -> Any:
     """(integers from 0 on (N, K), scales (N, G), zeros (N, G)) of groups along the input."""
     N, K = weight.shape
     parts = weight.reshape(N, K // group, group)
@@ -128,19 +132,31 @@ def awq(group: int, *, symmetric: bool = False) -> tuple[dict[str, Any], Writer]
             f"{base}.scales": torch.from_numpy(s.T.copy()),
         }, wide(q, s, z)
 
-    settings = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": not symmetric}
+    settings = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group,
+        "version": "gemm",
+        "zero_point": not symmetric,
+    }
     return settings, put
 
 
-def gptq(group: int, bits: int = 4, *, symmetric: bool = True, act_order: bool = False, v2: bool = False) -> tuple[dict[str, Any], Writer]:
+def gptq(
+    group: int, bits: int = 4, *, symmetric: bool = True, act_order: bool = False, v2: bool = False
+) -> tuple[dict[str, Any], Writer]:
     def put(base: str, weight: np.ndarray) -> Written:
-        N, K = weight.shape
+        K = weight.shape[1]
         size = K if group < 0 else group
         order = np.random.default_rng(len(base)).permutation(K) if act_order else np.arange(K)
         # Columns in the order of their activations share scales.
         q_sorted, s, z = grouped(weight[:, order], size, bits, symmetric=symmetric)
         dequantized, q, index = np.empty_like(weight), np.empty_like(q_sorted), np.empty(K, np.int32)
-        dequantized[:, order], q[:, order], index[order] = wide(q_sorted, s, z), q_sorted, np.arange(K) // size
+        dequantized[:, order], q[:, order], index[order] = (
+            wide(q_sorted, s, z),
+            q_sorted,
+            np.arange(K) // size,
+        )
         stored = z if v2 else (z - 1) % 2**bits
         tensors = {
             f"{base}.qweight": torch.from_numpy(words(q, bits).T.copy()),
@@ -150,11 +166,19 @@ def gptq(group: int, bits: int = 4, *, symmetric: bool = True, act_order: bool =
         }
         return tensors, dequantized
 
-    settings = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": act_order, "sym": symmetric}
+    settings = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group,
+        "desc_act": act_order,
+        "sym": symmetric,
+    }
     return settings | ({"checkpoint_format": "gptq_v2"} if v2 else {}), put
 
 
-def compressed(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> tuple[dict[str, Any], Writer]:
+def compressed(
+    layout: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], Writer]:
     bits, strategy = weights["num_bits"], weights["strategy"]
     symmetric = weights.get("symmetric", True)
 
@@ -183,7 +207,9 @@ def compressed(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | No
     return settings | {"config_groups": {"group_0": scheme}, "ignore": ["lm_head"]}, put
 
 
-def float8(base: str, weight: np.ndarray, strategy: str, block: list[int] | None, name: str = "weight_scale") -> Written:
+def float8(
+    base: str, weight: np.ndarray, strategy: str, block: list[int] | None, name: str = "weight_scale"
+) -> Written:
     N, K = weight.shape
     rows, columns = {"tensor": (N, K), "channel": (1, K)}.get(strategy) or tuple(block or (0, 0))
     tall, broad = -(-N // rows), -(-K // columns)
@@ -196,19 +222,34 @@ def float8(base: str, weight: np.ndarray, strategy: str, block: list[int] | None
             q[at] = torch.from_numpy(weight[at] / scale[i, j]).to(torch.float8_e4m3fn).float().numpy()
             dequantized[at] = q[at].astype(np.float64) * scale[i, j]
     stored = torch.from_numpy(scale if strategy != "tensor" else scale.reshape(1))
-    return {f"{base}.weight": torch.from_numpy(q).to(torch.float8_e4m3fn), f"{base}.{name}": stored}, dequantized
+    return {
+        f"{base}.weight": torch.from_numpy(q).to(torch.float8_e4m3fn),
+        f"{base}.{name}": stored,
+    }, dequantized
 
 
 def block_fp8(block: list[int] | None) -> tuple[dict[str, Any], Writer]:
     strategy = "tensor" if block is None else "block"
-    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": block}
+    settings = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "weight_block_size": block,
+    }
     return settings, lambda base, weight: float8(base, weight, strategy, block, "weight_scale_inv")
 
 
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
     *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
-    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    *(
+        0.24611230194568634,
+        0.33791524171829224,
+        0.44070982933044434,
+        0.5626170039176941,
+        0.7229568362236023,
+        1.0,
+    ),
 )
 
 
@@ -218,13 +259,20 @@ def nf4(*, double: bool, size: int = 64) -> tuple[dict[str, Any], Writer]:
     def put(base: str, weight: np.ndarray) -> Written:
         flat = weight.reshape(-1, size)
         largest = np.abs(flat).max(1).astype(np.float32)
-        state: dict[str, Any] = {"quant_type": "nf4", "blocksize": size, "dtype": "bfloat16", "shape": list(weight.shape)}
+        state: dict[str, Any] = {
+            "quant_type": "nf4",
+            "blocksize": size,
+            "dtype": "bfloat16",
+            "shape": list(weight.shape),
+        }
         tensors = {f"{base}.weight.quant_map": torch.tensor(NF4)}
         if double:
             offset = float(largest.mean())
             codes = np.linspace(-1, 1, 256, dtype=np.float32)
             beyond = largest - offset
-            outer = np.array([np.abs(beyond[i : i + 256]).max() for i in range(0, len(beyond), 256)], np.float32)
+            outer = np.array(
+                [np.abs(beyond[i : i + 256]).max() for i in range(0, len(beyond), 256)], np.float32
+            )
             each = np.repeat(outer, 256)[: len(beyond)]
             index = np.abs(beyond[:, None] / each[:, None] - codes).argmin(1).astype(np.uint8)
             tensors[f"{base}.weight.absmax"] = torch.from_numpy(index)
@@ -236,10 +284,14 @@ def nf4(*, double: bool, size: int = 64) -> tuple[dict[str, Any], Writer]:
             tensors[f"{base}.weight.absmax"] = torch.from_numpy(largest)
         index = np.abs((flat / largest[:, None])[..., None] - table).argmin(2)
         pairs = index.reshape(-1, 2)
-        tensors[f"{base}.weight"] = torch.from_numpy((pairs[:, 0] << 4 | pairs[:, 1]).astype(np.uint8))[:, None]
+        tensors[f"{base}.weight"] = torch.from_numpy((pairs[:, 0] << 4 | pairs[:, 1]).astype(np.uint8))[
+            :, None
+        ]
         text = json.dumps(state).encode()
         tensors[f"{base}.weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(text), dtype=torch.uint8)
-        return tensors, (table[index].astype(np.float64) * largest[:, None].astype(np.float64)).reshape(weight.shape)
+        return tensors, (table[index].astype(np.float64) * largest[:, None].astype(np.float64)).reshape(
+            weight.shape
+        )
 
     settings = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     return settings | {"bnb_4bit_use_double_quant": double}, put
@@ -255,7 +307,9 @@ def llm_int8() -> tuple[dict[str, Any], Writer]:
     return {"quant_method": "bitsandbytes", "load_in_8bit": True}, put
 
 
-def torchao(kind: str, block: Callable[[int, int], list[int]]) -> tuple[dict[str, Any], Writer, dict[str, str]]:
+def torchao(
+    kind: str, block: Callable[[int, int], list[int]]
+) -> tuple[dict[str, Any], Writer, dict[str, str]]:
     described: dict[str, str] = {}
 
     def put(base: str, weight: np.ndarray) -> Written:
@@ -264,7 +318,10 @@ def torchao(kind: str, block: Callable[[int, int], list[int]]) -> tuple[dict[str
         parts = ["qdata", "scale"]
         if kind == "Float8Tensor":
             tensors, dequantized = float8(base, weight, "channel", None)
-            tensors = {f"{base}._weight_qdata": tensors[f"{base}.weight"], f"{base}._weight_scale": tensors[f"{base}.weight_scale"]}
+            tensors = {
+                f"{base}._weight_qdata": tensors[f"{base}.weight"],
+                f"{base}._weight_scale": tensors[f"{base}.weight_scale"],
+            }
         else:
             q, s, z = grouped(weight, size[1], 8, symmetric=kind == "Int8Tensor", scale_type=np.float32)
             scale = torch.from_numpy(s).bfloat16()
@@ -278,7 +335,11 @@ def torchao(kind: str, block: Callable[[int, int], list[int]]) -> tuple[dict[str
                 parts.append("zero_point")
             dequantized = wide(q, s, z)
         described[f"{base}.weight"] = json.dumps(
-            {"_type": kind, "_data": {"block_size": size, "dtype": {"_type": "torch.dtype", "_data": "bfloat16"}}, "_tensor_data_names": parts}
+            {
+                "_type": kind,
+                "_data": {"block_size": size, "dtype": {"_type": "torch.dtype", "_data": "bfloat16"}},
+                "_tensor_data_names": parts,
+            }
         )
         return tensors, dequantized
 

@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 import quantized as made
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from torchwright.decoder import load_decoder
+from torchwright.errors import ModelError
+from torchwright.hub import weight
+from torchwright.hub.weight import Grouped
 from torchwright.kernels import ops
+from torchwright.workloads.huggingface import load_model
 
 INT8_ROWS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
 
@@ -152,3 +158,107 @@ def test_integers_go_into_the_asked_scheme_where_a_row_has_one_scale(
     wanted = model.model.layers[0].mlp.down_proj.weight
     assert down.scheme == name
     assert torch.allclose(down.wide_weight(), wanted, rtol=1e-6, atol=0) == same
+
+
+def test_settings_that_are_not_read_are_refused_by_their_key(tmp_path: Path) -> None:
+    packed = made.compressed("pack-quantized", integers(4, "group", group_size=128))[0]
+    group = {"weights": integers(3, "group", group_size=128)}
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"quant_method": "awq", "version": "gemv"}, r"quantization_config\.version.*'gemv'.*gemm"),
+        ({"quant_method": "awq", "bits": 3}, r"quantization_config\.bits"),
+        ({"quant_method": "gptq", "bits": 3, "group_size": 128}, r"bits.*2 or 4 or 8"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 1, "checkpoint_format": "marlin"}, "marlin"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt.*e5m2.*e4m3"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size"),
+        ({"quant_method": "bitsandbytes"}, "load_in_4bit"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf3"}, "nf3.*nf4"),
+        (packed | {"format": "marlin-24"}, "marlin-24.*pack-quantized"),
+        (packed | {"transform_config": {"a": 1}}, "rotations"),
+        (packed | {"config_groups": {}}, "config_groups"),
+        (
+            packed | {"config_groups": {"group_0": group}},
+            r"config_groups\.group_0\.weights\.num_bits.*4 or 8",
+        ),
+        ({"quant_method": ["awq"]}, "quantized by"),
+    ]
+    folder = made.write(made.build("llama", num_hidden_layers=1), tmp_path, *made.awq(128))
+    for settings, message in refused:
+        change_config(folder, settings)
+        with pytest.raises(ModelError, match=message):
+            load_decoder(folder)
+
+
+def change_config(folder: Path, settings: dict[str, Any]) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": settings}))
+
+
+DOWN = "model.layers.0.mlp.down_proj"
+SPOILT: dict[str, tuple[str, dict[str, torch.Tensor | None], str]] = {
+    "awq words": ("awq", {"qweight": torch.zeros(9, 9, dtype=torch.int32)}, "qweight is|scales is"),
+    "awq type": ("awq", {"qweight": torch.zeros(512, 32)}, "of torch.float32"),
+    "awq scales": ("awq", {"scales": torch.zeros(3, 256)}, "qzeros is|scales is"),
+    "awq zeros gone": ("awq", {"qzeros": None}, "lack the tensor"),
+    "gptq zeros": ("gptq", {"qzeros": torch.zeros(4, 3, dtype=torch.int32)}, "qzeros is"),
+    "gptq groups beyond": (
+        "gptq",
+        {"g_idx": torch.full((512,), 9, dtype=torch.int32)},
+        "groups from 9 to 9 of 4",
+    ),
+    "ct shape": ("ct-int4", {"weight_shape": torch.tensor([2**60, 2**60])}, "for a weight of"),
+    "ct scales": ("ct-int4", {"weight_scale": torch.ones(7, 3)}, "scales for"),
+    "fp8 scales": ("fp8-block", {"weight_scale_inv": torch.ones(7, 3)}, "scales for blocks"),
+    "fp8 type": ("fp8-block", {"weight": torch.zeros(256, 512, dtype=torch.int8)}, "torch.int8"),
+    "nf4 codes": ("nf4", {"weight": torch.zeros(5, 1, dtype=torch.uint8)}, "the codes is"),
+    "nf4 scales": ("nf4", {"weight.absmax": torch.zeros(5)}, "absmax is"),
+    "nf4 state": (
+        "nf4",
+        {"weight.quant_state.bitsandbytes__nf4": torch.zeros(2**20, dtype=torch.uint8)},
+        "its description is",
+    ),
+    "torchao scales": ("torchao-int8", {"_weight_scale": torch.ones(7, 1)}, "scales for"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_parts_that_do_not_belong_together_are_named(case: str, tmp_path: Path) -> None:
+    name, changed, message = SPOILT[case]
+    folder = made.write(made.build("llama", num_hidden_layers=1), tmp_path, *CASES[name][0]())
+    path = folder / "model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    for part, tensor in changed.items():
+        del tensors[f"{DOWN}.{part}"]
+        if tensor is not None:
+            tensors[f"{DOWN}.{part}"] = tensor
+    save_file(tensors, path, metadata=metadata)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_decoder(folder)
+    assert DOWN in str(caught.value)
+
+
+def test_one_tensor_is_made_wide_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of rows, whatever the size of the block."""
+    folder = made.write(made.build("llama", num_hidden_layers=1), tmp_path, *made.awq(128))
+    ids_BT = torch.randint(3, 96, (1, 12), generator=torch.Generator().manual_seed(1))
+    whole = load_decoder(folder).logits(ids_BT)
+    asked: list[int] = []
+    rows = Grouped.rows
+    monkeypatch.setattr(weight, "BLOCK", 1000)
+    monkeypatch.setattr(
+        Grouped, "rows", lambda self, a, b: asked.append((b - a) * self.shape[1]) or rows(self, a, b)
+    )
+    assert torch.equal(load_decoder(folder).logits(ids_BT), whole)
+    assert max(asked) <= 1024
+
+
+def test_transformers_model_of_a_quantized_folder(tmp_path: Path) -> None:
+    """What `optimize` starts from: the model that the integers stand for."""
+    for case in ("awq", "nf4-double", "torchao-int8", "ct-w8a8", "fp8-block"):
+        model = made.build("qwen2", num_hidden_layers=1)
+        folder = made.write(model, tmp_path / case, *CASES[case][0]())
+        ids_BT = torch.randint(3, 96, (1, 12), generator=torch.Generator().manual_seed(1))
+        theirs = made.logits(load_model(folder, "AutoModelForCausalLM"), ids_BT)
+        torch.testing.assert_close(theirs, made.logits(model, ids_BT), rtol=0, atol=1e-4)

@@ -1,7 +1,8 @@
-"""GGUF files: logits equal to those of the weights that their blocks stand for, tokenizers, and files that are wrong."""
+"""GGUF files: logits equal to those of the weights that their blocks stand for, tokenizers, and wrong files."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from pathlib import Path
@@ -32,7 +33,22 @@ def letters(**more: Any) -> dict[str, Any]:
     """A SentencePiece vocabulary of 96 tokens: bytes of some characters, letters, words."""
     pieces = [("<unk>", 2, 0.0), ("<s>", 3, 0.0), ("</s>", 3, 0.0)]
     pieces += [(f"<0x{byte:02X}>", 6, 0.0) for byte in (0x0A, 0xC3, 0xA9)]
-    words = ["▁", *"helowrd", "▁h", "el", "lo", "ell", "▁hell", "▁hello", "or", "wor", "▁wor", "ld", "▁world", "he"]
+    words = [
+        "▁",
+        *"helowrd",
+        "▁h",
+        "el",
+        "lo",
+        "ell",
+        "▁hell",
+        "▁hello",
+        "or",
+        "wor",
+        "▁wor",
+        "ld",
+        "▁world",
+        "he",
+    ]
     pieces += [(word, 1, -float(index)) for index, word in enumerate(words)]
     pieces += [("<|tool|>", 4, 0.0)]
     pieces += [(f"[PAD{index}]", 5, 0.0) for index in range(96 - len(pieces))]
@@ -49,7 +65,11 @@ def letters(**more: Any) -> dict[str, Any]:
 
 
 EACH = [(kind, list(made.FAMILIES)[at % len(made.FAMILIES)]) for at, kind in enumerate(TYPES)]
-ALL = [pytest.param(kind, family, marks=() if (kind, family) in EACH else pytest.mark.sweep) for kind in TYPES for family in made.FAMILIES]
+ALL = [
+    pytest.param(kind, family, marks=() if (kind, family) in EACH else pytest.mark.sweep)
+    for kind in TYPES
+    for family in made.FAMILIES
+]
 
 
 @pytest.mark.parametrize(("kind", "family"), ALL)
@@ -86,7 +106,12 @@ def tiny_file(tmp_path: Path, **metadata: Any) -> Path:
 def test_scaled_rotary_embeddings(tmp_path: Path) -> None:
     """Llama 3.1's come as a tensor of factors; linear and yarn as keys."""
     kinds: dict[str, dict[str, Any]] = {
-        "llama3": {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+        "llama3": {
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
         "linear": {"factor": 2.0},
         "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
     }
@@ -112,7 +137,9 @@ def merged_by_score(text: str, scores: dict[str, float]) -> list[str]:
     """SentencePiece, as llama.cpp says it: the neighbours with the best score become one, the first of equals."""
     parts = list(text)
     while True:
-        pairs = [(scores[a + b], -at) for at, (a, b) in enumerate(zip(parts, parts[1:], strict=False)) if a + b in scores]
+        pairs = [
+            (scores[a + b], -at) for at, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in scores
+        ]
         if not pairs:
             return parts
         at = -max(pairs)[1]
@@ -200,11 +227,19 @@ WRONG: dict[str, tuple[bytes, str]] = {
         "k is 1,152,921,504,606,846,976 bytes long",
     ),
     "a list's length": (
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + files.text("k") + struct.pack("<IIQ", 9, 4, HUGE) + bytes(64),
+        b"GGUF"
+        + struct.pack("<IQQ", 3, 0, 1)
+        + files.text("k")
+        + struct.pack("<IIQ", 9, 4, HUGE)
+        + bytes(64),
         "1,152,921,504,606,846,976 values of 'k'",
     ),
     "texts in a list": (
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + files.text("k") + struct.pack("<IIQ", 9, 8, HUGE) + bytes(64),
+        b"GGUF"
+        + struct.pack("<IQQ", 3, 0, 1)
+        + files.text("k")
+        + struct.pack("<IIQ", 9, 8, HUGE)
+        + bytes(64),
         "1,152,921,504,606,846,976 texts of 'k'",
     ),
     "lists in lists": (
@@ -215,7 +250,11 @@ WRONG: dict[str, tuple[bytes, str]] = {
         b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + files.text("k") + struct.pack("<I", 99) + bytes(64),
         "of type 99",
     ),
-    "a key twice": (files.header({"a": True}, []).replace(struct.pack("<QQ", 0, 1), struct.pack("<QQ", 0, 2)) + files.header({"a": True}, [])[24:], "the key 'a' twice"),
+    "a key twice": (
+        files.header({"a": True}, []).replace(struct.pack("<QQ", 0, 1), struct.pack("<QQ", 0, 2))
+        + files.header({"a": True}, [])[24:],
+        "the key 'a' twice",
+    ),
     "alignment 0": (files.header({"general.alignment": files.U32(0)}, []), "alignment is 0"),
     "alignment 12": (files.header({"general.alignment": files.U32(12)}, []), "alignment is 12"),
     "extents": (files.header({}, [files.info("t", (1,) * 5, 0, 0)]), "'t' has 5 extents"),
@@ -226,7 +265,10 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "half a block": (files.header({}, [files.info("t", (48,), 2, 0)]), "rows of 48"),
     "an offset beyond": (files.header({}, [files.info("t", (32,), 0, HUGE)]), "ends at byte"),
     "an offset between": (files.header({}, [files.info("t", (32,), 0, 5)]), "begins at 5"),
-    "a tensor twice": (files.header({}, [files.info("t", (1,), 0, 0)] * 2) + bytes(64), "the tensor 't' twice"),
+    "a tensor twice": (
+        files.header({}, [files.info("t", (1,), 0, 0)] * 2) + bytes(64),
+        "the tensor 't' twice",
+    ),
 }
 
 
@@ -259,7 +301,10 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
     "value heads": ({"llama.attention.value_length": files.U32(99)}, "'llama.attention.value_length'"),
     "rope": ({"llama.rope.scaling.type": "spiral"}, "no 'llama.rope.scaling.factor'"),
     "tokenizer": ({"tokenizer.ggml.model": "bert"}, "'tokenizer.ggml.model'.*gpt2 or llama"),
-    "splits": ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "odd"}, "'tokenizer.ggml.pre'.*llama-bpe"),
+    "splits": (
+        {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "odd"},
+        "'tokenizer.ggml.pre'.*llama-bpe",
+    ),
     "scores": ({"tokenizer.ggml.scores": [1.0]}, "a list of 96 numbers"),
     "tokens": ({"tokenizer.ggml.tokens": files.U32(5)}, "a list of texts"),
     "a token beyond": ({"tokenizer.ggml.bos_token_id": files.U32(96)}, "one of the 96 tokens"),

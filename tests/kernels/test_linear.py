@@ -120,9 +120,7 @@ def test_kept_integers_give_the_bits_of_their_bfloat16(isa: str, scheme: str, gr
         integers = torch.randint(0, top, (N, K), generator=random, dtype=torch.uint8)
         scale = (randn(N, -(-K // group)) / 50).half().float()
         zeros = torch.randint(0, top, scale.shape, generator=random)
-        layer = PackedLinear.from_groups(
-            integers, scale, -zeros * scale, randn(N), scheme, group_size=group
-        )
+        layer = PackedLinear.from_groups(integers, scale, -zeros * scale, randn(N), scheme, group_size=group)
         each = [part.repeat_interleave(group, 1)[:, :K] for part in (zeros, scale)]
         wide = (integers.double() - each[0]) * each[1]
         assert torch.equal(layer.wide_weight(), wide.bfloat16().float())
@@ -138,7 +136,11 @@ def test_kept_integers_give_the_bits_of_their_bfloat16(isa: str, scheme: str, gr
 
 def test_wrong_kept_integers_are_refused(native: Any) -> None:
     packed, x = torch.zeros(64 * (8 + 16), dtype=torch.uint8), torch.zeros(1, 32)
-    for bits, group, message in ((3, 32, "bits is 3"), (4, 8, "group_size is 8"), (4, 32, "packed weight has")):
+    for bits, group, message in (
+        (3, 32, "bits is 3"),
+        (4, 8, "group_size is 8"),
+        (4, 32, "packed weight has"),
+    ):
         with pytest.raises(ValueError, match=message):
             native.linear_grouped(x, packed, None, 64, group, bits)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchwright.decoder.config import ACTIVATIONS, DecoderConfig, Experts
-from torchwright.hub.fields import Fields
 from torchwright.decoder.rope import Rope, read_rope
+from torchwright.hub.fields import Fields
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 

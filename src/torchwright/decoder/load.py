@@ -65,9 +65,7 @@ def load_decoder(
     stored = None
     if checkpoint.quantized:
         stored = f"{checkpoint.format}: {_became(weights.repacked, scheme, dtype)}"
-    return LoadedDecoder(
-        decoder, path, kv_dtype=KV_DTYPES[kv], stop=stop_ids(config, path), stored=stored
-    )
+    return LoadedDecoder(decoder, path, kv_dtype=KV_DTYPES[kv], stop=stop_ids(config, path), stored=stored)
 
 
 def stop_ids(config: DecoderConfig, folder: Path) -> tuple[int, ...]:

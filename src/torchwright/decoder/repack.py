@@ -16,7 +16,11 @@ BITS = {"w8a8": 8, "w4a8": 4, "w4a16": 4}
 
 
 def repack(
-    weights: Sequence[Grouped], bias_N: torch.Tensor | None, scheme: str, group_size: int, device: torch.device
+    weights: Sequence[Grouped],
+    bias_N: torch.Tensor | None,
+    scheme: str,
+    group_size: int,
+    device: torch.device,
 ) -> PackedLinear | None:
     """The layer of `scheme` around the integers of weights that lie one below the other, or None where they do not fit.
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from torchwright.decoder.batch import Batch
-from torchwright.hub.fields import Fields
 from torchwright.errors import unknown
+from torchwright.hub.fields import Fields
 
 FIRST_ROWS = 512
 

@@ -58,7 +58,7 @@ class DecoderWeights:
         self.config, self.checkpoint, self.dtype, self.make_linear = config, checkpoint, dtype, make_linear
         self.device, self.rounded, self.repack = device, rounded, repack
         self.repacked: Counter[str] = Counter()
-        """Layers whose weights were quantized in the checkpoint: how many of which scheme, "" where they were made wide."""
+        """Layers that the checkpoint has quantized: how many of which scheme, "" where they were made wide."""
         self.names = FAMILIES[config.architecture].names
 
     def embedding(self) -> torch.Tensor:

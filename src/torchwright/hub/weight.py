@@ -1,4 +1,4 @@
-"""One tensor of a checkpoint: float rows, made a few at a time, and the integers that they come from where it has some."""
+"""One tensor of a checkpoint: float rows, made a few at a time, and the integers that they come from."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Integers:
 
 @dataclass(frozen=True, kw_only=True)
 class Grouped:
-    """A weight (N, K) of whole numbers, each `group` of them along the input with one scale; the last may be shorter."""
+    """A weight (N, K) of whole numbers, `group` of them along the input with one scale; the last may be fewer."""
 
     shape: tuple[int, int]
     bits: int
@@ -97,7 +97,9 @@ class Grouped:
         wide = groups_NG.float()
         if self.group_of_K is not None:
             return wide[:, self.group_of_K]
-        return wide if self.group >= self.shape[1] else wide.repeat_interleave(self.group, 1)[:, : self.shape[1]]
+        return (
+            wide if self.group >= self.shape[1] else wide.repeat_interleave(self.group, 1)[:, : self.shape[1]]
+        )
 
 
 def fill(out: torch.Tensor, weight: Weight) -> None:

@@ -36,9 +36,7 @@ class PackedForm:
     @property
     def depth(self) -> int:
         """Input features as the kernels count them."""
-        return pack.padded_depth(
-            self.in_features, 0 if self.scheme in ("bf16", "w8a8") else self.group_size
-        )
+        return pack.padded_depth(self.in_features, 0 if self.scheme in ("bf16", "w8a8") else self.group_size)
 
     def check(self) -> None:
         """Raise `ValueError` where there is no such layer."""
@@ -46,7 +44,9 @@ class PackedForm:
             raise ValueError(f"scheme is {self.scheme}; one of {', '.join((*SCHEMES, *KEPT))} is wanted")
         allowed = pack_grouped.GROUPS if self.scheme in KEPT else pack.GROUPS
         if self.group_size not in allowed:
-            raise ValueError(f"group_size is {self.group_size}; one of {', '.join(map(str, allowed))} is wanted")
+            raise ValueError(
+                f"group_size is {self.group_size}; one of {', '.join(map(str, allowed))} is wanted"
+            )
         if self.in_features < 1 or self.out_features < 1:
             raise ValueError(
                 f"{self.in_features} input and {self.out_features} output features; both must be positive"
@@ -157,7 +157,7 @@ class PackedLinear(nn.Module):
         *,
         group_size: int,
     ) -> Self:
-        """The layer, for a CPU, of a weight that is integers (uint8, from 0 on) · scale + offset; `scheme` is in `KEPT`."""
+        """The layer, for a CPU, of a weight that is integers (uint8, from 0 on) · scale + offset; `scheme`: `KEPT`."""
         N, K = integers_NK.shape
         form = PackedForm(scheme=scheme, in_features=K, out_features=N, group_size=group_size)
         packed = pack_grouped.pack_grouped(integers_NK, scale_NG, offset_NG, group_size, KEPT[scheme])

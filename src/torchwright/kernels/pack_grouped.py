@@ -1,6 +1,6 @@
 """Integers in groups of the input, each group with a scale and an offset of its own for each output feature.
 
-A weight is integer · scale + offset: what AWQ, GPTQ and GGUF keep, as it is. The kernel makes it bfloat16 as it reads it.
+A weight is integer · scale + offset: what AWQ, GPTQ and GGUF keep. The kernel makes it bfloat16 as it reads it.
 
     (panels, groups, [64 float32 scales, 64 float32 offsets, group/V x 4 x 16 x 4 bytes]), V = 32 / bits values a word
 
@@ -23,7 +23,7 @@ HALF, PAIR = BLOCK // 2, 2
 def pack_grouped(
     integers_NK: torch.Tensor, scale_NG: torch.Tensor, offset_NG: torch.Tensor, group_size: int, bits: int
 ) -> torch.Tensor:
-    """uint8 integers from 0 on, float32 scales and offsets, as the bytes (one dimension) that `linear_grouped` reads."""
+    """uint8 integers from 0 on, float32 scales and offsets, as the bytes that `linear_grouped` reads."""
     N, K = integers_NK.shape
     depth, rows = padded_depth(K, group_size), -(-N // PANEL) * PANEL
     padded = F.pad(integers_NK, (0, depth - K, 0, rows - N))
@@ -40,7 +40,9 @@ def pack_grouped(
     return torch.cat([heads.contiguous().view(torch.uint8), data], 2).flatten()
 
 
-def unpack_grouped(packed: torch.Tensor, features: int, depth: int, group_size: int, bits: int) -> torch.Tensor:
+def unpack_grouped(
+    packed: torch.Tensor, features: int, depth: int, group_size: int, bits: int
+) -> torch.Tensor:
     """The weight (N, depth) in float32 that `pack_grouped` packed, padding of the depth included."""
     panels, values = -(-features // PANEL), 32 // bits
     groups = packed.view(panels, depth // group_size, -1)
@@ -52,7 +54,9 @@ def unpack_grouped(packed: torch.Tensor, features: int, depth: int, group_size: 
         .permute(2, 0, 3, 1)
         .reshape(2, panels * PANEL, -1)
     )
-    data = groups[..., 8 * PANEL :].reshape(panels, depth // values, PANEL // BLOCK, HALF, PAIR, values // 2, -1)
+    data = groups[..., 8 * PANEL :].reshape(
+        panels, depth // values, PANEL // BLOCK, HALF, PAIR, values // 2, -1
+    )
     if bits == 4:
         data = torch.cat([data & 15, data >> 4], -1)
     integers = data.permute(0, 2, 6, 3, 1, 5, 4).reshape(panels * PANEL, depth)

@@ -26,6 +26,8 @@ KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 WEIGHT_BYTES = {"none": 2.0, "w8a8": 1.0, "w4a8": 0.5, "w4a16": 0.5}
 RATE = {"none": "bfloat16", "w4a16": "bfloat16", "w8a8": "int8", "w4a8": "int8"}
 """The products' type under each scheme."""
+KEEPS = ("awq", "gptq", "gguf", "compressed-tensors", "torchao")
+"""Formats whose integers stay as they are where a layout has them (decoder/repack.py)."""
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -83,7 +85,11 @@ def preflight(target: Target, wish: Wish) -> Preflight | None:
     config = read_json(target.folder / "config.json")
     scheme = (wish.quantize or "none").partition(":")[0]
     kv = wish.kv or wish.dtype or "bf16"
-    weights, parameters = _weights(target, scheme, 4 if wish.dtype == "fp32" else 2)
+    plain = 4 if wish.dtype == "fp32" else 2
+    if config.get("quantization_config") is not None and target.artifact is None:
+        weights, parameters = _quantized_weights(target, config, wish, plain)
+    else:
+        weights, parameters = _weights(target, scheme, plain)
     token_bytes = _token_bytes(target, config, kv)
     longest = _integer(config, "max_position_embeddings")
     context = min(longest, wish.max_context or longest)
@@ -168,6 +174,28 @@ def _weights(target: Target, scheme: str, plain: int) -> tuple[int, int]:
         parameters += embedding
         total += embedding * (plain if scheme == "none" else WEIGHT_BYTES.get(scheme, 2.0))
     return round(total), parameters
+
+
+def _quantized_weights(target: Target, config: dict[str, Any], wish: Wish, plain: int) -> tuple[int, int]:
+    """`_weights` of a quantized checkpoint, whose files' shapes are not the model's: by the sizes in config.json.
+
+    Integers that stay as they are take what their files take; whatever is made wide or rounded anew takes its own size.
+    """
+    E, layers = _integer(config, "hidden_size"), _integer(config, "num_hidden_layers")
+    heads = _integer(config, "num_attention_heads")
+    head_dim = config.get("head_dim") or E // heads
+    kv_heads = config.get("num_key_value_heads") or heads
+    experts = config.get("num_experts") or config.get("num_local_experts") or 1
+    feed_forward = config.get("moe_intermediate_size") or _integer(config, "intermediate_size")
+    embedding = _integer(config, "vocab_size") * E
+    layer = 2 * E * head_dim * (heads + kv_heads) + 3 * E * feed_forward * experts
+    parameters = layers * layer + embedding
+    if wish.quantize is None and plain == 2 and config["quantization_config"].get("quant_method") in KEEPS:
+        files = [file for pattern in ("*.safetensors", "*.gguf") for file in target.folder.glob(pattern)]
+        return sum(file.stat().st_size for file in files) + embedding * plain, parameters
+    scheme = (wish.quantize or "none").partition(":")[0]
+    each = plain if scheme == "none" else WEIGHT_BYTES.get(scheme, 2.0)
+    return round(parameters * each) + embedding * plain, parameters
 
 
 def _shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -19,7 +19,6 @@ from torchwright.hub.files import read_object
 from torchwright.hub.gguf.folder import opened
 from torchwright.quiet import quiet_import
 
-
 WEIGHTS = ("*.safetensors", "*.gguf")
 """Files of tensors."""
 
@@ -66,23 +65,23 @@ def load_model(folder: Path, auto: str) -> nn.Module:
     """
     import torch
 
-    path, options = folder / "config.json", {}
+    path = folder / "config.json"
     config = read_object(path) if path.is_file() else {}
-    source: Path | None = folder
     try:
         with quiet_transformers():
             import transformers
 
-            if config.get(QUANTIZATION) is not None:
-                source, options = None, _made_wide(folder, config)
-            model, loaded = getattr(transformers, auto).from_pretrained(
-                source,
+            if config.get(QUANTIZATION) is None:
+                cls, source = getattr(transformers, auto), {"pretrained_model_name_or_path": folder}
+            else:
+                cls, source = _made_wide(folder, config)
+            model, loaded = cls.from_pretrained(
+                **source,
                 dtype=torch.float32,
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
-                **options,
             )
     except ModelError:
         raise
@@ -106,14 +105,21 @@ def load_model(folder: Path, auto: str) -> nn.Module:
     return model
 
 
-def _made_wide(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """transformers' configuration and state dict of a quantized folder, as those of the model before."""
+def _made_wide(folder: Path, config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A quantized folder's class of model, and its configuration and state dict as those of the model before."""
     import torch
     import transformers
 
-    wide: Any = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    wide: Any = transformers.AutoConfig.from_pretrained(
+        folder, trust_remote_code=False, local_files_only=True
+    )
     del wide.quantization_config
-    return {"config": wide, "state_dict": dict(Checkpoint(folder, config).tensors(torch.float32))}
+    names = wide.architectures or ["no 'architectures'"]
+    cls = model_class(names[0])
+    if cls is None:
+        raise ModelError(f"transformers knows no model '{names[0]}' of {folder}")
+    tensors = dict(Checkpoint(folder, config).tensors(torch.float32))
+    return cls, {"pretrained_model_name_or_path": None, "config": wide, "state_dict": tensors}
 
 
 def register_recorded(model: nn.Module) -> None:

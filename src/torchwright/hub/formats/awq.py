@@ -1,18 +1,18 @@
 """AWQ (Lin et al., 2023), in AutoAWQ's "gemm" layout: 4-bit weights in groups along the input, with zeros.
 
-    qweight (K, N/8) int32     eight output features a word, in the order of `PLACES`
-    qzeros  (K/group, N/8)     the same
-    scales  (K/group, N)       float16
+qweight (K, N/8) int32     eight output features a word, in the order of `PLACES`
+qzeros  (K/group, N/8)     the same
+scales  (K/group, N)       float16
 """
 
 from __future__ import annotations
+
+import torch
 
 from torchwright.hub.fields import Fields
 from torchwright.hub.formats.base import READABLE, TensorFormat, expect
 from torchwright.hub.unpack import unpack
 from torchwright.hub.weight import Grouped, Integers, Weight
-
-import torch
 
 PLACES = (0, 16, 4, 20, 8, 24, 12, 28)
 """Where a word has the bits of its eight features."""

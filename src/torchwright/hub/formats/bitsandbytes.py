@@ -1,18 +1,19 @@
 """bitsandbytes: 4-bit codes of a table of sixteen numbers in blocks (nf4 of Dettmers et al., 2023, and fp4), and int8.
 
-    weight (N·K/2, 1) uint8                 two codes a byte, the first in the high half
-    weight.absmax                           one scale a block of the flat weight; or a code in `nested_quant_map`, with
-    weight.nested_absmax, .nested_quant_map one scale for each block of those and an offset
-    weight.quant_map (16,)                  what a code stands for
-    weight.quant_state.bitsandbytes__nf4    JSON in bytes: shape, block sizes, offset
+weight (N·K/2, 1) uint8                 two codes a byte, the first in the high half
+weight.absmax                           one scale a block of the flat weight; or a code in `nested_quant_map`, with
+weight.nested_absmax, .nested_quant_map one scale for each block of those and an offset
+weight.quant_map (16,)                  what a code stands for
+weight.quant_state.bitsandbytes__nf4    JSON in bytes: shape, block sizes, offset
 
-    weight (N, K) int8, SCB (N,)            weight · SCB / 127
+weight (N, K) int8, SCB (N,)            weight · SCB / 127
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,13 +48,16 @@ class BitsAndBytes(TensorFormat):
         return f"bitsandbytes {self.settings.text('bnb_4bit_quant_type', 'fp4')}"
 
     def names(self) -> Iterable[str]:
-        endings = tuple(f".weight.{part}" for part in PARTS)
-        return (name for name in super().names() if not name.endswith(endings))
+        """A quantized weight has the name of its own first part."""
+        endings = tuple(
+            f".{part}" for part in (self.main, *self.others, *(f"weight.{part}" for part in PARTS))
+        )
+        return (name for name in self.files.names() if not name.endswith(endings))
 
     def holds(self, name: str) -> bool:
         return super().holds(name) or self._state(name) is not None
 
-    def where(self, name: str):
+    def where(self, name: str) -> Path:
         return self.files.path(name)
 
     def quantized(self, base: str) -> Weight:

@@ -1,11 +1,11 @@
 """compressed-tensors, as llm-compressor writes them: 4- and 8-bit integers and float8, by tensor, row, group or block.
 
-    weight_packed (N, K·bits/32) int32   "pack-quantized"; values follow each other in a word, each + 2^(bits−1)
-    weight        (N, K) int8, float8    "int-quantized", "float-quantized", "naive-quantized"
-    weight_scale                         one, (N, 1), (N, K/group) or (N/rows, K/columns)
-    weight_zero_point                    packed along N where the weights are; absent where they are symmetric
-    weight_g_idx  (K,)                   each input's group, in files from before 2026
-    weight_shape  (2,)                   of packed weights
+weight_packed (N, K·bits/32) int32   "pack-quantized"; values follow each other in a word, each + 2^(bits−1)
+weight        (N, K) int8, float8    "int-quantized", "float-quantized", "naive-quantized"
+weight_scale                         one, (N, 1), (N, K/group) or (N/rows, K/columns)
+weight_zero_point                    packed along N where the weights are; absent where they are symmetric
+weight_g_idx  (K,)                   each input's group, in files from before 2026
+weight_shape  (2,)                   of packed weights
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ MIXED = "mixed-precision"
 
 class CompressedTensors(TensorFormat):
     main = "weight_scale"
-    others = ("weight_packed", "weight_zero_point", "weight_shape", "weight_g_idx", "input_scale", "input_zero_point")
+    others = (
+        "weight_packed",
+        "weight_zero_point",
+        "weight_shape",
+        "weight_g_idx",
+        "input_scale",
+        "input_zero_point",
+    )
 
     @classmethod
     def check(cls, settings: Fields) -> None:
@@ -76,8 +83,10 @@ class CompressedTensors(TensorFormat):
 
     def _packed(self, base: str, scale: torch.Tensor) -> Weight:
         words = self.files.get(f"{base}.weight_packed")
-        N, K = expect("weight_shape", self.files.get(f"{base}.weight_shape"), (2,), torch.int64, torch.int32).tolist()
-        if words.ndim != 2 or N != len(words) or K < 1 or not scale.numel():
+        N, K = expect(
+            "weight_shape", self.files.get(f"{base}.weight_shape"), (2,), torch.int64, torch.int32
+        ).tolist()
+        if words.ndim != 2 or len(words) != N or K < 1 or not scale.numel():
             raise ValueError(f"weight_packed is {list(words.shape)} for a weight of {[N, K]}")
         bits = next((bits for bits in (4, 8) if -(-K * bits // 32) == words.shape[1]), None)
         if bits is None:

@@ -1,12 +1,10 @@
 """Block FP8, as DeepSeek-V3 and Qwen3 have it: float8 weights with one float32 scale for each block.
 
-    weight            (N, K) float8_e4m3fn
-    weight_scale_inv  (N/128, K/128) float32: weight · scale is the value; one number where there are no blocks
+weight            (N, K) float8_e4m3fn
+weight_scale_inv  (N/128, K/128) float32: weight · scale is the value; one number where there are no blocks
 """
 
 from __future__ import annotations
-
-import torch
 
 from torchwright.hub.fields import Fields
 from torchwright.hub.formats.base import READABLE, TensorFormat

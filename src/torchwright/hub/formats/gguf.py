@@ -61,7 +61,9 @@ class Gguf(Format):
             plain = flat.clone().view(FLOATS[stored.type.name]).view(stored.shape)
             return Plain(plain if order is None else plain[order])
         if len(stored.shape) != 2:
-            raise ModelError(f"the tensor '{name}' in {self.path} is {list(stored.shape)} of {stored.type.name}")
+            raise ModelError(
+                f"the tensor '{name}' in {self.path} is {list(stored.shape)} of {stored.type.name}"
+            )
         N, K = stored.shape
         blocks = flat.view(N, K // stored.type.numbers, stored.type.bytes)
         read, bits, group = BLOCKS[stored.type.name]
@@ -93,5 +95,7 @@ class Gguf(Format):
         if self._config.get("model_type") != "llama" or heads is None:
             return None
         if type(heads) is not int or heads < 1 or stored.shape[0] % (2 * heads):
-            raise ModelError(f"the tensor '{name}' in {self.path} has {stored.shape[0]} rows for {heads} heads")
+            raise ModelError(
+                f"the tensor '{name}' in {self.path} has {stored.shape[0]} rows for {heads} heads"
+            )
         return torch.arange(stored.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()

@@ -1,9 +1,9 @@
 """GPTQ (Frantar et al., 2022), in AutoGPTQ's layout: integers in groups along the input, with zeros.
 
-    qweight (K·bits/32, N) int32      input features follow each other in a word
-    qzeros  (K/group, N·bits/32)      output features do; each less one, but in "gptq_v2"
-    scales  (K/group, N)              float16
-    g_idx   (K,) int32                each input's group; in order unless the columns were quantized by activation order
+qweight (K·bits/32, N) int32      input features follow each other in a word
+qzeros  (K/group, N·bits/32)      output features do; each less one, but in "gptq_v2"
+scales  (K/group, N)              float16
+g_idx   (K,) int32                each input's group; in order unless the columns were quantized by activation order
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """torchao's safetensors: each quantized tensor in parts, and its class and block size in the files' headers.
 
-    _weight_qdata (N, K) int8 or float8, _weight_scale, _weight_zero_point where it is not symmetric
+_weight_qdata (N, K) int8 or float8, _weight_scale, _weight_zero_point where it is not symmetric
 """
 
 from __future__ import annotations

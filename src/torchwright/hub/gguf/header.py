@@ -55,7 +55,16 @@ TYPES = {
     30: Type(name="BF16", numbers=1, bytes=2),
 }
 """Those that are read here, by their numbers in the file."""
-OTHERS = {10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S"}
+OTHERS = {
+    10: "Q2_K",
+    11: "Q3_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+}
 OTHERS |= {22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
 
 
@@ -156,7 +165,9 @@ class _Reader:
             )
         stored = Stored(type=TYPES[kind], shape=shape, begin=begin + offset)
         if shape[-1] % stored.type.numbers:
-            raise ValueError(f"the tensor {name[:80]!r} of {stored.type.name} has rows of {shape[-1]} numbers")
+            raise ValueError(
+                f"the tensor {name[:80]!r} of {stored.type.name} has rows of {shape[-1]} numbers"
+            )
         if offset % alignment:
             raise ValueError(f"the tensor {name[:80]!r} begins at {offset}, not at a multiple of {alignment}")
         if stored.begin + stored.bytes > len(self.data):

@@ -58,12 +58,19 @@ def tokenizer_of(header: Header) -> tuple[str, dict[str, Any]]:
     adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", kind == "llama" or pre in WITH_BOS)
     adds_eos = metadata.flag("tokenizer.ggml.add_eos_token", False)
     try:
-        tokenizer = _bpe(metadata, tokens, pre) if kind == "gpt2" else _spm(metadata, tokens, special.get("unk"))
+        tokenizer = (
+            _bpe(metadata, tokens, pre) if kind == "gpt2" else _spm(metadata, tokens, special.get("unk"))
+        )
         _add(tokenizer, tokens, types)
-        around = [special["bos"]] * (adds_bos and "bos" in special), [special["eos"]] * (adds_eos and "eos" in special)
+        around = (
+            [special["bos"]] * (adds_bos and "bos" in special),
+            [special["eos"]] * (adds_eos and "eos" in special),
+        )
         _surround(tokenizer, *around)
     except Exception as error:  # the library raises nothing more specific
-        raise ModelError(f"{header.path} has no tokenizer that can be made", found=str(error)[:300]) from error
+        raise ModelError(
+            f"{header.path} has no tokenizer that can be made", found=str(error)[:300]
+        ) from error
     config = {f"{name}_token": text for name, text in special.items()}
     templates = _templates(metadata)
     return tokenizer.to_str(), {
@@ -109,9 +116,7 @@ def _spm(metadata: Fields, tokens: list[str], unknown: str | None) -> Any:
         if left in vocabulary and right in vocabulary
     ]
     pairs = [(left, right) for *_, left, right in sorted(merges)]
-    tokenizer = Tokenizer(
-        models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    tokenizer = Tokenizer(models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefixed = metadata.flag("tokenizer.ggml.add_space_prefix", True)
     steps = [normalizers.Prepend(SPACE)] if prefixed else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])

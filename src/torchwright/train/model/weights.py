@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import FAMILIES, Names
-from torchwright.decoder.weights import INDEX, Checkpoint
 from torchwright.errors import ModelError
+from torchwright.hub.checkpoint import Checkpoint
+from torchwright.hub.files import INDEX
 from torchwright.train.model.fill import fill, whole
 from torchwright.train.model.transformer import Transformer
 from torchwright.workloads.huggingface import model_files, read_object
@@ -92,7 +93,12 @@ def load_weights(model: Transformer, folder: Path) -> None:
 
     Raises `ModelError`, naming file and tensor, for what is missing, damaged or of another shape.
     """
-    checkpoint = Checkpoint(folder)
+    checkpoint = Checkpoint(folder, read_object(folder / "config.json"))
+    if checkpoint.quantized:
+        raise ModelError(
+            f"{folder} is quantized ({checkpoint.format}), and training starts from float weights",
+            next="take the model's original checkpoint",
+        )
     parameters = dict(model.named_parameters())
     # An expert's matrix is read when its turn comes; the parameter of all of them is filled when they are complete.
     gathered: dict[str, list[torch.Tensor]] = {}
@@ -101,15 +107,19 @@ def load_weights(model: Transformer, folder: Path) -> None:
         if tensor.expert is not None:
             (name,), (shape,) = tensor.parameters, shapes
             parts = gathered.setdefault(name, [])
-            parts.append(checkpoint.read(tensor.name, shape[1:]))
+            parts.append(_whole(checkpoint, tensor.name, shape[1:]))
             if len(parts) == shape[0]:
                 fill(parameters[name], torch.stack(gathered.pop(name)))
             continue
         rows = [shape[0] for shape in shapes]
-        full = checkpoint.read(tensor.name, (sum(rows), *shapes[0][1:]))
+        full = _whole(checkpoint, tensor.name, (sum(rows), *shapes[0][1:]))
         for name, part in zip(tensor.parameters, full.split(rows), strict=True):
             fill(parameters[name], part)
     checkpoint.close()
+
+
+def _whole(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    return checkpoint.weight(name, shape).rows(0, shape[0])
 
 
 @torch.no_grad()

@@ -7,8 +7,8 @@ from typing import Any
 
 from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture, read_decoder_config
 from torchwright.decoder.families import FAMILIES
-from torchwright.hub.fields import Fields
 from torchwright.errors import unknown
+from torchwright.hub.fields import Fields
 from torchwright.workloads.huggingface import read_object
 
 
