@@ -230,6 +230,11 @@ DAMAGE: dict[str, tuple[bool, Callable[[Path], Any], str]] = {
         lambda f: rewrite(f, lambda t: t.update({Q1: torch.zeros(64, 64, dtype=torch.int8)})),
         rf"'{Q1}' in .*model\.safetensors holds torch.int8",
     ),
+    "a file outside": (
+        True,
+        lambda f: edit(f, lambda data: data["weight_map"].update({Q1: "../x.safetensors"}), INDEX) and None,
+        r"names the file '\.\./x\.safetensors' outside",
+    ),
     "no weights": (False, lambda f: (f / "model.safetensors").unlink(), r"has no \*\.safetensors"),
 }
 

@@ -79,6 +79,13 @@ class TensorFiles:
             names = read_object(index).get("weight_map")
             if not isinstance(names, dict):
                 raise damaged(index, "no 'weight_map' from tensors to files")
+            outside = [
+                file
+                for file in map(Path, map(str, names.values()))
+                if file.is_absolute() or ".." in file.parts
+            ]
+            if outside:
+                raise damaged(index, f"it names the file {str(outside[0])[:200]!r} outside of the folder")
             return {name: self.folder / str(file) for name, file in names.items()}
         files = [self.folder / "model.safetensors"]
         if not files[0].is_file():

@@ -9,8 +9,10 @@ import torch
 
 def unpack(words: torch.Tensor, shifts: Sequence[int], bits: int) -> torch.Tensor:
     """uint8 (…, W · len(shifts)): the `bits`-wide values at these places of each word of (…, W)."""
-    places = torch.tensor(shifts, dtype=torch.int32)
-    return ((words[..., None] >> places) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
+    out = torch.empty(*words.shape, len(shifts), dtype=torch.uint8)
+    for place, shift in enumerate(shifts):  # one by one: all together would take four bytes a value
+        out[..., place] = (words >> shift) & ((1 << bits) - 1)
+    return out.flatten(-2)
 
 
 def in_order(bits: int) -> range:
