@@ -1,6 +1,6 @@
 """Quantized checkpoints by format and family: read, equal to what they stand for, and fast beside our own packing.
 
-    python benchmarks/checkpoints.py [--formats awq,Q4_K] [--json FILE]
+    python benchmarks/checkpoints.py [--formats awq,Q4_K] [--threads N] [--json FILE]
 
 The checkpoints are made here, by the writers of tests/hub/ (the formats' published descriptions, number by number), of
 random models. Equal: the largest difference of a logit (of order 1) from transformers' on the weights that the integers
@@ -36,18 +36,18 @@ files: Any = importlib.import_module("gguf_files")
 LARGE = {
     "hidden_size": 1024,
     "intermediate_size": 2816,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 3,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
-    "vocab_size": 8192,
+    "vocab_size": 4096,
 }
-NEW, ROUNDS = 48, 7
+NEW, ROUNDS = 24, 15
 INT4, ROWS = {"num_bits": 4, "type": "int"}, {"strategy": "token", "dynamic": True, "symmetric": True}
 INT8, FLOAT8 = {"num_bits": 8, "type": "int"}, {"num_bits": 8, "type": "float", "strategy": "channel"}
 FORMATS: dict[str, tuple[Callable[[], Any] | None, str]] = {
     "awq": (lambda: made.awq(128), "w4a16:group_size=128"),
     "gptq": (lambda: made.gptq(128), "w4a16:group_size=128"),
-    "gptq, by activation order": (lambda: made.gptq(128, act_order=True), "w4a16:group_size=128"),
+    "gptq by activation order": (lambda: made.gptq(128, act_order=True), "w4a16:group_size=128"),
     "compressed-tensors int4": (
         lambda: made.compressed("pack-quantized", INT4 | {"strategy": "group", "group_size": 128}),
         "w4a16:group_size=128",
@@ -77,8 +77,10 @@ VOCABULARY = {
 def main() -> None:
     parser = argparse.ArgumentParser(description="Quantized checkpoints: read, equal, fast.")
     parser.add_argument("--formats", default=",".join(FORMATS), help="some of them, by name")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of PyTorch's pool")
     parser.add_argument("--json", metavar="FILE", help="write the rows here as they finish")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     turns.print_machine()
     print(
         "| format | what it becomes | "

@@ -108,7 +108,7 @@ def open_model(
     device: str | None = None,
     trust: bool = False,
 ) -> Opened:
-    """The language model of an artifact, or of a Hugging Face folder or hub id; None is the bundled one.
+    """The language model of an artifact, or of a Hugging Face folder, GGUF file or hub id; None is the bundled one.
 
     `quantize` and `kv` are those of `load_decoder`; `dtype` is bf16 or fp32, by default bf16 where the compiled
     kernels are there; `device` is by default CUDA where there is a card. An artifact has its own, so none of the four
@@ -206,7 +206,7 @@ def _decoder(
     if target is not None and ":" in target and not Path(target).exists():
         raise ModelError(
             f"{target} names a factory; the native decoder runs language models",
-            allowed="a Hugging Face folder, a hub id, or an artifact folder",
+            allowed="a Hugging Face folder, a GGUF file, a hub id, or an artifact folder",
         )
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)

@@ -31,7 +31,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.exists():
         raise ModelError(
             f"there is no model at {folder}",
-            allowed="a Hugging Face folder, a hub id, package.module:factory, or an artifact folder",
+            allowed="a Hugging Face folder, a GGUF file, a hub id, package.module:factory, or an artifact folder",
             next="`torchwright optimize` with no model runs the bundled one",
         )
     path = folder / "config.json"
@@ -160,7 +160,7 @@ def resolve(target: str) -> Path:
         raise ModelError(
             f"'{target}' is neither a folder here nor a model that the hub gave",
             found=f"{type(error).__name__}: {str(error).splitlines()[0]}",
-            allowed="a Hugging Face folder, a hub id, package.module:factory, or an artifact folder",
+            allowed="a Hugging Face folder, a GGUF file, a hub id, package.module:factory, or an artifact folder",
         ) from error
 
 
