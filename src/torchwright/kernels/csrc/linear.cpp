@@ -149,11 +149,18 @@ struct BF16 {
 
   template <int MR, int NB>
   static inline void tile(const LinearTask& t, const char* panel, int64_t row, int block, F (&out)[MR][NB]) {
-    const char* a = (const char*)t.rows + row * t.row_stride;
     for (int r = 0; r < MR; r++)
       for (int b = 0; b < NB; b++) out[r][b] = F{};
+    add(t, panel, row, block, 0, t.depth, out);
+  }
+
+  // Input features `from` to `to`, which `panel` begins with.
+  template <int MR, int NB>
+  static inline void add(const LinearTask& t, const char* panel, int64_t row, int block, int64_t from, int64_t to,
+                         F (&out)[MR][NB]) {
+    const char* a = (const char*)t.rows + row * t.row_stride;
     const char* w = panel + block * 64;
-    for (int64_t k = 0; k < t.depth; k += 2, w += PANEL * 4) {
+    for (int64_t k = from; k < to; k += 2, w += PANEL * 4) {
       U weight[NB];
       for (int b = 0; b < NB; b++) weight[b] = load<U>(w + b * 64);
       if constexpr (MR == 1)
@@ -372,14 +379,16 @@ struct GroupedPanels {
       for (int b = 0; b < BLOCKS; b++) {
         __builtin_prefetch(from + AHEAD + b * 64);
         const U words = load<U>(from + b * 64);
-        for (int j = 0; j < VALUES; j++) {
-          const I value = (I)((words >> (BITS * j)) & ((1u << BITS) - 1));
-          store_f32((uint16_t*)(out + j / 2 * PANEL * 4 + b * 64) + j % 2 * LANES,
-                    fma(to_float(value), scale[b][j % 2], offset[b][j % 2]));
+        for (int j = 0; j < VALUES; j += 2) {
+          const F low = fma(value(words, j), scale[b][0], offset[b][0]);
+          const F high = fma(value(words, j + 1), scale[b][1], offset[b][1]);
+          store_pair((uint16_t*)(out + j / 2 * PANEL * 4 + b * 64), low, high);
         }
       }
     return out;
   }
+
+  static inline F value(U words, int j) { return to_float((I)((words >> (BITS * j)) & ((1u << BITS) - 1))); }
 
   // The first eight of sixteen, each two times, and the last eight.
   static inline void twice(F x, F (&out)[2]) {
@@ -402,9 +411,45 @@ void linear(const LinearTask& t, const Panels& panels) {
 void linear_w8(const LinearTask& t) { linear<W8>(t, StoredPanels<W8>{t}); }
 void linear_bf16(const LinearTask& t) { linear<BF16>(t, StoredPanels<BF16>{t}); }
 
+#if !defined(TW_AMX)
+// At most MR rows: each part of a panel is multiplied as soon as it is widened, while it lies in the first level of
+// cache.
+template <int MR, class Panels>
+void few_rows(const LinearTask& t, const Panels& panels) {
+  constexpr int NB = MR == 1 ? BLOCKS : TALL_BLOCKS;
+  if constexpr (MR > 1) {
+    if (t.row_end - t.row_begin < MR) return few_rows<MR - 1>(t, panels);
+  }
+  const int64_t steps = t.depth / Panels::STEP_DEPTH, span = Panels::FEW_STEPS;
+  for (int64_t panel = t.panel_begin; panel < t.panel_end; panel++) {
+    F sum[BLOCKS / NB][MR][NB] = {};
+    for (int64_t begin = 0; begin < steps; begin += span) {
+      const char* wide = panels.at(panel, begin, begin + span);
+      const int64_t from = begin * Panels::STEP_DEPTH, to = from + span * Panels::STEP_DEPTH;
+      for (int block = 0; block < BLOCKS; block += NB)
+        BF16::add(t, wide, t.row_begin, block, from, to, sum[block / NB]);
+    }
+    for (int block = 0; block < BLOCKS; block++) {
+      const int64_t feature = panel * PANEL + block * LANES;
+      if (feature >= t.features) break;
+      for (int r = 0; r < MR; r++) put_token(t, sum[block / NB][r][block % NB], t.row_begin + r, feature);
+    }
+  }
+}
+#endif
+
+template <int BITS>
+void linear_grouped_of(const LinearTask& t) {
+  const GroupedPanels<BITS> panels(t);
+#if !defined(TW_AMX)
+  if (t.row_end - t.row_begin <= BF16::ROWS) return few_rows<BF16::ROWS>(t, panels);
+#endif
+  linear<BF16>(t, panels);
+}
+
 void linear_grouped(const LinearTask& t) {
-  if (t.bits == 4) return linear<BF16>(t, GroupedPanels<4>(t));
-  linear<BF16>(t, GroupedPanels<8>(t));
+  if (t.bits == 4) return linear_grouped_of<4>(t);
+  linear_grouped_of<8>(t);
 }
 
 void linear_w4(const LinearTask& t) {

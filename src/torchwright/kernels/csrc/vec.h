@@ -141,6 +141,16 @@ inline void store_f32(uint16_t* p, F x) {
 #endif
 }
 
+// Sixteen and sixteen, one after the other, as bfloat16.
+inline void store_pair(uint16_t* p, F low, F high) {
+#if defined(__AVX512BF16__)
+  _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+#else
+  store_f32(p, low);
+  store_f32(p + LANES, high);
+#endif
+}
+
 inline void store_s8(int8_t* p, I x) {
 #if defined(__AVX512F__)
   _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8((__m512i)x));
