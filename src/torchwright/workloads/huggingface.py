@@ -74,7 +74,7 @@ def load_model(folder: Path, auto: str) -> nn.Module:
             if config.get(QUANTIZATION) is None:
                 cls, source = getattr(transformers, auto), {"pretrained_model_name_or_path": folder}
             else:
-                cls, source = _made_wide(folder, config)
+                cls, source = _made_wide(folder, config, getattr(transformers, auto))
             model, loaded = cls.from_pretrained(
                 **source,
                 dtype=torch.float32,
@@ -105,8 +105,8 @@ def load_model(folder: Path, auto: str) -> nn.Module:
     return model
 
 
-def _made_wide(folder: Path, config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A quantized folder's class of model, and its configuration and state dict as those of the model before."""
+def _made_wide(folder: Path, config: dict[str, Any], asked: Any) -> tuple[Any, dict[str, Any]]:
+    """The class of model that `asked` makes of a quantized folder, and its configuration and state dict made wide."""
     import torch
     import transformers
 
@@ -114,10 +114,8 @@ def _made_wide(folder: Path, config: dict[str, Any]) -> tuple[Any, dict[str, Any
         folder, trust_remote_code=False, local_files_only=True
     )
     del wide.quantization_config
-    names = wide.architectures or ["no 'architectures'"]
-    cls = model_class(names[0])
-    if cls is None:
-        raise ModelError(f"transformers knows no model '{names[0]}' of {folder}")
+    with torch.device("meta"):
+        cls = asked if issubclass(asked, transformers.PreTrainedModel) else type(asked.from_config(wide))
     tensors = dict(Checkpoint(folder, config).tensors(torch.float32))
     return cls, {"pretrained_model_name_or_path": None, "config": wide, "state_dict": tensors}
 
