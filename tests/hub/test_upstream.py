@@ -175,6 +175,7 @@ def test_torchao_writes_what_is_read(kind: str, tmp_path: Path) -> None:
 
 
 def test_transformers_reads_block_fp8_alike(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="pip install accelerate")
     folder = made.write(made.build("qwen3", num_hidden_layers=1), tmp_path, *made.block_fp8([128, 128]))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         folder,
