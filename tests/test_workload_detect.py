@@ -102,7 +102,9 @@ class TestFromTarget:
             from_target(factory, batch=4)
 
     def test_a_path_that_is_not_there(self, tmp_path):
-        with pytest.raises(ModelError, match=r"there is no model at.*a Hugging Face folder, a hub id"):
+        with pytest.raises(
+            ModelError, match=r"there is no model at.*a Hugging Face folder, a GGUF file, a hub id"
+        ):
             from_target(str(tmp_path / "nowhere"))
 
     def test_a_folder_without_a_config(self, tmp_path):
