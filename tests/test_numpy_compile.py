@@ -109,6 +109,9 @@ def test_reductions_keep_numpys_result_dtype():
     checked(reductions, bits.astype("bool"), bits.astype("float16"))
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.12", reason="torch 2.11 divides integers in float32, and NumPy serves"
+)
 def test_integer_division_is_float64_as_in_numpy_and_torchs_default_is_restored():
     compiled = checked(lambda x, y: (x / y, (x / y).sum()), np.arange(6), np.arange(1, 7))
     assert compiled.report.float64_default
