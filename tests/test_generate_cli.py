@@ -296,8 +296,8 @@ MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
         f"the tensor '{Q}' in",
     ),
     "quantized checkpoint": (
-        lambda f: change_json(f / "config.json", quantization_config={"quant_method": "gptq"}),
-        "a checkpoint quantized by gptq, which is not read here",
+        lambda f: change_json(f / "config.json", quantization_config={"quant_method": "quip"}),
+        "a checkpoint quantized by quip, which is not read here",
     ),
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
     "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),

@@ -86,6 +86,9 @@ def test_a_file_that_gguf_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", made.FAMILIES)
 def test_transformers_reads_gguf_alike(family: str, tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="pip install gguf")
+    pytest.importorskip(
+        "accelerate", reason="pip install accelerate, with which transformers reads GGUF files"
+    )
     # Which reads no size of heads for Qwen3, and takes the family's.
     own = {"head_dim": 128} if family == "qwen3" else {}
     model = made.build(family, num_hidden_layers=1, intermediate_size=256, **own)
