@@ -183,9 +183,12 @@ def _choose(scratch: Path, search: Search, takes: Takes, forms: Forms, *, compil
 
 
 def _room(search: Search) -> float:
-    """Seconds to compile in, after which the artifact can still be proved about when the user expects it."""
+    """Seconds to compile in, after which the artifact can still be proved about when the user expects it.
+
+    Other numbers of rows come before more proof: what answers them slowly is slow for every such call.
+    """
     late = LATE_SHARE * search.budget.time_seconds
-    return search.end + late - search.context.clock() - estimate.proof_seconds(search, ())
+    return search.end + late - search.context.clock() - estimate.least_proof_seconds(search)
 
 
 def _one_row(scratch: Path, search: Search, takes: Takes, contents: Contents) -> CallSpec | None:
