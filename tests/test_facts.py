@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,11 +15,30 @@ from torchwright.facts import (
     DeviceFacts,
     Interval,
     RooflinePoint,
+    Rung,
     Step,
     to_json,
 )
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@pytest.mark.parametrize(
+    ("status", "low", "high", "busy", "undecided"),
+    [
+        ("untried", None, None, False, True),
+        ("dropped", 0.94, 2.40, True, True),
+        ("dropped", 0.94, 2.40, False, False),
+        ("dropped", 0.94, 1.02, True, False),
+        ("kept", 0.94, 2.40, True, False),
+    ],
+)
+def test_what_others_work_may_have_hidden_is_not_decided(
+    status: Any, low: float | None, high: float | None, busy: bool, undecided: bool
+):
+    found = None if low is None or high is None else Interval(value=low, low=low, high=high, busy=busy)
+    rung = Rung(step=Step(name="dtype"), kept=False, reason="", status=status, speedup=found)
+    assert rung.undecided == undecided
 
 
 def test_a_recipe_is_json_that_anyone_can_read():

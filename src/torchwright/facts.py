@@ -15,6 +15,8 @@ VERIFY_TOLERANCE = 0.1
 VERIFY_RETRIES = 2
 """How often `verify` takes as many turns again where they decide nothing."""
 
+CLEARLY = 1.1
+"""A gain that others who ran may have hidden is worth another look from here on."""
 DISTURBED = 2.0
 """An interval whose ends are so many times apart says that something else ran beside."""
 
@@ -161,6 +163,13 @@ class Rung:
     coverage: tuple[Coverage, ...] = ()
     earlier: bool = False
     """Its figures are of the run that this one continues."""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nothing was measured of it, or so much went on beside it that it may pay all the same."""
+        found = self.speedup
+        hidden = found is not None and found.busy and found.low <= 1.0 < found.high / CLEARLY
+        return self.status == "untried" or (self.status == "dropped" and hidden)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,9 +134,9 @@ def plan(search: Search, step: Step) -> tuple[Step, ...]:
 
 
 def untried_seconds(search: Search) -> float:
-    """What trials of all that the time budget left untried would take."""
-    untried = [rung.step for rung in search.rungs if rung.status == "untried"]
-    return sum(estimate.trial_seconds(search, plan(search, step)) for step in untried)
+    """What trials of all that is untried or undecided would take."""
+    undecided = [rung.step for rung in search.rungs if rung.undecided]
+    return sum(estimate.trial_seconds(search, plan(search, step)) for step in undecided)
 
 
 def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:

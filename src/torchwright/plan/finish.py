@@ -251,8 +251,8 @@ def _not_held(search: Search, form: Form, candidate: Candidate | None, why: str)
 
 def outcome_now(search: Search, speedup: Interval, final: Candidate | None = None) -> Outcome:
     """The search's result as it stands; `final` is what the best became once it was loaded."""
-    untried = any(rung.status == "untried" for rung in search.rungs)
-    said = untried or any("this is the original" in note for note in search.notes)
+    undecided = any(rung.undecided for rung in search.rungs)
+    said = undecided or any("this is the original" in note for note in search.notes)
     if search.best is search.baseline and not said:
         search.notes.append("nothing was both faster and within the accuracy budget: this is the original")
     baseline = search.baseline.measurement(search.repeats)

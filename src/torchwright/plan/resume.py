@@ -94,7 +94,7 @@ def restore(search: Search) -> list[Step]:
 
 def _has_verdict(rung: Rung, earlier: Recipe) -> bool:
     """Whether a row was measured or refused; where no form of a recipe held at the end, its steps are open again."""
-    return rung.status != "untried" and not (rung.status == "removed" and not earlier.steps)
+    return not rung.undecided and not (rung.status == "removed" and not earlier.steps)
 
 
 def _lost_too_much(rung: Rung) -> bool:

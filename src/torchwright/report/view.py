@@ -82,21 +82,21 @@ def kept(recipe: Recipe) -> list[Rung]:
     return [rung for rung in recipe.rungs if rung.kept]
 
 
-def untried(recipe: Recipe) -> list[Rung]:
-    """Rows of which the time budget left nothing measured."""
-    return [rung for rung in recipe.rungs if rung.status == "untried"]
+def undecided(recipe: Recipe) -> list[Rung]:
+    """Rows of which nothing was measured, or too little beside others' work."""
+    return [rung for rung in recipe.rungs if rung.undecided]
 
 
 def verdict(recipe: Recipe) -> Literal["faster", "original", "inconclusive"]:
     """Whether a recipe was found, or none of all that was to be tried pays, or that is not known."""
     if kept(recipe):
         return "faster"
-    return "inconclusive" if untried(recipe) else "original"
+    return "inconclusive" if undecided(recipe) else "original"
 
 
 def more(recipe: Recipe) -> tuple[str, str] | None:
     """What more time would try, and the command that goes on with it; None where nothing was left untried."""
-    names = [str(rung.step) for rung in untried(recipe)]
+    names = [str(rung.step) for rung in undecided(recipe)]
     if not names:
         return None
     seconds = 10 * math.ceil((recipe.budget.time_seconds + recipe.more_seconds) / 10)
@@ -105,7 +105,9 @@ def more(recipe: Recipe) -> tuple[str, str] | None:
     else:
         anew = re.sub(r" --resume\b| --time-budget[ =]\S+", "", recipe.command)
         command = f"{anew} --time-budget {seconds} --resume"
-    return wording.clean(f"for lack of time: {', '.join(names)}"), wording.clean(command)
+    busy = any(rung.status != "untried" for rung in undecided(recipe))
+    lack = "time or a quiet machine" if busy else "time"
+    return wording.clean(f"for lack of {lack}: {', '.join(names)}"), wording.clean(command)
 
 
 def reason(rung: Rung) -> str:
@@ -136,8 +138,12 @@ def headline(recipe: Recipe) -> str:
     if verdict(recipe) == "original":
         return "The original is already the fastest within the budget."
     if verdict(recipe) == "inconclusive":
-        left = f"{len(untried(recipe))} of {len(recipe.rungs)}"
-        return f"Inconclusive: nothing faster was found, and the time budget left {left} rungs untried."
+        left = f"{len(undecided(recipe))} of {len(recipe.rungs)}"
+        if all(rung.status == "untried" for rung in undecided(recipe)):
+            return f"Inconclusive: nothing faster was found, and the time budget left {left} rungs untried."
+        return (
+            f"Inconclusive: nothing faster was found, and {left} rungs were not decided beside others' work."
+        )
     if recipe.budget.objective == "memory" and recipe.baseline.peak_memory_bytes > 0:
         less = 1 - recipe.final.peak_memory_bytes / recipe.baseline.peak_memory_bytes
         return f"{name} needs {100 * less:.0f}% less memory at {wording.ratio(recipe.speedup)} the speed."
