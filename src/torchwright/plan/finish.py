@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torchwright.errors import TorchwrightError
-from torchwright.facts import Interval
+from torchwright.facts import Interval, Step
 from torchwright.plan import estimate, trial
 from torchwright.plan.compare import ROUNDS, compare, turn_seconds
 from torchwright.plan.state import Comparison, Outcome, Search
@@ -35,28 +35,35 @@ def drop_one(search: Search) -> None:
             continue
         search.tell("trying", f"the recipe without {rung.step}")
         try:
-            candidate = trial.start_candidate(search.context, rest, list(search.repeats))
+            candidate, comparison = _tried(search, rest)
         except (TrialFailed, TorchwrightError) as failure:
             search.notes.append(f"drop-one pass: the recipe without {rung.step} failed ({failure})")
             continue
-        try:
-            candidate.settle(search.reference)
-            comparison = compare(search, candidate)
-        except (TrialFailed, TorchwrightError) as failure:
-            candidate.close()
-            search.notes.append(f"drop-one pass: the recipe without {rung.step} failed ({failure})")
-            continue
-        except BaseException:
-            candidate.close()
-            raise
         if _still_contributes(search, candidate, comparison):
             candidate.close()
             continue
-        reason = f"without it the recipe is as good ({comparison.marginal})"
-        search.rungs = [
-            replace(r, kept=False, status="removed", reason=reason) if r is rung else r for r in search.rungs
-        ]
+        _remove(search, rung.step, f"without it the recipe is as good ({comparison.marginal})")
         search.promote(candidate, comparison)
+
+
+def _tried(search: Search, steps: tuple[Step, ...]) -> tuple[Candidate, Comparison]:
+    """A smaller recipe, judged and timed; raises as a trial does, and nothing of it is left then."""
+    candidate = trial.start_candidate(search.context, steps, list(search.repeats))
+    try:
+        candidate.settle(search.reference)
+        return candidate, compare(search, candidate)
+    except BaseException:
+        candidate.close()
+        raise
+
+
+def _remove(search: Search, step: Step, reason: str) -> None:
+    search.rungs = [
+        replace(rung, kept=False, status="removed", reason=reason)
+        if rung.kept and rung.step == step
+        else rung
+        for rung in search.rungs
+    ]
 
 
 def _still_contributes(search: Search, candidate: Candidate, comparison: Comparison) -> bool:
@@ -100,24 +107,11 @@ def _take_out_costliest(search: Search, reason: str) -> None:
     try:
         if not rest:
             raise TrialFailed(reason)
-        candidate = trial.start_candidate(search.context, rest, list(search.repeats))
+        candidate, comparison = _tried(search, rest)
     except (TrialFailed, TorchwrightError):
         return_to_original(search, reason)
         return
-    try:
-        candidate.settle(search.reference)
-        comparison = compare(search, candidate)
-    except (TrialFailed, TorchwrightError):
-        candidate.close()
-        return_to_original(search, reason)
-        return
-    except BaseException:
-        candidate.close()
-        raise
-    search.rungs = [
-        replace(rung, kept=False, status="removed", reason=reason) if rung.step == step else rung
-        for rung in search.rungs
-    ]
+    _remove(search, step, reason)
     search.promote(candidate, comparison)
 
 
