@@ -679,8 +679,10 @@ def test_chunks_of_a_few_bytes_are_not_read_one_by_one(
         with contextlib.suppress(ConnectionError):
             client.sendall(b"1\r\n \r\n" * 20_000)
         client.settimeout(10)
-        with contextlib.suppress(ConnectionError):  # the answer may be lost with what was on its way
-            assert b" 400 " in client.recv(4096)
+        answer = b""  # which a reset may take with it: as an error here, or as the end after one that sendall met
+        with contextlib.suppress(ConnectionError):
+            answer = client.recv(4096)
+    assert not answer or b" 400 " in answer
     assert len(read) < 10_000
 
 
