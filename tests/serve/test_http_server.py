@@ -673,7 +673,7 @@ def test_chunks_of_a_few_bytes_are_not_read_one_by_one(
         h11.Connection, "next_event", lambda self: read.append(found := next_event(self)) or found
     )
     host, port = server.url.removeprefix("http://").split(":")
-    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_connection((host, int(port))) as client:
         client.sendall(head + b"transfer-encoding: chunked\r\n\r\n")
         with contextlib.suppress(ConnectionError):
