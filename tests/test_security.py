@@ -130,6 +130,7 @@ def test_a_good_artifact_loads(eager: Path, free: Path):
         "torch.ops.aten.resize_.default",
         "torch.ops.aten._reshape_alias.default",
         "torch.ops.aten.add.out",
+        "torch.ops.torchwright.own_threads.default",
         "torch.ops.torchwright.use_isa.default",
         "torch.ops.mine.anything.default",
         "torch.ops.load_library",

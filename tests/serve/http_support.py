@@ -210,6 +210,7 @@ class FakeEngine:
             accepted_tokens=0,
             step_s=0.001,
             step_tokens=len(self._running),
+            core_share=0.5,
             **self._totals,
         )
 

@@ -298,6 +298,7 @@ def test_metrics_have_the_known_names(http: httpx.Client) -> None:
     text = http.get("/metrics").text
     for name in (
         "num_requests_running",
+        "engine_core_share",
         "num_requests_waiting",
         "kv_cache_usage_perc",
         "prompt_tokens_total",
@@ -679,7 +680,9 @@ def test_chunks_of_a_few_bytes_are_not_read_one_by_one(
         with contextlib.suppress(ConnectionError):
             client.sendall(b"1\r\n \r\n" * 20_000)
         client.settimeout(10)
-        answer = b""  # which a reset may take with it: as an error here, or as the end after one that sendall met
+        answer = (
+            b""  # which a reset may take with it: as an error here, or as the end after one that sendall met
+        )
         with contextlib.suppress(ConnectionError):
             answer = client.recv(4096)
     assert not answer or b" 400 " in answer

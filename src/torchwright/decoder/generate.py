@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from torchwright.decoder.cache import PAGE, CacheSequence, PagedCache
 from torchwright.decoder.config import DecoderConfig
@@ -16,6 +17,8 @@ from torchwright.decoder.model import Decoder
 from torchwright.decoder.sampling import Sampler, Sampling
 from torchwright.decoder.text import Text, TextStream
 from torchwright.errors import WorkloadError
+from torchwright.kernels import ops
+from torchwright.kernels.threads import own_threads, torch_threads
 from torchwright.workloads.generation import as_list
 
 PREFILL_CHUNK = 512
@@ -44,7 +47,7 @@ class LoadedDecoder:
         self.stored = stored
         """Of a quantized checkpoint: its format, and what became of its weights, in words."""
         self.threads: int | None = None
-        """Threads of PyTorch's pool to compute on; None leaves the pool as it is. The caller's own are restored."""
+        """Threads to compute on; None is as many as PyTorch's pool has."""
 
     @property
     def config(self) -> DecoderConfig:
@@ -82,7 +85,7 @@ class LoadedDecoder:
         logits_BTV = torch.empty(*ids_BT.shape, self.config.vocabulary, device=cache.device)
         for chunk in _chunks(rows, prefill_chunk):
             batch = cache.append([(sequences[row], rows[row][start:stop]) for row, start, stop in chunk])
-            with self._on_threads():
+            with self.on_threads():
                 logits_TV = self.decoder.logits(self.decoder(batch, cache))
             parts = logits_TV.split([stop - start for _, start, stop in chunk])
             for (row, start, stop), part in zip(chunk, parts, strict=True):
@@ -181,7 +184,8 @@ class LoadedDecoder:
         texts = [list(ids) for ids in rows]
         alive = list(range(len(rows)))
         for step in range(max_new_tokens):
-            logits_BV = self._advance(cache, sequences, texts, alive, chunk)
+            with self.on_threads():
+                logits_BV = self._advance(cache, sequences, texts, alive, chunk)
             for row, logits_V in zip(list(alive), logits_BV, strict=True):
                 token = samplers[row](logits_V)
                 if token in ends:
@@ -212,24 +216,21 @@ class LoadedDecoder:
         for part in _chunks(missing, chunk):
             pieces = [(sequences[alive[place]], missing[place][start:stop]) for place, start, stop in part]
             batch = cache.append(pieces)
-            with self._on_threads():
-                hidden_TE = self.decoder(batch, cache)
+            hidden_TE = self.decoder(batch, cache)
             done = [stop == len(missing[place]) for place, _, stop in part]
             last.append(hidden_TE[batch.last_rows_B[torch.tensor(done, device=hidden_TE.device)]])
-        with self._on_threads():
-            return self.decoder.logits(torch.cat(last))
+        return self.decoder.logits(torch.cat(last))
 
-    @contextmanager
-    def _on_threads(self) -> Iterator[None]:
-        if self.threads is None:
-            yield
-            return
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    def on_threads(self) -> AbstractContextManager[Any]:
+        """Within the block the decoder computes on its threads: the kernels' own where they do all that takes long,
+        else PyTorch's. Outside nothing has changed."""
+        return own_threads(self.threads) if self._on_kernels else torch_threads(self.threads)
+
+    @cached_property
+    def _on_kernels(self) -> bool:
+        embedding = self.decoder.embedding
+        linear = any(isinstance(module, nn.Linear) for module in self.decoder.modules())
+        return not linear and ops.on(embedding.device, embedding.dtype) is ops.native
 
     def _checked(self, ids: list[int], *, new: int) -> list[int]:
         if not ids:

@@ -24,6 +24,7 @@ from torchwright.decoder.cache import PAGE, PagedCache
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.rope import BY_LENGTH
 from torchwright.serve.admission import Bounds, refuse
+from torchwright.serve.cores import CoreShare
 from torchwright.serve.fingerprint import fingerprint
 from torchwright.serve.grammar import Grammars
 from torchwright.serve.invariance import require_invariance
@@ -60,6 +61,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.loaded, self.options, self._clock = loaded, options or Options(), clock
+        self._cores = CoreShare(clock, time.thread_time)
         config, options = loaded.config, self.options
         if options.deterministic:
             require_invariance(loaded.decoder)
@@ -152,7 +154,9 @@ class Engine:
         plan = self._scheduler.plan()
         self._book(plan, begun)
         if plan.tokens:
-            for answer in self._runner.run(plan):
+            with self._cores.counted(), self.loaded.on_threads():
+                answers = self._runner.run(plan)
+            for answer in answers:
                 self._take(answer)
             self._catch_up(plan)
             self._steps += 1
@@ -181,6 +185,7 @@ class Engine:
             steps=self._steps,
             step_s=self._step_s,
             step_tokens=self._step_tokens,
+            core_share=self._cores.value,
         )
 
     def check_integrity(self) -> None:

@@ -203,6 +203,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     step_s: float
     step_tokens: int
+    core_share: float
+    """Of the engine's time lately, that in which it had a core: less than 1 where other programs take them."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True, tag="step"):

@@ -102,6 +102,11 @@ class _Engine(Collector):
         )
         yield self._gauge("engine_step_seconds", "The last step's time.", stats.step_s if stats else 0.0)
         yield self._gauge("engine_step_tokens", "The last step's tokens.", stats.step_tokens if stats else 0)
+        yield self._gauge(
+            "engine_core_share",
+            "Share of the engine's time lately in which it had a core; other programs take the rest.",
+            stats.core_share if stats else 1.0,
+        )
         for field, (name, help) in TOTALS.items():
             total = client.before[field] + (getattr(stats, field) if stats else 0)
             yield self._counter(name, help, total)

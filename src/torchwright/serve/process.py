@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import zmq
 
 from torchwright.answer import is_artifact, open_model, refuse_for_artifact
@@ -202,8 +201,6 @@ def open_served(options: argparse.Namespace, channel: Channel) -> ServedDecoder 
             allowed="CPUs, so far",
             next="optimize again with `--device cpu`",
         )
-    if model.threads is not None:
-        torch.set_num_threads(model.threads)
     engine = _engine(model, options)
     return ServedDecoder(engine, _ready(engine, notices))
 

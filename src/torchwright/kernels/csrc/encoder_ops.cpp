@@ -91,7 +91,7 @@ Tensor attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, con
   if (out.numel() && task.keys) {
     // Pieces of queries share what is packed of their head: more than one only where the threads want more to do.
     constexpr int64_t FEWEST = 48;
-    const int64_t heads = batch * task.heads, wanted = up(4 * at::get_num_threads(), heads) / heads;
+    const int64_t heads = batch * task.heads, wanted = up(PIECES * threads(), heads) / heads;
     const int64_t pieces = std::max<int64_t>(1, std::min(wanted, task.queries / FEWEST));
     const auto& kernel = kernels();
     each(heads * pieces, [&](int64_t i) {

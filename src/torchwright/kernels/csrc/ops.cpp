@@ -15,9 +15,11 @@
 #include <atomic>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
+#include "pool.h"
 
 #if defined(TW_HAVE_AMX)
 namespace amx { const tw::Kernels& table(); }
@@ -148,25 +150,37 @@ const T* integers(const Tensor& x, int64_t count, const char* what) {
 
 int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-// Every task once, on all threads of PyTorch's pool, each taking the next that is free.
+// Threads of this caller's kernels beside torch's, or none: then they take torch's own.
+thread_local int64_t own = 0;
+
+int64_t own_threads(int64_t count) {
+  TORCH_CHECK_VALUE(count >= 0, "count is ", count, "; 0 for torch's or a number of threads is wanted");
+  return std::exchange(own, count);
+}
+
+int64_t threads() { return own ? own : at::get_num_threads(); }
+
+// Every task once, on all threads, each taking the next that is free.
 template <class Body>
 void each(int64_t tasks, const Body& body) {
+  if (own) return tw::Pool::here().share(tasks, own, body);
   if (tasks == 1) return body(0);
   std::atomic<int64_t> next{0};
-  at::parallel_for(0, std::min<int64_t>(tasks, at::get_num_threads()), 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, std::min(tasks, threads()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t worker = begin; worker < end; worker++)
       for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) body(i);
   });
 }
+
+constexpr int64_t PIECES = 4;  // a thread: enough for them to end together, and none so small that taking it costs more
 
 // Row and panel ranges of a linear layer. A block of rows is small enough for what the kernels read of it again and
 // again to stay in the second level of cache; few rows are one block, and then threads share the panels only.
 template <class Run>
 void over_blocks(tw::LinearTask task, int64_t rows, int64_t panels, const Run& run) {
   const int64_t most = tw::ROWS_AT_ONCE / task.digits;
-  const int64_t row_blocks = up(rows, most) / most, threads = at::get_num_threads();
-  // Enough pieces for the threads to end together, and none so small that taking it costs more than doing it.
-  const int64_t pieces = std::min(panels, std::max<int64_t>(1, rows >= 8 ? 4 * threads : 2 * threads));
+  const int64_t row_blocks = up(rows, most) / most;
+  const int64_t pieces = std::min(panels, (rows >= 8 ? PIECES : PIECES / 2) * threads());
   each(row_blocks * pieces, [&](int64_t i) {
     tw::LinearTask part = task;
     const int64_t row_block = i / pieces, piece = i % pieces;
@@ -227,8 +241,10 @@ constexpr int64_t SERIAL = 16384;  // elements below which a second thread costs
 
 template <class Body>
 void each_row(int64_t rows, int64_t features, const Body& body) {
-  at::parallel_for(0, rows, std::max<int64_t>(1, SERIAL / std::max<int64_t>(1, features)), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++) body(row);
+  const int64_t fewest = std::max<int64_t>(1, SERIAL / std::max<int64_t>(1, features));
+  const int64_t pieces = std::min(up(rows, fewest) / fewest, PIECES * threads());
+  each(pieces, [&](int64_t i) {
+    for (int64_t row = rows * i / pieces; row < rows * (i + 1) / pieces; row++) body(row);
   });
 }
 
@@ -509,7 +525,7 @@ Tensor paged_attention(const Tensor& q_in, const Tensor& k_pages, const Tensor& 
   std::vector<Part> parts;
   std::vector<int64_t> firsts;
   int64_t room = 0;
-  if (int64_t(pieces.size()) < 2 * at::get_num_threads())
+  if (int64_t(pieces.size()) < 2 * threads())
     for (const Piece& piece : pieces) {
       firsts.push_back(room);
       for (int64_t key = 0; key < contexts[piece.sequence]; key += tw::STRETCH) {
@@ -564,6 +580,7 @@ TORCH_LIBRARY(torchwright, m) {
   m.def("isa() -> str", isa);
   m.def("isas() -> str[]", isas);
   m.def("use_isa(str name) -> ()", use_isa);
+  m.def("own_threads(int count) -> int", own_threads);
   m.def("linear_w8a8(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int features) -> Tensor");
   m.def("linear_w4a8(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int features, int group_size) -> Tensor");
   m.def("linear_w4a16(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int features, int group_size) -> Tensor");
