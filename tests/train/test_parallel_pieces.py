@@ -38,7 +38,9 @@ from torchwright.train.parallel import (
 )
 from torchwright.train.parallel.context import HeadExchange
 from torchwright.train.parallel.ring import ring_attention
+from torchwright.train.parallel.zigzag import pieces, places
 from torchwright.train.prove.processes import ProveError, on_processes
+from torchwright.train.step import compile_blocks, recompute
 
 WORLD = 4
 FULL = Scores(scale=0.3, window=0, soft_cap=0.0)
@@ -47,47 +49,53 @@ VARIANTS = {
     "window within a part": dataclasses.replace(FULL, window=3),
     "window over two parts": dataclasses.replace(FULL, window=9),
     "window as wide as a part": dataclasses.replace(FULL, window=6),
-    "soft cap": dataclasses.replace(FULL, soft_cap=1.5, window=7),
+    "soft cap": dataclasses.replace(FULL, soft_cap=1.5),
+    "soft cap in a window": dataclasses.replace(FULL, soft_cap=1.5, window=7),
 }
 
 
 def error(actual: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((actual - wanted).norm() / wanted.norm())
+    """Relative, but for what is zero: a first token's query has no gradient."""
+    actual, wanted = actual.detach(), wanted.detach()
+    return float((actual - wanted).norm() / wanted.norm().clamp_min(1.0))
 
 
-def attention_inputs(heads: int, kv_heads: int) -> list[torch.Tensor]:
+def attention_inputs(heads: int, kv_heads: int, tokens: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
-    shapes = [(2, heads, 24, 8), (2, kv_heads, 24, 8), (2, kv_heads, 24, 8), (2, heads, 24, 8)]
+    shapes = [(2, count, tokens, 8) for count in (heads, kv_heads, kv_heads, heads)]
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
-def context_errors(kv_heads: int, make: Callable[..., Any]) -> dict[str, float]:
+def context_errors(kv_heads: int, attend: Callable[..., torch.Tensor], tokens: int = 24) -> dict[str, float]:
     """Output and gradients of a context-parallel attention against the whole one, for every variant."""
     errors = {}
     for name, scores in VARIANTS.items():
-        *inputs, gradient = attention_inputs(2 * kv_heads, kv_heads)
+        *inputs, gradient = attention_inputs(2 * kv_heads, kv_heads, tokens)
         wholes = [x.clone().requires_grad_() for x in inputs]
         wanted = explicit_attention(*wholes, scores)
         wanted.backward(gradient)
-        rank = dist.get_rank()
-        parts = [x.chunk(WORLD, 2)[rank].clone().requires_grad_() for x in inputs]
-        actual = make()(*parts, scores)
-        actual.backward(gradient.chunk(WORLD, 2)[rank])
+        own = places(tokens, dist.get_rank(), dist.get_world_size())
+        parts = [x[:, :, own].requires_grad_() for x in inputs]
+        actual = attend(*parts, scores)
+        actual.backward(gradient[:, :, own])
         pairs = [
             (actual, wanted),
             *((part.grad, full.grad) for part, full in zip(parts, wholes, strict=True)),
         ]
-        errors[name] = max(error(a, b.chunk(WORLD, 2)[rank]) for a, b in pairs)
+        errors[name] = max(error(a, b[:, :, own]) for a, b in pairs)
     return errors
 
 
-def ring() -> dict[str, float]:
-    return context_errors(3, lambda: lambda *inputs: ring_attention(*inputs, dist.group.WORLD))
+def ring(tokens: int = 24) -> dict[str, float]:
+    def attend(*inputs: Any) -> torch.Tensor:
+        return ring_attention(*inputs, dist.group.WORLD.group_name)  # type: ignore[union-attr]
+
+    return context_errors(3, attend, tokens)
 
 
 def heads_exchanged() -> dict[str, float]:
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("cp",))
-    return context_errors(4, lambda: HeadExchange(mesh, explicit_attention))
+    return context_errors(4, HeadExchange(mesh, explicit_attention))
 
 
 def vocabulary() -> dict[str, float]:
@@ -197,6 +205,29 @@ def step(sources: dict[str, str]) -> dict[str, Any]:
     }
 
 
+def whole_model(source: str, how: str) -> dict[str, float]:
+    """Loss and every gradient, in float64, of a model whose sequences are divided over all processes."""
+    layout = Layout(cp=dist.get_world_size())
+    config = read_decoder_config(Path(source))
+    ids = token_ids(2, 48)
+    labels = shift_labels(ids, torch.tensor([48, 29]))
+    alone, mesh = Transformer(config).double(), make_mesh(layout, "cpu")
+    load_weights(alone, Path(source))
+    total, valid = alone.loss(ids, labels)
+    (total / valid).backward()
+    divided = Transformer(config).double()
+    load_weights(divided, Path(source))
+    recompute(divided, "selective" if how == "selective" else "none")
+    parallelize(divided, layout, mesh)
+    if how == "compiled":
+        compile_blocks(divided)
+    loss, _ = divided.loss(*local_batch(ids, labels, layout, mesh))
+    (loss / valid).backward()
+    pairs = zip(divided.named_parameters(), alone.parameters(), strict=True)
+    errors = {name: error(whole(two.grad), one.grad) for (name, two), one in pairs}
+    return errors | {"loss": error(global_sum(loss, mesh), total)}
+
+
 def bfloat16(sources: dict[str, str]) -> dict[str, Any]:
     """Parameters in float32, computed with in bfloat16."""
     layout = Layout(dp_shard=2, tp=2)
@@ -260,6 +291,39 @@ def test_attention_over_divided_sequences(found: list[dict[str, Any]], way: str)
     for rank in found:
         assert set(rank[way]) == set(VARIANTS)
         assert max(rank[way].values()) < 1e-13, rank[way]
+
+
+@pytest.mark.parametrize(("ways", "tokens"), [(2, 2), (2, 600), (8, 8), (8, 40)])
+def test_a_ring_of_any_length_computes_what_one_process_computes(ways: int, tokens: int) -> None:
+    """Float64: one token each, odd parts, and more queries than a tile has."""
+    for errors in on_processes(ways, ring, tokens):
+        assert max(errors.values()) < 1e-13, errors
+
+
+@pytest.mark.parametrize(
+    ("ways", "name", "how"),
+    [
+        (2, "llama-one-kv-head", "eager"),
+        (4, "llama-one-kv-head", "selective"),
+        (8, "gemma2", "eager"),
+        pytest.param(2, "llama-one-kv-head", "compiled", marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_over_a_ring_has_the_gradients_of_one_process(
+    ways: int, name: str, how: str, tmp_path: Path
+) -> None:
+    for errors in on_processes(ways, whole_model, str(save(build(name), tmp_path)), how):
+        assert max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, 8])
+def test_every_part_of_a_sequence_sees_as_many_keys(parts: int) -> None:
+    """Zig-zag: each token is held once, in order within a part, and causal attention costs every part the same."""
+    held = [places(64, part, parts) for part in range(parts)]
+    assert torch.cat(held).sort().values.tolist() == list(range(64))
+    assert all(torch.equal(part, part.sort().values) for part in held)
+    assert len({int((part + 1).sum()) for part in held}) == 1
+    assert [place for piece in pieces(9, 0, 1) for place in piece] == list(range(9))
 
 
 def test_loss_over_a_divided_vocabulary(found: list[dict[str, Any]]) -> None:

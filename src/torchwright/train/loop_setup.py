@@ -215,12 +215,11 @@ class Batches:
         Labels are shifted here, before the sequence is cut, so that the last token of a part keeps its label.
         """
         windows_BT = windows_BT.to(self._device)
-        own = own_tokens(windows_BT.shape[1] - 1, self._layout, self._mesh)
-        divided = self._layout.cp > 1
+        own_T = own_tokens(windows_BT.shape[1] - 1, self._layout, self._mesh).to(self._device)
         return MicroBatch(
-            ids_BT=windows_BT[:, :-1][:, own],
-            labels_BT=windows_BT[:, 1:][:, own],
-            positions_BT=torch.arange(own.start, own.stop, device=self._device) if divided else None,
+            ids_BT=windows_BT[:, :-1][:, own_T],
+            labels_BT=windows_BT[:, 1:][:, own_T],
+            positions_BT=own_T if self._layout.cp > 1 else None,
         )
 
 

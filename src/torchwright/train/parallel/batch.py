@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchwright.train.layout import Layout, LayoutError
+from torchwright.train.parallel.zigzag import places
 
 LOSS_AXES = ("dp_replicate", "dp_shard", "cp")
 """Processes along these see different tokens; those along tp see the same."""
@@ -17,17 +18,16 @@ def local_batch(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """This process's ids, labels and positions (T/cp,) of a global batch whose labels are shifted already.
 
-    Rows are divided over dp_replicate and dp_shard, each row's tokens over cp, both in order. Raises `LayoutError` for
-    rows or tokens that do not divide.
+    Rows are divided over dp_replicate and dp_shard in order, each row's tokens over cp in pieces (`zigzag.py`). Raises
+    `LayoutError` for rows or tokens that do not divide.
     """
     B, T = ids_BT.shape
     _check_divides("rows in the batch", B, layout.batch_ways, "dp_replicate · dp_shard")
     _check_divides("tokens in a row", T, layout.cp * layout.tp, "cp · tp")
     part = own_part_of_rows(layout, mesh)
     rows = slice(part * B // layout.batch_ways, (part + 1) * B // layout.batch_ways)
-    tokens = own_tokens(T, layout, mesh)
-    positions_T = torch.arange(T, device=ids_BT.device)[tokens]
-    return ids_BT[rows, tokens], labels_BT[rows, tokens], positions_T
+    positions_T = own_tokens(T, layout, mesh).to(ids_BT.device)
+    return ids_BT[rows, positions_T], labels_BT[rows, positions_T], positions_T
 
 
 def own_part_of_rows(layout: Layout, mesh: DeviceMesh) -> int:
@@ -35,10 +35,9 @@ def own_part_of_rows(layout: Layout, mesh: DeviceMesh) -> int:
     return mesh.get_local_rank("dp_replicate") * layout.dp_shard + mesh.get_local_rank("dp_shard")
 
 
-def own_tokens(tokens: int, layout: Layout, mesh: DeviceMesh) -> slice:
-    """This process's places in a sequence of that many tokens."""
-    part, length = mesh.get_local_rank("cp"), tokens // layout.cp
-    return slice(part * length, (part + 1) * length)
+def own_tokens(tokens: int, layout: Layout, mesh: DeviceMesh) -> torch.Tensor:
+    """This process's places (tokens / cp,) in a sequence of that many tokens, rising."""
+    return places(tokens, mesh.get_local_rank("cp"), layout.cp)
 
 
 def global_sum(value: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

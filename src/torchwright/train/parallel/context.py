@@ -1,7 +1,8 @@
 """Context parallelism: each process holds a part of every sequence.
 
 Where the heads divide, an all-to-all gives each process all tokens of some heads (Ulysses: Jacobs et al., 2023); where
-they run out, keys and values go around in a ring (Liu et al., 2023; `ring.py`).
+they run out, keys and values go around in a ring (Liu et al., 2023; `ring.py`). Which tokens a process holds is in
+`zigzag.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from torchwright.train.model.blocks import Attention
 from torchwright.train.model.rotary import Rotary
 from torchwright.train.model.transformer import Transformer
 from torchwright.train.parallel.ring import ring_attention
+from torchwright.train.parallel.zigzag import divided, joined
 
 
 def apply_context_parallel(model: Transformer, mesh: DeviceMesh, kv_heads: int) -> None:
-    """Make attention see whole sequences whose tokens are divided over `mesh`, in order.
+    """Make attention see whole sequences whose tokens are divided over `mesh`.
 
     `kv_heads` is how many a process has after tensor parallelism. To be called after `Transformer.use_attention`.
     """
@@ -49,11 +51,10 @@ class HeadExchange:
         # One exchange for all three: first axis the receiver's part of the heads.
         parts = [part.unflatten(1, (self.ways, -1)) for part in (q_BHTD, k_BKTD, v_BKTD)]
         arrived = self._exchange(torch.cat(parts, dim=2).movedim(1, 0))
-        whole_BHTD = arrived.movedim(0, 2).flatten(2, 3)
-        q, k, v = whole_BHTD.split(heads, dim=1)
+        q, k, v = joined(arrived).split(heads, dim=1)
         out_BHTD = self.attend(q, k, v, scores)
         # Back: first axis the receiver's part of the tokens, then the sender's part of the heads.
-        back = self._exchange(out_BHTD.unflatten(2, (self.ways, -1)).movedim(2, 0))
+        back = self._exchange(divided(out_BHTD, self.ways))
         return back.movedim(0, 1).flatten(1, 2)
 
     def _exchange(self, x: torch.Tensor) -> torch.Tensor:
@@ -64,12 +65,12 @@ class RingAttention:
     """`ring_attention` over a mesh."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        self.mesh = mesh
+        self.group = mesh.get_group().group_name
 
     def __call__(
         self, q_BHTD: torch.Tensor, k_BKTD: torch.Tensor, v_BKTD: torch.Tensor, scores: Scores
     ) -> torch.Tensor:
-        return ring_attention(q_BHTD, k_BKTD, v_BKTD, scores, self.mesh.get_group())  # pyright: ignore[reportCallIssue]
+        return ring_attention(q_BHTD, k_BKTD, v_BKTD, scores, self.group)
 
 
 def _whole_length(ways: int, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

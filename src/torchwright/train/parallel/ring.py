@@ -1,121 +1,175 @@
 """Attention over a sequence whose parts lie on the processes of a ring.
 
-Keys and values travel; each process folds every part into an online softmax (Liu et al., 2023; Milakov & Gimelshein,
-2018). Backward, they travel again with the gradients they gather, and come home after a full round.
+Keys and values travel; what each process's queries make of a part is merged by the logarithm of its sum of exponentials
+(Liu et al., 2023; Dao, 2023). Backward, keys and values travel again, behind them the gradients they gather, which come
+home after a full round. Scores are never kept: a fused kernel computes a part, or tiles of a few queries do, where it
+knows no window or soft cap.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
 
 from torchwright.train.model.attention import Scores, masked_scores, visible
+from torchwright.train.parallel.zigzag import pieces
+
+TILE = 128
+"""Queries whose scores exist at once where no fused kernel computes them."""
+FUSED_HEAD = 256
+"""The largest head dimension of the GPU's kernel, which takes multiples of 8."""
 
 
-@torch.compiler.disable
 def ring_attention(
-    q_BHTD: torch.Tensor,
-    k_BKTD: torch.Tensor,
-    v_BKTD: torch.Tensor,
-    scores: Scores,
-    group: dist.ProcessGroup,
+    q_BHTD: torch.Tensor, k_BKTD: torch.Tensor, v_BKTD: torch.Tensor, scores: Scores, group: str
 ) -> torch.Tensor:
-    """Causal attention (B, H, T, D); process r of the group holds tokens r·T to (r + 1)·T of each sequence."""
-    return _Ring.apply(q_BHTD, k_BKTD, v_BKTD, scores, group)  # type: ignore[return-value]
+    """Causal attention (B, H, T, D) over the named group, each process of which holds the tokens of `zigzag.places`."""
+    return _forward(q_BHTD, k_BKTD, v_BKTD, scores.scale, scores.window, scores.soft_cap, group)[0]
 
 
-class _Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scores: Scores,
-        group: dist.ProcessGroup,
-    ) -> torch.Tensor:
-        B, H, T, D = q.shape
-        K, place = k.shape[1], _Place(group, T, q.device)
-        exact = torch.promote_types(q.dtype, torch.float32)
-        largest = q.new_full((B, K, H // K, T, 1), float("-inf"), dtype=exact)
-        total = torch.zeros_like(largest)
-        out = q.new_zeros((B, K, H // K, T, D), dtype=exact)
-        travelling = torch.stack([k, v])
-        for step in range(place.ways):
-            coming = place.start_pass(travelling) if step + 1 < place.ways else None
-            hidden = place.hidden(step, scores.window)
-            if hidden is not None:
-                part_k, part_v = travelling
-                score = masked_scores(q, part_k, hidden, scores).to(exact)
-                # A row that sees nothing here keeps its maximum; of −∞ to −∞ nothing may be subtracted.
-                new_largest = torch.maximum(largest, score.amax(-1, keepdim=True))
-                safe = new_largest.masked_fill(new_largest == float("-inf"), 0)
-                weight, fade = (score - safe).exp(), (largest - safe).exp()
-                total = total * fade + weight.sum(-1, keepdim=True)
-                out = out * fade + weight.to(v.dtype) @ part_v[:, :, None]
-                largest = new_largest
-            if coming is not None:
-                travelling = coming.finish()
-        out = (out / total).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, largest + total.log())
-        ctx.scores, ctx.group = scores, group
-        return out.flatten(1, 2)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, out, log_total = ctx.saved_tensors
-        scores: Scores = ctx.scores
-        B, H, T, D = q.shape
-        K, place = k.shape[1], _Place(ctx.group, T, q.device)
-        exact = log_total.dtype
-        d_out = gradients[0].reshape(B, K, H // K, T, D)
-        delta = (d_out * out).sum(-1, keepdim=True, dtype=exact)
-        grouped_q = q.reshape(B, K, H // K, T, D)
-        d_q = torch.zeros_like(grouped_q, dtype=exact)
-        travelling = torch.stack([k, v])
-        gathered = torch.zeros_like(travelling, dtype=exact)
-        for step in range(place.ways):
-            hidden = place.hidden(step, scores.window)
-            if hidden is not None:
-                part_k, part_v = travelling
-                score = masked_scores(q, part_k, hidden, scores).to(exact)
-                weight = (score - log_total).exp()
-                d_score = weight * ((d_out @ part_v[:, :, None].transpose(-1, -2)).to(exact) - delta)
-                if scores.soft_cap:
-                    capped = score.masked_fill(hidden, 0) / scores.soft_cap
-                    d_score = d_score * (1 - capped.square())
-                d_score = (d_score * scores.scale).to(q.dtype)
-                d_q += d_score @ part_k[:, :, None]
-                gathered[0] += (d_score.transpose(-1, -2) @ grouped_q).sum(2)
-                gathered[1] += (weight.to(v.dtype).transpose(-1, -2) @ d_out).sum(2)
-            # Gradients go the whole round, keys and values stop where nobody needs them any more.
-            with_keys = step + 1 < place.ways
-            coming = [place.start_pass(gathered), *([place.start_pass(travelling)] if with_keys else [])]
-            gathered = coming[0].finish()
-            if with_keys:
-                travelling = coming[1].finish()
-        d_k, d_v = gathered.to(k.dtype)
-        return d_q.reshape(B, H, T, D).to(q.dtype), d_k, d_v, None, None
+# One operator to whoever looks from above: the compiler goes around it, and selective recomputation keeps what it gave
+# instead of sending keys again.
+@torch.library.custom_op("torchwright::ring_attention", mutates_args=())
+def _forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    group: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and, in float32 or better, the logarithm of each query's sum of exponentials (B, H, T)."""
+    scores, ring = Scores(scale=scale, window=window, soft_cap=soft_cap), _Ring(group, q.shape[2])
+    exact = torch.promote_types(q.dtype, torch.float32)
+    out = q.new_zeros(q.shape, dtype=exact)
+    log_total = q.new_full(q.shape[:3], float("-inf"), dtype=exact)
+    travelling = torch.stack([k, v])
+    for step in range(ring.ways):
+        coming = ring.start_pass(travelling) if step + 1 < ring.ways else None
+        for block in ring.blocks(step, _tiled(q, scores), scores.window):
+            part_k, part_v = travelling[..., block.keys, :]
+            part, log_part = _attend(q[:, :, block.rows], part_k, part_v, block, scores)
+            _merge(out[:, :, block.rows], log_total[:, :, block.rows], part, log_part)
+        if coming is not None:
+            travelling = coming.finish()
+    return out.to(q.dtype), log_total
 
 
-class _Place:
-    """One process's place in the ring."""
+@torch.library.custom_op("torchwright::ring_attention_backward", mutates_args=())
+def _backward(
+    d_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    log_total: torch.Tensor,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    group: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    scores, ring = Scores(scale=scale, window=window, soft_cap=soft_cap), _Ring(group, q.shape[2])
+    d_q = q.new_zeros(q.shape, dtype=log_total.dtype)
+    travelling, gathering = torch.stack([k, v]), None
+    for step in range(ring.ways):
+        coming = ring.start_pass(travelling) if step + 1 < ring.ways else None
+        own = travelling.new_zeros(travelling.shape, dtype=log_total.dtype)
+        for block in ring.blocks(step, _tiled(q, scores), scores.window):
+            rows, keys = block.rows, block.keys
+            part_k, part_v = travelling[..., keys, :]
+            known = [x[:, :, rows] for x in (d_out, q, out, log_total)]
+            d_rows, *d_keys = _attend_backward(*known, part_k, part_v, block, scores)
+            d_q[:, :, rows] += d_rows
+            own[..., keys, :] += torch.stack(d_keys)
+        if gathering is not None:
+            own += gathering.finish()
+        # Gradients go the whole round, keys and values stop where nobody needs them any more.
+        gathering = ring.start_pass(own)
+        if coming is not None:
+            travelling = coming.finish()
+    assert gathering is not None
+    d_k, d_v = gathering.finish().to(k.dtype)
+    return d_q.to(q.dtype), d_k.clone(), d_v.clone()
 
-    def __init__(self, group: dist.ProcessGroup, length: int, device: torch.device) -> None:
-        self.group, self.length, self.device = group, length, device
-        self.ways, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
-    def hidden(self, step: int, window: int) -> torch.Tensor | None:
-        """(T, T): which keys of the part that is here at `step` no query sees; None where that is all of them."""
+@_forward.register_fake
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    exact = torch.promote_types(q.dtype, torch.float32)
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=exact)
+
+
+@_backward.register_fake
+def _(
+    d_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_rest: Any
+) -> tuple[torch.Tensor, ...]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:3], *output)
+    ctx.rest = inputs[3:]
+
+
+def _gradients(ctx: Any, d_out: torch.Tensor, _d_log_total: torch.Tensor | None) -> tuple[Any, ...]:
+    return *_backward(d_out.contiguous(), *ctx.saved_tensors, *ctx.rest), *(None for _ in ctx.rest)
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Block:
+    """Some of this process's queries with some of the keys that are here, by their places in the parts."""
+
+    rows: slice
+    keys: slice
+    causal: bool = False
+    """Both are one stretch of the sequence; else every query comes behind every key, unless there is a `distance`."""
+    distance: int | None = None
+    """From the first key to the first query, where tiles look at each pair."""
+
+
+class _Ring:
+    """One process's place in the ring, and what it computes there with the part that came from `step` places back."""
+
+    def __init__(self, group: str, length: int) -> None:
+        self.group = _resolve_process_group(group)
+        self.ways, self.rank, self.length = dist.get_world_size(self.group), dist.get_rank(self.group), length
+
+    def blocks(self, step: int, tiled: bool, window: int) -> Iterator[_Block]:
         source = (self.rank - step) % self.ways
-        # The nearest pair is this part's first query and that part's last key.
-        nearest = (self.rank - source - 1) * self.length + 1
-        if source > self.rank or (window and source < self.rank and nearest >= window):
-            return None
-        place = torch.arange(self.length, device=self.device)
-        return ~visible(place + self.rank * self.length, place + source * self.length, window)
+        if tiled or 0 < window < self.ways * self.length:
+            yield from self._tiles(source, window)
+            return
+        everything, first = slice(0, self.length), self.length - self.length // 2
+        if source == self.rank:
+            yield _Block(rows=everything, keys=everything, causal=True)
+        elif source < self.rank:  # its front lies before all of ours, its back behind
+            yield _Block(rows=everything, keys=slice(0, first))
+        elif first < self.length:  # our back alone lies behind all of its part
+            yield _Block(rows=slice(first, self.length), keys=everything)
+
+    def _tiles(self, source: int, window: int) -> Iterator[_Block]:
+        """A few queries with the keys that any of them sees; a query's own place first, so that it has seen a key."""
+        ours, theirs = (pieces(self.ways * self.length, part, self.ways) for part in (self.rank, source))
+        for row, queries in zip((0, len(ours[0])), ours, strict=True):
+            for begin in range(0, len(queries), TILE):
+                tile = queries[begin : begin + TILE]
+                for column, keys in zip((len(theirs[0]), 0), reversed(theirs), strict=True):
+                    earliest = max(keys.start, tile.start - window + 1) if window else keys.start
+                    latest = min(keys.stop, tile.stop)
+                    if earliest < latest:
+                        yield _Block(
+                            rows=slice(row + begin, row + begin + len(tile)),
+                            keys=slice(column + earliest - keys.start, column + latest - keys.start),
+                            distance=tile.start - earliest,
+                        )
 
     def start_pass(self, tensor: torch.Tensor) -> _Pass:
         """Send `tensor` to the next process while the previous one's comes."""
@@ -123,13 +177,12 @@ class _Place:
 
 
 class _Pass:
-    def __init__(self, tensor: torch.Tensor, place: _Place) -> None:
-        self.sent = tensor.contiguous()
-        self.received = torch.empty_like(self.sent)
-        following, previous = ((place.rank + way) % place.ways for way in (1, -1))
+    def __init__(self, tensor: torch.Tensor, ring: _Ring) -> None:
+        self.sent, self.received = tensor, torch.empty_like(tensor)
+        following, previous = ((ring.rank + way) % ring.ways for way in (1, -1))
         operations = [
-            dist.P2POp(dist.isend, self.sent, group=place.group, group_peer=following),
-            dist.P2POp(dist.irecv, self.received, group=place.group, group_peer=previous),
+            dist.P2POp(dist.isend, self.sent, group=ring.group, group_peer=following),
+            dist.P2POp(dist.irecv, self.received, group=ring.group, group_peer=previous),
         ]
         self.works = dist.batch_isend_irecv(operations)
 
@@ -137,3 +190,96 @@ class _Pass:
         for work in self.works:
             work.wait()
         return self.received
+
+
+def _tiled(q: torch.Tensor, scores: Scores) -> bool:
+    """Whether no fused kernel computes whole parts: of soft caps it knows nothing, on a GPU of float32 neither."""
+    wide = q.shape[-1] % 8 != 0 or q.shape[-1] > FUSED_HEAD or q.dtype.itemsize > 2
+    return bool(scores.soft_cap) or (q.is_cuda and wide)
+
+
+def _merge(out: torch.Tensor, log_total: torch.Tensor, part: torch.Tensor, log_part: torch.Tensor) -> None:
+    """Add a part, normalized by its own sum, to an output that is normalized by its own; both in place."""
+    new = torch.logaddexp(log_total, log_part)
+    out.mul_((log_total - new).exp_()[..., None]).addcmul_((log_part - new).exp_()[..., None], part)
+    log_total.copy_(new)
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: _Block, scores: Scores
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output over these keys alone, and the logarithm of their sum of exponentials."""
+    if block.distance is not None:
+        score = _tile_scores(q, k, block.distance, scores)
+        log_total = score.logsumexp(-1)
+        # A query that sees nothing here has a sum of 0, and of −∞ nothing may be subtracted.
+        weight = (score - log_total.clamp_min(torch.finfo(score.dtype).min)[..., None]).exp()
+        return (weight.to(v.dtype) @ v[:, :, None]).flatten(1, 2), log_total.flatten(1, 2)
+    aten: Any = torch.ops.aten
+    if q.is_cuda:
+        found = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, block.causal, scale=scores.scale)
+    else:
+        found = aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, block.causal, scale=scores.scale
+        )
+    return found[0], found[1]
+
+
+def _attend_backward(
+    d_out: torch.Tensor,
+    q: torch.Tensor,
+    out: torch.Tensor,
+    log_total: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    block: _Block,
+    scores: Scores,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """These keys' share of the gradients of q, k and v; `out` and `log_total` are those over all keys."""
+    if block.distance is not None:
+        return _tile_backward(d_out, q, out, log_total, k, v, block.distance, scores)
+    aten: Any = torch.ops.aten
+    known = (d_out, q, k, v, out, log_total.contiguous())
+    if not q.is_cuda:
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *known, 0.0, block.causal, scale=scores.scale
+        )
+    nothing_random = [torch.zeros(size, dtype=torch.uint64, device=q.device) for size in (2, ())]
+    return aten._scaled_dot_product_flash_attention_backward(
+        *known, None, None, q.shape[2], k.shape[2], 0.0, block.causal, *nothing_random, scale=scores.scale
+    )
+
+
+def _tile_scores(q: torch.Tensor, k: torch.Tensor, distance: int, scores: Scores) -> torch.Tensor:
+    """(B, K, H/K, Q, S) in float32 or better."""
+    place_Q, place_S = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
+    hidden = ~visible(place_Q + distance, place_S, scores.window)
+    return masked_scores(q, k, hidden, scores).to(torch.promote_types(q.dtype, torch.float32))
+
+
+def _tile_backward(
+    d_out: torch.Tensor,
+    q: torch.Tensor,
+    out: torch.Tensor,
+    log_total: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    distance: int,
+    scores: Scores,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same in operators of their own (Dao et al., 2022, algorithm 4)."""
+    groups = (k.shape[1], q.shape[1] // k.shape[1])
+    d_out, q_groups, out = (x.unflatten(1, groups) for x in (d_out, q, out))
+    score = _tile_scores(q, k, distance, scores)
+    weight = (score - log_total.unflatten(1, groups)[..., None]).exp()
+    delta = (d_out * out).sum(-1, keepdim=True, dtype=score.dtype)
+    d_score = weight * ((d_out @ v[:, :, None].transpose(-1, -2)).to(score.dtype) - delta)
+    if scores.soft_cap:
+        capped = score.masked_fill(score == float("-inf"), 0) / scores.soft_cap
+        d_score = d_score * (1 - capped.square())
+    d_score = (d_score * scores.scale).to(q.dtype)
+    return (
+        (d_score @ k[:, :, None]).flatten(1, 2),
+        (d_score.transpose(-1, -2) @ q_groups).sum(2),
+        (weight.to(v.dtype).transpose(-1, -2) @ d_out).sum(2),
+    )

@@ -8,7 +8,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchwright.train.layout import Layout
-from torchwright.train.parallel.batch import own_part_of_rows
+from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
+from torchwright.train.parallel.zigzag import places
 from torchwright.train.prove.shrink import ROWS, TOKENS
 from torchwright.train.prove.steps import Trace
 
@@ -101,14 +102,14 @@ def _difference(name: str, actual: torch.Tensor, wanted: torch.Tensor, scale: fl
     )
 
 
-def _own_part(name: str, layout: Layout, mesh: DeviceMesh) -> tuple[slice, slice]:
+def _own_part(name: str, layout: Layout, mesh: DeviceMesh) -> tuple[slice, torch.Tensor]:
     """The rows and tokens that this process holds of an activation."""
-    row = own_part_of_rows(layout, mesh)
-    part, parts = mesh.get_local_rank("cp"), layout.cp
+    row, ways = own_part_of_rows(layout, mesh), layout.batch_ways
+    tokens = own_tokens(TOKENS, layout, mesh)
     if not name.endswith("/norm"):
         # Between blocks tensor parallelism divides the tokens.
-        part, parts = part * layout.tp + mesh.get_local_rank("tp"), parts * layout.tp
-    return _slice(ROWS, row, layout.batch_ways), _slice(TOKENS, part, parts)
+        tokens = tokens.chunk(layout.tp)[mesh.get_local_rank("tp")]
+    return slice(row * ROWS // ways, (row + 1) * ROWS // ways), tokens
 
 
 def _mean_of_means(wanted: Trace, layout: Layout) -> float:
@@ -116,10 +117,6 @@ def _mean_of_means(wanted: Trace, layout: Layout) -> float:
     means = [
         part.sum() / (part != 0).sum()
         for rows in wanted.nll_BT.chunk(layout.batch_ways)
-        for part in rows.chunk(layout.cp, dim=1)
+        for part in (rows[:, places(TOKENS, cp, layout.cp)] for cp in range(layout.cp))
     ]
     return float(torch.stack(means).mean() / wanted.values["loss"])
-
-
-def _slice(length: int, part: int, parts: int) -> slice:
-    return slice(part * length // parts, (part + 1) * length // parts)
