@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 from tiny import build, save, token_ids
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from torchwright.decoder import DecoderConfig, read_decoder_config
+from torchwright.train.config import parse_run
 from torchwright.train.layout import Layout, LayoutError
+from torchwright.train.loop_setup import Batches, build_model
 from torchwright.train.loss import IGNORE, shift_labels, token_loss
 from torchwright.train.model import Scores, Transformer, explicit_attention, load_weights, save_folder
 from torchwright.train.model.fill import whole
@@ -39,6 +40,7 @@ from torchwright.train.parallel import (
 from torchwright.train.parallel.context import HeadExchange
 from torchwright.train.parallel.ring import ring_attention
 from torchwright.train.parallel.zigzag import pieces, places
+from torchwright.train.precision import autocast
 from torchwright.train.prove.processes import ProveError, on_processes
 from torchwright.train.step import compile_blocks, recompute
 
@@ -232,12 +234,12 @@ def bfloat16(sources: dict[str, str]) -> dict[str, Any]:
     """Parameters in float32, computed with in bfloat16."""
     layout = Layout(dp_shard=2, tp=2)
     config = read_decoder_config(Path(sources["llama-tied-biases"]))
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    divided, mesh = model(config, layout, precision=policy, reshard_after_forward=False)
+    divided, mesh = model(config, layout, compute=torch.bfloat16, reshard_after_forward=False)
     divided.reset_parameters(1)
     ids = token_ids(4, 16)
     own_ids, own_labels, positions = local_batch(ids, shift_labels(ids), layout, mesh)
-    logits = divided(own_ids, positions)
+    with autocast("bf16", "cpu"):
+        logits = divided(own_ids, positions)
     total, valid = token_loss(logits, own_labels)
     (total / global_sum(valid, mesh)).backward()
     return {
@@ -249,6 +251,27 @@ def bfloat16(sources: dict[str, str]) -> dict[str, Any]:
         },
         "parts": float(global_sum(total, mesh) / global_sum(valid, mesh)),
     }
+
+
+def gathered(source: str, settings: dict[str, Any]) -> dict[str, str]:
+    """The types that the trainer's model computes with, and of its residual stream."""
+    config = read_decoder_config(Path(source))
+    fields = {"out": "", "tokens": 1, "batch_tokens": 1, "context": 8, "layout": {"dp_shard": 2}}
+    run = parse_run(fields | {"model": {"config": {}}, "data": {"train": ["x"]}} | settings)
+    built, mesh = build_model(run, config, Path(), "cpu")
+    seen: dict[str, str] = {}
+    for name, module in built.named_modules():
+        if name in ("embedding", "layers.0.attention.q", "head"):
+            module.register_forward_pre_hook(
+                lambda module, _, name=name: seen.__setitem__(name, str(module.weight.dtype))
+            )
+    built.layers[0].register_forward_pre_hook(
+        lambda _, inputs: seen.__setitem__("residual", str(inputs[0].dtype))
+    )
+    batch = Batches(run, mesh, "cpu").prepare(torch.full((2, 600), 5))
+    with autocast(run.precision, "cpu"):
+        built.loss(batch.ids_BT, batch.labels_BT, batch.positions_BT)[0].backward()
+    return seen | {"gradient": str(built.embedding.weight.grad.dtype)}  # type: ignore[union-attr]
 
 
 def refusals(sources: dict[str, str]) -> dict[str, str]:
@@ -361,6 +384,24 @@ def test_bfloat16_computation_keeps_float32_parameters(found: list[dict[str, Any
         assert result["loss"] == "torch.float32"
         assert result["gradients"] == {"torch.float32"}
         assert result["parts"] == pytest.approx(math.log(128), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "wide"),
+    [
+        ("llama", {"precision": "bf16"}, {"embedding"}),
+        ("llama-tied-biases", {"precision": "bf16"}, {"embedding", "head"}),
+        ("llama", {"precision": "fp32"}, {"embedding", "head", "layers.0.attention.q", "residual"}),
+    ],
+)
+def test_layers_are_gathered_in_the_type_they_compute_in(
+    name: str, settings: dict[str, Any], wide: set[str], tmp_path: Path
+) -> None:
+    """The embedding is not: thousands of places add to a row of its gradient, and bfloat16 ends at 256."""
+    for seen in on_processes(2, gathered, str(save(build(name), tmp_path)), settings):
+        assert seen.pop("gradient") == "torch.float32"
+        assert {part for part, kind in seen.items() if kind == "torch.float32"} == wide
+        assert {kind for part, kind in seen.items() if part not in wide} <= {"torch.bfloat16"}
 
 
 def test_what_does_not_divide_is_refused_on_every_process(found: list[dict[str, Any]]) -> None:

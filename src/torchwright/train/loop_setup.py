@@ -184,7 +184,9 @@ def build_model(run: Run, config: DecoderConfig, folder: Path, device: str) -> t
         # The fused operator's backward pass is slow on CPUs.
         model.use_attention(explicit_attention)
     recompute(model, run.recompute)
-    parallelize(model, layout, mesh)
+    # QAT rounds the weights that are written, which are float32.
+    whole = run.precision == "fp32" or run.qat is not None
+    parallelize(model, layout, mesh, compute=None if whole else torch.bfloat16)
     model.to_empty(device=device)
     model.tie()
     if run.model.folder is not None:

@@ -30,14 +30,15 @@ def parallelize(
     layout: Layout,
     mesh: DeviceMesh,
     *,
-    precision: MixedPrecisionPolicy | None = None,
+    compute: torch.dtype | None = None,
     reshard_after_forward: bool = True,
 ) -> None:
     """Apply the layout's axes to `model` in place; `mesh` is `make_mesh`'s.
 
     The model may be on the meta device: fill it afterwards (`to_empty`, then `load_weights` or `reset_parameters`).
     Else every process must hold the same weights. Gradients are sums over all processes, not means: divide the loss by
-    the global number of labels. `precision` is FSDP's; a layout of one process has none. With
+    the global number of labels. Parameters are gathered and computed with as `compute` (None: as they are), and gradients
+    summed in float32 or better; a layout of one process computes with them as they are. With
     `reshard_after_forward=False` layers keep their gathered parameters until the backward pass.
 
     Raises `LayoutError` for a layout that the model's shape does not allow.
@@ -57,7 +58,9 @@ def parallelize(
         return
     # With tp alone there is one process to shard over; FSDP still sums what tp's processes have of a norm's gradient,
     # and computes in the precision asked for.
-    policy = precision or MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy(
+        param_dtype=compute, reduce_dtype=compute and torch.float32, cast_forward_inputs=False
+    )
     part = shard_mesh(mesh, layout)
     for block in experts:
         fully_shard(
@@ -69,7 +72,14 @@ def parallelize(
         )
     for layer in model.layers:
         fully_shard(layer, mesh=part, mp_policy=policy, reshard_after_forward=reshard_after_forward)
-    fully_shard(model, mesh=part, mp_policy=policy)
+    tied = model.head.weight is model.embedding.weight
+    if compute is not None:
+        # A row of the embedding's gradient is a sum over all places of a token, of which bfloat16 keeps the first 256:
+        # the table stays as it is, and what it gives is rounded.
+        model.embedding.register_forward_hook(lambda _module, _inputs, x_BTE: x_BTE.to(compute))
+        if not tied:
+            fully_shard(model.embedding, mesh=part, reshard_after_forward=False)
+    fully_shard(model, mesh=part, mp_policy=MixedPrecisionPolicy() if tied else policy)
     for method in ("loss", "hidden"):
         register_fsdp_forward_method(model, method)
     sum_gradients(model)

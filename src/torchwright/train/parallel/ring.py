@@ -32,10 +32,7 @@ def ring_attention(
     return _forward(q_BHTD, k_BKTD, v_BKTD, scores.scale, scores.window, scores.soft_cap, group)[0]
 
 
-# One operator to whoever looks from above: the compiler goes around it, and selective recomputation keeps what it gave
-# instead of sending keys again.
-@torch.library.custom_op("torchwright::ring_attention", mutates_args=())
-def _forward(
+def _compute(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -61,8 +58,7 @@ def _forward(
     return out.to(q.dtype), log_total
 
 
-@torch.library.custom_op("torchwright::ring_attention_backward", mutates_args=())
-def _backward(
+def _compute_backward(
     d_out: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -98,6 +94,14 @@ def _backward(
     return d_q.to(q.dtype), d_k.clone(), d_v.clone()
 
 
+# Each is one operator to whoever looks from above: the compiler goes around it, and selective recomputation keeps what
+# it gave instead of sending keys again.
+_forward = torch.library.custom_op("torchwright::ring_attention", _compute, mutates_args=())
+_backward = torch.library.custom_op(
+    "torchwright::ring_attention_backward", _compute_backward, mutates_args=()
+)
+
+
 @_forward.register_fake
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     exact = torch.promote_types(q.dtype, torch.float32)
@@ -121,6 +125,11 @@ def _gradients(ctx: Any, d_out: torch.Tensor, _d_log_total: torch.Tensor | None)
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
+INSIDE = {
+    torch.ops.torchwright.ring_attention.default: _compute,
+    torch.ops.torchwright.ring_attention_backward.default: _compute_backward,
+}
+"""Operator → what it runs, for whoever counts what happens in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
