@@ -58,7 +58,7 @@ def test_this_machines_cpu_is_measured_and_planned_for() -> None:
     words = ("--devices-per-node", "2", "--tokens-per-step", "4K", "--context", "512", "--precision", "fp32")
     result = run("llama-3.2-1b", "--device", "cpu", *words, "--eager", "--json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.output)["cluster"]["device"]["fused_norms"] is False
+    assert json.loads(result.output)["cluster"]["device"]["fused"] is False
 
 
 @pytest.mark.parametrize("value", ["0", "4T", "-1", "", "1.5M"])

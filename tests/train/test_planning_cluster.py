@@ -126,7 +126,7 @@ def test_a_device_is_read_from_a_file(tmp_path: Path) -> None:
         ("memory = 64e9", "", "no memory"),
         ("memory = 64e9", "memory = -1", "no positive number"),
         ("memory = 64e9", 'memory = "64"', "no positive number"),
-        ("memory = 64e9", "memory = 64e9\nfused_norms = 1", "neither true nor false"),
+        ("memory = 64e9", "memory = 64e9\nfused = 1", "neither true nor false"),
         ("[flops]", "[rates]", "has no rates"),
         ("latency = 1e-6", "", "no latency"),
         ("[[links]]", "[[cables]]", "has no links"),

@@ -1,8 +1,9 @@
-"""Estimated memory against what a real step takes under FSDP2, tensor, context and expert parallelism."""
+"""Estimated memory against what the trainer's own step takes, alone and under every kind of parallelism."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ SMALL: dict[str, Any] = KNOWN["llama-3.1-8b"] | {
     "num_key_value_heads": 4,
     "vocab_size": 768,
 }
+ONE_KEY = SMALL | {"num_key_value_heads": 1}
 MANY_WORDS = SMALL | {"vocab_size": 12288, "num_hidden_layers": 2}
 EXPERTS = SMALL | {
     "architectures": ["MixtralForCausalLM"],
@@ -41,23 +43,49 @@ CASES: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
     (MANY_WORDS, "dp_shard=4", 1, 64, "bf16", "none", 1),
     (SMALL, "dp_shard=2,tp=2", 4, 192, "bf16", "none", 1),
     (SMALL, "dp_shard=2,cp=2", 2, 256, "bf16", "none", 1),
+    (SMALL, "dp_shard=4", 1, 2048, "bf16", "none", 1),
+    (ONE_KEY, "cp=4", 2, 256, "bf16", "none", 1),
+    (ONE_KEY, "cp=4", 2, 1024, "bf16", "full", 1),
+    (ONE_KEY, "dp_shard=2,cp=2", 1, 4096, "bf16", "none", 1),
+    (ONE_KEY, "dp_shard=2,cp=2", 1, 1024, "fp32", "selective", 1),
     (EXPERTS, "dp_shard=4", 2, 128, "bf16", "none", 1),
     (EXPERTS, "dp_shard=4,ep=2", 2, 128, "bf16", "none", 1),
 ]
 WORLD = 4
+QUICK: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
+    (SMALL, "dp_shard=2", 2, 192, "bf16", "none", 1),
+    (SMALL, "dp_shard=2", 2, 192, "fp32", "selective", 2),
+    (ONE_KEY, "cp=2", 1, 1024, "bf16", "none", 1),
+]
+ALONE: list[tuple[dict[str, Any], str, int, int, str, str, int]] = [
+    (SMALL, "", 2, 192, "bf16", "none", 1),
+    (SMALL, "", 2, 192, "fp32", "none", 2),
+]
+
+
+def planned(cases: list[tuple[dict[str, Any], str, int, int, str, str, int]], folder: Path) -> list[Any]:
+    found = []
+    for index, (config, layout, rows, context, precision, kept, micro_batches) in enumerate(cases):
+        path = folder / f"{index}.json"
+        path.write_text(json.dumps(config))
+        sizes = {"rows": rows, "context": context, "micro_batches": micro_batches}
+        job, plan = eager_step(layout, precision=precision, recompute=kept, **sizes)
+        found.append((read_model(str(path)), job, plan))
+    return found
+
+
+def assert_near(config: Any, job: Job, plan: Plan, real: Counted) -> None:
+    estimated = peak_memory(Shape(config), job, plan, fused=False)
+    assert estimated.parameters == pytest.approx(real.parameters, rel=0.02)
+    assert estimated.optimizer == pytest.approx(real.optimizer, rel=0.02)
+    assert real.gradients == real.parameters
+    assert estimated.total == pytest.approx(real.peak, rel=0.15)
 
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Counted]]:
     """Every case with what a process took in it, counted in one start of four processes."""
-    folder = tmp_path_factory.mktemp("memory")
-    cases = []
-    for index, (config, layout, rows, context, precision, kept, micro_batches) in enumerate(CASES):
-        path = folder / f"{index}.json"
-        path.write_text(json.dumps(config))
-        sizes = {"rows": rows, "context": context, "micro_batches": micro_batches}
-        job, plan = eager_step(layout, precision=precision, recompute=kept, **sizes)
-        cases.append((read_model(str(path)), job, plan))
+    cases = planned(CASES, tmp_path_factory.mktemp("memory"))
     return list(zip(cases, on_processes(WORLD, count_steps, cases)[0], strict=True))
 
 
@@ -66,12 +94,16 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Counted
 def test_peak_is_within_15_per_cent_of_what_a_step_takes(
     counted: list[tuple[Any, Counted]], index: int
 ) -> None:
-    (config, job, plan), real = counted[index]
-    estimated = peak_memory(Shape(config), job, plan, fused_norms=False)
-    assert estimated.parameters == pytest.approx(real.parameters, rel=0.02)
-    assert estimated.optimizer == pytest.approx(real.optimizer, rel=0.02)
-    assert real.gradients == real.parameters
-    assert estimated.total == pytest.approx(real.peak, rel=0.15)
+    case, real = counted[index]
+    assert_near(*case, real)
+
+
+@pytest.mark.parametrize(("cases", "processes"), [(QUICK, 2), (ALONE, 1)], ids=["two", "alone"])
+def test_a_few_steps_of_the_trainer_take_what_is_planned(cases: Any, processes: int, tmp_path: Path) -> None:
+    """Attention as the trainer computes it here, and gathers in the precision that it asks for."""
+    found = planned(cases, tmp_path)
+    for case, real in zip(found, on_processes(processes, count_steps, found)[0], strict=True):
+        assert_near(*case, real)
 
 
 def test_the_parts_follow_the_layout() -> None:

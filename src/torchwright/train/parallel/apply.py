@@ -37,8 +37,8 @@ def parallelize(
 
     The model may be on the meta device: fill it afterwards (`to_empty`, then `load_weights` or `reset_parameters`).
     Else every process must hold the same weights. Gradients are sums over all processes, not means: divide the loss by
-    the global number of labels. Parameters are gathered and computed with as `compute` (None: as they are), and gradients
-    summed in float32 or better; a layout of one process computes with them as they are. With
+    the global number of labels. Layers are gathered and computed with as `compute` (None: as they are), and gradients
+    summed in float32 or better; a layout of one process computes with parameters as they are. With
     `reshard_after_forward=False` layers keep their gathered parameters until the backward pass.
 
     Raises `LayoutError` for a layout that the model's shape does not allow.

@@ -44,7 +44,7 @@ def _compute(
     """Output and, in float32 or better, the logarithm of each query's sum of exponentials (B, H, T)."""
     scores, ring = Scores(scale=scale, window=window, soft_cap=soft_cap), _Ring(group, q.shape[2])
     exact = torch.promote_types(q.dtype, torch.float32)
-    out = q.new_zeros(q.shape, dtype=exact)
+    out = _by_token(q).to(exact).zero_()
     log_total = q.new_full(q.shape[:3], float("-inf"), dtype=exact)
     travelling = torch.stack([k, v])
     for step in range(ring.ways):
@@ -105,7 +105,7 @@ _backward = torch.library.custom_op(
 @_forward.register_fake
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
     exact = torch.promote_types(q.dtype, torch.float32)
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=exact)
+    return _by_token(q), q.new_empty(q.shape[:3], dtype=exact)
 
 
 @_backward.register_fake
@@ -113,6 +113,12 @@ def _(
     d_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_rest: Any
 ) -> tuple[torch.Tensor, ...]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _by_token(q: torch.Tensor) -> torch.Tensor:
+    """(B, H, T, D) with a token's heads side by side, as the projection behind attention reads them."""
+    B, H, T, D = q.shape
+    return q.new_empty(B, T, H, D).transpose(1, 2)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:

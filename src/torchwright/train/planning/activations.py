@@ -1,12 +1,16 @@
 """Bytes that one layer keeps of a token from its forward to its backward pass.
 
-Counted operator by operator over `train/model/`; `tests/train/test_planning_memory.py` counts on the running model.
+Counted operator by operator over `train/model/`; `tests/train/test_planning_memory.py` counts in the trainer's step.
 """
 
 from __future__ import annotations
 
+import functools
+
 from torchwright.decoder.families import FAMILIES
 from torchwright.train.layout import Layout
+from torchwright.train.model.attention import BLOCK, MOST_BLOCKS
+from torchwright.train.parallel.ring import TILE
 from torchwright.train.planning.job import Job, Recompute
 from torchwright.train.planning.shape import Kind, Shape
 
@@ -16,15 +20,27 @@ def rings(shape: Shape, layout: Layout) -> bool:
     return layout.cp > 1 and (shape.config.kv_heads // layout.tp) % layout.cp != 0
 
 
+@functools.cache
+def keys_computed(context: int, window: int) -> float:
+    """Keys for which explicit attention has a weight, averaged over a sequence's queries."""
+    block = max(BLOCK, -(-context // MOST_BLOCKS))
+    area = 0
+    for begin in range(0, context, block):
+        end = min(begin + block, context)
+        area += (end - begin) * (end - (max(0, begin + 1 - window) if window else 0))
+    return area / context
+
+
 class Activations:
     """Bytes per token of a layer; tensor-parallel processes share the sequence between matrices.
 
-    `fused_norms`: one operator for a norm, as on CUDA; on the CPU it is several, which keep the normalized input too.
+    `fused`: norms and attention are one operator each, as on CUDA; on the CPU they are several, which keep the
+    normalized input and the attention weights too.
     """
 
-    def __init__(self, shape: Shape, job: Job, layout: Layout, *, fused_norms: bool) -> None:
+    def __init__(self, shape: Shape, job: Job, layout: Layout, *, fused: bool) -> None:
         tp = layout.tp
-        self.shape, self.job, self.fused_norms = shape, job, fused_norms
+        self.shape, self.job, self.fused = shape, job, fused
         self.cp, self.ring = layout.cp, rings(shape, layout)
         self.a = job.width
         self.E = shape.config.model / tp
@@ -38,11 +54,17 @@ class Activations:
         if recompute == "full":
             return self.a * self.E
         if recompute == "selective":
-            return self._selective(kind)
-        return self.whole(kind)
+            return self._selective(kind) + self._scores(kind)
+        return self._whole(kind)
 
-    def whole(self, kind: Kind) -> float:
-        """With nothing recomputed; what recomputing a layer brings back for the time of its backward pass."""
+    def again(self, kind: Kind, recompute: Recompute) -> float:
+        """What recomputing a layer brings back for the time of its backward pass."""
+        if recompute == "selective":  # what was kept is used, not made again
+            return max(0.0, self._whole(kind) - self._selective(kind))
+        return self._whole(kind) if recompute == "full" else 0.0
+
+    def _whole(self, kind: Kind) -> float:
+        """With nothing recomputed."""
         return self._norms() + self._attention(kind) + self._feed_forward(kind)
 
     def passing(self, kind: Kind) -> float:
@@ -51,11 +73,21 @@ class Activations:
         experts = self.shape.config.experts
         if kind.sparse and experts is not None:
             F /= experts.count  # one expert after the other, each on its share of the rows
-        values = 2 * F + 2 * self.E
-        if not self.ring:
-            return self.a * values
-        # A ring's scores, weights and their gradients exist for one block of keys, in float32.
-        return self.a * values + 3 * 4 * self.H * self.job.context / self.cp
+        # Attention's backward pass comes when the feed-forward block has let go of what it kept.
+        return max(self.a * (2 * F + 2 * self.E), self._attention_passing(kind) - self._feed_forward(kind))
+
+    def _attention_passing(self, kind: Kind) -> float:
+        a, soft_cap = self.a, self.shape.config.attention_soft_cap
+        if self.ring:
+            # Gradients in float32 with a part's own; keys and values here and coming, their gradients here, there and
+            # on the way.
+            passing = (4 + a) * self.q + 3 * (4 + a) * 2 * self.kv
+            windowed = 0 < kind.window < self.job.context
+            return passing + (3 * 4 * self.H * TILE if soft_cap or windowed else 0)
+        if self.fused and not soft_cap:
+            return a * 2 * (self.q + 2 * self.kv)
+        block = max(BLOCK, -(-self.job.context // MOST_BLOCKS))
+        return a * (self.q + 2 * self.kv) + 3 * a * self.H * min(block, self.job.context)
 
     def final(self) -> float:
         """Of the norm behind the last layer and the output layer's input."""
@@ -64,7 +96,7 @@ class Activations:
     def _norm(self, width: float) -> float:
         if self.job.compile:
             return self.a * width
-        return (4 if self.fused_norms else 8) * width + 4
+        return (4 if self.fused else 8) * width + 4
 
     def _norms(self) -> float:
         names = FAMILIES[self.shape.config.architecture].names
@@ -80,11 +112,22 @@ class Activations:
         return count * self._norm(self.E) + heads + inputs
 
     def _attention(self, kind: Kind) -> float:
-        kept = self.a * (2 * self.q + 2 * self.kv) + 4 * self.H
-        if self.shape.config.attention_soft_cap and not self.ring:
-            # Computed explicitly: tanh, softmax in float32, and its copy in the model's type, for every key.
-            kept += self.H * self.job.context * (2 * self.a + 4)
-        return kept
+        kept = self.a * (2 * self.q + 2 * self.kv)
+        if self.ring:
+            return kept + 4 * self.H
+        if self.cp > 1:
+            kept += self.a * self.q  # the output before it is sent home
+        scores = self._scores(kind)
+        if not scores:
+            return kept + 4 * self.H
+        # Weights of every key, and what tanh gave.
+        return kept + scores * (2 if self.shape.config.attention_soft_cap else 1)
+
+    def _scores(self, kind: Kind) -> float:
+        """One value for every key, where attention is computed explicitly."""
+        if self.ring or (self.fused and not self.shape.config.attention_soft_cap):
+            return 0.0
+        return self.a * self.H * keys_computed(self.job.context, kind.window)
 
     def _feed_forward(self, kind: Kind) -> float:
         F = self.shape.feed_forward_width(kind) / self.tp

@@ -6,23 +6,27 @@ lives, and its present size is read, since FSDP2 frees gathered parameters by re
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchwright.decoder.config import DecoderConfig
+from torchwright.train.config import parse_run
 from torchwright.train.layout import Layout
-from torchwright.train.loss import shift_labels
-from torchwright.train.model import Transformer
-from torchwright.train.parallel import local_batch, make_mesh, parallelize
+from torchwright.train.loop_setup import Batches, build_model
+from torchwright.train.optimizer import Optimizers
+from torchwright.train.parallel.ring import INSIDE
+from torchwright.train.planning.accepted import run_fields
 from torchwright.train.planning.job import Job, Plan
-from torchwright.train.step import recompute
+from torchwright.train.precision import autocast
+from torchwright.train.step import loss_function, train_step
 
 
 class LiveBytes(TorchDispatchMode):
@@ -59,7 +63,9 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        # Modes do not see what an operator of our own does.
+        with self if func in INSIDE else contextlib.nullcontext():
+            result = INSIDE.get(func, func)(*args, **(kwargs or {}))
         # Adding up is slow, and no peak comes about but by a new tensor.
         if self.watch(result):
             self.peak = max(self.peak, self.now())
@@ -96,43 +102,43 @@ def count_steps(cases: Sequence[tuple[DecoderConfig, Job, Plan]]) -> list[Counte
 
 
 def count_step(config: DecoderConfig, job: Job, plan: Plan) -> Counted:
-    """Train two steps of `config`'s model in the plan's layout on random tokens, and count in the second.
+    """Two of the trainer's own steps of `config`'s model in the plan's layout on random tokens; the second is counted.
 
     Collective: every process of the default group calls it, and the group is as large as the layout. Nothing is
     compiled, so the job must be eager.
     """
     assert not job.compile
-    model, mesh = Transformer(config), make_mesh(plan.layout, "cpu")
-    model.reset_parameters(0)
-    recompute(model, plan.recompute)
-    kind = torch.float32 if job.precision == "fp32" else torch.bfloat16
-    precision = MixedPrecisionPolicy(param_dtype=kind, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    parallelize(model, plan.layout, mesh, precision=precision)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    rows = plan.micro_batch * plan.layout.batch_ways
-    ids_BT = torch.randint(config.vocabulary, (rows, job.context), generator=torch.Generator().manual_seed(0))
-    ids, labels, positions = local_batch(ids_BT, shift_labels(ids_BT), plan.layout, mesh)
+    run = parse_run(run_fields(job, plan))
+    model, mesh = build_model(run, config, Path(), "cpu")
+    optimizers, loss = Optimizers(model, run.optimizer, compiled=False), loss_function(model, compiled=False)
+    batches = Batches(run, mesh, "cpu")
+    windows_BT = torch.randint(config.vocabulary, (plan.micro_batch, job.context + 1))
+    micro_batches = [batches.prepare(windows_BT)] * plan.micro_batches
 
-    def backward() -> None:
-        for _ in range(plan.micro_batches):
-            total, _ = model.loss(ids, labels, positions)
-            total.backward()
+    def gradients() -> int:
+        train_step(
+            model,
+            loss,
+            micro_batches,
+            tokens=job.tokens_per_step,
+            copies=plan.layout.tp,
+            precision=autocast(run.precision, "cpu"),
+            clip=run.clip,
+        )
+        return _size(parameter.grad for parameter in model.parameters())
 
-    backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    gradients()
+    optimizers.step(1.0)
     live = LiveBytes()
-    states = [list(state.values()) for state in optimizer.state.values()]
+    states = list(optimizers.tensors().values())
     live.watch([list(model.parameters()), states])
     with live:
-        backward()
-        gradients = _size(parameter.grad for parameter in model.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
+        after = gradients()
+        optimizers.step(1.0)
     return Counted(
         parameters=_size(model.parameters()),
-        gradients=gradients,
-        optimizer=_size(leaf for leaf in tree_leaves(states) if isinstance(leaf, torch.Tensor) and leaf.ndim),
+        gradients=after,
+        optimizer=_size(state for state in states if state.ndim),
         peak=live.peak,
     )
 

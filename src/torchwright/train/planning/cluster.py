@@ -61,8 +61,8 @@ class Device:
     """What the attention kernel reaches of bfloat16's peak."""
     memory_efficiency: float = 0.80
     """What element-wise kernels reach of the memory's bandwidth."""
-    fused_norms: bool = True
-    """A norm is one operator; on the CPU it is several, which keep more."""
+    fused: bool = True
+    """Norms and attention are one operator each; on the CPU they are several, which keep more."""
     reserved: float = 0.08
     """Share of the memory that the run-time, the collectives' buffers and the allocator keep from the model."""
 
@@ -242,7 +242,7 @@ def _fields(cls: type, name: str, data: dict[str, Any]) -> dict[str, Any]:
     for key, value in data.items():
         if key not in known:
             raise unknown(f"field of the device {name}", key, known)
-        if key == "fused_norms":
+        if key == "fused":
             if not isinstance(value, bool):
                 raise ClusterError(f"{key} of the device {name} is neither true nor false", found=repr(value))
         elif key not in ("name", "source"):
@@ -283,6 +283,6 @@ def this_machine(processes: int) -> Device:
         memory_bandwidth=(facts.read_gb_per_s or 10.0) * 1e9 / processes,
         flops={kind: rates[kind] for kind in ("float32", "bfloat16") if kind in rates},
         links=(Link(name="loopback", bandwidth=2e9, latency=1e-4),),
-        fused_norms=False,
+        fused=False,
         source="measured here",
     )

@@ -31,7 +31,9 @@ class Job:
     precision: Precision = "bf16"
     optimizer: Optimizer = "adamw"
     compile: bool = True
-    """Layers and loss are compiled: element-wise operators are fused, and fewer of their results kept."""
+    """Layers are compiled: element-wise operators are fused, and fewer of their results kept."""
+    compile_loss: bool = True
+    """So is the loss of a compiled job, as the trainer does it; torchtitan's was not, when it published its rows."""
 
     def __post_init__(self) -> None:
         if self.context < 1 or self.tokens_per_step < 1:
@@ -56,7 +58,12 @@ class Job:
     @property
     def rate(self) -> str:
         """The type of number whose peak rate the linear layers run at."""
-        return {"fp32": "float32", "bf16": "bfloat16"}.get(self.precision, "float8")
+        # MX formats are emulated: what is rounded is multiplied in bfloat16.
+        return {"fp32": "float32", "bf16": "bfloat16", "mxfp8": "bfloat16"}.get(self.precision, "float8")
+
+    @property
+    def fused_loss(self) -> bool:
+        return self.compile and self.compile_loss
 
 
 def make_job(tokens_per_step: int, context: int, precision: str, optimizer: str, *, compile: bool) -> Job:

@@ -1,7 +1,8 @@
 """Memory of one device at the peak of a training step, part by part.
 
 Parameters, gradients and optimizer state are float32 and sharded (FSDP2); a layer's parameters are gathered in the
-activations' type, one layer ahead, and its gradients are reduced in float32. Which moment is the peak depends on the
+activations' type, one layer ahead, the embedding's in float32, and gradients are reduced in float32. One process alone
+gathers nothing, and keeps the copies that autocast makes of its parameters. Which moment is the peak depends on the
 batch: the loss, the backward pass of the last layer, or the end of it, when the gradients of the embedding and of the
 output layer are reduced together.
 """
@@ -61,23 +62,23 @@ def owned(parameters: LayerParameters, layout: Layout) -> float:
     return (divided + parameters.replicated) / (layout.dp_shard * layout.cp)
 
 
-def peak_memory(shape: Shape, job: Job, plan: Plan, *, fused_norms: bool = True) -> Memory:
+def peak_memory(shape: Shape, job: Job, plan: Plan, *, fused: bool = True) -> Memory:
     """The memory of the stage that needs the most, at the moment when it does."""
     moments = (
         moment
         for stage in shape.stages(plan.layout.pp)
-        for moment in _moments(shape, job, plan, stage, fused_norms)
+        for moment in _moments(shape, job, plan, stage, fused)
     )
     return max(moments, key=lambda memory: memory.total)
 
 
-def _moments(shape: Shape, job: Job, plan: Plan, stage: Stage, fused_norms: bool) -> list[Memory]:
-    layout, width, ways = plan.layout, job.width, plan.layout.dp_shard * plan.layout.cp
+def _moments(shape: Shape, job: Job, plan: Plan, stage: Stage, fused: bool) -> list[Memory]:
+    layout, width = plan.layout, job.width
     per_layer = {kind: shape.layer(kind) for kind, _ in stage.layers}
     layer = max(held(parameters, layout) for parameters in per_layer.values())
     whole = sum(held(per_layer[kind], layout) * count for kind, count in stage.layers)
-    ends = _ends(shape, stage) / layout.tp
-    mine = sum(owned(per_layer[kind], layout) * count for kind, count in stage.layers) + ends / ways
+    ends = Ends.of(shape, stage, layout, width)
+    mine = owned_by(shape, stage, layout)
     tokens = plan.tokens(job)
     # However the batch is split into replicas and shards, a device keeps as much of it.
     same = Plan(
@@ -87,29 +88,48 @@ def _moments(shape: Shape, job: Job, plan: Plan, stage: Stage, fused_norms: bool
         recompute=plan.recompute,
         interleave=plan.interleave,
     )
-    keeps, most = _activations(shape, job, same, stage, fused_norms)
-    per_logit = 2 * width if job.compile else LOSS_BYTES
+    keeps, most = _activations(shape, job, same, stage, fused)
+    per_logit = 2 * width if job.fused_loss else LOSS_BYTES
     logits = per_logit * shape.config.vocabulary / layout.tp * tokens if stage.heads else 0.0
     states = {"parameters": 4 * mine, "optimizer": OPTIMIZER_BYTES[job.optimizer] * mine}
     # Gradients of the micro-batches before; in the first they only come about.
     before = 4 * mine if plan.micro_batches > 1 else 0.0
 
+    if layout.processes == 1:
+        copies = width * (whole + ends.parameters) if width < 4 else 0.0
+        return [
+            Memory(
+                moment=moment,
+                activations=held_back,
+                logits=logits_now,
+                gathered=copies,
+                reducing=width * layer,
+                gradients=gradients,
+                **states,
+            )
+            for moment, held_back, logits_now, gradients in (
+                ("loss", keeps, logits, before),
+                ("backward", keeps + most, 0.0, max(before, 4 * shape.embedding)),
+                ("end of backward", width * shape.config.model * tokens, 0.0, 4 * mine),
+            )
+        ]
     if layout.pp > 1:
         # Stages stay gathered, and collect whole gradients in float32 until their last micro-batch.
-        stays = {"gathered": width * (whole + ends), "reducing": 4 * (whole + ends), "gradients": 0.0}
+        stays = {
+            "gathered": width * whole + ends.gathered,
+            "reducing": 4 * (whole + ends.parameters),
+            "gradients": 0.0,
+        }
         return [
             Memory(moment="loss", activations=keeps, logits=logits, **stays, **states),
             Memory(moment="backward", activations=keeps + most, logits=0.0, **stays, **states),
         ]
-    head = (
-        shape.embedding / layout.tp
-    )  # the output layer's gradient comes first and waits for the embedding's
     return [
         Memory(
             moment="loss",
             activations=keeps,
             logits=logits,
-            gathered=width * ends,
+            gathered=ends.gathered,
             reducing=0.0,
             gradients=before,
             **states,
@@ -118,8 +138,8 @@ def _moments(shape: Shape, job: Job, plan: Plan, stage: Stage, fused_norms: bool
             moment="backward",
             activations=keeps + most,
             logits=0.0,
-            gathered=width * (2 * layer + ends),
-            reducing=(width + 4) * layer + width * head,
+            gathered=width * 2 * layer + ends.gathered,
+            reducing=(width + 4) * layer + ends.first_gradient,
             gradients=before,
             **states,
         ),
@@ -127,27 +147,54 @@ def _moments(shape: Shape, job: Job, plan: Plan, stage: Stage, fused_norms: bool
             moment="end of backward",
             activations=width * shape.config.model / layout.tp * tokens,
             logits=0.0,
-            gathered=width * (layer + ends),
-            reducing=(width + 4) * (layer + ends),
+            gathered=ends.embedding,
+            reducing=ends.reducing,
             gradients=4 * mine,
             **states,
         ),
     ]
 
 
-def _ends(shape: Shape, stage: Stage) -> int:
-    """Parameters of embedding, final norm and output layer that the stage has."""
-    if stage.embeds and stage.heads:
-        return shape.embedding + shape.head + shape.config.model
-    if stage.heads:
-        return shape.embedding + shape.config.model  # a tied table is held at both ends
-    return shape.embedding if stage.embeds else 0
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """Bytes of the embedding and the output layer of a stage while they are whole."""
+
+    parameters: float
+    """How many there are, not bytes."""
+    embedding: float
+    """The embedding's, in float32; that of a tied output layer."""
+    gathered: float
+    """Both, and of a tied output layer the copy that autocast makes."""
+    first_gradient: float
+    """The output layer's gradient, which comes first and waits for the embedding's."""
+    reducing: float
+    """Both gradients and what is sent of them."""
+
+    @classmethod
+    def of(cls, shape: Shape, stage: Stage, layout: Layout, width: int) -> Ends:
+        tied_here = stage.heads and shape.config.tied
+        table = shape.embedding / layout.tp if stage.embeds or tied_here else 0.0
+        head = shape.head / layout.tp if stage.heads else 0.0
+        copied = width * table if tied_here and width < 4 else 0.0
+        return cls(
+            parameters=table + head + (shape.config.model if stage.heads else 0),
+            embedding=4 * table,
+            gathered=4 * table + width * head + copied,
+            first_gradient=4 * table if tied_here else width * head,
+            reducing=8 * table + 4 * head,
+        )
+
+
+def owned_by(shape: Shape, stage: Stage, layout: Layout) -> float:
+    """Parameters of a stage that one device keeps."""
+    layers = sum(owned(shape.layer(kind), layout) * count for kind, count in stage.layers)
+    return layers + Ends.of(shape, stage, layout, 4).parameters / (layout.dp_shard * layout.cp)
 
 
 @functools.lru_cache(maxsize=10_000)
-def _activations(shape: Shape, job: Job, plan: Plan, stage: Stage, fused_norms: bool) -> tuple[float, float]:
+def _activations(shape: Shape, job: Job, plan: Plan, stage: Stage, fused: bool) -> tuple[float, float]:
     """Bytes kept by all layers, and the most that one layer's backward pass adds."""
-    per_token = Activations(shape, job, plan.layout, fused_norms=fused_norms)
+    per_token = Activations(shape, job, plan.layout, fused=fused)
     tokens = plan.tokens(job)
     # One forward, one backward (1F1B): a stage holds as many micro-batches as there are stages from it to the end.
     in_flight = min(plan.micro_batches, plan.layout.pp - stage.index)
@@ -160,11 +207,6 @@ def _activations(shape: Shape, job: Job, plan: Plan, stage: Stage, fused_norms: 
         keeps += per_token.final() * tokens
 
     def adds(kind: Kind) -> float:
-        again = 0.0
-        if plan.recompute == "full":
-            again = per_token.whole(kind)
-        elif plan.recompute == "selective":  # what was kept is used, not made again
-            again = max(0.0, per_token.whole(kind) - per_token.kept(kind, "selective"))
-        return (again + per_token.passing(kind)) * tokens
+        return (per_token.again(kind, plan.recompute) + per_token.passing(kind)) * tokens
 
     return keeps, max(adds(kind) for kind, _ in stage.layers)

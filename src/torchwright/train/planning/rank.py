@@ -1,12 +1,13 @@
-"""All layouts of a job on a cluster, the fastest first, and those that cannot be with their reasons."""
+"""All layouts of a job on a cluster, those first that the trainer takes, and those that cannot be with reasons."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.train.layout import Layout
+from torchwright.train.planning.accepted import refusal
 from torchwright.train.planning.cluster import Cluster, Device
 from torchwright.train.planning.enumerate import layouts, plans, refuse
 from torchwright.train.planning.job import Job, JobError, Plan
@@ -31,6 +32,8 @@ class Candidate:
     """Model operations per second over bfloat16's peak (float32's in float32), attention counted unmasked."""
     bound: str
     """What takes the time, in words."""
+    refused: str = ""
+    """Why `torchwright train` does not take it; such layouts come after all that it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +60,17 @@ class Ranking:
     @property
     def families(self) -> list[list[Candidate]]:
         """Candidates that differ in dp_replicate and dp_shard alone together, in the order of their best."""
-        families: dict[tuple[int, ...], list[Candidate]] = {}
+        families: dict[tuple[object, ...], list[Candidate]] = {}
         for candidate in self.candidates:
             layout = candidate.plan.layout
-            families.setdefault((layout.pp, layout.cp, layout.tp, layout.ep), []).append(candidate)
+            alike = (layout.pp, layout.cp, layout.tp, layout.ep, bool(candidate.refused))
+            families.setdefault(alike, []).append(candidate)
         return list(families.values())
 
     def place(self, layout: Layout) -> int | None:
-        """The rank of a layout's family, from 1; None where the layout is not among the candidates."""
-        for place, family in enumerate(self.families, 1):
+        """The rank of a layout's family by speed alone, from 1; None where the layout is not among the candidates."""
+        by_speed = sorted(self.families, key=lambda family: family[0].time.total)
+        for place, family in enumerate(by_speed, 1):
             if any(candidate.plan.layout == layout for candidate in family):
                 return place
         return None
@@ -95,7 +100,7 @@ def rank(
             continue
         best = _fastest(shape, job, cluster, clock, layout, room)
         if isinstance(best, Candidate):
-            found.append(best)
+            found.append(replace(best, refused=refusal(config, job, best.plan)))
         else:
             rule = f"does not fit into {room / 2**30:.1f} GiB of memory"
             rejected.setdefault(rule, []).append((layout, f"at least {_needs(best)}", best.total))
@@ -103,7 +108,11 @@ def rank(
         shape=shape,
         job=job,
         cluster=cluster,
-        candidates=tuple(_ordered(found)),
+        candidates=tuple(
+            candidate
+            for refused in (False, True)
+            for candidate in _ordered(one for one in found if bool(one.refused) == refused)
+        ),
         rejections=tuple(
             Rejection(rule=rule, count=len(cases), example=case[0], reason=case[1])
             for rule, cases in rejected.items()
@@ -121,7 +130,7 @@ def read_degrees(text: str) -> dict[str, int]:
 
 def evaluate(shape: Shape, job: Job, cluster: Cluster, plan: Plan) -> Candidate:
     """Memory and time of one plan, whether it fits or not."""
-    memory = peak_memory(shape, job, plan, fused_norms=cluster.device.fused_norms)
+    memory = peak_memory(shape, job, plan, fused=cluster.device.fused)
     return _candidate(shape, job, cluster, plan, memory, Clock(shape, job, cluster).step(plan))
 
 
@@ -144,7 +153,7 @@ def _fastest(
     for sizes in plans(job, shape, layout):
         # From nothing recomputed to everything: the first that fits is the fastest of its micro-batch.
         for plan in sizes:
-            memory = peak_memory(shape, job, plan, fused_norms=cluster.device.fused_norms)
+            memory = peak_memory(shape, job, plan, fused=cluster.device.fused)
             if memory.total <= room:
                 time = clock.step(plan)
                 if best is None or time.total < best[0].total * (1 - 1e-9):

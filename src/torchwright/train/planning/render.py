@@ -22,7 +22,9 @@ UNKNOWN = (
 )
 """What the time and memory model leaves out."""
 
-NO_STAGES = "pp is planned for comparison: `torchwright train` runs no pipeline stages"
+
+MARK = "*"
+"""Stands beside layouts that the trainer does not take."""
 
 
 def table(ranking: Ranking, *, top: int) -> RenderableType:
@@ -37,8 +39,7 @@ def table(ranking: Ranking, *, top: int) -> RenderableType:
         if rest > 0:
             parts.append(Text(f"… and {rest} more; --top shows them.", style="dim"))
         parts += [_breakdown(families[0][0]), Text()]
-        if any(family[0].plan.layout.pp > 1 for family in families[:top]):
-            parts.append(Text(f"{NO_STAGES}; --fix pp=1 leaves it out.", style="yellow"))
+        parts += _refused(families[:top])
     if ranking.rejections:
         parts += [Text("Rejected", style="bold"), _rejected(ranking), Text()]
     parts.append(Text("The model does not know", style="bold"))
@@ -92,6 +93,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "tokens_per_second": candidate.tokens_per_second,
         "mfu": candidate.mfu,
         "bound": candidate.bound,
+        "refused_by_train": candidate.refused or None,
     }
 
 
@@ -125,9 +127,10 @@ def _ranking(families: list[list[Candidate]]) -> Table:
     grid.add_column("what takes the time", overflow="fold")
     for place, family in enumerate(families, 1):
         best = family[0]
+        style = "dim" if best.refused else "bold" if place == 1 else ""
         grid.add_row(
-            str(place),
-            Text(layout_text(family), style="bold" if place == 1 else ""),
+            str(place) + (MARK if best.refused else ""),
+            Text(layout_text(family), style=style),
             f"{best.tokens_per_second:,.0f}",
             f"{best.mfu:.1%}",
             f"{best.memory.total / 2**30:.1f}",
@@ -135,6 +138,12 @@ def _ranking(families: list[list[Candidate]]) -> Table:
             Text(best.bound),
         )
     return grid
+
+
+def _refused(families: list[list[Candidate]]) -> list[RenderableType]:
+    """The marked layouts' reasons, each once."""
+    reasons = dict.fromkeys(family[0].refused for family in families if family[0].refused)
+    return [Text(f"{MARK} `torchwright train` refuses it: {reason}", style="yellow") for reason in reasons]
 
 
 def layout_text(family: list[Candidate]) -> str:

@@ -1,8 +1,9 @@
 """Seconds of one training step: a roofline for what a device computes, and its collectives with what hides them.
 
 Overlap, as assumed: a layer's all-gather and reduce-scatter (FSDP) and all-reduce (HSDP) run beside the computation of
-the layer before or behind, and only what is longer than it counts. Tensor-parallel and expert-parallel collectives and
-the all-to-all of context parallelism are waited for. A ring passes keys on beside its attention.
+the layer before or behind, and only what is longer than it counts. The embedding's gather before the first layer, and
+the gradients of embedding and output layer behind the last, are waited for, and so are tensor-parallel and
+expert-parallel collectives and the all-to-all of context parallelism. A ring passes keys on beside its attention.
 """
 
 from __future__ import annotations
@@ -13,11 +14,18 @@ from functools import cached_property
 from torchwright.train.planning.activations import rings
 from torchwright.train.planning.cluster import Cluster, Group, axis_groups
 from torchwright.train.planning.job import OPTIMIZER_BYTES, Job, Plan
-from torchwright.train.planning.memory import held, owned
+from torchwright.train.planning.memory import Ends, held, owned_by
 from torchwright.train.planning.shape import Kind, Shape, Stage
 
-RING_SCORE_BYTES = 24
-"""What a ring reads and writes of a score in float32: scaled, masked, maximum taken, exponentiated, multiplied."""
+SCORE_BYTES = 24
+"""What is read and written of a score where no fused kernel computes it: scaled, masked, maximum taken, exponentiated,
+multiplied."""
+
+MX_BYTES = {False: 44, True: 8}
+"""What emulated MX rounding reads and writes of a value: eager, counted over `mx_round`; compiled, in two passes."""
+
+CLIPPING = 12
+"""Bytes of a parameter's gradient to take its norm and to scale it: two reads, one write."""
 
 ATTENTION_BACKWARD = 2.5
 """Operations of attention's backward pass over those of its forward pass: five products instead of two (Dao, 2023)."""
@@ -100,6 +108,7 @@ class Clock:
             total.add_all(self._layer(plan, kind, groups), count)
         if stage.heads:
             total.add_all(self._head(plan))
+        total.add_all(self._ends(plan, stage, groups))
         return total
 
     def _layer(self, plan: Plan, kind: Kind, groups: dict[str, Group]) -> _Pass:
@@ -135,19 +144,28 @@ class Clock:
         here.add("matrix products", (3 + again) * max(forward, weights))
         here.add("attention", self._attend(plan, kind, 1 + ATTENTION_BACKWARD + again))
         here.add("memory", self._elementwise(plan, kind) * tokens / self.bandwidth)
+        if self.job.precision == "mxfp8":
+            rounded = self._rounded(kind, layout.tp) * tokens
+            rounded += 2 * (parameters.attention + parameters.feed_forward) / layout.tp
+            here.add("memory", MX_BYTES[self.job.compile] * rounded / self.bandwidth)
         return here
 
+    def _rounded(self, kind: Kind, tp: int) -> float:
+        """Values per token that MX formats round: every product's input and output gradient, both ways."""
+        shape, E = self.shape, self.shape.config.model
+        F = 0.0 if kind.sparse else shape.feed_forward_width(kind) / tp
+        q, kv = shape.q_width / tp, shape.kv_width / tp
+        return 2 * ((3 + 2 * (F > 0)) * E + q + F) + 2 * (q + 2 * kv + 2 * F + (1 + (F > 0)) * E)
+
     def _attend(self, plan: Plan, kind: Kind, passes: float) -> float:
-        """A fused kernel, or a ring's blocks of scores, which go through memory."""
-        layout, tokens = plan.layout, plan.tokens(self.job)
-        if not rings(self.shape, layout):
-            flops = self.shape.attention_flops(kind, self.job.context) / layout.tp * tokens
+        """A fused kernel; for soft caps, and windows in a ring, tiles of scores that go through memory."""
+        tokens, shape, context = plan.tokens(self.job), self.shape, self.job.context
+        flops = shape.attention_flops(kind, context) / plan.layout.tp * tokens
+        windowed = rings(shape, plan.layout) and 0 < kind.window < context
+        if not shape.config.attention_soft_cap and not windowed:
             return passes * flops / self.attention_rate
-        # Processes hold the sequence in order: the last one sees all of it, and the others wait.
-        keys = min(kind.window or self.job.context, self.job.context)
-        scores = self.shape.config.heads / layout.tp * tokens * keys
-        products = 4 * self.shape.config.head_dim * scores / self.plain_rate
-        return passes * (products + RING_SCORE_BYTES * scores / self.bandwidth)
+        scores = shape.config.heads / plan.layout.tp * tokens * shape.keys(kind, context)
+        return passes * (flops / self.plain_rate + SCORE_BYTES * scores / self.bandwidth)
 
     def _elementwise(self, plan: Plan, kind: Kind) -> float:
         """Bytes per token that element-wise kernels and norms read and write, forward and backward."""
@@ -227,14 +245,33 @@ class Clock:
         here.add("matrix products", 6 * self.shape.config.model * V * tokens / self.plain_rate)
         # Logits are written, read twice and once more for their gradients, which are written and read; eager, in
         # float32 and with every step through memory.
-        values = 6 * self.job.width if self.job.compile else 2 * self.job.width + 6 * 4
+        values = 6 * self.job.width if self.job.fused_loss else 2 * self.job.width + 6 * 4
         here.add("memory", values * V * tokens / self.bandwidth)
+        return here
+
+    def _ends(self, plan: Plan, stage: Stage, groups: dict[str, Group]) -> _Pass:
+        """What embedding and output layer move, but for the logits."""
+        ends, width = Ends.of(self.shape, stage, plan.layout, self.job.width), self.job.width
+        tokens = plan.tokens(self.job) if stage.embeds else 0
+        # A row read and written a token; backward it is added to a table of zeros. Gradients are copied to be sent.
+        values = tokens * self.shape.config.model * (4 + 2 * width + 8) + ends.embedding + 2 * ends.reducing
+        here = _Pass()
+        here.add("memory", values / self.bandwidth)
+        if plan.layout.pp == 1:
+            gradients = 4 * ends.parameters
+            if groups["fsdp"].size > 1:
+                here.add("fsdp", self.cluster.gather(groups["fsdp"], ends.embedding))
+                here.add("fsdp", self.cluster.gather(groups["fsdp"], gradients))
+            if plan.layout.dp_replicate > 1:
+                part = gradients / groups["fsdp"].size
+                here.add("replicas", self.cluster.all_reduce(groups["dp_replicate"], part))
         return here
 
     def _once(self, plan: Plan, groups: dict[str, Group], micro_batch: float) -> float:
         """Stages gather their parameters and reduce their gradients once a step: what one micro-batch does not hide."""
         stage = max(
             sum(held(self.shape.layer(kind), plan.layout) * count for kind, count in stage.layers)
+            + Ends.of(self.shape, stage, plan.layout, self.job.width).parameters
             for stage in self.shape.stages(plan.layout.pp)
         )
         gather = self.cluster.gather(groups["fsdp"], self.job.width * stage)
@@ -244,12 +281,9 @@ class Clock:
         return max(0.0, gather - micro_batch / 3) + max(0.0, reduce - 2 * micro_batch / 3)
 
     def _optimizer(self, plan: Plan) -> float:
-        """State, gradients and parameters read, state and parameters written."""
-        mine = max(
-            sum(owned(self.shape.layer(kind), plan.layout) * count for kind, count in stage.layers)
-            for stage in self.shape.stages(plan.layout.pp)
-        )
-        return mine * (2 * OPTIMIZER_BYTES[self.job.optimizer] + 12) / self.bandwidth
+        """Gradients clipped; state, gradients and parameters read, state and parameters written."""
+        mine = max(owned_by(self.shape, stage, plan.layout) for stage in self.shape.stages(plan.layout.pp))
+        return mine * (2 * OPTIMIZER_BYTES[self.job.optimizer] + 12 + CLIPPING) / self.bandwidth
 
 
 def plan_groups(plan: Plan) -> dict[str, Group]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchwright.train.planning.activations import rings
 from torchwright.train.planning.cluster import Cluster
 from torchwright.train.planning.job import Job, Plan
-from torchwright.train.planning.memory import held
+from torchwright.train.planning.memory import Ends, held
 from torchwright.train.planning.shape import Shape
 from torchwright.train.planning.time import plan_groups
 
@@ -24,6 +24,12 @@ def traffic(shape: Shape, job: Job, cluster: Cluster, plan: Plan) -> dict[str, d
         for name, size in links.items():
             here[name] = here.get(name, 0.0) + size * count
 
+    ends = Ends.of(shape, stage, layout, width)
+    if groups["fsdp"].size > 1:
+        add("fsdp", cluster.entering(groups["fsdp"], ends.gathered + 4 * ends.parameters), times)
+    if layout.dp_replicate > 1:
+        size = 2 * 4 * ends.parameters / groups["fsdp"].size
+        add("replicas", cluster.entering(groups["dp_replicate"], size), times)
     for kind, count in stage.layers:
         parameters = held(shape.layer(kind), layout)
         gathers = 2 if layout.pp == 1 else 1

@@ -1,0 +1,40 @@
+"""What `torchwright train` says of a plan: its own checks, asked with the plan's values."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from torchwright.decoder.config import DecoderConfig
+from torchwright.errors import TorchwrightError
+from torchwright.train.config import check_run, parse_run
+from torchwright.train.parallel.apply import check_fits
+from torchwright.train.planning.job import Job, Plan
+
+
+def run_fields(job: Job, plan: Plan) -> dict[str, Any]:
+    """A run file that trains as planned; model and data are not in it."""
+    return {
+        "out": "planned",
+        "tokens": job.tokens_per_step,
+        "batch_tokens": job.tokens_per_step,
+        "context": job.context,
+        "micro_batches": plan.micro_batches,
+        "precision": job.precision,
+        "recompute": plan.recompute,
+        "compile": job.compile,
+        "optimizer": {"name": job.optimizer},
+        "layout": asdict(plan.layout),
+        "model": {"config": {}},
+        "data": {"train": ["planned"]},
+    }
+
+
+def refusal(config: DecoderConfig, job: Job, plan: Plan) -> str:
+    """Why the trainer does not take the plan, in its own words; empty where it does."""
+    try:
+        check_run(parse_run(run_fields(job, plan)))
+        check_fits(config, plan.layout)
+    except TorchwrightError as error:
+        return str(error)
+    return ""
