@@ -92,7 +92,7 @@ def windows(folder: Path) -> Any:
     from torchwright.train.data_text import token_shards
 
     texts = [BUNDLED / "eval.txt", BUNDLED / "calibration.txt"]
-    return Windows(Shards(token_shards(texts, BUNDLED, 1, folder / "tokens"), 4096), CONTEXT, 0)
+    return Windows(Shards(token_shards(texts, ["*.txt"], BUNDLED, 1, folder / "tokens"), 4096), CONTEXT, 0)
 
 
 def by_hand(folder: Path) -> Callable[[], float]:

@@ -21,7 +21,7 @@ from typing import Any
 warnings.simplefilter("error")
 
 from torchwright.cli.failures import exit_code  # noqa: E402
-from torchwright.train import checkpoint, loop, loop_trainer  # noqa: E402
+from torchwright.train import checkpoint, loop, loop_setup, loop_trainer  # noqa: E402
 
 FROM = 4
 train_step = loop_trainer.train_step
@@ -42,6 +42,19 @@ def break_rename() -> None:
 def fill_disk() -> None:
     """No file may grow beyond what the metrics take: the system says that to any write."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+
+def count_tokens(path: Path, place: int) -> None:
+    """Write down each id that the process reads: in RUN.toml.PROCESS.ids, int64."""
+    prepare = loop_setup.Batches.prepare
+
+    def counted(*args: Any) -> Any:
+        batch = prepare(*args)
+        with Path(f"{path}.{place}.ids").open("ab") as file:
+            file.write(batch.ids_BT.contiguous().numpy().tobytes())
+        return batch
+
+    loop_setup.Batches.prepare = counted
 
 
 FAULTS = {
@@ -71,7 +84,8 @@ class FaultyStep:
         return figures
 
 
-def one_process(path: Path, fault: str, resume: bool) -> int:
+def one_process(path: Path, place: int, fault: str, resume: bool) -> int:
+    count_tokens(path, place)
     loop_trainer.train_step = FaultyStep(fault, path.parent / "out" / checkpoint.FOLDER)
 
     def run(words: list[str]) -> int:
@@ -90,7 +104,7 @@ def fork(path: Path, place: int, world: int, fault: str, resume: bool) -> int:
     os.dup2(file, 2)
     if world > 1:
         os.environ |= {"RANK": str(place), "LOCAL_RANK": str(place), "WORLD_SIZE": str(world)}
-    sys.exit(one_process(path, fault, resume))
+    sys.exit(one_process(path, place, fault, resume))
 
 
 if __name__ == "__main__":

@@ -107,6 +107,11 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
     assert not different, different
 
 
+def ids_read(run_file: Path, place: int = 0) -> np.ndarray:
+    """Every id that a process of `run_processes` read in training, in all its attempts."""
+    return np.fromfile(f"{run_file}.{place}.ids", dtype=np.int64)
+
+
 def run_processes(
     run_file: Path | list[Path], *, world: int = 1, rank: int = 0, fault: str = "none", resume: bool = False
 ) -> list[tuple[int, str]]:

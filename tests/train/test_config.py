@@ -46,6 +46,7 @@ def test_a_file_is_read_with_its_defaults(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"contxt": 3}, r"unknown field of the run 'contxt'; did you mean 'context'\?"),
+        ({"data": {"trian": ["a"]}}, r"'data\.trian'; did you mean 'data\.train'"),
         ({"optimizer": {"lrr": 1.0}}, r"'optimizer\.lrr'; did you mean 'optimizer\.lr'"),
         ({"qat": {"scheme": "w4a8", "groupsize": 32}}, r"did you mean 'qat\.group_size'"),
     ],
@@ -70,6 +71,19 @@ def test_an_unknown_field_names_the_nearest(change: dict[str, Any], words: str) 
         ({"micro_batches": 3}, "= 384"),
         ({"layout": {"dp_shard": 16}}, "16 parts of the batch"),
         ({"context": 129, "batch_tokens": 1290, "layout": {"cp": 2}}, "cannot be divided over cp=2"),
+        (
+            {"context": 130, "batch_tokens": 1300, "layout": {"cp": 2, "tp": 2}},
+            "over cp=2 x tp=2.*multiple of 4",
+        ),
+        (
+            {"layout": {"tp": 4}, "schedule": {"name": "wsd", "decay_context": 2}},
+            "windows of 2 tokens cannot be divided",
+        ),
+        ({"context": 1, "data": {"train": ["a"], "begin_every": 1}}, "no room for text"),
+        (
+            {"data": {"train": ["a"], "validation": ["b"]}, "evaluation": {"tokens": 127}},
+            "evaluation.tokens=127 holds no window",
+        ),
         ({"layout": {"pp": 2}}, "pipeline"),
         ({"schedule": {"decay_context": 256}}, "is for schedule 'wsd'"),
         ({"optimizer": {"adam_lr": 1e-3}}, "is for optimizer 'muon'"),
@@ -84,6 +98,12 @@ def test_what_does_not_fit_is_refused_by_name(change: dict[str, Any], words: str
     with pytest.raises(TorchwrightError, match=words) as caught:
         make(**change)
     assert isinstance(caught.value, RunError)
+
+
+def test_a_misspelt_required_field_is_named_with_what_was_meant() -> None:
+    without = {name: value for name, value in BASE.items() if name != "context"}
+    with pytest.raises(UnknownName, match=r"'contxt'; did you mean 'context'\?"):
+        parse_run({**without, "contxt": 128})
 
 
 def test_layout_errors_come_from_the_layout() -> None:
@@ -108,6 +128,8 @@ def test_changes_are_named_by_field() -> None:
     one, two = make().model_dump(mode="json"), make(seed=3, tokens=5).model_dump(mode="json")
     assert changed_fields(one, two) == ["seed: 0 → 3", "tokens: 100000 → 5"]
     assert changed_fields(one, two, ignore=("tokens",)) == ["seed: 0 → 3"]
+    three = make(model={"config": {**CONFIG, "hidden_size": 96}}, layout={"tp": 2}).model_dump(mode="json")
+    assert changed_fields(one, three) == ["layout.tp: null → 2", "model.config.hidden_size: 64 → 96"]
 
 
 def test_cosine_falls_from_the_end_of_the_warm_up() -> None:

@@ -9,9 +9,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from runs import CONFIG, MIXTURE, assert_same, checkpoints, losses, make_run, run_processes, to_toml
+from runs import (
+    CONFIG,
+    MIXTURE,
+    assert_same,
+    checkpoints,
+    ids_read,
+    losses,
+    make_run,
+    run_processes,
+    to_toml,
+)
 from safetensors.torch import load_file
 
 from torchwright.train.loop import train
@@ -119,6 +130,39 @@ def test_a_checkpoint_is_cut_anew_for_another_layout(tmp_path: Path, four: Path)
     run.write_text(run.read_text().replace(table, ""))
     train(run, resume=True, live=False)
     assert_near(run, four, first=5)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param({}, id="alone"),
+        pytest.param({"dp_shard": 2, "cp": 2}, id="fsdp and context parallel", marks=pytest.mark.slow),
+        pytest.param({"dp_replicate": 2, "tp": 2}, id="copies and tensor parallel", marks=pytest.mark.slow),
+        pytest.param({"cp": 4}, id="context parallel", marks=pytest.mark.slow),
+    ],
+)
+def test_two_epochs_read_every_token_twice(tmp_path: Path, layout: dict[str, int]) -> None:
+    """Counted in the processes of a run: 40 files of lognormal lengths, every token another id."""
+    tokens, config = 2048, {**CONFIG, "vocab_size": 2048}
+    cuts = np.sort(np.random.default_rng(0).lognormal(0, 1, 40).cumsum())
+    ends = (cuts / cuts[-1] * tokens).astype(int)[:-1]
+    run = make_run(
+        tmp_path,
+        model={"config": config},
+        layout=layout,
+        data={"train": ["part-*.npy"]},
+        tokens=2 * tokens,
+        batch_tokens=512,
+        context=64,
+    )
+    for number, ids in enumerate(np.split(np.arange(tokens, dtype=np.uint16), ends)):
+        np.save(tmp_path / f"part-{number:02}.npy", ids)
+    world = int(np.prod([*layout.values(), 1]))
+    for code, told in run_processes(run, world=world):
+        assert code == 0, told
+    read = np.concatenate([ids_read(run, place) for place in range(world)])
+    same = layout.get("tp", 1)  # so many processes read the same tokens
+    assert (np.bincount(read, minlength=tokens) == 2 * same).all()
 
 
 def test_processes_with_different_run_files_are_refused(tmp_path: Path) -> None:

@@ -7,14 +7,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from runs import BUNDLED, CONFIG, assert_same, checkpoints, losses, make_run, state
 
 import torchwright as tw
+from torchwright.errors import TorchwrightError
 from torchwright.train.checkpoint import CheckpointError
-from torchwright.train.config import RunError
+from torchwright.train.config import RunError, read_run
+from torchwright.train.data_shards import DataError
 from torchwright.train.loop import train
+from torchwright.train.loop_setup import write_source
 from torchwright.train.metrics import read_figures
 
 MUON = {"name": "muon", "lr": 3e-3, "adam_lr": 1e-3}
@@ -102,12 +106,71 @@ def test_a_run_folder_is_never_begun_twice(tmp_path: Path) -> None:
         train(make_run(tmp_path / "new"), resume=True, live=False)
 
 
+def test_a_run_folder_begun_with_another_model_is_not_taken_as_it_is(tmp_path: Path) -> None:
+    """As a kill before the first checkpoint leaves it: source and tokens are there, nothing else."""
+    words = tmp_path / "words"
+    shutil.copytree(BUNDLED, words)
+
+    def file(folder: str, **config: Any) -> Path:
+        model = {"config": {**CONFIG, "vocab_size": 4096, **config}, "tokenizer": str(words)}
+        return make_run(tmp_path / folder, model=model, tokens=512)
+
+    for folder in ("model", "tokenizer"):
+        run = file(folder)
+        write_source(read_run(run), run.parent, run.parent / "out")
+    with pytest.raises(RunError, match=r"model\.hidden_size: 64 → 32; model\.num_hidden_layers: 2 → 1"):
+        train(file("model", hidden_size=32, num_hidden_layers=1), live=False)
+    with (words / "tokenizer.json").open("a") as tokenizer:
+        tokenizer.write(" ")
+    with pytest.raises(RunError, match=r"begun with another model.*Found: tokenizer\.json of the tokenizer"):
+        train(file("tokenizer"), live=False)
+
+
+def test_a_model_that_cannot_be_read_is_named_as_the_user_has_it(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_text(json.dumps({**CONFIG, "hidden_size": "wide"}))
+    in_file = {"config": {**CONFIG, "architectures": ["Unknown"]}}
+    for model, named in (
+        (in_file, "`model.config` of the run file"),
+        ({"folder": "folder"}, "folder/config.json"),
+    ):
+        with pytest.raises(TorchwrightError, match=named) as caught:
+            train(make_run(tmp_path, model=model), live=False)
+        assert ".source." not in str(caught.value)
+
+
+def test_a_checkpoint_of_the_order_before_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path, tokens=512)
+    train(run, live=False)
+    described = checkpoints(run)[-1] / "checkpoint.json"
+    data = json.loads(described.read_text())
+    del data["facts"]["order"], data["facts"]["train_files"]
+    described.write_text(json.dumps(data))
+    with pytest.raises(CheckpointError, match="read the training data in another order"):
+        train(run, resume=True, live=False)
+
+
+def test_less_data_than_a_window_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    schedule = {"name": "wsd", "decay_context": 128}
+    run = make_run(tmp_path, schedule=schedule, batch_tokens=512, tokens=2048, data={"train": ["held.npy"]})
+    np.save(tmp_path / "held.npy", np.arange(100, dtype=np.uint16))
+    with pytest.raises(DataError, match=r"less than one window of 128 tokens.*Found: 100 tokens in 1 files"):
+        train(run, live=False)
+
+
+def test_windows_are_not_led_by_a_token_that_the_model_does_not_have(tmp_path: Path) -> None:
+    config = {name: value for name, value in CONFIG.items() if name != "bos_token_id"}
+    run = make_run(tmp_path, model={"config": config}, data={"train": ["a.npy"], "begin_every": 2})
+    with pytest.raises(RunError, match="begin token"):
+        train(run, live=False)
+
+
 def test_another_run_file_does_not_resume(tmp_path: Path) -> None:
     run = make_run(tmp_path, tokens=512)
     train(run, live=False)
     text = run.read_text()
     run.write_text(text.replace("lr = 0.003", "lr = 0.004").replace("tokens = 512", "tokens = 1024"))
-    with pytest.raises(CheckpointError, match=r"optimizer: .*0\.003.* → .*0\.004"):
+    with pytest.raises(CheckpointError, match=r"optimizer\.lr: 0\.003 → 0\.004"):
         train(run, resume=True, live=False)
     run.write_text(text.replace("tokens = 512", "tokens = 256"))
     with pytest.raises(CheckpointError, match="512 tokens; the run file has 256"):

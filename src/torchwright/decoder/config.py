@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from torchwright.decoder.rope import Rope
 from torchwright.errors import ModelError
@@ -97,17 +98,23 @@ class DecoderConfig:
 def read_decoder_config(folder: Path) -> DecoderConfig:
     """The decoder of a Hugging Face folder.
 
+    Raises what `decoder_config` does, and `ModelError` for a config.json that is missing or no JSON.
+    """
+    from torchwright.workloads.huggingface import read_config
+
+    return decoder_config(read_config(folder), folder / "config.json")
+
+
+def decoder_config(data: dict[str, Any], path: Path | str) -> DecoderConfig:
+    """The decoder that the words of a config.json describe; errors name `path`.
+
     Raises `UnsupportedArchitecture` for a model that no family here describes, and `ModelError`, naming file and key,
-    for a config.json that is missing, incomplete, contradictory or of a format of checkpoint that is
-    not read here.
+    for words that are incomplete, contradictory or of a format of checkpoint that is not read here.
     """
     from torchwright.decoder.families import FAMILIES
     from torchwright.hub.checkpoint import check_format
     from torchwright.hub.fields import Fields
-    from torchwright.workloads.huggingface import read_config
 
-    data = read_config(folder)
-    path = folder / "config.json"
     known = [name for name in data.get("architectures") or [] if name in FAMILIES]
     if not known:
         raise UnsupportedArchitecture(

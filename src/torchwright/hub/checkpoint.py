@@ -18,7 +18,7 @@ from torchwright.hub.weight import Plain, Weight, fill
 QUANTIZATION = "quantization_config"
 
 
-def check_format(path: Path, config: dict[str, Any]) -> None:
+def check_format(path: Path | str, config: dict[str, Any]) -> None:
     """Raises `ModelError` where a config.json asks for a format, or a kind of one, that is not read here."""
     kind, settings = _format(path, config)
     kind.check(settings)
@@ -76,7 +76,7 @@ class Checkpoint:
         return found
 
 
-def _format(path: Path, config: dict[str, Any]) -> tuple[type[Format], Fields]:
+def _format(path: Path | str, config: dict[str, Any]) -> tuple[type[Format], Fields]:
     quantization = config.get(QUANTIZATION)
     if quantization is None:
         return Unquantized, Fields(path, {})

@@ -63,10 +63,12 @@ class Data(Section):
     train: list[str] = Field(min_length=1)
     """Text files, token shards (*.npy, *.safetensors), and globs of them."""
     validation: list[str] = []
+    text: list[str] = ["*.txt", "*.text", "*.md"]
+    """Names of files that are plain text, all of which is trained on; what is neither text nor shard is refused."""
     begin_every: int = Field(default=0, ge=0)
-    """Every window whose number is a multiple of it is led by the begin token; 0 leads none."""
+    """Every window whose place in the stream is a multiple of it is led by the begin token; 0 leads none."""
     seed: int = Field(default=0, ge=0)
-    """Of the order of windows."""
+    """Of the order of files and windows."""
     verify: bool = True
     """Whether shards are held against the `checksums.json` beside them when the run starts."""
 
@@ -218,8 +220,13 @@ def check_run(run: Run) -> None:
                 f"x {run.micro_batches} micro-batches = {step}",
                 next=f"use a multiple of {step}, or fewer micro_batches",
             )
-        if context % layout.cp:
-            raise RunError(f"context={context} cannot be divided over cp={layout.cp} processes")
+        if context % (layout.cp * layout.tp):
+            raise RunError(
+                f"windows of {context} tokens cannot be divided over cp={layout.cp} x tp={layout.tp} processes",
+                next=f"use a multiple of {layout.cp * layout.tp} as `context` and `decay_context`",
+            )
+        if run.data.begin_every and context == 1:
+            raise RunError("data.begin_every leaves no room for text in windows of 1 token")
     if layout.pp > 1:
         raise RunError(
             "the trainer does not run pipeline stages",
@@ -244,6 +251,12 @@ def check_run(run: Run) -> None:
             found=str(layout),
             allowed="tp=1 and ep=1 with these",
         )
+    if run.data.validation and run.evaluation.tokens < run.context:
+        raise RunError(
+            f"evaluation.tokens={run.evaluation.tokens} holds no window",
+            found=f"context={run.context}",
+            next=f"set evaluation.tokens to {run.context} or more, or leave data.validation out",
+        )
     if run.evaluation.prompts and layout.cp > 1:
         raise RunError("sample text is written by whole sequences", found=f"cp={layout.cp}", allowed="cp=1")
     if run.evaluation.every_steps and not (run.data.validation or run.evaluation.prompts):
@@ -254,12 +267,17 @@ def check_run(run: Run) -> None:
 
 
 def changed_fields(old: dict[str, Any], new: dict[str, Any], ignore: tuple[str, ...] = ()) -> list[str]:
-    """`name: old → new` of each top-level field that differs."""
-    return [
-        f"{name}: {_short(old.get(name))} → {_short(new.get(name))}"
-        for name in sorted({*old, *new})
-        if name not in ignore and old.get(name) != new.get(name)
-    ]
+    """`name: old → new` of each field that differs, within tables as `table.name`; `ignore` are names at the top."""
+    changed: list[str] = []
+    for name in sorted({*old, *new}):
+        one, other = old.get(name), new.get(name)
+        if name in ignore or one == other:
+            continue
+        if isinstance(one, dict) and isinstance(other, dict):
+            changed += [f"{name}.{field}" for field in changed_fields(one, other)]
+        else:
+            changed.append(f"{name}: {_short(one)} → {_short(other)}")
+    return changed
 
 
 def _short(value: Any) -> str:
@@ -268,8 +286,9 @@ def _short(value: Any) -> str:
 
 
 def _readable(error: ValidationError, source: str) -> TorchwrightError:
-    """The first fault as one sentence; an unknown field with the nearest known one."""
-    first = error.errors()[0]
+    """The first fault as one sentence; an unknown field before others, since it may be a missing one misspelt."""
+    errors = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+    first = errors[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         section = _section(first["loc"][:-1])

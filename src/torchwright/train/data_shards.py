@@ -1,4 +1,4 @@
-"""Token shards: one-dimensional files of token ids, memory-mapped, read one after the other as one stream.
+"""Token shards: one-dimensional files of token ids, memory-mapped as they are read.
 
 A shard is a NumPy file (`*.npy`) or a safetensors file with one tensor, of unsigned 16 or signed or unsigned 32 or 64
 bits. `checksums.json` beside shards, if there is one, maps file names to SHA-256 digests and is held against them.
@@ -6,6 +6,8 @@ bits. `checksums.json` beside shards, if there is one, maps file names to SHA-25
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +23,8 @@ SAFETENSORS_TYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64":
 TYPES = tuple(np.dtype(kind) for kind in SAFETENSORS_TYPES.values())
 LONGEST_HEADER = 1 << 20
 """Of one tensor."""
+MAPPED = 128
+"""Shards that are mapped at a time; each holds one of the files that a process may have open, often 1,024."""
 
 
 class DataError(TorchwrightError):
@@ -28,19 +32,18 @@ class DataError(TorchwrightError):
 
 
 class Shards:
-    """Token ids of several files, mapped; a piece of text never runs from one file into the next."""
+    """Token ids of several files."""
 
     def __init__(self, paths: Sequence[Path], vocabulary: int) -> None:
         """Raises `DataError`, naming the file, for one that is missing, damaged or of another type."""
         self.paths, self.vocabulary = tuple(paths), vocabulary
-        self.arrays = [open_shard(path) for path in paths]
-
-    def __len__(self) -> int:
-        return sum(len(array) for array in self.arrays)
+        self._mapped = functools.lru_cache(MAPPED)(open_shard)
+        self.sizes = [len(self._mapped(path)) for path in self.paths]
+        self.tokens = sum(self.sizes)
 
     def read(self, shard: int, start: int, length: int) -> np.ndarray:
         """`length` ids from place `start` of a shard, int64; raises `DataError` for an id that the model lacks."""
-        ids = self.arrays[shard][start : start + length].astype(np.int64)
+        ids = self._mapped(self.paths[shard])[start : start + length].astype(np.int64)
         if len(ids) and (int(ids.max()) >= self.vocabulary or int(ids.min()) < 0):
             wrong = int(np.flatnonzero((ids >= self.vocabulary) | (ids < 0))[0])
             raise DataError(
@@ -50,6 +53,11 @@ class Shards:
                 next="make the shard again with this model's tokenizer; it may be damaged",
             )
         return ids
+
+    def digest(self) -> str:
+        """Of the files' names and lengths in their order, which decide what a window holds."""
+        listed = json.dumps([[path.name, size] for path, size in zip(self.paths, self.sizes, strict=True)])
+        return hashlib.sha256(listed.encode()).hexdigest()[:16]
 
 
 def open_shard(path: Path) -> np.ndarray:
@@ -79,20 +87,16 @@ def verify_shards(paths: Sequence[Path]) -> int:
 
     Raises `DataError` for the first shard whose bytes are not those that were written.
     """
-    checked = 0
-    for folder in sorted({path.parent for path in paths}):
-        known = read_checksums(folder)
-        for path in paths:
-            if path.parent != folder or path.name not in known:
-                continue
-            if file_digest(path) != known[path.name]:
-                raise DataError(
-                    f"the token shard {path} is damaged",
-                    found=f"its SHA-256 is not the one in {folder / CHECKSUMS}",
-                    next="make or fetch the shard again",
-                )
-            checked += 1
-    return checked
+    known = {folder: read_checksums(folder) for folder in {path.parent for path in paths}}
+    named = [path for path in paths if path.name in known[path.parent]]
+    for path in named:
+        if file_digest(path) != known[path.parent][path.name]:
+            raise DataError(
+                f"the token shard {path} is damaged",
+                found=f"its SHA-256 is not the one in {path.parent / CHECKSUMS}",
+                next="make or fetch the shard again",
+            )
+    return len(named)
 
 
 def read_checksums(folder: Path) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.text import Text
 from torchwright.train.config import Precision, Run, RunError
-from torchwright.train.data import Windows
+from torchwright.train.data import HeldOut
 from torchwright.train.data_shards import Shards
 from torchwright.train.loop_setup import Batches
 from torchwright.train.model import Transformer
@@ -21,7 +22,7 @@ from torchwright.train.precision import autocast
 from torchwright.train.step import LossFunction
 
 PADDING = 64
-"""Texts are computed at a multiple of this length, which every layout divides."""
+"""Texts are computed at a multiple of this length and of tp, which divides sequences."""
 
 
 class Evaluator:
@@ -35,8 +36,8 @@ class Evaluator:
         self.windows = None
         if shards is not None:
             # A held-out window begins as a text does, if the model was told where texts begin.
-            lead = 1 if run.data.begin_every else 0
-            self.windows = Windows(shards, run.context, 0, begin=config.bos, begin_every=lead)
+            begin = config.bos if run.data.begin_every else None
+            self.windows = HeldOut(shards, run.context, run.evaluation.tokens, begin=begin)
         self.prompts: list[list[int]] = []
         if run.evaluation.prompts:
             if not (source / "tokenizer.json").is_file():
@@ -50,17 +51,17 @@ class Evaluator:
     def loss(self, loss: LossFunction, batches: Batches) -> float | None:
         """Mean nats per token of the held-out windows over all processes, None where there are none.
 
-        The rows of a training micro-batch are computed at once, so that nothing is compiled for another shape.
+        The rows of a training micro-batch are computed at once, so that nothing is compiled for another shape; what
+        the last of them are more than there are windows holds no label.
         """
         if self.windows is None:
             return None
         run = self.run
         rows = batches.rows(run.batch_tokens // run.context) // run.micro_batches
         everywhere = rows * run.parallel.batch_ways
-        count = max(1, min(run.evaluation.tokens // run.context, self.windows.per_epoch) // everywhere)
         told = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for number in range(count):
-            batch = batches.prepare(self.windows.batch(number * everywhere + batches.part * rows, rows))
+        for first in range(0, self.windows.count, everywhere):
+            batch = batches.prepare(self.windows.batch(first + batches.part * rows, rows))
             with autocast(run.precision, self.device):
                 nll, valid = loss(batch.ids_BT, batch.labels_BT, batch.positions_BT)
             told += torch.stack([nll, valid]).double()
@@ -79,6 +80,7 @@ class Evaluator:
             self.run.evaluation.sample_tokens,
             device=self.device,
             precision=self.run.precision,
+            multiple=math.lcm(PADDING, self.run.parallel.tp),
             stop=self.config.eos,
         )
         return [self.text.decode(text) for text in texts]
@@ -92,15 +94,17 @@ def continued(
     *,
     device: str,
     precision: Precision,
+    multiple: int,
     stop: Sequence[int] = (),
 ) -> list[list[int]]:
     """Prompts and their most likely continuations; a text ends at a token of `stop`.
 
-    The whole text is computed again for each token, at one length, since what is to come changes nothing before it:
-    slow per token, but it needs no cache and runs however the model is sharded. Every process gets the same answer.
+    The whole text is computed again for each token, at one length, a multiple of `multiple`, since what is to come
+    changes nothing before it: slow per token, but it needs no cache and runs however the model is sharded. Every
+    process gets the same answer.
     """
     longest = max(len(prompt) for prompt in prompts) + new_tokens
-    longest += -longest % PADDING
+    longest += -longest % multiple
     texts = [list(prompt) for prompt in prompts]
     ended = [False] * len(texts)
     with torch.compiler.set_stance("force_eager"):

@@ -18,22 +18,24 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from torchwright.decoder.config import DecoderConfig, read_decoder_config
+from torchwright.decoder.config import DecoderConfig, decoder_config, read_decoder_config
 from torchwright.errors import TorchwrightError
 from torchwright.train.config import Run, RunError, changed_fields
 from torchwright.train.data import Windows
-from torchwright.train.data_shards import Shards, verify_shards
+from torchwright.train.data_shards import DataError, Shards, verify_shards
 from torchwright.train.data_text import expand, token_shards
 from torchwright.train.model import Transformer, explicit_attention, load_weights
 from torchwright.train.parallel import make_mesh, parallelize
 from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
 from torchwright.train.precision import convert
+from torchwright.train.schedule import Step
 from torchwright.train.step import MicroBatch, compile_blocks, recompute
 from torchwright.train.stuck.watch import turn_on
 
 T = TypeVar("T")
 SOURCE = "source"
 """The part of a run folder that holds the model's config.json and tokenizer."""
+CONFIG = "config.json"
 COPIED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -136,34 +138,59 @@ def on_first(function: Callable[[], T]) -> T:
 def write_source(run: Run, folder: Path, out: Path) -> Path:
     """RUN/source: config.json and the tokenizer's files, by which the trained weights can be loaded.
 
-    Raises `RunError` or `ModelError` for a configuration that is missing or that no family describes.
+    Raises `RunError` where the folder has those of another model than the run file's, and `RunError` or `ModelError`
+    for a configuration that is missing or that no family describes.
     """
-    source = out / SOURCE
+    source, files = out / SOURCE, _source_files(run, folder)
     if source.is_dir():
+        _check_source(source, files)
         return source
     new = source.with_name(f".{SOURCE}.{os.getpid()}")
     new.mkdir(parents=True)
     try:
-        if run.model.config is not None:
-            (new / "config.json").write_text(json.dumps(run.model.config, indent=2))
-        else:
-            assert run.model.folder is not None
-            config = folder / run.model.folder / "config.json"
-            if not config.is_file():
-                raise RunError(
-                    f"model.folder has no config.json: {config.parent}", next="check `model` in the run file"
-                )
-            shutil.copyfile(config, new / "config.json")
-        tokenizer = run.model.tokenizer or run.model.folder
-        for name in COPIED if tokenizer else ():
-            assert tokenizer is not None
-            if (folder / tokenizer / name).is_file():
-                shutil.copyfile(folder / tokenizer / name, new / name)
-        read_decoder_config(new)  # a fault is named before anything is kept
+        for name, content in files.items():
+            (new / name).write_bytes(content)
         new.rename(source)
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return source
+
+
+def _source_files(run: Run, folder: Path) -> dict[str, bytes]:
+    """Name → content of the files that RUN/source is to hold."""
+    if run.model.config is not None:
+        content = json.dumps(run.model.config, indent=2).encode()
+        decoder_config(run.model.config, "`model.config` of the run file")
+    else:
+        assert run.model.folder is not None
+        model = folder / run.model.folder
+        if not (model / CONFIG).is_file():
+            raise RunError(f"model.folder has no {CONFIG}: {model}", next="check `model` in the run file")
+        content = (model / CONFIG).read_bytes()
+        read_decoder_config(model)
+    tokenizer = run.model.tokenizer or run.model.folder
+    copied = [folder / tokenizer / name for name in COPIED] if tokenizer else []
+    return {CONFIG: content, **{path.name: path.read_bytes() for path in copied if path.is_file()}}
+
+
+def _check_source(source: Path, files: dict[str, bytes]) -> None:
+    """Raise `RunError`, naming what differs, unless RUN/source holds these files."""
+    held = {path.name: path.read_bytes() for path in source.iterdir()}
+    different = [
+        f"model.{field}"
+        for field in changed_fields(*(json.loads(which.get(CONFIG, "{}")) for which in (held, files)))
+    ]
+    different += [
+        f"{name} of the tokenizer"
+        for name in sorted({*held, *files} - {CONFIG})
+        if held.get(name) != files.get(name)
+    ]
+    if different:
+        raise RunError(
+            f"the run folder {source.parent} was begun with another model than the run file's",
+            found="; ".join(different),
+            next="set the old values, or another `out`; where nothing in the folder is wanted, remove it",
+        )
 
 
 def build_model(run: Run, config: DecoderConfig, folder: Path, device: str) -> tuple[Transformer, DeviceMesh]:
@@ -203,13 +230,22 @@ class Batches:
 
     def __init__(self, run: Run, mesh: DeviceMesh, device: str) -> None:
         layout = run.parallel
-        self._device = device
+        self._device, self._micro_batches = device, run.micro_batches
         self._layout, self._mesh = layout, mesh
         self.part = own_part_of_rows(layout, mesh)
 
     def rows(self, rows: int) -> int:
         """How many of the step's rows are this process's."""
         return rows // self._layout.batch_ways
+
+    def of_step(self, step: Step, windows: Windows) -> list[MicroBatch]:
+        """What this process reads in a step: its part of the rows, in order."""
+        rows = self.rows(step.rows)
+        first, micro = step.first + self.part * rows, rows // self._micro_batches
+        return [
+            self.prepare(windows.batch(first + number * micro, micro))
+            for number in range(self._micro_batches)
+        ]
 
     def prepare(self, windows_BT: torch.Tensor) -> MicroBatch:
         """Inputs and labels (B, T / cp) of whole windows (B, T + 1), with their places in the sequence.
@@ -219,7 +255,8 @@ class Batches:
         windows_BT = windows_BT.to(self._device)
         own_T = own_tokens(windows_BT.shape[1] - 1, self._layout, self._mesh).to(self._device)
         return MicroBatch(
-            ids_BT=windows_BT[:, :-1][:, own_T],
+            # What is no token is no label either (`IGNORE`), and read as any.
+            ids_BT=windows_BT[:, :-1][:, own_T].clamp_min(0),
             labels_BT=windows_BT[:, 1:][:, own_T],
             positions_BT=own_T if self._layout.cp > 1 else None,
         )
@@ -234,12 +271,21 @@ class Streams:
 
 
 def open_data(run: Run, config: DecoderConfig, folder: Path, source: Path, out: Path) -> Streams:
-    """Tokenize what is text (the first process), verify checksums, map everything. Raises `DataError`."""
+    """Tokenize what is text (the first process), verify checksums, map everything.
+
+    Raises `DataError` for data that cannot be read or is less than one window, `RunError` for a begin token that the
+    model does not have.
+    """
+    if run.data.begin_every and config.bos is None:
+        raise RunError(
+            "data.begin_every leads windows with the begin token, and the model has none",
+            next="set bos_token_id in the model's config.json, or begin_every = 0",
+        )
     end = config.eos[0] if config.eos else None
 
     def shard_paths() -> tuple[list[Path], list[Path]]:
         train, validation = (
-            token_shards(expand(patterns, folder), source, end, out / "tokens")
+            token_shards(expand(patterns, folder), run.data.text, source, end, out / "tokens")
             for patterns in (run.data.train, run.data.validation)
         )
         if run.data.verify:
@@ -247,10 +293,18 @@ def open_data(run: Run, config: DecoderConfig, folder: Path, source: Path, out: 
         return train, validation
 
     train, validation = on_first(shard_paths)
-    return Streams(
+    streams = Streams(
         train=Shards(train, config.vocabulary),
         validation=Shards(validation, config.vocabulary) if validation else None,
     )
+    window = max(run.context, run.schedule.decay_context or 0)
+    if streams.train.tokens < window:
+        raise DataError(
+            f"the training data is less than one window of {window} tokens",
+            found=f"{streams.train.tokens:,} tokens in {len(train)} files",
+            next="use a shorter window, or give more data",
+        )
+    return streams
 
 
 def windows_of(run: Run, shards: Shards, context: int, begin: int | None, phase: int) -> Windows:

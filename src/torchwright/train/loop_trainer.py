@@ -20,7 +20,7 @@ from torchwright.errors import TorchwrightError
 from torchwright.train import checkpoint
 from torchwright.train.checkpoint import CheckpointError, Checkpoints, Described
 from torchwright.train.config import FREE, Run, changed_fields
-from torchwright.train.data import Windows
+from torchwright.train.data import ORDER, Windows
 from torchwright.train.evaluate import Evaluator
 from torchwright.train.ledger import Ledger
 from torchwright.train.loop_setup import (
@@ -97,6 +97,12 @@ class Trainer:
         folder = checkpoint.whole(self.checkpoints.folder)[-1]
         described = checkpoint.describe(folder)
         now = self._described()
+        if described.facts.get("order") != ORDER:
+            raise CheckpointError(
+                f"the checkpoint {folder} was made by a version that read the training data in another order",
+                found="windows cut file by file, without the ends of files; its place in that order means nothing here",
+                next="finish the run with the version that began it, or train anew into another `out`",
+            )
         different = changed_fields(described.run, now.run, ignore=FREE)
         different += changed_fields(described.facts, now.facts, ignore=("torch",))
         if self.run.optimizer.name == "adamw8bit":
@@ -142,12 +148,7 @@ class Trainer:
         step = plan_step(self.run, self.done)
         with self.ledger.phase("data_wait"):
             windows = self._windows(step)
-            rows = self.batches.rows(step.rows)
-            first, micro = step.first + self.batches.part * rows, rows // self.run.micro_batches
-            batches = [
-                self.batches.prepare(windows.batch(first + number * micro, micro))
-                for number in range(self.run.micro_batches)
-            ]
+            batches = self.batches.of_step(step, windows)
         with self.ledger.phase("step", step=self.done + 1):
             # The compiler runs when it first meets a shape; what is left of that step is not worth telling apart.
             new = self.run.compile and step.context not in self._compiled
@@ -290,7 +291,12 @@ class Trainer:
             step=self.done,
             tokens=self.done * self.run.batch_tokens,
             run=self.run.model_dump(mode="json"),
-            facts={"torch": torch.__version__, "train_tokens": len(self.streams.train)},
+            facts={
+                "torch": torch.__version__,
+                "order": ORDER,
+                "train_tokens": self.streams.train.tokens,
+                "train_files": self.streams.train.digest(),
+            },
         )
 
     def _not_finite(self, step: Step, figures: StepFigures, windows: Windows) -> TrainingStopped:
