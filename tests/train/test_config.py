@@ -86,7 +86,9 @@ def test_an_unknown_field_names_the_nearest(change: dict[str, Any], words: str) 
         ),
         ({"layout": {"pp": 2}}, "pipeline"),
         ({"schedule": {"decay_context": 256}}, "is for schedule 'wsd'"),
+        ({"schedule": {"decay_fraction": 0.2}}, r"schedule\.decay_fraction is for schedule 'wsd'"),
         ({"optimizer": {"adam_lr": 1e-3}}, "is for optimizer 'muon'"),
+        ({"optimizer": {"momentum": 0.9}}, r"optimizer\.momentum is for optimizer 'muon'"),
         ({"qat": {"scheme": "w8a8"}, "precision": "mxfp8"}, "does not go with another low precision"),
         ({"qat": {"scheme": "w8a8"}, "compile": True}, "compile = false"),
         ({"precision": "float8_rowwise", "layout": {"tp": 2}}, "tp=1 and ep=1"),
@@ -132,20 +134,30 @@ def test_changes_are_named_by_field() -> None:
     assert changed_fields(one, three) == ["layout.tp: null → 2", "model.config.hidden_size: 64 → 96"]
 
 
-def test_cosine_falls_from_the_end_of_the_warm_up() -> None:
+def test_cosine_falls_from_the_end_of_the_warm_up_to_final() -> None:
     run = make(tokens=100 * 1024, schedule={"warmup_tokens": 10 * 1024, "final": 0.1})
     assert steps(run) == 100
-    assert rate(run, 0) == pytest.approx(1 / 10240)
-    assert rate(run, 5) == pytest.approx((5 * 1024 + 1) / 10240)
-    assert rate(run, 10) == 1
-    assert rate(run, 55) == pytest.approx(0.55)
-    assert rate(run, 99) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 89 / 90)))
-    assert all(rate(run, step) >= rate(run, step + 1) for step in range(10, 99))
+    assert [rate(run, step) for step in (0, 4, 9)] == pytest.approx([0.1, 0.5, 1])
+    assert rate(run, 54) == pytest.approx(0.55)
+    assert rate(run, 10) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 90)))
+    assert rate(run, 99) == pytest.approx(0.1)
+    assert all(rate(run, step) > rate(run, step + 1) for step in range(9, 99))
 
 
-def test_wsd_stays_and_falls_in_a_straight_line() -> None:
-    run = make(tokens=100 * 1024, schedule={"name": "wsd", "decay_fraction": 0.2})
-    assert [rate(run, step) for step in (0, 50, 80, 90, 99)] == pytest.approx([1, 1, 1, 0.5, 0.05])
+def test_wsd_stays_and_falls_in_a_straight_line_to_final() -> None:
+    run = make(tokens=100 * 1024, schedule={"name": "wsd"})
+    assert [rate(run, step) for step in (0, 50, 79, 80, 89, 99)] == pytest.approx([1, 1, 1, 0.95, 0.5, 0])
+    four = make(tokens=8 * 1024, schedule={"name": "wsd", "decay_fraction": 0.5, "final": 0.1})
+    assert [rate(four, step) for step in range(3, 8)] == pytest.approx([1, 0.775, 0.55, 0.325, 0.1])
+
+
+@pytest.mark.parametrize("name", ["cosine", "wsd"])
+def test_the_first_step_of_the_shortest_runs_moves(name: str) -> None:
+    """Whether nothing is warmed up, or more than the run has."""
+    for tokens in (1, 2):
+        assert rate(make(tokens=tokens * 1024, schedule={"name": name}), 0) == 1
+        warming = make(tokens=tokens * 1024, schedule={"name": name, "warmup_tokens": 4096})
+        assert rate(warming, 0) == pytest.approx(0.25)
 
 
 def test_steps_read_consecutive_windows_and_start_anew_with_longer_ones() -> None:

@@ -30,6 +30,14 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 FREE = ("tokens", "evaluation", "checkpoint", "layout", "threads", "out", "peak_tflops", "timeout_s")
 """What may change when a run is continued; anything else would make it another run."""
+DECAY_FRACTION, MOMENTUM = 0.2, 0.95
+OF_ONE = (
+    ("schedule", "decay_fraction", "wsd"),
+    ("schedule", "decay_context", "wsd"),
+    ("optimizer", "adam_lr", "muon"),
+    ("optimizer", "momentum", "muon"),
+)
+"""Section, field and the one name with which the field says anything; None where it is not given."""
 
 
 class RunError(TorchwrightError):
@@ -77,17 +85,18 @@ class Optimizer(Section):
     """How parameters move."""
 
     name: Literal["adamw", "adamw8bit", "muon"] = "adamw"
-    """`adamw8bit` keeps both moments in 8 bits (torchao); `muon` takes the layers' matrices, AdamW the rest."""
+    """`adamw8bit` keeps both moments in 8 bits (torchao); `muon` takes the layers' matrices, each expert's among them,
+    and AdamW routers, norms, embedding and output layer."""
     lr: Rate = 3e-4
     """Peak learning rate."""
     adam_lr: Rate | None = None
-    """`muon`: peak rate of the embedding, the output layer and the norms; by default `lr`."""
+    """`muon`: peak rate of what AdamW takes; by default `lr`."""
     betas: tuple[Share, Share] = (0.9, 0.95)
     eps: Rate = 1e-8
     weight_decay: float = Field(default=0.1, ge=0)
-    """Of matrices; norms, biases and, under `muon`, the embedding have none."""
-    momentum: Share = 0.95
-    """`muon` alone."""
+    """Of matrices; norms, biases and, under `muon`, the embedding and the output layer have none."""
+    momentum: Share | None = None
+    """`muon`: by default `MOMENTUM`."""
 
 
 class Schedule(Section):
@@ -95,10 +104,10 @@ class Schedule(Section):
 
     name: Literal["cosine", "wsd"] = "cosine"
     warmup_tokens: int = Field(default=0, ge=0)
-    decay_fraction: float = Field(default=0.2, gt=0, le=1)
-    """`wsd`: share of all tokens over which the rate falls at the end."""
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """`wsd`: share of all tokens over which the rate falls at the end; by default `DECAY_FRACTION`."""
     final: Share = 0.0
-    """The factor at the end."""
+    """The factor of the last step."""
     decay_context: Positive | None = None
     """`wsd`: window length during the decay, where it differs."""
 
@@ -233,10 +242,10 @@ def check_run(run: Run) -> None:
             found=f"pp={layout.pp}",
             next="use dp_shard, tp or cp; `torchwright plan-layout` ranks them",
         )
-    if run.schedule.decay_context and run.schedule.name != "wsd":
-        raise RunError("schedule.decay_context is for schedule 'wsd'", found=run.schedule.name)
-    if run.optimizer.adam_lr is not None and run.optimizer.name != "muon":
-        raise RunError("optimizer.adam_lr is for optimizer 'muon'", found=run.optimizer.name)
+    for section, field, name in OF_ONE:
+        part = getattr(run, section)
+        if getattr(part, field) is not None and part.name != name:
+            raise RunError(f"{section}.{field} is for {section} '{name}'", found=part.name)
     if run.qat and run.precision not in ("fp32", "bf16"):
         raise RunError(
             "qat rounds to the kernels' integers and does not go with another low precision",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torchwright.train.config import Run
+from torchwright.train.config import DECAY_FRACTION, Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,25 +50,27 @@ def plan_step(run: Run, number: int) -> Step:
 
 
 def rate(run: Run, number: int) -> float:
-    """The factor of step `number`: up over the warm-up, then by the schedule down to `final`.
+    """The factor of step `number`: up to 1 at the warm-up's last step, down to `final` at the run's last.
 
-    `cosine` falls from the end of the warm-up on (Loshchilov and Hutter, 2017); `wsd` stays at 1 and falls in a
-    straight line over the last `decay_fraction` of the steps (Hu et al., 2024).
+    Each step goes by the tokens seen after it, so that the first warm-up step moves as well. `cosine` falls from the
+    end of the warm-up on (Loshchilov and Hutter, 2017); `wsd` stays at 1 and falls in a straight line over the last
+    `decay_fraction` of the steps (Hu et al., 2024). A run of a single step makes it at 1.
     """
-    schedule, last = run.schedule, steps(run)
-    warmup = schedule.warmup_tokens
-    warm = min(1.0, (number * run.batch_tokens + 1) / warmup) if warmup else 1.0
-    if schedule.name == "cosine":
-        start = min(warmup / run.batch_tokens, last)
-        progress = max(0.0, (number - start) / max(1.0, last - start))
-        down = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    else:
-        decay = _decay_steps(run)
-        down = min(1.0, (last - number) / decay)
+    schedule = run.schedule
+    warm = (
+        min(1.0, (number + 1) * run.batch_tokens / schedule.warmup_tokens) if schedule.warmup_tokens else 1.0
+    )
+    fallen = 0.0
+    if decay := _decay_steps(run):
+        fallen = max(0.0, (number + 1 - (steps(run) - decay)) / decay)
+    down = 0.5 * (1 + math.cos(math.pi * fallen)) if schedule.name == "cosine" else 1 - fallen
     return warm * (schedule.final + (1 - schedule.final) * down)
 
 
 def _decay_steps(run: Run) -> int:
-    if run.schedule.name != "wsd":
-        return 0
-    return max(1, round(steps(run) * run.schedule.decay_fraction))
+    """The steps over which the rate falls, the run's last; its first is never one of them."""
+    after_first = steps(run) - 1
+    if run.schedule.name == "cosine":
+        warm = -(-run.schedule.warmup_tokens // run.batch_tokens)
+        return max(0, min(after_first, steps(run) - warm))
+    return min(after_first, max(1, round(steps(run) * (run.schedule.decay_fraction or DECAY_FRACTION))))
