@@ -22,14 +22,21 @@ class Optimizers:
     """One or two `torch.optim` optimizers over a model's parameters.
 
     AdamW (Loshchilov and Hutter, 2019), its 8-bit form (Dettmers et al., 2022, by torchao), or Muon (Jordan et al.,
-    2024) for the matrices of the layers with AdamW for the rest.
+    2024) for the matrices of the layers, each expert's among them, with AdamW for routers and the rest.
     """
 
     def __init__(self, model: nn.Module, chosen: config.Optimizer, *, compiled: bool) -> None:
-        self._names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
+        parameters = dict(model.named_parameters())
+        self._parameters = list(parameters.values())
         self._eight_bits = chosen.name == "adamw8bit"
         self._eager = self._eight_bits and not compiled
-        self.optimizers = list(_build(dict(model.named_parameters()), chosen))
+        self._matrices = _matrices(parameters) if chosen.name == "muon" else {}
+        self._names: dict[torch.Tensor, str] = {p: name for name, p in parameters.items()}
+        for parameter, matrices in self._matrices.items():
+            name = self._names[parameter]
+            one = parameter.dim() == 2
+            self._names |= {m: name if one else f"{name}.{expert}" for expert, m in enumerate(matrices)}
+        self.optimizers = list(_build(parameters, self._matrices, chosen))
         for group in self._groups():
             group[PEAK] = float(group["lr"])
 
@@ -40,17 +47,21 @@ class Optimizers:
                 group["lr"].fill_(rate * group[PEAK])
             else:
                 group["lr"] = rate * group[PEAK]
+        for parameter, matrices in self._matrices.items():
+            assert parameter.grad is not None
+            for matrix, gradient in zip(matrices, _parts(parameter.grad), strict=True):
+                matrix.grad = gradient
         # torchao compiles its step; without a compiler, or where the run does not compile, it runs as it is written.
         stance = torch.compiler.set_stance("force_eager") if self._eager else contextlib.nullcontext()
         with stance:
             for optimizer in self.optimizers:
                 optimizer.step()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        for parameter in self._names:
+            parameter.grad = None
 
     def prepare(self) -> None:
         """Make the state exist before the first step, for a checkpoint to fill; no parameter changes."""
-        for parameter in self._names:
+        for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
         self.step(0.0)
 
@@ -68,7 +79,11 @@ class Optimizers:
         return (group for optimizer in self.optimizers for group in optimizer.param_groups)
 
 
-def _build(parameters: dict[str, nn.Parameter], chosen: config.Optimizer) -> Iterable[torch.optim.Optimizer]:
+def _build(
+    parameters: dict[str, nn.Parameter],
+    matrices: dict[nn.Parameter, list[torch.Tensor]],
+    chosen: config.Optimizer,
+) -> Iterable[torch.optim.Optimizer]:
     # A parameter that several modules share is in `parameters` once.
     common: dict[str, Any] = {"betas": chosen.betas, "eps": chosen.eps}
     if chosen.name == "adamw":
@@ -80,21 +95,44 @@ def _build(parameters: dict[str, nn.Parameter], chosen: config.Optimizer) -> Ite
 
         yield AdamW8bit(_groups(parameters, chosen.weight_decay), lr=chosen.lr, **common)
         return
-    matrices = {name: p for name, p in parameters.items() if p.dim() == 2 and name.startswith("layers.")}
-    rest = {name: p for name, p in parameters.items() if name not in matrices}
-    if any(isinstance(p, DTensor) for p in matrices.values()):
-        raise RunError(
-            "optimizer 'muon' needs whole matrices, and the layout shards them",
-            next="use dp_replicate alone, or optimizer 'adamw'",
-        )
     yield torch.optim.Muon(
-        list(matrices.values()),
+        [matrix for of_one in matrices.values() for matrix in of_one],
         lr=chosen.lr,
         weight_decay=chosen.weight_decay,
-        momentum=chosen.momentum,
+        momentum=config.MOMENTUM if chosen.momentum is None else chosen.momentum,
         adjust_lr_fn="match_rms_adamw",
     )
-    yield torch.optim.AdamW(_groups(rest, 0.0), lr=chosen.adam_lr or chosen.lr, fused=True, **common)
+    rest = {name: p for name, p in parameters.items() if p not in matrices}
+    layers = {name: p for name, p in rest.items() if name.startswith("layers.")}
+    ends = {name: p for name, p in rest.items() if name not in layers}
+    groups = [*_groups(layers, chosen.weight_decay), *_groups(ends, 0.0)]
+    yield torch.optim.AdamW(groups, lr=chosen.adam_lr or chosen.lr, fused=True, **common)
+
+
+def _matrices(parameters: dict[str, nn.Parameter]) -> dict[nn.Parameter, list[torch.Tensor]]:
+    """What Muon takes: each matrix of the layers but the routers', as tensors that share the parameters' memory.
+
+    Raises `RunError` where a process does not hold them whole.
+    """
+    found: dict[nn.Parameter, list[torch.Tensor]] = {}
+    for name, parameter in parameters.items():
+        if parameter.dim() < 2 or not name.startswith("layers.") or name.endswith("router.weight"):
+            continue
+        if isinstance(parameter, DTensor) and parameter.to_local().shape != parameter.shape:
+            raise RunError(
+                "optimizer 'muon' needs whole matrices, and the layout shards them",
+                found=f"{name} of {tuple(parameter.shape)}, of which a process holds "
+                f"{tuple(parameter.to_local().shape)}",
+                next="use dp_replicate alone of all axes, or optimizer 'adamw'",
+            )
+        found[parameter] = _parts(parameter.detach())
+    return found
+
+
+def _parts(parameter: torch.Tensor) -> list[torch.Tensor]:
+    """A parameter's matrices in this process: itself, or one for each expert."""
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return [local] if local.dim() == 2 else list(local.unbind())
 
 
 def _groups(parameters: dict[str, nn.Parameter], decay: float) -> list[dict[str, Any]]:

@@ -1,0 +1,80 @@
+"""Which optimizer moves which parameter: Muon on every matrix of the layers, an expert's too, AdamW on the rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from runs import CONFIG, MIXTURE, losses, make_run, run_processes
+
+from torchwright.decoder import read_decoder_config
+from torchwright.train.config import Optimizer
+from torchwright.train.loop import train
+from torchwright.train.model import Transformer
+from torchwright.train.optimizer import Optimizers
+
+MUON = {"name": "muon", "lr": 3e-3, "adam_lr": 1e-3}
+
+
+def mixture(folder: Path) -> Transformer:
+    (folder / "config.json").write_text(json.dumps(CONFIG | MIXTURE))
+    model = Transformer(read_decoder_config(folder))
+    model.reset_parameters(0)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def test_muon_moves_each_experts_matrix_by_itself(tmp_path: Path) -> None:
+    model = mixture(tmp_path)
+    up = model.get_parameter("layers.1.mlp.experts.up")
+    assert up.grad is not None
+    alone = [matrix.clone() for matrix in up.detach()]
+    for matrix, gradient in zip(alone, up.grad.clone(), strict=True):
+        matrix.grad = gradient
+    torch.optim.Muon(alone, lr=3e-3, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw").step()
+    optimizers = Optimizers(model, Optimizer(name="muon", lr=3e-3), compiled=False)
+    optimizers.step(1.0)
+    assert torch.equal(up.detach(), torch.stack(alone))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert {f"layers.1.mlp.experts.up.{expert}.momentum_buffer" for expert in range(4)} <= set(
+        optimizers.tensors()
+    )
+
+
+def test_adamw_moves_the_rest_and_decays_the_layers_matrices_alone(tmp_path: Path) -> None:
+    """A step without gradient is the decay: routers have one, embedding, output layer and norms have none."""
+    model = mixture(tmp_path)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizers = Optimizers(
+        model, Optimizer(name="muon", lr=1.0, adam_lr=0.5, weight_decay=0.1), compiled=False
+    )
+    optimizers.step(1.0)
+    for name, parameter in model.named_parameters():
+        inside = name.startswith("layers.") and parameter.dim() > 1
+        rate = 0.5 if name.endswith("router.weight") else 1.0
+        expected = before[name] * (1 - rate * 0.1 * inside)
+        torch.testing.assert_close(parameter.detach(), expected, msg=name)
+    routers = [name for name in optimizers.tensors() if ".router." in name]
+    assert routers
+    assert not any("momentum" in name for name in routers)
+
+
+def test_muon_trains_copies_as_one_process_and_says_where_it_does_not(tmp_path: Path) -> None:
+    changes = {"model": {"config": CONFIG | MIXTURE}, "optimizer": MUON}
+    alone = make_run(tmp_path / "alone", **changes)
+    train(alone, live=False)
+    copies = make_run(tmp_path / "copies", layout={"dp_replicate": 2}, **changes)
+    for code, told in run_processes(copies, world=2):
+        assert code == 0, told
+    # Muon turns by its gradient in bfloat16.
+    assert losses(copies) == pytest.approx(losses(alone), rel=2e-3)
+    sharded = make_run(tmp_path / "sharded", layout={"dp_shard": 2}, **changes)
+    for code, told in run_processes(sharded, world=2):
+        assert code == 2, told
+        assert "use dp_replicate alone of all axes, or optimizer 'adamw'" in told
