@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,6 +151,38 @@ def test_row_wise_adagrad_steps_by_each_rows_own_scale() -> None:
     torch.testing.assert_close(after[2].double(), expected)
     untouched = [0, 1, 3, 4, 5]
     assert torch.equal(after[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("optimizer", [RowWiseAdagrad(1e-3), Adam(1e-3)])
+def test_bfloat16_rows_keep_a_wide_state(optimizer: Any) -> None:
+    """In bfloat16 a count stops at 256, and so do a sum of squares of one and a row's sum over 600 bags."""
+    table = Table(name="t", rows=2, dim=4, features=("f",))
+    plan_ = Plan(processes=1, shards=tuple(cut(table, [[0]])))
+    embeddings = ShardedEmbeddings([table], plan_, optimizer, dtype=torch.bfloat16)
+    for _ in range(300):
+        embeddings({"f": Jagged.of([[1]])})["f"].sum().backward()
+    state = dict(embeddings.named_tensors())
+    assert all(
+        tensor.dtype == (torch.bfloat16 if name.endswith("weight") else torch.float32)
+        for name, tensor in state.items()
+    )
+    if isinstance(optimizer, Adam):
+        assert state["t[0:2,0:4].steps"] == 300
+        return
+    assert state["t[0:2,0:4].squares"].tolist() == [0.0, 300.0]
+    embeddings({"f": Jagged.of([[1]] * 600)})["f"].sum().backward()
+    assert state["t[0:2,0:4].squares"].tolist() == [0.0, 300.0 + 600.0**2]
+
+
+def test_drift_is_reduced_where_the_tables_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL takes no CPU tensors. The meta device stands for a card; only reading the answer fails there."""
+    devices: list[str] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, **_: devices.append(tensor.device.type))
+    groups: Any = SimpleNamespace(topology=Topology(world=1), place=0, sharding=None, replicas=None)
+    embeddings = ShardedEmbeddings(TABLES, whole_plan(), SGD(0.1), groups=groups, device=torch.device("meta"))
+    with pytest.raises(RuntimeError, match="meta tensors"):
+        embeddings.drift()
+    assert devices == ["meta"] * 4
 
 
 def test_bad_inputs_are_refused_by_name() -> None:

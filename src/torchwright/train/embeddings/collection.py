@@ -85,7 +85,7 @@ class ShardedEmbeddings(nn.Module):
         """Table → how far its replicas are apart: the root of their mean squared distance from their mean, over the
         mean's own root mean square. Every process must call this; all get the same.
         """
-        found = torch.zeros(len(self.tables), 2, dtype=torch.float64)
+        found = torch.zeros(len(self.tables), 2, dtype=torch.float64, device=self._anchor.device)
         place = {name: i for i, name in enumerate(self.tables)}
         for shard, tensors in self._own.items():
             mean = tensors.weight_RC.double()
@@ -94,7 +94,7 @@ class ShardedEmbeddings(nn.Module):
                 dist.all_reduce(mean, group=self.groups.replicas)
                 mean /= self.groups.topology.groups
             apart = (own - mean).square().sum()
-            found[place[shard.table]] += torch.stack([apart, mean.square().sum()]).cpu()
+            found[place[shard.table]] += torch.stack([apart, mean.square().sum()])
         if self.groups is not None:
             dist.all_reduce(found)
         return {

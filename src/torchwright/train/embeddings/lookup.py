@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from torchwright.train.embeddings.optimizers import RowOptimizer, State
+from torchwright.train.embeddings.optimizers import RowOptimizer, State, wide
 from torchwright.train.embeddings.tables import Jagged
 
 
@@ -50,7 +50,7 @@ class _FusedLookup(torch.autograd.Function):
         ids, lengths = ctx.saved_tensors
         shard, (grad_NC,) = ctx.shard, grads
         rows_U, place_I = ids.unique(return_inverse=True)
-        grad_UC = grad_NC.new_zeros(len(rows_U), grad_NC.shape[1])
-        grad_UC.index_add_(0, place_I, grad_NC[Jagged(ids, lengths).bags()])
+        grad_UC = grad_NC.new_zeros(len(rows_U), grad_NC.shape[1], dtype=wide(grad_NC.dtype))
+        grad_UC.index_add_(0, place_I, grad_NC[Jagged(ids, lengths).bags()].to(grad_UC.dtype))
         shard.optimizer.update(shard.weight_RC, shard.state, rows_U, grad_UC * ctx.scale)
         return None, None, None, None, None

@@ -1,6 +1,7 @@
 """Optimizers that update the rows of a table whose gradient has just been computed, and no others.
 
-The gradient of a step exists for the rows that were looked up, each once; there is no dense gradient.
+The gradient of a step exists for the rows that were looked up, each once; there is no dense gradient. Gradients and
+state are float32 or better whatever the weights are: in bfloat16 a count stops at 256, and a sum soon after.
 """
 
 from __future__ import annotations
@@ -11,6 +12,16 @@ from typing import Protocol
 import torch
 
 State = dict[str, torch.Tensor]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What is summed up over steps of weights of `dtype`: float32 or better."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _move(weight_RC: torch.Tensor, rows_U: torch.Tensor, step_UC: torch.Tensor) -> None:
+    """Take `step_UC` from the rows, rounding to the weights' type once."""
+    weight_RC[rows_U] = (weight_RC[rows_U] - step_UC).to(weight_RC.dtype)
 
 
 class RowOptimizer(Protocol):
@@ -36,7 +47,7 @@ class SGD:
     def update(
         self, weight_RC: torch.Tensor, state: State, rows_U: torch.Tensor, grad_UC: torch.Tensor
     ) -> None:
-        weight_RC.index_add_(0, rows_U, grad_UC, alpha=-self.lr)
+        _move(weight_RC, rows_U, self.lr * grad_UC)
 
 
 @dataclass
@@ -50,14 +61,14 @@ class RowWiseAdagrad:
     eps: float = 1e-8
 
     def new_state(self, weight_RC: torch.Tensor) -> State:
-        return {"squares": weight_RC.new_zeros(len(weight_RC))}
+        return {"squares": weight_RC.new_zeros(len(weight_RC), dtype=wide(weight_RC.dtype))}
 
     def update(
         self, weight_RC: torch.Tensor, state: State, rows_U: torch.Tensor, grad_UC: torch.Tensor
     ) -> None:
         squares_U = state["squares"][rows_U] + grad_UC.square().mean(1)
         state["squares"][rows_U] = squares_U
-        weight_RC.index_add_(0, rows_U, grad_UC / (squares_U.sqrt() + self.eps)[:, None], alpha=-self.lr)
+        _move(weight_RC, rows_U, self.lr * grad_UC / (squares_U.sqrt() + self.eps)[:, None])
 
 
 @dataclass
@@ -69,8 +80,8 @@ class Adam:
     eps: float = 1e-8
 
     def new_state(self, weight_RC: torch.Tensor) -> State:
-        zeros = torch.zeros_like(weight_RC)
-        return {"mean": zeros, "square": zeros.clone(), "steps": weight_RC.new_zeros(())}
+        zeros = torch.zeros_like(weight_RC, dtype=wide(weight_RC.dtype))
+        return {"mean": zeros, "square": zeros.clone(), "steps": zeros.new_zeros(())}
 
     def update(
         self, weight_RC: torch.Tensor, state: State, rows_U: torch.Tensor, grad_UC: torch.Tensor
@@ -81,4 +92,4 @@ class Adam:
         square_UC = state["square"][rows_U].lerp(grad_UC.square(), 1 - second)
         state["mean"][rows_U], state["square"][rows_U] = mean_UC, square_UC
         step_UC = mean_UC / (1 - first**steps) / ((square_UC / (1 - second**steps)).sqrt() + self.eps)
-        weight_RC.index_add_(0, rows_U, step_UC, alpha=-self.lr)
+        _move(weight_RC, rows_U, self.lr * step_UC)
