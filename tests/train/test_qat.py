@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -11,13 +12,16 @@ from runs import CONFIG, make_run
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.decoder import read_decoder_config
 from torchwright.kernels.linear import PackedLinear
 from torchwright.train.config import Qat
 from torchwright.train.loop import train
+from torchwright.train.model import Transformer
 from torchwright.train.qat import (
     RECEIPT,
     FakeQuantizedLinear,
     difference,
+    fake_quantize,
     rounded_activations,
     rounded_weight,
 )
@@ -53,6 +57,19 @@ def test_gradients_pass_straight_through() -> None:
     torch.testing.assert_close(x.grad, grad @ w_value)
     torch.testing.assert_close(weight.grad, grad.T @ x_value)
     assert (w_value - weight).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("scheme", ["w4a8", "w8a8"])
+def test_what_is_rounded_stays_on_its_device(tmp_path: Path, scheme: Literal["w4a8", "w8a8"]) -> None:
+    """The meta device stands for a card: a tensor of the CPU in between is refused there."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with torch.device("meta"):
+        model = Transformer(read_decoder_config(tmp_path))
+        ids = torch.zeros(2, 16, dtype=torch.int64)
+    fake_quantize(model, Qat(scheme=scheme))
+    total, _ = model.loss(ids, ids, torch.arange(16, device="meta"))
+    total.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(

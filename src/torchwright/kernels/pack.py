@@ -47,8 +47,8 @@ def finite(weight: torch.Tensor, name: str) -> torch.Tensor:
 
 def quantize_w8(weight_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(int8 (N, K), float32 scale (N,)): symmetric, one scale an output feature, nearest, range ±127."""
-    integers = torch.empty(weight_NK.shape, dtype=torch.int8)
-    scale_N = torch.empty(len(weight_NK))
+    integers = torch.empty(weight_NK.shape, dtype=torch.int8, device=weight_NK.device)
+    scale_N = torch.empty(len(weight_NK), device=weight_NK.device)
     for rows in _row_blocks(weight_NK):
         wide = weight_NK[rows].float()
         scale = wide.abs().amax(1).clamp_min(1e-12) / 127
@@ -65,14 +65,14 @@ def quantize_w4(
     Each group takes the multiplier with the least Σ importance · error²; `importance_K` is the mean square of each
     input feature over calibration data, and None weighs all alike. A last group that is not full is padded with zeros.
     """
-    N, K = weight_NK.shape
+    (N, K), device = weight_NK.shape, weight_NK.device
     importance = torch.ones(K) if importance_K is None else importance_K.float()
-    importance = _pad(importance[None], 1, group_size, 0.0)[0]
+    importance = _pad(importance[None], 1, group_size, 0.0)[0].to(device)
     native = build.load() is None and weight_NK.device.type == "cpu"
     search: Any = torch.ops.torchwright.quantize_w4 if native else search_w4
-    integers = torch.empty(N, K, dtype=torch.int8)
-    multipliers = torch.empty(N, len(importance) // group_size, dtype=torch.int8)
-    scale_N = torch.empty(N)
+    integers = torch.empty(N, K, dtype=torch.int8, device=device)
+    multipliers = torch.empty(N, len(importance) // group_size, dtype=torch.int8, device=device)
+    scale_N = torch.empty(N, device=device)
     for rows in _row_blocks(weight_NK):
         wide = _pad(weight_NK[rows].float(), 1, group_size, 0.0).contiguous()
         block, multipliers[rows], scale_N[rows] = search(wide, importance, group_size)
