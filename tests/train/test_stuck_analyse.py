@@ -77,6 +77,58 @@ def test_a_call_left_out_and_one_too_many_are_said() -> None:
     assert "one call more" in extra.answer
 
 
+def program(*lines: str) -> list[dict[str, Any]]:
+    """All-reduces of one shape, one after another, from these lines."""
+    return [entry(seq, at=seq, line=line) for seq, line in enumerate(lines, 1)]
+
+
+STEP = ["loss", "grad", "grad", "log"]
+
+
+def test_a_skip_is_found_by_lines_where_shapes_are_equal() -> None:
+    """By numbers alone the rank never came to the last call."""
+    usual = program(*STEP * 6)
+    for before, left_out, words in (
+        (
+            STEP * 2 + ["loss", "grad"],
+            ["grad"],
+            "Rank 2 left out a call: what it made is the others' next one",
+        ),
+        (STEP * 2 + ["loss"], ["grad"] * 2, "Rank 2 left out 2 calls: what it made is the others' call 12"),
+        (STEP * 5 + ["loss", "grad"], ["grad"], "Rank 2 left out a call"),
+    ):
+        rest = (STEP * 6)[len(before) + len(left_out) :]
+        result = finding(usual, usual, program(*before, *rest), usual)
+        # Of two calls from one line the second counts as left out.
+        seq = len(before) + 1
+        assert (result.kind, result.ranks, result.seq) == ("order", (2,), seq), result.answer
+        assert words in result.answer
+        assert f"train.py:{LINES[rest[0]]} {rest[0]}, where ranks 0, 1 and 3" in result.answer
+    extra = program(*STEP * 2, "log", *STEP * 3)
+    result = finding(extra, usual[:20], usual[:20], usual[:20])
+    assert (result.kind, result.ranks, result.seq) == ("order", (0,), 9)
+    assert "Rank 0 made one call more than the others" in result.answer
+
+
+def test_a_skip_is_not_taken_for_the_circle_that_it_ends_in() -> None:
+    """Rank 1 left out a call on the world; later it waits in its half, and the others for it on the world."""
+    usual, groups = program(*STEP * 3), {"half": [0, 1]}
+    short = program(*STEP, *STEP[1:], *STEP)
+    result = finding(usual, [*short, entry(1, at=30, group="half", line="loss")], usual, **groups)
+    assert (result.kind, result.ranks, result.seq) == ("order", (1,), 5)
+    assert "left out a call" in result.answer
+
+
+def test_other_lines_are_no_skip() -> None:
+    """Rank 0 logs from a line of its own; rank 2 did not come to the last call, or its ring has lost the place."""
+    usual, first = program(*STEP * 6), program(*["loss", "log", "grad", "log"] * 6)
+    result = finding(first, usual, usual[:-1])
+    assert (result.kind, result.ranks, result.seq) == ("never came", (2,), 24)
+    late = [call | {"record_id": call["record_id"] + 100} for call in usual]
+    shifted = [call | {"collective_seq_id": call["collective_seq_id"] - 1} for call in late[1:]]
+    assert finding(late, late, shifted).kind == "never came"
+
+
 def test_another_line_with_another_shape_is_another_call() -> None:
     result = finding(
         [entry(1, line="loss")], [entry(1, line="loss")], [entry(1, line="grad", input_sizes=[[9]])]

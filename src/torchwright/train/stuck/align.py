@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torchwright.train.stuck.calls import Call, Dump, conflict
+from torchwright.train.stuck.edits import first_gap
 
 
 @dataclass
@@ -35,6 +36,8 @@ class Parting:
     """Members that have not come to it; those without a dump among them, if they may be the reason."""
     classes: list[list[int]] = field(default_factory=list)
     """Ranks that agree with each other, the largest class first; one class where nothing contradicts."""
+    left_out: int = 0
+    """Calls that the second class left out here, below 0 made besides, before it went on like the first; else 0."""
 
     @property
     def since(self) -> int:
@@ -88,6 +91,33 @@ def parting(group: Group, dumps: dict[int, Dump]) -> Parting | None:
         if len(classes) > 1 or (absent and joined):
             return Parting(group, seq, joined, absent, classes)
     return None
+
+
+def shifted(found: Parting, dumps: dict[int, Dump]) -> Parting | None:
+    """Where calls were left out or made besides before `found`, as lines and shapes say; nothing where none were.
+
+    Calls of equal shape hide a gap from the numbers: all that follow it are one number off, until some rank waits.
+    """
+    calls = {rank: made for rank, made in found.group.calls.items() if rank in dumps}
+    if not calls:
+        return None
+    begin = max(min(made) for made in calls.values())
+    lists = {
+        rank: [made[seq] for seq in sorted(made) if seq >= begin] for rank, made in sorted(calls.items())
+    }
+    usual = min(lists)
+    gaps = {rank: first_gap(lists[usual], made) for rank, made in lists.items() if rank != usual}
+    place, left_out = min((gap for gap in gaps.values() if gap), default=(0, 0))
+    # What a full ring has lost may hold the gap.
+    lost = place == 0 and any(dumps[rank].wrapped for rank in calls)
+    if not left_out or lost or begin + place >= found.seq:
+        return None
+    joined = {rank: made[place] for rank, made in lists.items() if place < len(made)}
+    odd = [rank for rank, gap in gaps.items() if gap == (place, left_out)]
+    classes = [[rank for rank in joined if rank not in odd], odd]
+    if len(odd) > len(classes[0]):
+        classes, left_out = classes[::-1], -left_out
+    return Parting(found.group, begin + place, joined, (), classes, left_out)
 
 
 def abandoned(group: Group, dumps: dict[int, Dump]) -> Parting | None:

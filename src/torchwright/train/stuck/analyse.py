@@ -1,14 +1,15 @@
 """From dumps to one answer: which rank, which collective, which line.
 
-Ranks are aligned in each group by the calls' numbers (`align.py`). What was found is then asked in this order, because
-each can make the later ones appear elsewhere as a consequence:
+Ranks are aligned in each group by the calls' numbers, and where these part by lines and shapes (`align.py`). What was
+found is then asked in this order, because each can make the later ones appear elsewhere as a consequence:
 
-1. ranks that wait for each other in a circle: a call on the wrong group, or calls on two groups in a different order;
-2. calls of one number that contradict each other: order, dtype or shape;
-3. a rank that others wait for and that waits for nobody: it never came, or it is dead;
-4. a rank that failed, though nobody waited for it yet;
-5. a rank that came, but late;
-6. a call that all made alike and that has not ended: the network.
+1. a rank that left out calls, or made some besides, and went on in the same group like the others;
+2. ranks that wait for each other in a circle: a call on the wrong group, or calls on two groups in a different order;
+3. calls of one number that contradict each other: order, dtype or shape;
+4. a rank that others wait for and that waits for nobody: it never came, or it is dead;
+5. a rank that failed, though nobody waited for it yet;
+6. a rank that came, but late;
+7. a call that all made alike and that has not ended: the network.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torchwright.train.stuck import words
-from torchwright.train.stuck.align import Group, Parting, abandoned, groups_of, parting, unanswered
+from torchwright.train.stuck.align import (
+    Group,
+    Parting,
+    abandoned,
+    groups_of,
+    parting,
+    shifted,
+    unanswered,
+)
 from torchwright.train.stuck.calls import Call, Dump, conflict
 from torchwright.train.stuck.finding import Finding
 
@@ -47,7 +56,8 @@ def analyse(dumps: dict[int, Dump], *, patience: float = PATIENCE) -> Finding:
         case.partings += [found for found in (parting(group, dumps), abandoned(group, dumps)) if found]
     case.partings += unanswered(dumps)
     case.partings = [found for found in case.partings if len(found.classes) > 1 or _patient(found, case)]
-    for ask in (_circle, _contradiction, _never_came, _dead, _failed, _late, _unended):
+    case.partings = [shifted(found, dumps) or found for found in case.partings]
+    for ask in (_shifted, _circle, _contradiction, _never_came, _dead, _failed, _late, _unended):
         finding = ask(case)
         if finding is not None:
             return finding
@@ -72,6 +82,15 @@ def _waits(case: _Case) -> dict[int, list[Parting]]:
         for rank in found.joined:
             waits.setdefault(rank, []).append(found)
     return waits
+
+
+def _shifted(case: _Case) -> Finding | None:
+    found = min(
+        (found for found in case.partings if found.left_out), key=lambda found: found.since, default=None
+    )
+    if found is None:
+        return None
+    return words.order(found, case.dumps, "skipped" if found.left_out > 0 else "extra")
 
 
 def _circle(case: _Case) -> Finding | None:

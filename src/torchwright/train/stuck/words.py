@@ -63,9 +63,13 @@ def order(found: Parting, dumps: Dumps, how: str | None) -> Finding:
     """Different calls of one number."""
     usual, odd = found.classes[0], found.classes[1]
     one, other = found.joined[usual[0]], found.joined[odd[0]]
+    count = max(1, abs(found.left_out))
+    calls, more, next_one = ("a call", "one call", "next one")
+    if count > 1:
+        calls, more, next_one = (f"{count} calls", f"{count} calls", f"call {found.seq + count}")
     clauses = {
-        "skipped": f" {_ranks(odd).capitalize()} left out a call: what it made is the others' next one.",
-        "extra": f" {_ranks(odd).capitalize()} made one call more than the others: theirs is its next one.",
+        "skipped": f" {_ranks(odd).capitalize()} left out {calls}: what it made is the others' {next_one}.",
+        "extra": f" {_ranks(odd).capitalize()} made {more} more than the others: theirs is its {next_one}.",
         "swapped": " Each made next what the other made first: the two calls are swapped.",
     }
     answer = (
