@@ -144,6 +144,17 @@ def test_attempts_are_told_apart_by_launch_rank_and_time(tmp_path: Path) -> None
     assert any("2 of its ranks left no ledger" in note for note in account.notes)
 
 
+def test_another_number_of_processes_is_another_attempt(tmp_path: Path) -> None:
+    """Two processes for ten seconds, then four of an equal launch, of which ranks 3 and 2 came up first."""
+    for world, at, ranks in ((2, 1000, [0, 1]), (4, 1015, [3, 2, 0, 1])):
+        for place, rank in enumerate(ranks):
+            hand = Hand(tmp_path, rank, world, at=at + place, launch="none/host/29500/0")
+            hand(step=10 - place, step_=5)
+    account = read_account(tmp_path)
+    assert [sorted(attempt.lanes) for attempt in account.attempts] == [[0, 1], [0, 1, 2, 3]]
+    assert not account.notes[:-1]
+
+
 def test_attempts_that_overlap_are_counted_once_and_noted(tmp_path: Path) -> None:
     Hand(tmp_path, at=1000)(step=10, step_=10)(end=True)
     Hand(tmp_path, at=1004)(idle=0, resume=10)(step=10, step_=20)(end=True)

@@ -157,6 +157,40 @@ def test_a_kill_loses_no_more_than_the_time_between_lines(tmp_path: Path) -> Non
     assert seconds["idle"] >= account.between > 0
 
 
+def test_a_kill_loses_one_step_at_most_and_steps_add_no_lines(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, write_every=60)
+    for _ in range(50):
+        with ledger.phase("data_wait"):
+            pass
+        with ledger.phase("step"):
+            pass
+    with ledger.phase("step"):  # a kill now leaves the file as it is
+        (attempt,) = read_account(tmp_path).attempts
+        assert attempt.reached == 50
+    with pytest.raises(ValueError, match="stop"), ledger.phase("step"):
+        raise ValueError("stop")
+    ledger.close()
+    (attempt,) = read_account(tmp_path).attempts
+    assert attempt.reached == 51
+    assert len(ledger.path.read_text().splitlines()) == 2
+
+
+def test_two_starts_by_torchruns_own_default_are_two_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are called alike; the first ended by a kill, and of the second another rank came up first."""
+    for name, value in (("RUN_ID", "none"), ("RESTART_COUNT", "0")):
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    clock = Clock()
+    monkeypatch.setattr(write, "time", clock)
+    for rank, named in ((0, None), (1, None), (0, "of train's own")):
+        clock.sleep(100)
+        with Ledger(tmp_path, rank=rank, world=2, launch=named):
+            clock.sleep(1)
+    account = read_account(tmp_path)
+    assert [sorted(attempt.lanes) for attempt in account.attempts] == [[0], [1], [0]]
+
+
 def process_started_of(pid: int) -> float:
     ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
@@ -165,17 +199,17 @@ def process_started_of(pid: int) -> float:
 def test_a_full_disk_costs_neither_training_nor_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    really, full = os.write, True
+    really, full = os.pwrite, True
 
-    def scarce(file: int, data: bytes) -> int:
-        if not full or b'"ledger"' in data:
-            return really(file, data)
+    def scarce(file: int, data: bytes, place: int) -> int:
+        if not full:
+            return really(file, data, place)
         if len(data) > 40:  # there is room for a part of the line, then for nothing
-            return really(file, data[:20])
+            return really(file, data[:20], place)
         raise OSError(28, "No space left on device")
 
     ledger = Ledger(tmp_path, write_every=60)
-    monkeypatch.setattr(os, "write", scarce)
+    monkeypatch.setattr(os, "pwrite", scarce)
     with caplog.at_level(logging.WARNING), ledger.phase("evaluation"):
         time.sleep(0.1)
     ledger.checkpointed(1)
@@ -192,11 +226,11 @@ def test_a_disk_that_refuses_is_said_once(
 ) -> None:
     ledger = Ledger(tmp_path, write_every=60)
 
-    def refuse(file: int, data: bytes) -> int:
+    def refuse(file: int, data: bytes, place: int) -> int:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
-        patched.setattr(os, "write", refuse)
+        patched.setattr(os, "pwrite", refuse)
         for step in range(3):
             ledger.checkpointed(step)
     ledger.close()

@@ -152,15 +152,16 @@ def account_of(sessions: list[Session]) -> Account:
 
 
 def _attempts(sessions: list[Session]) -> list[list[Session]]:
-    """Sessions of one start of the job: no rank twice and one launch; where nothing names the launch, each began
-    before all the others had ended (a process that died may have lived on for as long as it leaves between lines)."""
+    """Sessions of one start of the job: no rank twice, one launch and one number of processes; where nothing names the
+    launch, each began before all the others had ended (a process that died may have lived on for as long as it leaves
+    between lines)."""
     groups: list[list[Session]] = []
     for session in sessions:
         group = groups[-1] if groups else []
         if (
             group
             and session.rank not in {other.rank for other in group}
-            and session.launch == group[0].launch
+            and (session.launch, session.world) == (group[0].launch, group[0].world)
             and (session.launch or session.start <= max(other.end + other.every for other in group))
         ):
             group.append(session)

@@ -2,8 +2,9 @@
 
 The account is a state machine: at each change of phase the time since the last change goes to the phase that ends, in
 whole nanoseconds of the monotonic clock, so that the buckets' sum is the time that passed and nothing else. A line
-holds what was counted since the line before it; a thread of its own writes one every few seconds, whatever the
-program is doing, so that a kill loses no more than that.
+holds what was counted since the line before it; a thread of its own ends one every few seconds, whatever the program
+is doing. A step that ends writes the line that has begun once more in its place, so that a kill loses the step in which
+it came and no other, and a file does not grow by its steps.
 
     {"ledger": 1, "rank": 0, "world": 4, "wall": 1762000000123456789, "every": 2000000000, "host": "n7", …}
     {"t": 3100000000, "s": {"start": 3100000000}}
@@ -63,13 +64,15 @@ class Ledger:
         *,
         rank: int = 0,
         world: int = 1,
+        launch: str | None = None,
         started: float | None = None,
         write_every: float = 2.0,
     ) -> None:
         """Open a file of its own for this process in `run_dir`.
 
-        `started`: the wall clock (seconds since 1970) at which the account begins, now if it is left out; the time
-        from then to now counts as `start`. `write_every`: seconds between lines, the most that a kill loses.
+        `launch`: what all processes of this start of the job share, and no other start does; by default what torchrun
+        says of it. `started`: the wall clock (seconds since 1970) at which the account begins, now if it is left out;
+        the time from then to now counts as `start`. `write_every`: seconds between lines, the most that a kill loses.
         """
         now, wall = time.monotonic_ns(), time.time_ns()
         before = 0 if started is None else max(0, wall - int(started * NANO))
@@ -82,11 +85,10 @@ class Ledger:
         self._lock = threading.RLock()
         self._owner = threading.get_ident()
         self._complained = False
-        self._torn = False
         folder = Path(run_dir) / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"rank{rank:05d}-{wall}-{os.getpid()}.jsonl"
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         header = {
             "ledger": FORMAT,
             "rank": rank,
@@ -95,9 +97,9 @@ class Ledger:
             "every": int(write_every * NANO),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "launch": _launch(),
+            "launch": _launch() if launch is None else launch,
         }
-        os.write(self._file, _encoded(header))
+        self._place = os.write(self._file, _encoded(header))
         self._stop = threading.Event()
         self._pulse = threading.Thread(
             target=self._beat, args=(write_every,), name="torchwright-ledger", daemon=True
@@ -182,6 +184,7 @@ class Ledger:
             self._phases.pop()
             if completed is not None:
                 self._step = completed
+                self._write(whole=False)
 
     def _count(self) -> None:
         """Give the time since the last change to the phase that is open; a closed ledger's account stands still."""
@@ -193,22 +196,23 @@ class Ledger:
         self._totals[bucket] += now - self._changed
         self._changed = now
 
-    def _write(self, **event: Any) -> None:
-        """Append a line with what was counted since the last; on a full disk it stays counted for the next."""
+    def _write(self, *, whole: bool = True, **event: Any) -> None:
+        """Write a line with what was counted since the last whole one; the next one takes its place unless it is whole.
+
+        On a full disk, or where it was cut short, it is not whole.
+        """
         self._count()
         line: dict[str, Any] = {"t": self._changed - self._zero, "s": self._spent}
         if self._step != self._written_step:
             line["step"] = self._step
-        data = (b"\n" if self._torn else b"") + _encoded(
-            line | event
-        )  # a line cut short must not swallow this one
+        data = _encoded(line | event)
         try:
-            written = os.write(self._file, data)
+            written = os.pwrite(self._file, data, self._place)
         except OSError as error:
             self._complain(error)
             return
-        self._torn = written < len(data)
-        if written >= len(data) - 1:
+        if whole and written == len(data):
+            self._place += written
             self._spent, self._written_step = {}, self._step
 
     def _complain(self, error: OSError) -> None:
@@ -233,9 +237,11 @@ def process_started() -> float:
 
 
 def _launch() -> str:
-    """What tells one start of the job from another where torchrun made it; empty elsewhere."""
+    """What tells one start of the job from another where torchrun was given an id for it; empty elsewhere."""
+    if os.environ.get("TORCHELASTIC_RUN_ID", "none") == "none":  # its default, the same for every start
+        return ""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-    return "/".join(os.environ.get(name, "") for name in names) if "TORCHELASTIC_RUN_ID" in os.environ else ""
+    return "/".join(os.environ.get(name, "") for name in names)
 
 
 def _encoded(line: dict[str, Any]) -> bytes:
