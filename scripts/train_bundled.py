@@ -34,7 +34,7 @@ from transformers import (
 from bundled_corpus import BEGIN, BEGIN_ID, DEBIAN_DOCS, END, END_ID, SHARED_PARAGRAPH, prepare
 from torchwright.train import checkpoint
 from torchwright.train.checkpoint import Described
-from torchwright.train.config import Run, read_run
+from torchwright.train.config import DECAY_FRACTION, Run, read_run
 from torchwright.train.ledger import read_account
 from torchwright.train.loop_trainer import MODEL
 
@@ -269,7 +269,7 @@ def model_card(
     rows.append(row(f"eval.txt, first {SLICE_BYTES} bytes", min(scores), part))
     described: Described = checkpoint.describe(checkpoint.whole(folder / checkpoint.FOLDER)[-1])
     account = read_account(folder)
-    decay = round(run.tokens * run.schedule.decay_fraction)
+    decay = round(run.tokens * (run.schedule.decay_fraction or DECAY_FRACTION))
     return CARD.format(
         **facts,
         transformers=transformers.__version__,

@@ -20,10 +20,13 @@ from typing import Any
 
 warnings.simplefilter("error")
 
+import torch.distributed as dist  # noqa: E402
+
 from torchwright.cli.failures import exit_code  # noqa: E402
 from torchwright.train import checkpoint, loop, loop_setup, loop_trainer  # noqa: E402
+from torchwright.train.data_shards import DataError  # noqa: E402
 
-FROM = 4
+FROM, SLOW = 4, 6.0
 train_step = loop_trainer.train_step
 
 
@@ -57,6 +60,10 @@ def count_tokens(path: Path, place: int) -> None:
     loop_setup.Batches.prepare = counted
 
 
+def wrong_data() -> None:
+    raise DataError("the shard b.npy cannot be read on this machine")
+
+
 FAULTS = {
     "none": lambda: None,
     "step": die,
@@ -64,7 +71,20 @@ FAULTS = {
     "renaming": break_rename,
     "full": fill_disk,
     "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "data": wrong_data,
+    "slow": lambda: None,
 }
+
+
+def slowly(work: Any) -> Any:
+    """`work`, on the first process longer than any collective of the run may take (`timeout_s`)."""
+
+    def slow(*args: Any, **options: Any) -> Any:
+        if dist.get_rank() == 0:
+            time.sleep(SLOW)
+        return work(*args, **options)
+
+    return slow
 
 
 class FaultyStep:
@@ -86,6 +106,9 @@ class FaultyStep:
 
 def one_process(path: Path, place: int, fault: str, resume: bool) -> int:
     count_tokens(path, place)
+    if fault == "slow":
+        loop_setup.verify_shards = slowly(loop_setup.verify_shards)
+        loop_trainer.save_folder = slowly(loop_trainer.save_folder)
     loop_trainer.train_step = FaultyStep(fault, path.parent / "out" / checkpoint.FOLDER)
 
     def run(words: list[str]) -> int:

@@ -17,15 +17,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchwright.decoder import read_decoder_config
 from torchwright.devices.base import Ceilings
 from torchwright.train import loop_trainer
-from torchwright.train.metrics import FILE, Metrics, flops_per_token, perplexity, read_figures
+from torchwright.train.metrics import FILE, Metrics, perplexity, read_figures
 from torchwright.train.model import Transformer, explicit_attention
+from torchwright.train.planning.shape import Shape
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"num_key_value_heads": 4, "head_dim": 32}, MIXTURE], ids=["gqa", "mha", "moe"]
 )
 def test_operations_are_those_that_torch_counts(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Explicit attention computes the masked half as well, which is what twice the context means here."""
+    """Attention as if nothing were masked, by trainer and planner alike; the planner counts norms' vectors as well."""
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **changes}))
     config = read_decoder_config(tmp_path)
     model = Transformer(config)
@@ -36,35 +37,42 @@ def test_operations_are_those_that_torch_counts(tmp_path: Path, changes: dict[st
         total, valid = model.loss(ids, ids)
         (total / valid).backward()
     # The first layer's inputs are embedded ids: nothing is missing, since their gradient goes on to the table.
-    assert counter.get_total_flops() / ids.numel() == pytest.approx(flops_per_token(config, 2 * 48), rel=1e-6)
+    vectors = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 1)
+    counted = counter.get_total_flops() / ids.numel() + 6 * vectors
+    assert counted == pytest.approx(Shape(config).model_flops(48), rel=1e-6)
 
 
 def test_a_window_limits_the_keys(tmp_path: Path) -> None:
     changes = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 8}
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **changes}))
     windowed = read_decoder_config(tmp_path)
-    seen = sum(min(place + 1, 8) for place in range(4096)) / 4096
-    full = flops_per_token(windowed, 0)
-    attention = (flops_per_token(windowed, 4096) - full) / (
-        12 * windowed.heads * windowed.head_dim * windowed.layers
-    )
-    assert attention == pytest.approx(seen, rel=0.01 + 1 / 16)
+    shape = Shape(windowed)
+    attention = (shape.model_flops(4096) - shape.model_flops(1)) / (12 * shape.q_width * windowed.layers)
+    assert attention == 8 - 1
 
 
-def test_lines_survive_a_kill_and_a_step_done_twice(tmp_path: Path) -> None:
+def test_each_step_is_there_once_after_a_kill(tmp_path: Path) -> None:
+    """The first attempt is killed in its fourth line of figures, the second goes on after step 2."""
     with Metrics(tmp_path, steps=4, live=False) as metrics:
-        metrics.event("start", at=0)
-        for step, loss in ((1, 3.0), (2, 2.0)):
-            metrics.figures(step, {"loss": loss, "mfu": None})
-        metrics.figures(2, {"validation_loss": 2.5})
+        metrics.begin(0)
+        for step in (1, 2, 3):
+            metrics.figures(step, {"loss": 4.0 - step, "mfu": None})
+            metrics.figures(step, {"validation_loss": 4.5 - step}, event="evaluation")
+            metrics.event("sample", at=step, text=str(step))
     with (tmp_path / FILE).open("a") as file:
-        file.write('{"step": 3, "lo')
-    with (tmp_path / FILE).open("a") as file:
-        file.write("\n" + json.dumps({"step": 2, "loss": 1.5}) + "\n")
+        file.write('{"step": 4, "lo')
+    with Metrics(tmp_path, steps=4, live=False) as metrics:
+        metrics.begin(2)
+        metrics.figures(3, {"loss": 0.5})
     assert read_figures(tmp_path) == {
-        1: {"step": 1, "loss": 3.0},
-        2: {"step": 2, "loss": 1.5, "validation_loss": 2.5},
+        1: {"step": 1, "loss": 3.0, "validation_loss": 3.5},
+        2: {"step": 2, "loss": 2.0, "validation_loss": 2.5},
+        3: {"step": 3, "loss": 0.5},
     }
+    lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    assert [line["step"] for line in lines if "step" in line] == [1, 2, 3]
+    assert [line["text"] for line in lines if line.get("event") == "sample"] == ["1", "2"]
+    assert [line["at"] for line in lines if line.get("event") == "start"] == [0, 2]
 
 
 def test_a_file_gets_a_line_for_each_set_of_figures(tmp_path: Path) -> None:
@@ -89,6 +97,7 @@ def test_a_terminal_gets_one_moving_line(tmp_path: Path) -> None:
 
 def test_a_process_that_shows_nothing_writes_nothing(tmp_path: Path) -> None:
     with Metrics(None, steps=4, live=True) as metrics:
+        metrics.begin(0)
         metrics.figures(1, {"loss": 1.0})
         metrics.show("a sample")
     assert not list(tmp_path.iterdir())

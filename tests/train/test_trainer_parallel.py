@@ -5,6 +5,7 @@ Processes meet as under torchrun, by environment variables (`runs.run_processes`
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from runs import (
 )
 from safetensors.torch import load_file
 
+from torchwright.cli import main
 from torchwright.train.loop import train
 
 HSDP_CP = {"dp_replicate": 2, "cp": 2}
@@ -172,6 +174,38 @@ def test_processes_with_different_run_files_are_refused(tmp_path: Path) -> None:
         assert code == 2, told
         assert "process 1 is not like process 0" in told
         assert "seed: 0 → 1" in told
+
+
+def test_a_data_error_on_one_process_is_recorded_as_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, layout={"dp_shard": 2})
+    (left, told), (code, error) = run_processes(run, world=2, rank=1, fault="data")
+    assert code == 2
+    assert "the shard b.npy cannot be read" in error
+    assert left != 0
+    assert "It ended by DataError: the shard b.npy cannot be read on this machine. " in " ".join(told.split())
+    assert main(["why-stuck", str(tmp_path / "out" / "stuck"), "--json"]) == 0
+    finding = json.loads(capsys.readouterr().out)
+    assert finding["ranks"] == [1]
+    assert "It ended by DataError" in finding["answer"]
+
+
+def test_an_error_of_all_is_no_hang(tmp_path: Path) -> None:
+    run = make_run(tmp_path, layout={"dp_shard": 2}, optimizer={"lr": 1e12}, clip=False)
+    for code, told in run_processes(run, world=2):
+        assert code == 2, told
+        assert told.count("Next: look at the batch") == 1
+        assert "why-stuck" not in told
+
+
+@pytest.mark.slow
+def test_long_work_of_the_first_process_is_waited_for(tmp_path: Path) -> None:
+    """Checksums before the first step and the trained model's files after the last take longer than `timeout_s`."""
+    run = make_run(tmp_path, layout={"dp_shard": 2}, timeout_s=4.0)
+    for code, told in run_processes(run, world=2, fault="slow"):
+        assert code == 0, told
+        assert not told
 
 
 def test_asking_one_process_to_leave_saves_all(tmp_path: Path) -> None:

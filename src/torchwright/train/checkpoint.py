@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from torchwright.errors import TorchwrightError
 from torchwright.paths import file_digest
+from torchwright.train.patience import unlimited_group
 
 FOLDER, DESCRIPTION = "checkpoints", "checkpoint.json"
 FORMAT = 1
@@ -97,7 +98,7 @@ class Checkpoints:
         Every process of the run must make one: they agree on a process group for what the background says.
         """
         self.folder, self.keep, self._committed = run_folder / FOLDER, keep, committed
-        self._group: Any = dist.new_group(backend="gloo")
+        self._group: Any = unlimited_group()
         self._writing: tuple[int, Future[Any]] | None = None
         if dist.get_rank() == 0:
             self.folder.mkdir(parents=True, exist_ok=True)

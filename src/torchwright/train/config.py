@@ -166,7 +166,7 @@ class Run(Section):
     peak_tflops: Rate | None = None
     """What MFU is a share of, for each process; by default the rate that `doctor` measures."""
     timeout_s: Rate = 600.0
-    """How long a collective may take before the run stops and says why."""
+    """How long a collective of a step may take before the run stops and says why."""
     log_every: Positive = 10
     """Steps between two lines of metrics."""
     model: Model

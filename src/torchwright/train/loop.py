@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from torchwright.errors import TorchwrightError
 from torchwright.train import checkpoint
 from torchwright.train.checkpoint import CheckpointError
 from torchwright.train.config import read_run
 from torchwright.train.ledger import Ledger, process_started
 from torchwright.train.loop_setup import Place, check_alike, on_first, processes
 from torchwright.train.loop_trainer import MODEL, Outcome, Trainer, TrainingStopped
-from torchwright.train.stuck.watch import Watch
+from torchwright.train.patience import patient
+from torchwright.train.stuck.watch import Beat, Watch
 
 STUCK = "stuck"
 """The part of a run folder that holds what the processes recorded before they got stuck."""
@@ -32,27 +35,30 @@ def train(path: Path, *, resume: bool = False, live: bool = True) -> Outcome:
     with processes(run.timeout_s) as place:
         check_alike(run)
         run.parallel.check_processes(place.world)
-        on_first(lambda: _check_folder(out, resume))
-        with Ledger(out, rank=place.rank, world=place.world, started=process_started()) as ledger:
-            with ledger.phase("start"):
-                trainer = Trainer(run, path.parent, out, place, ledger, live=live)
-                if resume:
-                    trainer.resume()
+        launch = on_first(lambda: _begin(out, resume))
+        with Ledger(
+            out, rank=place.rank, world=place.world, launch=launch, started=process_started()
+        ) as ledger:
+
+            def whole_run(beat: Beat) -> Outcome:
+                with ledger.phase("start"), patient(run.timeout_s):
+                    trainer = Trainer(run, path.parent, out, place, ledger, live=live)
+                    if resume:
+                        trainer.resume()
+                return trainer.go(beat)
+
             if place.world == 1:
-                return trainer.go(lambda: None)
-            return _watched(trainer, place, out / STUCK, run.timeout_s)
+                return whole_run(lambda patience=0.0: None)
+            return _watched(whole_run, place, out / STUCK, run.timeout_s)
 
 
-def _watched(trainer: Trainer, place: Place, folder: Path, timeout_s: float) -> Outcome:
+def _watched(whole_run: Callable[[Beat], Outcome], place: Place, folder: Path, timeout_s: float) -> Outcome:
     """Train while every process watches for one that is stuck or gone; then the first says which and where."""
-    stopped = None
     try:
         # A collective that hangs ends by itself after the time-out; what hangs elsewhere is noticed a little later.
         with Watch(folder, rank=place.rank, world=place.world, silence=1.5 * timeout_s) as watch:
-            try:
-                return trainer.go(watch.beat)
-            except TorchwrightError as error:  # on all processes alike: nobody is stuck
-                stopped = error
+            watch.beat(math.inf)
+            return whole_run(watch.beat)
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
@@ -61,11 +67,10 @@ def _watched(trainer: Trainer, place: Place, folder: Path, timeout_s: float) -> 
             found=str(error).splitlines()[0],
             next=f"`torchwright why-stuck {folder}` says why; `--resume` continues from the last checkpoint",
         ) from error
-    assert stopped is not None
-    raise stopped
 
 
-def _check_folder(out: Path, resume: bool) -> None:
+def _begin(out: Path, resume: bool) -> str:
+    """Make the run folder, unless it holds what this start must not touch; a name that no other start has."""
     there = checkpoint.whole(out / checkpoint.FOLDER)
     if resume and not there:
         raise CheckpointError(
@@ -79,3 +84,4 @@ def _check_folder(out: Path, resume: bool) -> None:
             next="continue it with --resume, or set another `out` in the run file",
         )
     out.mkdir(parents=True, exist_ok=True)
+    return secrets.token_hex(8)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,12 +33,15 @@ from torchwright.train.loop_setup import (
     windows_of,
     write_source,
 )
-from torchwright.train.metrics import Metrics, flops_per_token, perplexity
+from torchwright.train.metrics import Metrics, perplexity
 from torchwright.train.model import save_folder
 from torchwright.train.optimizer import Optimizers
+from torchwright.train.patience import patient
+from torchwright.train.planning.shape import Shape
 from torchwright.train.precision import autocast
 from torchwright.train.schedule import Step, plan_step, steps
 from torchwright.train.step import MicroBatch, StepFigures, loss_function, train_step
+from torchwright.train.stuck.watch import Beat
 
 MODEL = "model"
 """The part of a run folder that holds the trained model."""
@@ -125,23 +128,26 @@ class Trainer:
         self.done = described.step
         self.ledger.resumed(step=self.done)
 
-    def go(self, beat: Callable[[], None]) -> Outcome:
+    def go(self, beat: Beat) -> Outcome:
         """Steps until the end, or until a signal asks to leave; both end in a checkpoint.
 
-        `beat` is called after each step, and after an evaluation.
+        `beat` is called after each step, and with the patience for it before what may take long.
         """
         last = steps(self.run)
         figures = None
         with self.metrics, self.signals.noted():
-            self.metrics.event("start", at=self.done, world=self.place.world, torch=torch.__version__)
+            self.metrics.begin(self.done, world=self.place.world, torch=torch.__version__)
             self._since = time.perf_counter(), self.done
             while self.done < last and not (figures and figures.leave):
                 figures = self.advance()
                 beat()
                 if self.done < last and not figures.leave:
+                    beat(math.inf)
                     self._between()
                     beat()
-            return self._finish(figures)
+            beat(math.inf)
+            with patient(self.run.timeout_s):
+                return self._finish(figures)
 
     def advance(self) -> StepFigures:
         """One step, and its figures where they are due."""
@@ -204,7 +210,7 @@ class Trainer:
             self.validation_loss = nll = self.evaluator.loss(self.loss, self.batches)
             if nll is not None:
                 figures = {"validation_loss": nll, "validation_perplexity": perplexity(nll)}
-                self.metrics.figures(self.done, figures)
+                self.metrics.figures(self.done, figures, event="evaluation")
             for text in self.evaluator.samples(self.model):
                 self.metrics.event("sample", at=self.done, text=text)
                 self.metrics.show(f"step {self.done}: {text}")
@@ -214,7 +220,7 @@ class Trainer:
         self._since = now, self.done
         tokens_per_s, mfu = (self.done - counted) * self.run.batch_tokens / (now - since), None
         if self.peak_tflops is not None:
-            achieved = flops_per_token(self.config, step.context) * tokens_per_s / self.place.world
+            achieved = Shape(self.config).model_flops(step.context) * tokens_per_s / self.place.world
             mfu = achieved / (self.peak_tflops * 1e12)
         self.metrics.figures(
             self.done,

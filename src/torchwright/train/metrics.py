@@ -1,14 +1,15 @@
 """What a run tells while it runs: a line of JSON, TensorBoard where it is installed, and a live line in the terminal.
 
-RUN/metrics.jsonl   {"step": 40, "tokens": 327680, "loss": 5.1, …}; after a restart a step may come twice, the
-                    later line counts
+RUN/metrics.jsonl   {"step": 40, "tokens": 327680, "loss": 5.1, …}, each step once: what a restart does again goes first
+                    {"event": "evaluation", "at": 40, "validation_loss": 5.2, …}
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -17,30 +18,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from torchwright.decoder.config import DecoderConfig
-
 FILE = "metrics.jsonl"
 UNITS = {"lr": ".2e", "loss": ".4f", "validation_loss": ".4f", "grad_norm": ".3f"}
-
-
-def flops_per_token(config: DecoderConfig, context: int) -> float:
-    """Operations that training takes for a token, a multiply and an add being two, recomputation not counted.
-
-    Six for each weight that the token meets (Kaplan et al., 2020) and twelve for each head dimension and key (Chowdhery
-    et al., 2022), of which a causal query meets half as many as the window has, or its sliding window.
-    """
-    E, D = config.model, config.head_dim
-    attention = (2 * config.heads + 2 * config.kv_heads) * D * E
-    total = config.vocabulary * E
-    for layer, window in enumerate(config.windows):
-        if config.sparse[layer] and config.experts:
-            experts = config.experts
-            total += attention + E * experts.count + 3 * E * experts.feed_forward * experts.chosen
-        else:
-            total += attention + 3 * E * config.feed_forward
-        seen = context / 2 if not window or window >= context else window * (1 - window / (2 * context))
-        total += 2 * config.heads * D * seen
-    return 6.0 * total
 
 
 class Metrics:
@@ -65,9 +44,6 @@ class Metrics:
             self._task = self._progress.add_task("", total=steps, figures="")
 
     def __enter__(self) -> Self:
-        if self._folder is not None:
-            self._file = (self._folder / FILE).open("a", buffering=1, encoding="utf-8")
-            self._board = _tensorboard(self._folder)
         if self._progress is not None:
             self._progress.start()
         return self
@@ -82,6 +58,18 @@ class Metrics:
         if self._file is not None:
             self._file.close()
 
+    def begin(self, at: int, **facts: Any) -> None:
+        """Go on after step `at`; lines beyond it, of an attempt that died and whose steps come again, go."""
+        if self._folder is not None:
+            path = self._folder / FILE
+            kept = [text for text, line in _lines(path) if line.get("step", line.get("at", 0)) <= at]
+            new = path.with_name(f".{FILE}")
+            new.write_text("".join(f"{text}\n" for text in kept), encoding="utf-8")
+            new.replace(path)
+            self._file = path.open("a", buffering=1, encoding="utf-8")
+            self._board = _tensorboard(self._folder, at)
+        self.event("start", at=at, **facts)
+
     def event(self, name: str, **facts: Any) -> None:
         """Something that happened once."""
         self._write({"event": name, **facts})
@@ -91,10 +79,10 @@ class Metrics:
         if self._live:
             self._console.print(text, markup=False)
 
-    def figures(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Figures after `step` steps; what is None is not known and left out."""
+    def figures(self, step: int, values: Mapping[str, float | None], *, event: str | None = None) -> None:
+        """Figures after `step` steps, its own or those of an event; what is None is not known and left out."""
         known = {name: value for name, value in values.items() if value is not None}
-        self._write({"step": step, **known})
+        self._write({**({"event": event, "at": step} if event else {"step": step}), **known})
         if self._board is not None:
             for name, value in known.items():
                 self._board.add_scalar(name, value, step)
@@ -112,16 +100,21 @@ class Metrics:
 
 
 def read_figures(folder: Path) -> dict[int, dict[str, Any]]:
-    """Step → its figures of a run folder; of a step that was done twice the later ones."""
+    """Step → its figures of a run folder, those of an evaluation after it among them."""
     found: dict[int, dict[str, Any]] = {}
-    for line in (folder / FILE).read_text(encoding="utf-8").splitlines():
-        try:
-            data = json.loads(line)
-        except ValueError:  # the last line of a process that was killed
-            continue
-        if "step" in data and "event" not in data:
-            found.setdefault(data["step"], {}).update(data)
+    for _, line in _lines(folder / FILE):
+        if line.get("event") == "evaluation":
+            line = {"step": line["at"]} | {name: line[name] for name in line if name not in ("event", "at")}
+        if "event" not in line:
+            found.setdefault(line["step"], {}).update(line)
     return found
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each whole line of the figures, as it stands and what it says; none where there is no file yet."""
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):  # the last line of a process that was killed
+            yield text, json.loads(text)
 
 
 def _told(values: Mapping[str, float]) -> str:
@@ -146,9 +139,9 @@ def perplexity(nll: float) -> float:
     return math.exp(nll) if nll < 700 else math.inf
 
 
-def _tensorboard(folder: Path) -> Any:
+def _tensorboard(folder: Path, at: int) -> Any:
     if find_spec("tensorboard") is None:
         return None
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=at + 1)

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from torchwright.errors import TorchwrightError
 from torchwright.train.stuck.analyse import PATIENCE, analyse
 from torchwright.train.stuck.calls import Dump, DumpError
 from torchwright.train.stuck.finding import Finding
@@ -33,12 +34,17 @@ from torchwright.train.stuck.read import FINISHED, read_dumps
 from torchwright.train.stuck.record import is_on, turn_on, write_dump
 from torchwright.train.stuck.show import plain_text
 
-__all__ = ["Watch", "turn_on"]
+__all__ = ["Beat", "Watch", "turn_on"]
+
+Beat = Callable[..., None]
+"""`Watch.beat`, or what does nothing."""
 
 GRACE = 5.0
 """Seconds that the analysis waits for the dumps of other ranks."""
 POLL = 0.2
 """Seconds between two looks at the folder."""
+MOMENT = 1.0
+"""Seconds in which an error that all ranks meet ends them all."""
 LAST_SECONDS = 30
 """A process that C++ is about to abort dies after these, whatever its dump does."""
 
@@ -89,16 +95,19 @@ class Watch:
         if isinstance(error, Exception):
             with _terminate_later():
                 self._dump(f"{type(error).__name__}: {error}", failed=True)
-                self._answer()
+                # An error that says itself what is to be done is raised by all ranks mostly, and then none is stuck;
+                # if not, those that this one leaves behind say so.
+                if not isinstance(error, TorchwrightError):
+                    self._answer()
         self._stop.set()
         self._thread.join()
         if error is None:
             self._dump("finished", finished=True)
         self._hook()
 
-    def beat(self) -> None:
-        """Say that this rank goes on: once in each step, and after anything long."""
-        self._beaten = time.monotonic()
+    def beat(self, patience: float = 0.0) -> None:
+        """Say that this rank goes on: once in each step, and before anything that takes `patience` seconds longer."""
+        self._beaten = time.monotonic() + patience
 
     def _aborted(self) -> None:
         self._dump("C++ aborted the process: see its last words", failed=True)
@@ -109,10 +118,12 @@ class Watch:
             silent = time.monotonic() - self._beaten
             if silent >= self._silence:
                 reason = f"no progress for {silent:.0f} s"
-            elif self._others():
-                reason = "another rank dumped"
-            else:
+            elif not self._others():
                 continue
+            elif self._stop.wait(MOMENT):  # they all ended, this one too
+                return
+            else:
+                reason = "another rank dumped"
             self._dump(reason)
             self._answer()
             return

@@ -17,13 +17,13 @@ def never_came(culprits: Sequence[int], found: Parting, dumps: Dumps) -> Finding
     rank = culprits[0]
     dump, call = dumps[rank], _any(found)
     last = max(dump.calls, key=lambda call: call.created, default=None)
-    waited = "" if dump.taken is None else f" for {(dump.taken - found.since) / 1e9:.1f} s"
+    waited = "" if dump.taken is None else f" for {max(0, dump.taken - found.since) / 1e9:.1f} s"
     answer = (
         f"{_ranks(culprits).capitalize()} never came to {_numbered(found)}, {call.what}, in which "
         f"{_ranks(found.joined)} {_has(found.joined)} waited{waited}{_at(call)}. "
     )
     if dump.failed:
-        answer += f"It ended by {dump.reason}. "
+        answer += f"It ended by {dump.reason.rstrip('.')}. "
     elif dump.finished:
         answer += f"Rank {rank} had finished its program. "
     elif dump.stands is not None:

@@ -1,0 +1,40 @@
+"""How long processes wait for each other: in a step as long as the run file says, and for long work without end.
+
+What one process does for all (tokenizing, checksums, the trained model's files) takes as long as it takes. One that
+dies meanwhile does not leave the others waiting, since its connections close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+WITHOUT_END = timedelta(days=365)
+_UNLIMITED = "background"
+
+
+def unlimited_group() -> dist.ProcessGroup:
+    """A gloo group of all processes that waits without end in a step too, for what goes on in the background."""
+    group = dist.new_group(backend="gloo", timeout=WITHOUT_END, group_desc=_UNLIMITED)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+@contextmanager
+def patient(timeout_s: float) -> Generator[None]:
+    """Let collectives wait without end in the block, and `timeout_s` afterwards, on groups made in it as well."""
+    _limit(WITHOUT_END)
+    try:
+        yield
+    finally:
+        _limit(timedelta(seconds=timeout_s))
+
+
+def _limit(wait: timedelta) -> None:
+    for group in list(distributed_c10d._world.pg_map):
+        if group.group_desc != _UNLIMITED:
+            distributed_c10d._set_pg_timeout(wait, group)
