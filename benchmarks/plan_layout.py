@@ -31,17 +31,23 @@ from torchwright.train.planning.shape import Shape
 from torchwright.train.prove.processes import on_processes
 
 TOP = 3
+COLUMNS = (
+    *("configuration", "layout", "tok/s", "published", "factor"),
+    *("GiB", "as theirs", "published", "factor", "place", "source", "why it differs"),
+)
 PAGE = Path(__file__).parents[1] / "docs" / "plan-published.md"
 HEADER = """<!-- Written by benchmarks/plan_layout.py --published --write from train/planning/published_rows.py. -->
 
 # Published runs beside the planner
 
 What `torchwright plan-layout` answers for configurations that others ran, all rows of torchtitan's benchmarks and
-performance pages that could be found among them. tok/s are of one device; memory is the peak that the allocator
-reserved, beside the peak that the planner says lives. The planner plans for `torchwright train`: where the differences
-of torchtitan make more than {time:.0%} in throughput or {memory:.0%} in memory, the last column says which. "place" is
-the layout's among families of layouts by speed, with the axes in brackets held as published. The efficiencies of the
-H100 with 96 GB were set by two rows, 8B on 8 of them in bfloat16 and in float8; all else is predicted.
+performance pages that could be found among them. tok/s are of one device. "GiB" is the peak that the planner says lives
+in `torchwright train`; "as theirs" adds what torchtitan did otherwise, where that can be counted (`memory_as_theirs` in
+train/planning/published.py: an eager loss, and selective recomputation of every second product); "published" is what
+the allocator reserved at its peak. Where throughput then differs by more than {time:.0%} or memory by more than
+{memory:.0%}, the last column says why. "place" is the layout's among families of layouts by speed, with the axes in
+brackets held as published. The efficiencies of the H100 with 96 GB were set by two rows, 8B on 8 of them in bfloat16
+and in float8; all else is predicted.
 
 """
 LIMIT = 600.0
@@ -110,7 +116,6 @@ def published(*, write: bool) -> int:
     lines = [columns, ("---",) * (len(columns) + 2)]
     sources = list(dict.fromkeys(row.source for row in PUBLISHED))
     missed = 0
-    lines[0] = (*columns, "source", "why it differs")
     for row in PUBLISHED:
         ranking = row.ranking()
         place = ranking.place(row.layout)
@@ -144,6 +149,7 @@ def figures(row: Published) -> tuple[str, ...]:
         theirs,
         f"{time:.2f}" if time else "–",
         f"{predicted.memory.total / 2**30:.1f}",
+        f"{row.memory_as_theirs(predicted) / 2**30:.1f}" if row.gib else "–",
         f"{row.gib:.1f}" if row.gib else "–",
         f"{memory:.2f}" if memory else "–",
     )

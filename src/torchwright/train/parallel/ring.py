@@ -8,13 +8,13 @@ knows no window or soft cap.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch._C._distributed_c10d import _resolve_process_group
 
 from torchwright.train.model.attention import Scores, masked_scores, visible
 from torchwright.train.parallel.zigzag import pieces
@@ -79,8 +79,16 @@ def _compute_backward(
         for block in ring.blocks(step, _tiled(q, scores), scores.window):
             rows, keys = block.rows, block.keys
             part_k, part_v = travelling[..., keys, :]
-            known = [x[:, :, rows] for x in (d_out, q, out, log_total)]
-            d_rows, *d_keys = _attend_backward(*known, part_k, part_v, block, scores)
+            d_rows, *d_keys = _attend_backward(
+                d_out[:, :, rows],
+                q[:, :, rows],
+                out[:, :, rows],
+                log_total[:, :, rows],
+                part_k,
+                part_v,
+                block,
+                scores,
+            )
             d_q[:, :, rows] += d_rows
             own[..., keys, :] += torch.stack(d_keys)
         if gathering is not None:
@@ -131,7 +139,7 @@ def _gradients(ctx: Any, d_out: torch.Tensor, _d_log_total: torch.Tensor | None)
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
-INSIDE = {
+INSIDE: dict[Any, Callable[..., Any]] = {
     torch.ops.torchwright.ring_attention.default: _compute,
     torch.ops.torchwright.ring_attention_backward.default: _compute_backward,
 }
@@ -154,7 +162,7 @@ class _Ring:
     """One process's place in the ring, and what it computes there with the part that came from `step` places back."""
 
     def __init__(self, group: str, length: int) -> None:
-        self.group = _resolve_process_group(group)
+        self.group = _resolve_process_group(group)  # pyright: ignore[reportArgumentType]  # its name, a string
         self.ways, self.rank, self.length = dist.get_world_size(self.group), dist.get_rank(self.group), length
 
     def blocks(self, step: int, tiled: bool, window: int) -> Iterator[_Block]:

@@ -168,7 +168,7 @@ class Ends:
     first_gradient: float
     """The output layer's gradient, which comes first and waits for the embedding's."""
     reducing: float
-    """Both gradients and what is sent of them."""
+    """Both gradients and what is sent of them; a tied table's is added up from two."""
 
     @classmethod
     def of(cls, shape: Shape, stage: Stage, layout: Layout, width: int) -> Ends:
@@ -181,7 +181,7 @@ class Ends:
             embedding=4 * table,
             gathered=4 * table + width * head + copied,
             first_gradient=4 * table if tied_here else width * head,
-            reducing=8 * table + 4 * head,
+            reducing=(12 if tied_here else 8) * table + 4 * head,
         )
 
 

@@ -17,6 +17,8 @@ from torchwright.train.planning.shape import Shape
 
 TIME, MEMORY = 0.25, 0.15
 """Differences of predicted from published throughput and memory that need no explanation."""
+EAGER_LOSS = 4
+"""Bytes a logit that torchtitan's eager loss reserved beyond the trainer's: its logits in float32, which stayed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +93,24 @@ class Published:
             return predicted.tokens_per_second / self.tokens_per_second
         return None if self.mfu is None else predicted.mfu / self.mfu
 
+    def memory_as_theirs(self, predicted: Candidate) -> float:
+        """Predicted bytes with what torchtitan did otherwise than the trainer.
+
+        Its eager loss, and selective recomputation that keeps every second product: q, v, gate and down, and repeats k,
+        o and up.
+        """
+        total, plan = predicted.memory.total, predicted.plan
+        shape, tp, tokens = Shape(read_model(self.model)), plan.layout.tp, plan.tokens(self.job)
+        if predicted.memory.logits and not self.compile_loss:
+            total += EAGER_LOSS * shape.config.vocabulary / tp * tokens
+        if self.recompute == "selective":
+            repeated = shape.kv_width + shape.config.model + shape.config.feed_forward
+            total -= self.job.width * repeated / tp * tokens * shape.config.layers
+        return total
+
     def memory_ratio(self, predicted: Candidate) -> float | None:
-        """Predicted over published peak memory; None where none was published."""
-        return None if self.gib is None else predicted.memory.total / (self.gib * 2**30)
+        """Predicted, as theirs, over published peak memory; None where none was published."""
+        return None if self.gib is None else self.memory_as_theirs(predicted) / (self.gib * 2**30)
 
     def agrees(self, predicted: Candidate) -> bool:
         """Whether what is predicted is as near to all that was published as needs no explanation."""
