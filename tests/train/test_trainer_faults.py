@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 from runs import assert_same, checkpoints, losses, make_run, run_processes, state
 
 from torchwright.train.checkpoint import CheckpointError
+from torchwright.train.config import RunError
 from torchwright.train.data_shards import DataError
 from torchwright.train.layout import LayoutError
 from torchwright.train.loop import TrainingStopped, train
+from torchwright.train.loop_setup import processes
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +109,34 @@ def test_other_data_does_not_resume(tmp_path: Path, uninterrupted: Path) -> None
 def test_a_layout_for_other_processes_says_what_fits(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match=r"takes 2 processes.*Found: 1 processes.*start 2 processes"):
         train(make_run(tmp_path, layout={"dp_shard": 2}), live=False)
+
+
+@pytest.mark.parametrize("missing", ["port", "peer", "variable"])
+def test_processes_that_cannot_meet_are_no_fault_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """Another program listens where they meet; nobody does; nobody said where."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        if missing != "port":
+            taken.close()
+        place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        for name, value in place.items():
+            monkeypatch.setenv(name, value)
+        if missing == "variable":
+            monkeypatch.delenv("MASTER_ADDR")
+        words = (
+            "cannot meet.*MASTER_ADDR" if missing == "variable" else "cannot reach each other.*MASTER_PORT"
+        )
+        with pytest.raises(RunError, match=words), processes(1.0):
+            pytest.fail("they met")
+
+
+def test_a_connection_that_is_lost_is_named_as_such() -> None:
+    lost = (
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4"
+    )
+    with pytest.raises(RunError, match=r"cannot reach each other.*Connection closed by peer"), processes(1.0):
+        raise RuntimeError(lost)
+    with pytest.raises(RuntimeError, match="of another kind"), processes(1.0):
+        raise RuntimeError("of another kind")

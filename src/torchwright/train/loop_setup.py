@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchwright.decoder.config import DecoderConfig, decoder_config, read_decoder_config
-from torchwright.errors import TorchwrightError
+from torchwright.errors import TorchwrightError, first_line
 from torchwright.train.config import Run, RunError, changed_fields
 from torchwright.train.data import Windows
 from torchwright.train.data_shards import DataError, Shards, verify_shards
@@ -88,23 +88,48 @@ def processes(timeout_s: float) -> Generator[Place]:
     One process has a group too, so that everything below is the same for one and for many.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     joined = not dist.is_initialized()
-    if joined:
-        options: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s)}
-        if "WORLD_SIZE" not in os.environ:  # set by torchrun and its like
-            store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-            options |= {"store": store, "rank": 0, "world_size": 1}
-        else:
-            turn_on()
-        if device == "cuda":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group(backend, **options)
-    try:
-        yield Place(rank=dist.get_rank(), world=dist.get_world_size(), device=device)
-    finally:
+    with _infrastructure():
         if joined:
-            dist.destroy_process_group()
+            _join(device, timeout_s)
+        try:
+            yield Place(rank=dist.get_rank(), world=dist.get_world_size(), device=device)
+        finally:
+            if joined and dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _join(device: str, timeout_s: float) -> None:
+    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s)}
+    if "WORLD_SIZE" not in os.environ:  # set by torchrun and its like
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        options |= {"store": store, "rank": 0, "world_size": 1}
+    else:
+        turn_on()
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", **options)
+    except ValueError as error:  # of a variable that is missing or no number
+        raise RunError(
+            "the processes cannot meet", found=str(error), next="start them with torchrun"
+        ) from error
+
+
+@contextmanager
+def _infrastructure() -> Generator[None]:
+    """Raise `RunError` for what the network or another process did, which is no fault of the program."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+            raise
+        raise RunError(
+            "the processes of the run cannot reach each other",
+            found=first_line(error),
+            next="see what the others said, and whether MASTER_ADDR and MASTER_PORT can be reached from each; "
+            "then start all again",
+        ) from error
 
 
 def check_alike(run: Run) -> None:
