@@ -35,6 +35,8 @@ def patient(timeout_s: float) -> Generator[None]:
 
 
 def _limit(wait: timedelta) -> None:
+    # Public since torch 2.15, where the old name warns.
+    set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout
     for group in list(distributed_c10d._world.pg_map):
         if group.group_desc != _UNLIMITED:
-            distributed_c10d._set_pg_timeout(wait, group)
+            set_timeout(wait, group)

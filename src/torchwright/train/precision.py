@@ -100,6 +100,7 @@ class MXLinear(nn.Linear):
         new.weight, new.bias, new.format = linear.weight, linear.bias, precision
         return new
 
+    @torch.compiler.disable  # Inductor has no float8_e8m0fnu, the type of the shared power, on CPUs (torch 2.13)
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         flat_MK = input.flatten(0, -2)
         y_MN: Any = _MXProduct.apply(flat_MK, self.weight, self.format)

@@ -33,6 +33,14 @@ _SAVED = (
     torch.ops.torchwright.ring_attention.default,
 )
 """What selective recomputation keeps: what takes long to compute again."""
+_MARKS = (
+    torch.ops.profiler._record_function_enter.default,
+    torch.ops.profiler._record_function_enter_new.default,
+    torch.ops.profiler._record_function_exit.default,
+    torch.ops.profiler._record_function_exit._RecordFunction,
+)
+"""The profiler's marks. FSDP sets them around experts, which it gathers within a layer, more often when a layer is
+computed again; torch 2.13 counts every operator and takes that for another computation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +61,7 @@ def recompute(model: Transformer, how: Literal["none", "selective", "full"]) -> 
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
+        checkpoint.SAC_IGNORED_OPS.update(_MARKS)
         options["context_fn"] = functools.partial(
             checkpoint.create_selective_checkpoint_contexts, list(_SAVED)
         )
