@@ -39,6 +39,7 @@ from torchwright.train.parallel import (
 )
 from torchwright.train.parallel.context import HeadExchange
 from torchwright.train.parallel.ring import ring_attention
+from torchwright.train.parallel.tensor import apply_tensor_parallel
 from torchwright.train.parallel.zigzag import pieces, places
 from torchwright.train.precision import autocast
 from torchwright.train.prove.processes import ProveError, on_processes
@@ -253,6 +254,21 @@ def bfloat16(sources: dict[str, str]) -> dict[str, Any]:
     }
 
 
+def compiled(sources: dict[str, str]) -> float:
+    """The embedding's gradient where what follows it is compiled, against the same uncompiled."""
+    config = read_decoder_config(Path(sources["olmo2"]))
+    mesh, gradients = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"], []
+    for follow in (torch.sin, torch.compile(torch.sin, backend="aot_eager")):
+        divided = Transformer(config)
+        divided.reset_parameters(1)
+        apply_tensor_parallel(divided, mesh)
+        follow(divided.embedding(token_ids(4, 16))).square().sum().backward()
+        gradient = divided.embedding.weight.grad
+        assert isinstance(gradient, DTensor)
+        gradients.append(gradient.to_local())
+    return error(*gradients)
+
+
 def gathered(source: str, settings: dict[str, Any]) -> dict[str, str]:
     """The types that the trainer's model computes with, and of its residual stream."""
     config = read_decoder_config(Path(source))
@@ -294,7 +310,8 @@ def refusals(sources: dict[str, str]) -> dict[str, str]:
 
 def every_check(sources: dict[str, str]) -> dict[str, Any]:
     checks = {"ring": ring, "heads": heads_exchanged, "vocabulary": vocabulary}
-    with_sources = {"folders": folders, "step": step, "bfloat16": bfloat16, "refusals": refusals}
+    with_sources = {"folders": folders, "step": step, "bfloat16": bfloat16}
+    with_sources |= {"compiled": compiled, "refusals": refusals}
     results: dict[str, Any] = {name: check() for name, check in checks.items()}
     return results | {name: check(sources) for name, check in with_sources.items()}
 
@@ -384,6 +401,11 @@ def test_bfloat16_computation_keeps_float32_parameters(found: list[dict[str, Any
         assert result["loss"] == "torch.float32"
         assert result["gradients"] == {"torch.float32"}
         assert result["parts"] == pytest.approx(math.log(128), rel=0.05)
+
+
+def test_an_embedding_before_compiled_code_has_its_gradient(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert rank["compiled"] < 1e-6
 
 
 @pytest.mark.parametrize(

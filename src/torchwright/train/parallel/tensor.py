@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
@@ -45,6 +46,7 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
             ),
         },
     )
+    model.embedding.register_forward_hook(_arrived)
     # A DTensor, because the gradients of the output layer's calls are partial sums: a chunked loss adds them up as
     # such, and they are summed over processes once.
     gather = PrepareModuleOutput(
@@ -55,6 +57,14 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
     for layer in model.layers:
         assert isinstance(layer, Layer)
         parallelize_module(layer, mesh, _layer_plan(layer))
+
+
+def _arrived(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    """The embedding's output once it is here: a compiled layer gives none that is on its way a gradient.
+
+    (pytorch#191113.)
+    """
+    return wait_tensor(output)
 
 
 def _layer_plan(layer: Layer) -> dict[str, ParallelStyle]:
