@@ -23,11 +23,11 @@ warnings.simplefilter("error")
 import torch.distributed as dist  # noqa: E402
 
 from torchwright.cli.failures import exit_code  # noqa: E402
-from torchwright.train import checkpoint, loop, loop_setup, loop_trainer  # noqa: E402
+from torchwright.train import checkpoint, learner, loop, loop_setup, loop_trainer  # noqa: E402
 from torchwright.train.data_shards import DataError  # noqa: E402
 
 FROM, SLOW = 4, 6.0
-train_step = loop_trainer.train_step
+train_step = learner.train_step
 
 
 def die(*_: Any) -> Any:
@@ -109,7 +109,7 @@ def one_process(path: Path, place: int, fault: str, resume: bool) -> int:
     if fault == "slow":
         loop_setup.verify_shards = slowly(loop_setup.verify_shards)
         loop_trainer.save_folder = slowly(loop_trainer.save_folder)
-    loop_trainer.train_step = FaultyStep(fault, path.parent / "out" / checkpoint.FOLDER)
+    learner.train_step = FaultyStep(fault, path.parent / "out" / checkpoint.FOLDER)
 
     def run(words: list[str]) -> int:
         outcome = loop.train(path, resume=resume, live=False)

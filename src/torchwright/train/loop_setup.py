@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -250,6 +250,12 @@ def build_model(run: Run, config: DecoderConfig, folder: Path, device: str) -> t
     return model, mesh
 
 
+class Source(Protocol):
+    """Numbered windows of tokens, as `Windows`."""
+
+    def batch(self, first: int, rows: int) -> torch.Tensor: ...
+
+
 class Batches:
     """The rows of a step that this process computes, in micro-batches."""
 
@@ -263,7 +269,7 @@ class Batches:
         """How many of the step's rows are this process's."""
         return rows // self._layout.batch_ways
 
-    def of_step(self, step: Step, windows: Windows) -> list[MicroBatch]:
+    def of_step(self, step: Step, windows: Source) -> list[MicroBatch]:
         """What this process reads in a step: its part of the rows, in order."""
         rows = self.rows(step.rows)
         first, micro = step.first + self.part * rows, rows // self._micro_batches

@@ -22,12 +22,11 @@ from torchwright.train.checkpoint import CheckpointError, Checkpoints, Described
 from torchwright.train.config import FREE, Run, changed_fields
 from torchwright.train.data import ORDER, Windows
 from torchwright.train.evaluate import Evaluator
+from torchwright.train.learner import Learner
 from torchwright.train.ledger import Ledger
 from torchwright.train.loop_setup import (
-    Batches,
     Place,
     Signals,
-    build_model,
     on_first,
     open_data,
     windows_of,
@@ -35,12 +34,10 @@ from torchwright.train.loop_setup import (
 )
 from torchwright.train.metrics import Metrics, perplexity
 from torchwright.train.model import save_folder
-from torchwright.train.optimizer import Optimizers
 from torchwright.train.patience import patient
 from torchwright.train.planning.shape import Shape
-from torchwright.train.precision import autocast
 from torchwright.train.schedule import Step, plan_step, steps
-from torchwright.train.step import MicroBatch, StepFigures, loss_function, train_step
+from torchwright.train.step import StepFigures
 from torchwright.train.stuck.watch import Beat
 
 MODEL = "model"
@@ -81,10 +78,7 @@ class Trainer:
         self.source = on_first(lambda: write_source(run, folder, out))
         self.config = read_decoder_config(self.source)
         self.streams = open_data(run, self.config, folder, self.source, out)
-        self.model, mesh = build_model(run, self.config, folder, place.device)
-        self.optimizers = Optimizers(self.model, run.optimizer, compiled=run.compile)
-        self.loss = loss_function(self.model, compiled=run.compile)
-        self.batches = Batches(run, mesh, place.device)
+        self.learner = Learner(run, self.config, folder, place.device)
         self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
         self.evaluator = Evaluator(run, self.config, self.source, self.streams.validation, place.device)
         self.metrics = Metrics(out if place.first else None, steps=steps(run), live=live)
@@ -123,7 +117,7 @@ class Trainer:
                 found=f"{described.tokens:,} tokens; the run file has {self.run.tokens:,}",
                 next="set `tokens` to more, or train from an earlier checkpoint by moving this one away",
             )
-        self.optimizers.prepare()
+        self.learner.optimizers.prepare()
         checkpoint.load(folder, self._tensors())
         self.done = described.step
         self.ledger.resumed(step=self.done)
@@ -154,35 +148,24 @@ class Trainer:
         step = plan_step(self.run, self.done)
         with self.ledger.phase("data_wait"):
             windows = self._windows(step)
-            batches = self.batches.of_step(step, windows)
+            batches = self.learner.batches.of_step(step, windows)
         with self.ledger.phase("step", step=self.done + 1):
             # The compiler runs when it first meets a shape; what is left of that step is not worth telling apart.
             new = self.run.compile and step.context not in self._compiled
             with self.ledger.phase("compile") if new else contextlib.nullcontext():
-                figures = self._gradients(step, batches)
+                figures = self.learner.gradients(
+                    batches, leave=self.signals.number is not None, failed=self.checkpoints.failed
+                )
                 self._compiled.add(step.context)
             if figures.failed:
                 self.checkpoints.wait()  # raises its reason
             if not figures.finite:
                 raise self._not_finite(step, figures, windows)
-            self.optimizers.step(step.rate)
+            self.learner.update(step)
         self.done += 1
         if self.done % self.run.log_every == 0 or self.done == steps(self.run) or figures.leave:
             self._show(step, figures)
         return figures
-
-    def _gradients(self, step: Step, batches: list[MicroBatch]) -> StepFigures:
-        return train_step(
-            self.model,
-            self.loss,
-            batches,
-            tokens=step.rows * step.context,
-            copies=self.run.parallel.tp,
-            precision=autocast(self.run.precision, self.place.device),
-            clip=self.run.clip,
-            leave=self.signals.number is not None,
-            failed=self.checkpoints.failed,
-        )
 
     def _windows(self, step: Step) -> Windows:
         if step.phase not in self._walks:
@@ -207,11 +190,11 @@ class Trainer:
 
     def _evaluate(self) -> None:
         with self.ledger.phase("evaluation"):
-            self.validation_loss = nll = self.evaluator.loss(self.loss, self.batches)
+            self.validation_loss = nll = self.evaluator.loss(self.learner.loss, self.learner.batches)
             if nll is not None:
                 figures = {"validation_loss": nll, "validation_perplexity": perplexity(nll)}
                 self.metrics.figures(self.done, figures, event="evaluation")
-            for text in self.evaluator.samples(self.model):
+            for text in self.evaluator.samples(self.learner.model):
                 self.metrics.event("sample", at=self.done, text=text)
                 self.metrics.show(f"step {self.done}: {text}")
 
@@ -263,7 +246,7 @@ class Trainer:
         """RUN/model; that of a shorter run goes when the new one is whole."""
         folder, new = self.out / MODEL, self.out / f"{MODEL}.new"
         on_first(lambda: shutil.rmtree(new, ignore_errors=True))
-        save_folder(self.model, self.config, new, source=self.source)
+        save_folder(self.learner.model, self.config, new, source=self.source)
 
         def swap() -> None:
             if folder.exists():
@@ -289,8 +272,12 @@ class Trainer:
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Everything that a step changes, by name."""
-        parameters = {f"model.{name}": value.detach() for name, value in self.model.named_parameters()}
-        return parameters | {f"optimizer.{name}": value for name, value in self.optimizers.tensors().items()}
+        parameters = {
+            f"model.{name}": value.detach() for name, value in self.learner.model.named_parameters()
+        }
+        return parameters | {
+            f"optimizer.{name}": value for name, value in self.learner.optimizers.tensors().items()
+        }
 
     def _described(self) -> Described:
         return Described(

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils import checkpoint
 
+from torchwright.train.loss import IGNORE, token_loss
 from torchwright.train.model import Transformer
 from torchwright.train.parallel import clip_grad_norm, grad_norm
 
@@ -79,7 +80,6 @@ def loss_function(model: Transformer, *, compiled: bool) -> LossFunction:
     """The model's loss, with the final norm, output layer and logarithm compiled as one if asked for."""
     if not compiled:
         return model.loss
-    from torchwright.train.loss import token_loss
 
     def tail(hidden_BTE: torch.Tensor, labels_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return token_loss(model.logits(hidden_BTE), labels_BT)
@@ -117,7 +117,6 @@ def train_step(
     loss: LossFunction,
     batches: Sequence[MicroBatch],
     *,
-    tokens: int,
     copies: int,
     precision: AbstractContextManager[Any],
     clip: float | None,
@@ -126,19 +125,29 @@ def train_step(
 ) -> StepFigures:
     """Gradients of one step, clipped to the norm `clip`; the optimizers have not moved yet.
 
-    `tokens` is the number of labels over all micro-batches of all processes, by which every sum is divided, so that a
-    token weighs the same wherever it is computed. `copies` processes see the same tokens (tensor parallelism).
+    Every sum is divided by the number of labels over all micro-batches of all processes, so that a token weighs the
+    same wherever it is computed and whatever company it keeps. `copies` processes see the same tokens (tensor
+    parallelism).
     """
-    total = torch.zeros((), dtype=torch.float64)
+    labels = labels_everywhere(batches, copies)
+    total = torch.zeros_like(labels)
     for batch in batches:
         with precision:
             nll, _ = loss(batch.ids_BT, batch.labels_BT, batch.positions_BT)
-        (nll / tokens).backward()
-        total = total.to(nll.device) + nll.detach()
+        (nll / labels.to(nll.dtype)).backward()
+        total += nll.detach()
     # One message for the loss and for what one process must tell the others.
-    told = torch.stack([total / (tokens * copies), total.new_tensor(leave), total.new_tensor(failed)])
+    told = torch.stack([total / (labels * copies), total.new_tensor(leave), total.new_tensor(failed)])
     if dist.get_world_size() > 1:
         dist.all_reduce(told)
     mean, leaving, failing = told.tolist()
     norm = grad_norm(model.parameters()) if clip is None else clip_grad_norm(model.parameters(), clip)
     return StepFigures(loss=mean, grad_norm=float(norm), leave=leaving > 0, failed=failing > 0)
+
+
+def labels_everywhere(batches: Sequence[MicroBatch], copies: int) -> torch.Tensor:
+    """How many labels count in a step, over all processes of which `copies` see the same."""
+    count = torch.stack([(batch.labels_BT != IGNORE).sum() for batch in batches]).sum().double()
+    if dist.get_world_size() > 1:
+        dist.all_reduce(count)
+    return count / copies

@@ -120,7 +120,6 @@ def count_step(config: DecoderConfig, job: Job, plan: Plan) -> Counted:
             model,
             loss,
             micro_batches,
-            tokens=job.tokens_per_step,
             copies=plan.layout.tp,
             precision=autocast(run.precision, "cpu"),
             clip=run.clip,
