@@ -1,70 +1,164 @@
-"""Seeded faults: each is caught, and named by value, axis and cause."""
+"""Faults seeded into the trainer: each is caught by a run file's proof, and named by value, axis, layer and cause."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
-import transformers
-from tiny import COMMON, MODELS
+from faults import FAULTS, seeded
+from runs import CONFIG, MIXTURE, make_run
 
-from torchwright.train.layout import Layout
-from torchwright.train.prove import prove
-from torchwright.train.prove.faults import FAULTS
+from torchwright.train.config import read_run
+from torchwright.train.prove import Proof, prove
+from torchwright.train.prove.proof import read_model
 
-NAMED = {
-    # fault: (model, layout, first divergent value, its dtype, axis, cause)
-    "loss halved": ("llama", "cp=2,tp=2", "loss", "float64", "cp with tp", "a sum missing on cp"),
-    "chunked loss": ("llama", "tp=2", "backward/norm", "float64", "tp", "a sum missing on tp"),
-    "experts doubled": (
-        "qwen3-moe",
-        "dp_shard=2,ep=2",
-        "gradient/layers.1.mlp.experts.down",
-        "float64",
-        "ep",
-        "2.000x: a mean missing on ep",
+UNTIED = {"model": {"config": CONFIG | {"tie_word_embeddings": False}}}
+BIASES = {"model": {"config": CONFIG | {"attention_bias": True}}}
+EXPERTS = {"model": {"config": CONFIG | MIXTURE}}
+ONE_KEY_HEAD = {"model": {"config": CONFIG | {"num_key_value_heads": 1}}}
+
+NAMED: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    # fault: (what the run file says, first value that differs, axis, cause and layer)
+    "replicas apart": (
+        {"layout": {"dp_replicate": 2, "dp_shard": 2}},
+        "gradient/norm.weight",
+        "dp_replicate",
+        "a sum missing on dp_replicate",
     ),
-    "average sums": (
-        "llama",
-        "dp_shard=2",
-        "gradient/head.weight",
-        "float32",
-        "dp_shard",
-        "2.000x: a mean missing on dp_shard",
-    ),
-    "labels lost": ("llama", "cp=2", "labels", "float64", "cp", "labels lost on cp"),
-    "gather without sum": (
-        "qwen3-moe",
-        "tp=2",
-        "backward/layers.1.attention",
-        "float64",
+    "up not summed": (
+        {"layout": {"dp_shard": 2, "tp": 2}},
+        "backward/layers.1.mlp.up.input",
         "tp",
-        "a gradient incomplete on tp",
+        "a sum missing on tp: the processes' parts add up to the right value, in layers.1.mlp.up",
     ),
-    "norms not summed": ("llama", "tp=2", "gradient/norm.weight", "float64", "tp", "a sum missing on tp"),
-    "norm of own shard": ("llama", "dp_shard=2", "norm", "float64", "dp_shard", "a sum of squares missing"),
-    "mean of means": ("llama", "dp_shard=2", "loss", "float64", "dp_shard", "a mean of means on dp_shard"),
+    "bias before sum": (
+        {"layout": {"tp": 2}, **BIASES},
+        "forward/layers.0.attention.o",
+        "tp",
+        "in layers.0.attention.o",
+    ),
+    "experts doubled": (
+        {"layout": {"dp_shard": 2, "ep": 2}, **EXPERTS},
+        "gradient/layers.1.mlp.experts.down",
+        "ep",
+        "2.000x: a mean missing, or a sum too many, on ep, in layers.1.mlp.experts",
+    ),
+    "averaged": ({"layout": {"dp_shard": 4}}, "gradient/norm.weight", "dp_shard", "0.500x: a mean too many"),
+    "average sums": (
+        {"layout": {"dp_shard": 2}},
+        "gradient/norm.weight",
+        "dp_shard",
+        "2.000x: a mean missing",
+    ),
+    "gather without sum": (
+        {"layout": {"tp": 2}, **EXPERTS},
+        "backward/layers.1.mlp.input",
+        "tp",
+        "a gradient incomplete on tp, in layers.1.mlp",
+    ),
+    "norms not summed": (
+        {"layout": {"tp": 2}},
+        "gradient/norm.weight",
+        "tp",
+        "a sum missing on tp: the processes' parts add up to the right value, in norm",
+    ),
+    "norm of own shard": (
+        {"layout": {"dp_shard": 2}},
+        "norm",
+        "dp_shard",
+        "a sum of squares missing on dp_shard",
+    ),
+    "positions begin anew": (
+        {"layout": {"cp": 2, "tp": 2}},
+        "ids",
+        "cp",
+        "tokens that are not those of their positions on cp",
+    ),
+    "labels lost": ({"layout": {"cp": 2}}, "labels", "cp", "labels lost on cp"),
+    "same rows": (
+        {"layout": {"dp_shard": 4}},
+        "ids",
+        "dp_shard",
+        "every process along dp_shard reads the same tokens",
+    ),
+    "mean of means": (
+        {"layout": {"dp_replicate": 2}},
+        "loss",
+        "dp_replicate",
+        "a mean of means on dp_replicate",
+    ),
+    "means of micro-batches": (
+        {"layout": {"dp_shard": 2}, "micro_batches": 2},
+        "loss",
+        "accumulation",
+        "a mean of means on accumulation",
+    ),
+    "own tokens alone": (
+        {"layout": {"cp": 2}},
+        "forward/layers.0.attention.o.input",
+        "cp",
+        "in layers.0.attention",
+    ),
+    "ring forgets": (
+        {"layout": {"cp": 4}, **ONE_KEY_HEAD},
+        "backward/layers.1.attention.v",
+        "cp=4",
+        "a gradient incomplete on cp=4, in layers.1.attention",
+    ),
+    "recomputed otherwise": (
+        {"layout": {"dp_shard": 2}, "recompute": "full"},
+        "recomputed/layers.1.attention.o.input",
+        "recompute",
+        "the backward pass computes something else again than the forward pass did",
+    ),
+    "compiled embedding": (
+        {"layout": {"tp": 2}, "compile": True, **UNTIED},
+        "gradient/embedding.weight",
+        "tp with compile",
+        "0.000x: nothing arrives with tp with compile, in embedding",
+    ),
+    "not rounded": (
+        {"layout": {"dp_shard": 2}, "precision": "bf16"},
+        "rounding/gradient",
+        "any layout",
+        "the precision is not applied",
+    ),
+    "moments rounded": (
+        {"layout": {"dp_shard": 2}},
+        "loss/3",
+        "dp_shard",
+        "the optimizer moves otherwise with dp_shard",
+    ),
+    "steps counted twice": (
+        {"layout": {"dp_replicate": 2}},
+        "loss/3",
+        "dp_replicate",
+        "the optimizer moves otherwise with dp_replicate",
+    ),
 }
+QUICK = ("up not summed", "ring forgets", "means of micro-batches", "recomputed otherwise", "not rounded")
 
 
-def config_folder(name: str, folder: Path) -> Path:
-    """A folder with nothing but a config.json, which is all that a proof reads."""
-    kind, overrides = MODELS[name]
-    config = getattr(transformers, f"{kind}Config")(**(COMMON | overrides))
-    config.architectures = [f"{kind}ForCausalLM"]
-    config.save_pretrained(folder)
-    return folder
+def proof_of(fault: str, folder: Path, **changes: Any) -> Proof:
+    """The proof of a run file whose trainer has a fault."""
+    path = make_run(folder, **{"micro_batches": 1, **changes})
+    run = read_run(path)
+    return prove(str(path), [run], read_model(run, folder), around=functools.partial(seeded, fault))
 
 
 def test_every_fault_is_tried() -> None:
-    assert set(NAMED) == set(FAULTS)
+    assert {"none", *NAMED} == set(FAULTS)
 
 
-@pytest.mark.parametrize("fault", NAMED)
+@pytest.mark.parametrize(
+    "fault", [fault if fault in QUICK else pytest.param(fault, marks=pytest.mark.slow) for fault in NAMED]
+)
 def test_a_seeded_fault_is_named(fault: str, tmp_path: Path) -> None:
-    model, layout, value, dtype, axis, cause = NAMED[fault]
-    proof = prove(config_folder(model, tmp_path), Layout.parse(layout), fault=fault)
+    changes, value, axis, cause = NAMED[fault]
+    proof = proof_of(fault, tmp_path, **changes)
     assert not proof.passed
     assert proof.divergence is not None
-    assert (proof.divergence.tensor, proof.divergence.dtype, proof.divergence.axis) == (value, dtype, axis)
+    assert (proof.divergence.tensor, proof.divergence.axis) == (value, axis)
     assert cause in str(proof.divergence)

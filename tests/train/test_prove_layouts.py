@@ -1,23 +1,30 @@
-"""Layouts proved: every pair of axes and the triples that carry experts, and what the prover chooses to run."""
+"""Layouts and runs proved: every pair of axes, triples with experts, real degrees, and what a run file adds."""
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
+from faults import seeded
+from runs import CONFIG, MIXTURE, make_run
 from tiny import COMMON, MODELS
 
 from torchwright.cli import main
+from torchwright.cli.printing import console
 from torchwright.decoder import read_decoder_config
+from torchwright.train import config as train_config
 from torchwright.train.layout import Layout, LayoutError
-from torchwright.train.prove import Divergence, Proof, Run, proof, prove
-from torchwright.train.prove.proof import choose, used
-from torchwright.train.prove.shrink import shrink_config, shrink_layout
+from torchwright.train.prove import Divergence, Part, Proof, proof, prove, prove_layout, render
+from torchwright.train.prove.proof import choose, read_model, used
+from torchwright.train.prove.shrink import shrink
 
 ALL = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2, ep=2)
 DENSE = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2)
+EXPERTS = {"model": {"config": CONFIG | MIXTURE}}
 
 
 def config_folder(name: str, folder: Path) -> Path:
@@ -29,14 +36,19 @@ def config_folder(name: str, folder: Path) -> Path:
     return folder
 
 
-def proved(folder: Path, layout: Layout, processes: int = 4) -> Proof:
-    result = prove(folder, layout, processes)
+def in_layout(layout: Layout, **changes: Any) -> train_config.Run:
+    values: dict[str, Any] = {"out": "", "tokens": 1, "batch_tokens": 1, "context": 1, "precision": "fp32"}
+    values |= {"model": {"config": {}}, "data": {"train": [""]}, **changes}
+    return train_config.parse_run(values | {"layout": {axis: getattr(layout, axis) for axis in used(layout)}})
+
+
+def proved(folder: Path, layout: Layout, processes: int = 8) -> Proof:
+    result = prove(folder.name, [in_layout(layout)], read_decoder_config(folder), processes)
     assert result.passed, result.divergence
-    for run in result.runs:
-        assert set(run.errors) == {"float64", "float32"}
-        assert run.errors["float64"] <= 1e-10
-        assert run.errors["float32"] <= 1e-5
-        assert run.errors["float32"] > 0, "nothing was computed in another order"
+    for part in result.parts:
+        assert set(part.errors) == {"float64", "float32"}
+        assert part.errors["float64"] <= 1e-10
+        assert part.errors["float32"] <= 1e-5
     return result
 
 
@@ -54,7 +66,8 @@ def test_the_sweep_holds_every_pair_of_axes() -> None:
 @pytest.mark.parametrize("layout", SWEEP, ids=str)
 def test_every_pair_of_axes_and_every_triple_with_experts(layout: Layout, tmp_path: Path) -> None:
     result = proved(config_folder("qwen3-moe", tmp_path), layout)
-    assert [run.layout for run in result.runs] == [layout]
+    assert [part.layout for part in result.parts] == [layout]
+    assert result.extrapolated == ()
 
 
 @pytest.mark.slow
@@ -67,6 +80,7 @@ def test_every_pair_of_axes_and_every_triple_with_experts(layout: Layout, tmp_pa
         ("olmo2", DENSE),  # norms over all heads together
         ("llama-tied-biases", DENSE),
         ("llama-one-kv-head", Layout(dp_replicate=2, dp_shard=2, cp=2)),  # ring attention
+        ("llama-one-kv-head", Layout(cp=8)),
         ("phi3-longrope", DENSE),  # an embedding that depends on the whole length
         ("llama-dynamic", Layout(dp_shard=2, cp=4, tp=2)),
         ("granite", DENSE),
@@ -77,44 +91,85 @@ def test_every_pair_of_axes_and_every_triple_with_experts(layout: Layout, tmp_pa
     ids=lambda value: str(value),
 )
 def test_families_in_all_pairs(model: str, layout: Layout, tmp_path: Path) -> None:
-    proved(config_folder(model, tmp_path), layout)
+    proved(config_folder(model, tmp_path), layout, processes=max(4, layout.cp))
 
 
 @pytest.mark.slow
 @pytest.mark.sweep
 def test_triples_in_eight_processes(tmp_path: Path) -> None:
-    result = proved(config_folder("qwen3-moe", tmp_path), ALL, processes=8)
-    assert result.not_run == ("dp_replicate with dp_shard with cp with tp",)
+    result = proved(config_folder("qwen3-moe", tmp_path), ALL)
+    assert result.extrapolated == ("dp_replicate with dp_shard with cp with tp together",)
 
 
-def test_experts_over_fewer_processes_than_share_parameters() -> None:
-    runs, _ = choose(Layout(dp_shard=2, ep=2), 4, spread=True)
-    assert Layout(dp_shard=4, ep=2) in runs
+RUNS: dict[str, dict[str, Any]] = {
+    "everything": {
+        "layout": {"dp_shard": 2, "tp": 2},
+        "micro_batches": 2,
+        "recompute": "selective",
+        "precision": "bf16",
+        "compile": True,
+    },
+    "experts": {"layout": {"dp_shard": 2, "ep": 2}, "micro_batches": 2, "recompute": "full", **EXPERTS},
+    "muon": {"layout": {"dp_replicate": 2}, "optimizer": {"name": "muon"}, "precision": "bf16"},
+    "adamw8bit": {"layout": {"dp_shard": 2}, "optimizer": {"name": "adamw8bit"}},
+    "float8": {"layout": {"dp_shard": 2}, "precision": "float8_rowwise"},
+    "mxfp8": {"layout": {"dp_replicate": 2}, "precision": "mxfp8"},
+    "qat": {"layout": {"cp": 2}, "precision": "fp32", "qat": {"scheme": "w4a8"}},
+    "one process": {"micro_batches": 2, "clip": False, "recompute": "full"},
+}
+SHARP = ("experts", "adamw8bit")
 
 
-def test_what_is_left_out_is_said() -> None:
-    runs, missing = choose(DENSE, 4)
+@pytest.mark.parametrize(
+    "name", [name if name in SHARP else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+)
+def test_a_run_file_is_proved_with_all_it_says(name: str, tmp_path: Path) -> None:
+    path = make_run(tmp_path, **{"micro_batches": 1, **RUNS[name]})
+    run = train_config.read_run(path)
+    around = functools.partial(seeded, "none")
+    result = prove(name, [run], read_model(run, tmp_path), around=around)
+    assert result.passed, result.divergence
+    (part,) = result.parts
+    assert part.layout == run.parallel
+    assert part.errors["float64"] <= 1e-10
+
+
+def test_a_layout_that_fits_runs_at_its_real_degrees() -> None:
+    for text in ("cp=4", "dp_shard=8", "dp_shard=2,tp=3", "dp_replicate=2,cp=2,tp=2"):
+        layout = Layout.parse(text)
+        assert choose(layout, 8) == ([layout], ())
+
+
+def test_what_is_extrapolated_is_said() -> None:
+    runs, said = choose(Layout(cp=16), 8)
+    assert (runs, said) == ([Layout(cp=8)], ("cp=16 (ran at 8)",))
+    runs, said = choose(DENSE, 4)
     assert len(runs) == 6
     assert all(run.processes == 4 for run in runs)
-    assert len(missing) == 4
-    runs, missing = choose(DENSE, 16)
-    assert (runs, missing) == ([DENSE], ())
+    assert len(said) == 4
+    assert choose(DENSE, 16) == ([DENSE], ())
+    runs, said = choose(Layout(dp_shard=8, tp=4), 8)
+    assert Layout(dp_shard=8) in runs
+    assert Layout(tp=4) in runs
+    assert Layout(dp_shard=2, tp=2) in runs
+    assert said == ("all axes together at their degrees: dp_shard=8,tp=4",)
     with pytest.raises(LayoutError, match="fits into 1"):
         choose(DENSE, 1)
 
 
 def test_the_small_model_keeps_what_the_layout_divides(tmp_path: Path) -> None:
     config = read_decoder_config(config_folder("gemma3", tmp_path / "gemma"))
-    layout = Layout(dp_shard=8, tp=2, cp=4)
-    small = shrink_config(config, layout)
-    assert shrink_layout(layout) == Layout(dp_shard=2, tp=2, cp=2)
+    run = in_layout(Layout(dp_shard=8, tp=2, cp=4))
+    small = shrink(run, config, Layout(tp=2, cp=4)).config
     assert len({(rope, window) for rope, window in zip(small.ropes, small.windows, strict=True)}) == 2
     assert small.groups == config.groups
     # One key-value head for each process of tp, and four processes of cp: a ring, in the small model as well.
-    assert (small.kv_heads // 2) % 2 == 1
-    assert shrink_config(config, Layout(cp=2)).kv_heads % 2 == 0
+    assert (small.kv_heads // 2) % 4 != 0
+    assert shrink(run, config, Layout(cp=4)).config.kv_heads % 4 != 0
+    exchanged = in_layout(Layout(cp=2))
+    assert shrink(exchanged, config, Layout(cp=2)).config.kv_heads % 2 == 0
     experts = read_decoder_config(config_folder("qwen3-moe", tmp_path / "moe"))
-    small = shrink_config(experts, Layout(dp_shard=2, ep=2))
+    small = shrink(in_layout(Layout(dp_shard=2, ep=2)), experts, Layout(dp_shard=2, ep=2)).config
     assert set(small.sparse) == {True, False}
     assert small.experts
     assert small.experts.count % 2 == 0
@@ -123,13 +178,16 @@ def test_the_small_model_keeps_what_the_layout_divides(tmp_path: Path) -> None:
 def test_nothing_to_prove_is_refused(tmp_path: Path) -> None:
     folder = config_folder("llama", tmp_path)
     with pytest.raises(LayoutError, match="nothing to prove"):
-        prove(folder, Layout())
+        prove_layout(folder, Layout())
     with pytest.raises(LayoutError, match="2 key-value heads"):
-        prove(folder, Layout(tp=4))
+        prove_layout(folder, Layout(tp=4))
 
 
-def test_command_prints_json_and_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prove", str(config_folder("llama", tmp_path)), "--layout", "cp=2", "--json"]) == 0
+def test_command_proves_a_run_file_as_json_and_ends_with_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run(tmp_path, layout={"cp": 2})
+    assert main(["prove", str(path), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["passed"]
     assert said["divergence"] is None
@@ -137,34 +195,71 @@ def test_command_prints_json_and_ends_with_0(tmp_path: Path, capsys: pytest.Capt
     assert said["runs"][0]["errors"]["float64"] < 1e-10
 
 
+@pytest.mark.parametrize("words", [["RUN.toml", "--layout", "cp=2"], ["folder"]])
+def test_command_takes_a_run_file_or_a_model_with_a_layout(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prove", *words]) == 2
+    assert "layout" in capsys.readouterr().err
+
+
 def test_command_names_the_fault_and_ends_with_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run = in_layout(Layout(cp=2))
     folder = config_folder("llama", tmp_path)
-    config = shrink_config(read_decoder_config(folder), Layout(cp=2))
-    wrong = Run(
+    wrong = Part(
         layout=Layout(cp=2),
+        compiled=False,
         errors={"float64": 1.0, "float32": float("inf")},
         worst={"float64": "loss"},
+        passed=False,
         seconds=1.0,
     )
     found = Divergence(
-        tensor="loss", dtype="float64", error=1.0, ratio=2.0, axis="cp", cause="a mean missing on cp"
+        tensor="forward/layers.0.mlp.down",
+        dtype="float64",
+        error=1.0,
+        ratio=2.0,
+        axis="cp",
+        layer="layers.0.mlp.down",
+        cause="a mean missing on cp",
     )
 
-    def fake(target: str, layout: Layout, processes: int, announce: object) -> Proof:
-        assert callable(announce)
+    def fake(
+        name: str, ways: object, full: Any, processes: int, *, announce: Any, around: object = None
+    ) -> Proof:
         announce(wrong)
-        return Proof(model=target, layout=layout, config=config, runs=(wrong,), divergence=found, not_run=())
+        return Proof(model=name, run=run, config=full, parts=(wrong,), divergence=found, extrapolated=())
 
     monkeypatch.setattr(proof, "prove", fake)
     assert main(["prove", str(folder), "--layout", "cp=2"]) == 1
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "wrong" in said
-    assert "first difference: loss (float64, relative error 1.0e+00)" in said
-    assert "likely cause: 2.000x: a mean missing on cp" in said
+    assert "first difference: forward/layers.0.mlp.down (float64, relative error 1.0e+00)" in said
+    assert "likely cause: 2.000x: a mean missing on cp, in layers.0.mlp.down" in said
     assert main(["prove", str(folder), "--layout", "cp=2", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["runs"][0]["errors"]["float32"] is None
+
+
+def test_command_says_what_it_did_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    part = Part(
+        layout=Layout(cp=8), compiled=True, errors={"float64": 1e-16}, worst={}, passed=True, seconds=1.0
+    )
+    folder = config_folder("llama", tmp_path)
+    config = shrink(in_layout(Layout(cp=8)), read_decoder_config(folder), Layout(cp=8)).config
+    whole = Proof(
+        model="m",
+        run=in_layout(Layout(cp=16), compile=True),
+        config=config,
+        parts=(part,),
+        divergence=None,
+        extrapolated=("cp=16 (ran at 8)",),
+    )
+    console().print(render.line(part), render.verdict(whole))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "parts of cp=16, compile compute what one process computes: cp=8" in said
+    assert "not run, and taken to follow: cp=16 (ran at 8)" in said
 
 
 def test_command_refuses_a_layout_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

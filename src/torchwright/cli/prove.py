@@ -1,6 +1,8 @@
-"""`torchwright prove`: a layout checked on this machine, against one process."""
+"""`torchwright prove`: a run or a layout checked on this machine, against one process."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import click
 
@@ -10,38 +12,44 @@ from torchwright.process.interrupts import importing
 
 
 @click.command("prove")
-@click.argument("model")
+@click.argument("target", metavar="RUN.toml|MODEL")
 @click.option(
-    "--layout", required=True, metavar="AXIS=N,…", help="Such as dp_replicate=2,dp_shard=4,tp=2,cp=2."
+    "--layout", metavar="AXIS=N,…", help="Of MODEL, such as dp_shard=4,tp=2; a run file has its own."
 )
 @click.option(
     "--processes",
-    type=click.IntRange(2, 64),
-    default=4,
+    type=click.IntRange(1, 64),
+    default=8,
     show_default=True,
-    help="The most that run at a time: 8 proves three axes together, 16 four.",
+    help="The most that run at a time; a layout that takes more is proved in parts, and it is said which.",
 )
 @json_option
-def command(model: str, layout: str, processes: int, as_json: bool) -> None:
-    """Prove a parallel layout on this machine.
+def command(target: str, layout: str | None, processes: int, as_json: bool) -> None:
+    """Prove on this machine that a run computes what one process computes.
 
-    MODEL is a Hugging Face folder or hub id, of which only config.json is read: a small model of the same kind trains
-    three steps in each combination of the layout's axes, in float64 and float32, and every value is compared with the
-    same steps on one process. Ends with exit code 1 where one differs, and names the first that does, the axis and the
-    likely cause.
+    RUN.toml is proved with all that it says: layout, compilation, recomputation, micro-batches, precision, optimizer.
+    MODEL is a Hugging Face folder or hub id, of which only config.json is read, and is proved in --layout. A small
+    model of the same kind takes three of the trainer's own steps, in float64 and in the run's precision, and every
+    value is compared with the same steps written down plainly. Ends with exit code 1 where one differs, and names the
+    first that does, the axis, the layer and the likely cause.
     """
     with importing():
         from torchwright.train.layout import Layout
-        from torchwright.train.prove import render
-        from torchwright.train.prove.proof import prove
+        from torchwright.train.prove import Part, prove_file, prove_layout, render
 
-    screen = console()
-    proof = prove(
-        model,
-        Layout.parse(layout),
-        processes,
-        announce=lambda run: None if as_json else screen.print(render.line(run)),
-    )
+    def announce(part: Part) -> None:
+        if not as_json:
+            screen.print(render.line(part))
+
+    screen, is_file = console(), target.endswith(".toml")
+    if is_file is (layout is not None):
+        raise click.UsageError(
+            "--layout goes with a model; a run file has its own" if is_file else "give --layout"
+        )
+    if layout is None:
+        proof = prove_file(Path(target), processes, announce)
+    else:
+        proof = prove_layout(target, Layout.parse(layout), processes, announce)
     if as_json:
         print_json(render.plain(proof))
     else:

@@ -2,6 +2,6 @@
 
 from torchwright.train.prove.diagnose import Divergence
 from torchwright.train.prove.processes import ProveError
-from torchwright.train.prove.proof import Proof, Run, prove
+from torchwright.train.prove.proof import Part, Proof, prove, prove_file, prove_layout
 
-__all__ = ["Divergence", "Proof", "ProveError", "Run", "prove"]
+__all__ = ["Divergence", "Part", "Proof", "ProveError", "prove", "prove_file", "prove_layout"]

@@ -1,20 +1,35 @@
-"""One process's values against those of the run alone."""
+"""One process's values against the reference's."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchwright.train.layout import Layout
-from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
 from torchwright.train.parallel.zigzag import places
-from torchwright.train.prove.shrink import ROWS, TOKENS
-from torchwright.train.prove.steps import Trace
+from torchwright.train.prove.trace import Trace
 
 FLOOR = 1e-2
 """A gradient smaller than this part of the typical one is measured against that: some are zero but for rounding."""
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
+"""The largest relative error that counts as the same."""
+NOISE = 4.0
+"""Where a run rounds further, how many times the error of that rounding on one process counts as the same, and what
+part of it is too little: then something was not rounded."""
+ROUNDED_LIKE = {
+    "recomputed": ("forward",),
+    "loss": ("forward", "parameter"),
+    "norm": ("gradient", "parameter"),
+}
+"""Kinds of values whose errors by rounding are taken from others: three numbers' own are now large, now nothing."""
+DIVIDED = ("ids", "labels", "forward", "recomputed", "backward")
+"""Values of which each process has its own rows and tokens."""
+
+Place = tuple[tuple[int, ...], ...]
+"""First and last index of a part on each dimension."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +39,22 @@ class Difference:
     name: str
     error: float
     """‖actual − wanted‖ over the wanted value's norm; infinite for another shape or no number."""
-    ratio: float
+    tolerance: float
+    """The largest error that counts as the same."""
+    ratio: float = float("nan")
     """The factor that brings the wanted value nearest to the actual one."""
-    residual: float
+    residual: float = float("inf")
     """The error that remains with that factor."""
-    projection: float
+    projection: float = float("nan")
     """The actual value's product with a fixed random direction: parts of a sum add up in it."""
-    wanted_projection: float
+    wanted_projection: float = float("nan")
     """The same of the wanted value; for a gradient norm both are of squares."""
+    place: Place = ()
+    """Which part of the whole value it is."""
+
+    @property
+    def wrong(self) -> bool:
+        return not self.error <= self.tolerance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,50 +64,136 @@ class RankReport:
     coordinate: dict[str, int]
     """Its place on each mesh dimension."""
     differences: tuple[Difference, ...]
-    mean_of_means: float
-    """What the first step's loss would be if every process weighed the same, over what it is."""
+    means_of_means: tuple[float, ...]
+    """What the first step's loss would be if processes, micro-batches, or both weighed the same, over what it is."""
 
 
-def compare(actual: Trace, wanted: Trace, layout: Layout, mesh: DeviceMesh) -> RankReport:
-    """Every value of `actual` against `wanted`, in the order of the steps."""
-    gradients = [value for name, value in wanted.values.items() if name.startswith("gradient/")]
-    typical = (
-        torch.stack([g.norm().square() for g in gradients]).sum() / sum(g.numel() for g in gradients)
-    ).sqrt()
-    differences = []
-    for name, value in actual.values.items():
-        target = wanted.values[name]
-        scale = target.double().norm()
-        if name.startswith(("forward/", "backward/")):
-            part = target[_own_part(name, layout, mesh)]
-            scale = scale * (part.numel() / target.numel()) ** 0.5
-            target = part
-        elif name.startswith("gradient/"):
-            scale = torch.maximum(scale, FLOOR * typical * target.numel() ** 0.5)
-        differences.append(_difference(name, value, target, float(scale)))
-    assert mesh.mesh_dim_names is not None
-    return RankReport(
-        coordinate={axis: mesh.get_local_rank(axis) for axis in mesh.mesh_dim_names},
-        differences=tuple(differences),
-        mean_of_means=_mean_of_means(wanted, layout),
-    )
+class Comparison:
+    """Values of one process held against `wanted`; `rounded` is the reference with the run's rounding, if it rounds."""
 
+    def __init__(
+        self, wanted: Trace, rounded: Trace | None, dtype: torch.dtype, layout: Layout, mesh: DeviceMesh
+    ) -> None:
+        self.wanted, self.layout, self.mesh = wanted, layout, mesh
+        gradients = [value for name, value in wanted.values.items() if name.startswith("gradient/")]
+        self.typical = (
+            torch.stack([g.norm().square() for g in gradients]).sum() / sum(g.numel() for g in gradients)
+        ).sqrt()
+        self.tolerance, self.noise = TOLERANCES[dtype], {}
+        for name, value in (rounded.values if rounded else {}).items():
+            error = float(
+                (value.double() - wanted.values[name]).norm() / self._scale(name, wanted.values[name])
+            )
+            self.noise[_kind(name)] = max(error, self.noise.get(_kind(name), 0.0))
+        self.rounded = rounded
 
-def _difference(name: str, actual: torch.Tensor, wanted: torch.Tensor, scale: float) -> Difference:
-    if actual.shape != wanted.shape or not actual.isfinite().all():
-        infinite = float("inf")
-        return Difference(
-            name=name,
-            error=infinite,
-            ratio=float("nan"),
-            residual=infinite,
-            projection=float("nan"),
-            wanted_projection=float("nan"),
+    def report(self, actual: Trace, micro_batches: int) -> RankReport:
+        """Every value in the order of the steps."""
+        assert self.mesh.mesh_dim_names is not None
+        return RankReport(
+            coordinate={axis: self.mesh.get_local_rank(axis) for axis in self.mesh.mesh_dim_names},
+            differences=(*self._differences(actual), *self._unrounded(actual)),
+            means_of_means=tuple(self._means_of_means(micro_batches)),
         )
+
+    def _differences(self, actual: Trace) -> Iterator[Difference]:
+        for name, value in actual.values.items():
+            target, place = self.wanted.values[name.replace("recomputed/", "forward/")], ()
+            kinds = ROUNDED_LIKE.get(_kind(name), (_kind(name),))
+            noise = max(self.noise.get(kind, 0.0) for kind in kinds)
+            tolerance = max(self.tolerance, NOISE * noise)
+            scale = self._scale(name, target)
+            if _kind(name) in DIVIDED:
+                places = self._places(value, target, actual.positions)
+                if places is None:
+                    yield Difference(name=name, error=float("inf"), tolerance=tolerance)
+                    continue
+                part = target
+                for dim, indices in enumerate(places):
+                    part = part.index_select(dim, indices)
+                scale = scale * (part.numel() / target.numel()) ** 0.5
+                target, place = part, tuple((int(i[0]), int(i[-1])) for i in places)
+            yield _difference(name, value, target, float(scale), tolerance, place)
+
+    def _scale(self, name: str, wanted: torch.Tensor) -> torch.Tensor:
+        scale = wanted.double().norm()
+        if name.startswith("gradient/"):
+            scale = torch.maximum(scale, FLOOR * self.typical * wanted.numel() ** 0.5)
+        return scale.clamp(min=1e-300)
+
+    def _places(
+        self, value: torch.Tensor, wanted: torch.Tensor, positions: torch.Tensor | None
+    ) -> list[torch.Tensor] | None:
+        """Which indices of each dimension this process holds; None for a shape that no part has."""
+        layout, own = self.layout, self.mesh.get_local_rank
+        row = own("dp_replicate") * layout.dp_shard + own("dp_shard")
+        rows = torch.arange(wanted.shape[0]).chunk(layout.batch_ways)[row]
+        tokens = torch.arange(wanted.shape[1])
+        if positions is not None:
+            tokens = positions.clamp(max=len(tokens) - 1)
+        wholes = [rows, tokens, *(torch.arange(size) for size in wanted.shape[2:])]
+        if value.ndim != wanted.ndim or len(rows) != len(value):
+            return None
+        places = []
+        for size, indices in zip(value.shape, wholes, strict=True):
+            # Tensor parallelism divides tokens between blocks, heads and features inside them.
+            if size == len(indices):
+                places.append(indices)
+            elif size * layout.tp == len(indices):
+                places.append(indices.chunk(layout.tp)[own("tp")])
+            else:
+                return None
+        return places
+
+    def _unrounded(self, actual: Trace) -> Iterator[Difference]:
+        """A difference for each kind of value that is nearer to the exact one than rounding leaves it."""
+        if self.rounded is None:
+            return
+        for kind in ("gradient", "parameter"):
+            found, usual = (self._error(trace, kind) for trace in (actual, self.rounded))
+            if usual > NOISE * self.tolerance:
+                right = found >= usual / NOISE
+                yield Difference(
+                    name=f"rounding/{kind}",
+                    error=0.0 if right else float("inf"),
+                    tolerance=self.tolerance,
+                    ratio=found / usual,
+                )
+
+    def _error(self, trace: Trace, kind: str) -> float:
+        """Of all values of a kind together."""
+        pairs = [
+            (value.double(), self.wanted.values[name])
+            for name, value in trace.values.items()
+            if _kind(name) == kind and value.shape == self.wanted.values[name].shape
+        ]
+        wrong = sum(float((actual - wanted).square().sum()) for actual, wanted in pairs)
+        return (wrong / sum(float(wanted.square().sum()) for _, wanted in pairs)) ** 0.5
+
+    def _means_of_means(self, micro_batches: int) -> Iterator[float]:
+        assert self.wanted.nll_BT is not None
+        layout, T = self.layout, self.wanted.nll_BT.shape[1]
+        parts = [self.wanted.nll_BT[:, places(T, part, layout.cp)] for part in range(layout.cp)]
+        nll_PMRCT = torch.stack(parts, 1).reshape(
+            layout.batch_ways, micro_batches, -1, layout.cp, T // layout.cp
+        )
+        for together in ((1, 2, 4), (0, 2, 3, 4), (2, 4)):
+            means = nll_PMRCT.sum(together) / (nll_PMRCT != 0).sum(together)
+            yield float(means.mean() / self.wanted.values["loss"])
+
+
+def _kind(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _difference(
+    name: str, actual: torch.Tensor, wanted: torch.Tensor, scale: float, tolerance: float, place: Place
+) -> Difference:
+    if actual.shape != wanted.shape or not actual.isfinite().all():
+        return Difference(name=name, error=float("inf"), tolerance=tolerance, place=place)
     actual, wanted = actual.double().flatten(), wanted.double().flatten()
     square = float(wanted.dot(wanted))
     ratio = float(actual.dot(wanted)) / square if square else 1.0
-    scale = max(scale, 1e-300)
     direction = torch.randn(
         wanted.numel(), dtype=torch.float64, generator=torch.Generator().manual_seed(wanted.numel())
     )
@@ -95,28 +204,10 @@ def _difference(name: str, actual: torch.Tensor, wanted: torch.Tensor, scale: fl
     return Difference(
         name=name,
         error=float((actual - wanted).norm()) / scale,
+        tolerance=tolerance,
         ratio=ratio,
         residual=float((actual - ratio * wanted).norm()) / scale,
         projection=float(projections[0]),
         wanted_projection=float(projections[1]),
+        place=place,
     )
-
-
-def _own_part(name: str, layout: Layout, mesh: DeviceMesh) -> tuple[slice, torch.Tensor]:
-    """The rows and tokens that this process holds of an activation."""
-    row, ways = own_part_of_rows(layout, mesh), layout.batch_ways
-    tokens = own_tokens(TOKENS, layout, mesh)
-    if not name.endswith("/norm"):
-        # Between blocks tensor parallelism divides the tokens.
-        tokens = tokens.chunk(layout.tp)[mesh.get_local_rank("tp")]
-    return slice(row * ROWS // ways, (row + 1) * ROWS // ways), tokens
-
-
-def _mean_of_means(wanted: Trace, layout: Layout) -> float:
-    assert wanted.nll_BT is not None
-    means = [
-        part.sum() / (part != 0).sum()
-        for rows in wanted.nll_BT.chunk(layout.batch_ways)
-        for part in (rows[:, places(TOKENS, cp, layout.cp)] for cp in range(layout.cp))
-    ]
-    return float(torch.stack(means).mean() / wanted.values["loss"])

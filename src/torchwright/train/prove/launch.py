@@ -1,52 +1,60 @@
-"""A layout run on gloo processes, each of which compares what it has with a run alone."""
+"""A small run on gloo processes, each of which compares what it has with the reference."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torchwright.decoder.config import DecoderConfig
-from torchwright.train.layout import Layout
+from torchwright.train import config as runs
 from torchwright.train.prove.compare import RankReport
 from torchwright.train.prove.processes import on_processes
+from torchwright.train.prove.shrink import Small, exact, rounds, shrink
 
-DTYPES = ("float64", "float32")
+EXACT = "float64"
 
-Reports = dict[str, list[RankReport]]
-"""dtype → the processes' reports."""
+Around = Callable[[], contextlib.AbstractContextManager[Any]]
+"""The context in which every process trains and its reference is computed; for tests, which seed faults by it."""
+
+
+def columns(run: runs.Run) -> tuple[str, ...]:
+    """In what a run is proved: in float64, and in its own precision."""
+    rounding = [run.qat.scheme] if run.qat else []
+    rounding += [run.precision] if run.precision != "fp32" else []
+    rounding += ["adamw8bit"] if run.optimizer.name == "adamw8bit" else []
+    return EXACT, "+".join(rounding) or "float32"
 
 
 def run_layout(
-    config: DecoderConfig, layout: Layout, dtypes: Sequence[str] = DTYPES, fault: str = ""
-) -> Reports:
-    """Train three steps in `layout` on new processes, once for each dtype, and compare each with a run alone.
+    run: runs.Run, full: DecoderConfig, wanted: Sequence[str], around: Around = contextlib.nullcontext
+) -> dict[str, list[RankReport]]:
+    """Train the small form of `run` on new processes, once for each column wanted; column → the processes' reports.
 
-    `fault` seeds a fault of `faults.py`, for tests. Raises `ProveError` where a process fails or hangs.
+    Raises `ProveError` where a process fails or hangs.
     """
-    answers = on_processes(layout.processes, _train, config, layout, tuple(dtypes), fault)
-    return {dtype: [answer[place] for answer in answers] for place, dtype in enumerate(dtypes)}
+    small = {column: shrink(exact(run) if column == EXACT else run, full, run.parallel) for column in wanted}
+    answers = on_processes(run.parallel.processes, _train, small, around)
+    return {column: [answer[column] for answer in answers] for column in wanted}
 
 
-def _train(config: DecoderConfig, layout: Layout, dtypes: tuple[str, ...], fault: str) -> list[RankReport]:
+def _train(small: dict[str, Small], around: Around) -> dict[str, RankReport]:
     """One process: its own reference, its part of the layout, and the comparison of the two."""
     import torch
 
-    from torchwright.train.prove.compare import compare
-    from torchwright.train.prove.steps import run_alone, run_in_layout
+    from torchwright.train.prove.compare import Comparison
+    from torchwright.train.prove.reference import reference
+    from torchwright.train.prove.steps import train_steps
 
-    reports = []
-    for name in dtypes:
-        dtype = getattr(torch, name)
-        wanted = run_alone(config, dtype)
-        with _seeded(fault):
-            actual, mesh = run_in_layout(config, dtype, layout)
-        reports.append(compare(actual, wanted, layout, mesh))
+    reports = {}
+    with around():
+        for column, one in small.items():
+            dtype = torch.float64 if column == EXACT else torch.float32
+            plain = exact(one.run)
+            wanted = reference(plain, one.config, torch.float64)
+            rounding = column != EXACT and rounds(one.run)
+            rounded = reference(one.run, one.config, dtype) if rounding else None
+            actual, mesh = train_steps(one, dtype)
+            comparison = Comparison(wanted, rounded, dtype, one.run.parallel, mesh)
+            reports[column] = comparison.report(actual, one.run.micro_batches)
     return reports
-
-
-def _seeded(fault: str) -> contextlib.AbstractContextManager[None]:
-    if not fault:
-        return contextlib.nullcontext()
-    from torchwright.train.prove.faults import seed
-
-    return seed(fault)

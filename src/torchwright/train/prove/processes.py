@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from torchwright.errors import TorchwrightError
 
-LIMIT = 240.0
+LIMIT = 600.0
 """Seconds after which processes are given up."""
-PRELOADED = ["torchwright.train.prove.steps", "torchwright.train.prove.compare"]
+PRELOADED = ["torchwright.train.prove.steps", "torchwright.train.prove.compare", "torch._dynamo"]
 
 Answer = TypeVar("Answer")
 

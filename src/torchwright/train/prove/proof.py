@@ -1,41 +1,53 @@
-"""A layout proved on this machine: which smaller layouts to run, and what their failures have in common."""
+"""A run proved on this machine: in its layout where there is room for it, and what its failures have in common."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
-from torchwright.decoder.config import DecoderConfig, read_decoder_config
+from torchwright.decoder.config import DecoderConfig, decoder_config, read_decoder_config
+from torchwright.devices.cpu import usable_memory_bytes
+from torchwright.train import config as runs
 from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.parallel.apply import check_fits
-from torchwright.train.prove.diagnose import TOLERANCES, Divergence, diagnose, worst
-from torchwright.train.prove.launch import DTYPES, Reports, run_layout
-from torchwright.train.prove.shrink import shrink_config, shrink_layout
+from torchwright.train.prove.compare import RankReport
+from torchwright.train.prove.diagnose import Divergence, diagnose, worst
+from torchwright.train.prove.launch import EXACT, Around, columns, run_layout
+from torchwright.train.prove.shrink import shrink
 from torchwright.workloads.huggingface import resolve
 
-PROCESSES = 4
+PROCESSES = 8
 """The most processes of one run, by default."""
+PROCESS_BYTES = 2**29
+"""Memory of a process, its compiler included."""
 CARRIERS = ("dp_shard", "cp")
 """ep spreads experts over the processes of these."""
+PLAIN = {
+    "compile": {"compile": False},
+    "recompute": {"recompute": "none"},
+    "accumulation": {"micro_batches": 1},
+    "qat": {"qat": None},
+}
+"""Feature of a run → what leaves it out."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """One layout's three steps against one process."""
+class Part:
+    """One layout's three steps against the reference."""
 
     layout: Layout
+    compiled: bool
     errors: dict[str, float]
-    """dtype → the largest relative error of any value on any process."""
+    """column → the largest relative error, in tolerances, of any value on any process."""
     worst: dict[str, str]
-    """dtype → the value that has it."""
+    """column → the value that has it."""
+    passed: bool
     seconds: float
-
-    @property
-    def passed(self) -> bool:
-        return all(error <= TOLERANCES[dtype] for dtype, error in self.errors.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,63 +55,114 @@ class Proof:
     """Everything `torchwright prove` says."""
 
     model: str
-    layout: Layout
+    run: runs.Run
     config: DecoderConfig
     """Of the small model that ran."""
-    runs: tuple[Run, ...]
+    parts: tuple[Part, ...]
     divergence: Divergence | None
-    """Of the smallest layout that fails, None where all runs passed."""
-    not_run: tuple[str, ...]
-    """Axes that only more processes would prove together."""
+    """Of the smallest part that fails, None where all passed."""
+    extrapolated: tuple[str, ...]
+    """What did not run as the layout has it, and how it ran instead."""
+
+    @property
+    def layout(self) -> Layout:
+        return self.run.parallel
 
     @property
     def passed(self) -> bool:
         return self.divergence is None
 
 
-def prove(
+def prove_file(
+    path: Path, processes: int = PROCESSES, announce: Callable[[Part], None] = lambda part: None
+) -> Proof:
+    """Prove the run of a run file: its layout with its compilation, recomputation, precision, optimizer and so on.
+
+    Of the model only its configuration is read. Raises as `read_run` and `prove`.
+    """
+    run = runs.read_run(path)
+    return prove(str(path), [run], read_model(run, path.parent), processes, announce=announce)
+
+
+def prove_layout(
     target: str | Path,
     layout: Layout,
     processes: int = PROCESSES,
-    fault: str = "",
-    announce: Callable[[Run], None] = lambda run: None,
+    announce: Callable[[Part], None] = lambda part: None,
 ) -> Proof:
-    """Prove `layout` for the model of a folder or hub id, of which only config.json is read.
+    """Prove `layout` for the model of a folder or hub id, of which only config.json is read: as it is, and compiled.
 
-    Runs every combination of the layout's axes, each at two, that takes at most `processes` processes and is not part
-    of a larger one that does too; `announce` is told of each. Where one diverges, its parts run until the smallest
-    that does is found, and that one is explained. `fault` seeds a fault of `faults.py`, for tests.
-
-    Raises `LayoutError` for a layout that the model does not allow or that has nothing to prove, and `ProveError` where
-    a process fails.
+    Raises `LayoutError` where there is nothing to prove, and as `prove`.
     """
-    full = read_decoder_config(resolve(str(target)))
-    check_fits(full, layout)
     if not used(layout):
         raise LayoutError(
             "there is nothing to prove in a layout of one process",
             next="name axes, as in --layout dp_shard=4,tp=2",
         )
-    config = shrink_config(full, layout)
-    chosen, not_run = choose(
-        shrink_layout(layout), processes, spread=layout.dp_shard * layout.cp > layout.ep > 1
+    plain = runs.Run(
+        out="",
+        tokens=1,
+        batch_tokens=1,
+        context=1,
+        precision="fp32",
+        model=runs.Model(folder=str(target)),
+        data=runs.Data(train=[""]),
+        layout={axis: getattr(layout, axis) for axis in used(layout)},
     )
-    trials = _Trials(config, fault)
-    runs = []
-    for part in chosen:
-        run = trials.run(part)
-        announce(run)
-        runs.append(run)
-        if not run.passed:
+    compiled = plain.model_copy(update={"compile": True})
+    return prove(
+        str(target),
+        [plain, compiled],
+        read_decoder_config(resolve(str(target))),
+        processes,
+        announce=announce,
+    )
+
+
+def read_model(run: runs.Run, folder: Path) -> DecoderConfig:
+    """The shape of a run's model; `folder` is the run file's."""
+    if run.model.folder is not None:
+        return read_decoder_config(folder / run.model.folder)
+    assert run.model.config is not None
+    return decoder_config(run.model.config, "`model.config` of the run file")
+
+
+def prove(
+    name: str,
+    ways: Sequence[runs.Run],
+    full: DecoderConfig,
+    processes: int = PROCESSES,
+    around: Around = contextlib.nullcontext,
+    announce: Callable[[Part], None] = lambda part: None,
+) -> Proof:
+    """Prove runs that differ in anything but their layout, for a model of the shape `full`.
+
+    Runs the layout itself where it takes at most `processes` processes and memory allows; else every combination of its
+    axes that does, and each axis at the highest degree that does. `announce` is told of each. Where one diverges, its
+    parts run until the smallest that does is found, and that one is explained. `around` is for tests.
+
+    Raises `LayoutError` for a layout that the model does not allow, and `ProveError` where a process fails.
+    """
+    run = ways[0]
+    check_fits(full, run.parallel)
+    room = max(1, min(processes, usable_memory_bytes() // PROCESS_BYTES))
+    chosen, extrapolated = choose(run.parallel, room)
+    trials = _Trials(full, around)
+    parts, failed = [], None
+    for layout, way in product(chosen, ways):
+        trial = _in_layout(way, layout)
+        parts.append(trials.part(trial))
+        announce(parts[-1])
+        if not parts[-1].passed:
+            failed = trial
             break
-    failed = next((run for run in runs if not run.passed), None)
     return Proof(
-        model=str(target),
-        layout=layout,
-        config=config,
-        runs=tuple(runs),
-        divergence=None if failed is None else trials.blame(failed.layout),
-        not_run=not_run,
+        model=name,
+        run=run,
+        config=shrink(run, full, chosen[0]).config,
+        parts=tuple(parts),
+        divergence=None if failed is None else trials.blame(failed),
+        extrapolated=extrapolated,
     )
 
 
@@ -108,75 +171,127 @@ def used(layout: Layout) -> tuple[str, ...]:
     return tuple(axis for axis, degree in asdict(layout).items() if degree > 1)
 
 
-def choose(layout: Layout, processes: int, *, spread: bool = False) -> tuple[list[Layout], tuple[str, ...]]:
-    """The parts of `layout` to run within `processes`, and the combinations of axes that this leaves out.
-
-    With `spread`, experts are spread over fewer processes than share parameters, which takes more than one carrier, or
-    one of four.
-    """
+def choose(layout: Layout, processes: int) -> tuple[list[Layout], tuple[str, ...]]:
+    """The layouts to run within `processes`, and what of `layout` that leaves to be extrapolated."""
+    if layout.processes <= processes:
+        return [layout], ()
     axes = used(layout)
-    parts = [part for size in range(1, len(axes) + 1) for part in _parts(layout, axes, size)]
-    small = [part for part in parts if part.processes <= processes]
-    largest = [part for part in small if not any(set(used(part)) < set(used(other)) for other in small)]
-    if not small:
-        least = min(part.processes for part in parts)
+    two = Layout.from_degrees({axis: min(degree, 2) for axis, degree in asdict(layout).items()})
+    pairs = [part for size in range(1, len(axes) + 1) for part in _parts(two, axes, size)]
+    fitting = [part for part in pairs if part.processes <= processes]
+    if not fitting:
+        least = min(part.processes for part in pairs)
         raise LayoutError(f"no part of {layout} fits into {processes} processes", allowed=f"{least} or more")
-    both = any(set(CARRIERS) <= set(used(part)) for part in largest if part.ep > 1)
-    if spread and not both and processes >= 4:
-        largest.append(Layout(dp_shard=4, ep=2) if layout.dp_shard > 1 else Layout(cp=4, ep=2))
-    proved = [set(used(part)) for part in largest]
-    missing = [part for part in parts if not any(set(used(part)) <= done for done in proved)]
+    highest = {axis: _highest(layout, axis, processes) for axis in axes}
+    largest = [part for part in fitting if not any(set(used(part)) < set(used(other)) for other in fitting)]
+    higher = list(dict.fromkeys(part for part in highest.values() if part not in fitting))
+    chosen = higher + [part for part in largest if all(used(part) != used(other) for other in higher)]
+    proved = [set(used(part)) for part in chosen]
+    missing = [part for part in pairs if not any(set(used(part)) <= done for done in proved)]
     smallest = [part for part in missing if not any(set(used(other)) < set(used(part)) for other in missing)]
-    return largest, tuple(" with ".join(used(part)) for part in smallest)
+    said = [
+        f"{axis}={getattr(layout, axis)} (ran at {getattr(part, axis)})"
+        for axis, part in highest.items()
+        if getattr(part, axis) < getattr(layout, axis)
+    ]
+    said += [f"{' with '.join(used(part))} together" for part in smallest]
+    return chosen, tuple(said) or (f"all axes together at their degrees: {layout}",)
+
+
+def _highest(layout: Layout, axis: str, processes: int) -> Layout:
+    """The highest degree of one axis that runs within `processes`; ep with the axis that carries it."""
+    carrier = axis if axis != "ep" else max(CARRIERS, key=lambda name: getattr(layout, name))
+    degree = getattr(layout, carrier)
+    ways = max(part for part in range(1, processes + 1) if degree % part == 0)
+    if axis == "ep":
+        return Layout.from_degrees({carrier: ways, "ep": math.gcd(layout.ep, ways)})
+    return Layout.from_degrees({axis: ways})
 
 
 def _parts(layout: Layout, axes: tuple[str, ...], size: int) -> Iterator[Layout]:
-    """Every choice of `size` axes that is a layout of its own; ep needs an axis that carries it."""
+    """Every choice of `size` axes that is a layout of its own; ep needs axes that carry it."""
     for names in combinations(axes, size):
-        if "ep" not in names or any(carrier in names for carrier in CARRIERS):
-            yield Layout.from_degrees({name: getattr(layout, name) for name in names})
+        degrees = {name: getattr(layout, name) for name in names}
+        if (
+            layout.ep == 1
+            or "ep" not in names
+            or math.prod(degrees.get(c, 1) for c in CARRIERS) % layout.ep == 0
+        ):
+            yield Layout.from_degrees(degrees)
+
+
+def _in_layout(run: runs.Run, layout: Layout) -> runs.Run:
+    return run.model_copy(update={"layout": {axis: getattr(layout, axis) for axis in used(layout)}})
 
 
 class _Trials:
-    """Runs of one small model, each layout at most once."""
+    """Runs of one model's small forms, each at most once."""
 
-    def __init__(self, config: DecoderConfig, fault: str) -> None:
-        self.config, self.fault = config, fault
-        self._done: dict[Layout, tuple[Run, Reports]] = {}
+    def __init__(self, full: DecoderConfig, around: Around) -> None:
+        self.full, self.around = full, around
+        self._done: dict[tuple[str, str], list[RankReport]] = {}
 
-    def run(self, layout: Layout) -> Run:
-        if layout not in self._done:
-            start = time.perf_counter()
-            reports = run_layout(self.config, layout, DTYPES, self.fault)
-            found = {dtype: worst(ranks) for dtype, ranks in reports.items()}
-            run = Run(
-                layout=layout,
-                errors={dtype: difference.error for dtype, difference in found.items()},
-                worst={dtype: difference.name for dtype, difference in found.items()},
-                seconds=time.perf_counter() - start,
-            )
-            self._done[layout] = run, reports
-        return self._done[layout][0]
+    def part(self, run: runs.Run) -> Part:
+        """A run in every column that it is proved in."""
+        start = time.perf_counter()
+        names = columns(run)
+        self._done |= {
+            (run.digest(), name): reports
+            for name, reports in run_layout(run, self.full, names, self.around).items()
+        }
+        found = {name: worst(self._done[run.digest(), name]) for name in names}
+        return Part(
+            layout=run.parallel,
+            compiled=run.compile,
+            errors={name: difference.error for name, difference in found.items()},
+            worst={name: difference.name for name, difference in found.items()},
+            passed=not any(difference.wrong for difference in found.values()),
+            seconds=time.perf_counter() - start,
+        )
 
-    def blame(self, failed: Layout) -> Divergence:
-        """What is wrong in the smallest part of a layout that fails by itself."""
-        axes = used(failed)
-        smallest = failed
-        for size in range(1, len(axes)):
-            wrong = [part for part in _parts(failed, axes, size) if not self.run(part).passed]
-            if wrong:
-                smallest = wrong[0]
-                break
-        run, reports = self._done[smallest]
-        dtype = next(dtype for dtype, error in run.errors.items() if not error <= TOLERANCES[dtype])
-        degrees = asdict(smallest)
-        divergence = diagnose(reports[dtype], dtype, _blamed(smallest), degrees)
+    def blame(self, failed: runs.Run) -> Divergence:
+        """What is wrong in the smallest run that fails as `failed` does: the least features, axes, and degrees."""
+        column = next(name for name in columns(failed) if self._wrong(failed, name))
+        features, smallest = [], failed
+        for feature, update in PLAIN.items():
+            without = smallest.model_copy(update=update)
+            if without == smallest or (feature == "qat" and column == EXACT):
+                continue
+            if self._wrong(without, column):
+                smallest = without
+            else:
+                features.append(feature)
+        smallest = self._least(smallest, column)
+        divergence = diagnose(
+            self._done[smallest.digest(), column], column, _blamed(smallest.parallel), features
+        )
         assert divergence is not None
         return divergence
 
+    def _least(self, failed: runs.Run, column: str) -> runs.Run:
+        """The fewest axes that fail by themselves, and those at two if they fail so."""
+        layout = failed.parallel
+        axes = used(layout)
+        smaller = (part for size in range(len(axes)) for part in _parts(layout, axes, size))
+        found = next((part for part in smaller if self._wrong(_in_layout(failed, part), column)), layout)
+        pair = Layout.from_degrees({axis: min(degree, 2) for axis, degree in asdict(found).items()})
+        if pair != found and self._wrong(_in_layout(failed, pair), column):
+            found = pair
+        return _in_layout(failed, found)
 
-def _blamed(layout: Layout) -> tuple[str, ...]:
+    def _wrong(self, run: runs.Run, column: str) -> bool:
+        key = run.digest(), column
+        if key not in self._done:
+            self._done[key] = run_layout(run, self.full, [column], self.around)[column]
+        return worst(self._done[key]).wrong
+
+
+def _blamed(layout: Layout) -> dict[str, int]:
     """The axes of a smallest failing layout, without the one that only carries its ep."""
     axes = used(layout)
     carriers = [axis for axis in axes if axis in CARRIERS]
-    return tuple(axis for axis in axes if "ep" not in axes or len(carriers) > 1 or axis not in carriers)
+    return {
+        axis: getattr(layout, axis)
+        for axis in axes
+        if "ep" not in axes or len(carriers) > 1 or axis not in carriers
+    }

@@ -9,39 +9,41 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from torchwright.train.prove.proof import Proof, Run, used
+from torchwright.train.prove.proof import Part, Proof
 
 WIDTH = 36
 
 
-def line(run: Run) -> Text:
-    """One layout's result: its largest relative error in each dtype."""
-    text = Text("  ok     " if run.passed else "  wrong  ", "green" if run.passed else "bold red")
-    text.append(f"{run.layout!s:{WIDTH}}", "default")
-    for dtype, error in run.errors.items():
-        text.append(f"  {dtype} {error:.0e}", "default")
-    return text.append(f"  {run.seconds:.1f} s", "dim")
+def line(part: Part) -> Text:
+    """One layout's result: its largest relative error in each column."""
+    text = Text("  ok     " if part.passed else "  wrong  ", "green" if part.passed else "bold red")
+    text.append(f"{_name(part):{WIDTH}}", "default")
+    for column, error in part.errors.items():
+        text.append(f"  {column} {error:.0e}", "default")
+    return text.append(f"  {part.seconds:.1f} s", "dim")
 
 
 def verdict(proof: Proof) -> RenderableType:
-    """What was proved, or what is wrong."""
-    config = proof.config
+    """What was proved and what was not, or what is wrong."""
+    config, asked = proof.config, _asked(proof)
     small = (
         f"{config.layers} layers of {config.architecture}, {config.heads} query and {config.kv_heads} key-value heads"
         + (f", {config.experts.count} experts" if config.experts else "")
     )
     if proof.divergence is None:
-        parts: list[RenderableType] = [
-            Text(f"{proof.layout} computes what one process computes", "bold green"),
-            Text(f"loss, gradients, gradient norm and parameters over three steps; {small}", "dim"),
-        ]
-        if proof.not_run:
-            more = 2 ** min(len(used(proof.layout)), 4)
-            parts.append(Text(f"not run together: {'; '.join(proof.not_run)} (--processes {more})", "yellow"))
-        return Group(*parts)
+        compared = Text(f"loss, gradients, gradient norm and parameters over three steps; {small}", "dim")
+        if not proof.extrapolated:
+            return Group(Text(f"{asked} computes what one process computes", "bold green"), compared)
+        parts = "; ".join(dict.fromkeys(str(part.layout) for part in proof.parts))
+        return Group(
+            Text(f"parts of {asked} compute what one process computes: {parts}", "bold green"),
+            Text(f"not run, and taken to follow: {'; '.join(proof.extrapolated)}", "yellow"),
+            Text(f"the whole takes --processes {proof.layout.processes}", "yellow"),
+            compared,
+        )
     found = proof.divergence
     return Group(
-        Text(f"{proof.layout} computes something else than one process", "bold red"),
+        Text(f"{asked} computes something else than one process", "bold red"),
         Padding(
             Text(
                 f"first difference: {found.tensor} ({found.dtype}, relative error {found.error:.1e})\n"
@@ -51,6 +53,22 @@ def verdict(proof: Proof) -> RenderableType:
         ),
         Text(small, "dim"),
     )
+
+
+def _name(part: Part) -> str:
+    return f"{part.layout}{' compiled' if part.compiled else ''}"
+
+
+def _asked(proof: Proof) -> str:
+    """The layout with what a run file adds to it."""
+    run = proof.run
+    more = [f"recompute={run.recompute}"] if run.recompute != "none" else []
+    more += ["compile"] if run.compile else []
+    more += [f"micro_batches={run.micro_batches}"] if run.micro_batches > 1 else []
+    more += [run.precision] if run.precision != "fp32" else []
+    more += [run.qat.scheme] if run.qat else []
+    more += [run.optimizer.name] if run.optimizer.name != "adamw" else []
+    return ", ".join([str(proof.layout), *more])
 
 
 def plain(proof: Proof) -> dict[str, Any]:
@@ -66,18 +84,19 @@ def plain(proof: Proof) -> dict[str, Any]:
         "passed": proof.passed,
         "runs": [
             {
-                "layout": asdict(run.layout),
-                "processes": run.layout.processes,
-                "passed": run.passed,
-                "errors": {dtype: number(error) for dtype, error in run.errors.items()},
-                "worst": run.worst,
-                "seconds": round(run.seconds, 2),
+                "layout": asdict(part.layout),
+                "processes": part.layout.processes,
+                "compiled": part.compiled,
+                "passed": part.passed,
+                "errors": {column: number(error) for column, error in part.errors.items()},
+                "worst": part.worst,
+                "seconds": round(part.seconds, 2),
             }
-            for run in proof.runs
+            for part in proof.parts
         ],
         "divergence": None
         if found is None
         else asdict(found)
         | {"error": number(found.error), "ratio": number(found.ratio), "summary": str(found)},
-        "not_run": list(proof.not_run),
+        "extrapolated": list(proof.extrapolated),
     }

@@ -1,67 +1,123 @@
-"""A small model that keeps what a layout divides: each degree at most two, every kind of layer, every branch."""
+"""A small run that keeps what a run file divides, rounds and repeats: each kind of layer, each branch, real degrees."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+import math
+from dataclasses import dataclass, replace
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.rope import Rope
+from torchwright.train import config as runs
 from torchwright.train.layout import Layout
 
-TOKENS = 16
-ROWS = 8
-"""The batch: divisible by every pair and triple of degrees of two, and by dp_replicate · dp_shard of three."""
+STEPS = 3
+ROWS, TOKENS = 8, 16
+"""The least rows of a step and tokens of a row."""
 WINDOW = 5
 """Wider than one token, narrower than half a sequence, and no divisor of its parts."""
-HEAD = 8
-MODEL = 24
+HEAD, MODEL, FEED_FORWARD, EXPERT, VOCABULARY = 8, 24, 20, 12, 66
+BLOCK_MODEL, BLOCK_VOCABULARY = 64, 512
+"""Of a run that rounds in blocks: sides that float8 and MX formats take, parameters long enough for 8-bit moments."""
+CLIP = 0.5
+"""Small enough that gradients are clipped."""
+LR, EPS = 0.005, 1e-4
+"""A large eps: gradients that are zero but for rounding must not become steps of full size."""
 
 
-def shrink_layout(layout: Layout) -> Layout:
-    """Every degree above one at two."""
-    return Layout.from_degrees({axis: min(degree, 2) for axis, degree in asdict(layout).items()})
+@dataclass(frozen=True, kw_only=True)
+class Small:
+    """What is trained in place of a run's model."""
+
+    run: runs.Run
+    config: DecoderConfig
 
 
-def shrink_config(config: DecoderConfig, layout: Layout) -> DecoderConfig:
-    """The model's family at a few kilobytes.
+def shrink(run: runs.Run, full: DecoderConfig, layout: Layout) -> Small:
+    """`run` at a few kilobytes in `layout`, which is its own or a part of it.
 
-    `layout` is the full one: key-value heads divide by tp as they did, and by cp or not as they did, so that the same
-    way of context parallelism is proved; a vocabulary that tp does not divide stays one.
+    Compilation, recomputation, micro-batches, precision, clipping and the kind of optimizer stay; learning rate and eps
+    become such that every gradient is seen in the weights, and the rate falls from step to step.
     """
-    layers = _kinds(config)
-    tp, cp = min(layout.tp, 2), min(layout.cp, 2)
-    ring = config.kv_heads // layout.tp % layout.cp != 0
-    kv_heads = tp if ring else tp * cp
-    if config.kv_heads > 1 and kv_heads == 1 and not ring:
+    tokens = max(TOKENS, 4 * layout.cp * layout.tp)
+    unit = layout.batch_ways * run.micro_batches
+    rows = unit * -(-ROWS // unit)
+    chosen = run.optimizer
+    small = run.model_copy(
+        update={
+            "tokens": STEPS * rows * tokens,
+            "batch_tokens": rows * tokens,
+            "context": tokens,
+            "clip": None if run.clip is None else CLIP,
+            "layout": {axis: degree for axis, degree in vars(layout).items() if degree > 1},
+            "model": runs.Model(config={}),
+            "optimizer": chosen.model_copy(update={"lr": LR, "eps": EPS}),
+            "schedule": runs.Schedule(name="wsd", decay_fraction=1.0),
+        }
+    )
+    return Small(run=small, config=_shrink_config(full, run, layout, tokens))
+
+
+def rounds(run: runs.Run) -> bool:
+    """Whether anything in the run is rounded further than to float32."""
+    return run.precision != "fp32" or run.qat is not None or run.optimizer.name != "adamw"
+
+
+def exact(run: runs.Run) -> runs.Run:
+    """The run without what it rounds, to be computed in float64."""
+    update: dict[str, object] = {"precision": "fp32", "qat": None}
+    if run.optimizer.name == "adamw8bit":
+        update["optimizer"] = run.optimizer.model_copy(update={"name": "adamw"})
+    return run.model_copy(update=update)
+
+
+def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: int) -> DecoderConfig:
+    """The model's family; heads divide by tp as they did, and by cp or not as they did.
+
+    So the same way of context parallelism is proved. A vocabulary that tp does not divide stays one.
+    """
+    layers = _kinds(full)
+    blocks = run.precision not in ("fp32", "bf16") or run.qat is not None or run.optimizer.name == "adamw8bit"
+    model = BLOCK_MODEL if blocks else MODEL
+    ring = layout.cp > 1 and full.kv_heads // run.parallel.tp % run.parallel.cp != 0
+    kv_heads = layout.tp if ring else layout.tp * layout.cp
+    if full.kv_heads > 1 and kv_heads == 1 and not ring:
         kv_heads = 2
-    groups = min(config.groups, 2)
-    heads = kv_heads * groups
-    ropes = tuple(None if rope is None else _shrink_rope(rope, config.head_dim) for rope in config.ropes)
-    experts = config.experts
+    heads = kv_heads * min(full.groups, 2)
+    head = BLOCK_MODEL // math.gcd(BLOCK_MODEL, heads) if blocks else HEAD
+    ropes = tuple(
+        None if rope is None else _shrink_rope(rope, full.head_dim, head, tokens) for rope in full.ropes
+    )
+    experts = full.experts
     if experts is not None:
-        experts = replace(experts, count=4, chosen=min(experts.chosen, 2), feed_forward=12)
+        experts = replace(
+            experts,
+            count=math.lcm(4, layout.ep),
+            chosen=min(experts.chosen, 2),
+            feed_forward=math.lcm(BLOCK_MODEL if blocks else EXPERT, layout.tp),
+        )
+    vocabulary = BLOCK_VOCABULARY if blocks else math.lcm(VOCABULARY, layout.tp)
     return replace(
-        config,
-        vocabulary=66 if config.vocabulary % layout.tp == 0 else 67,
-        model=MODEL,
+        full,
+        vocabulary=vocabulary if full.vocabulary % run.parallel.tp == 0 else vocabulary + 1,
+        model=model,
         layers=len(layers),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=HEAD,
-        feed_forward=20,
-        context=2 * TOKENS,
+        head_dim=head,
+        feed_forward=math.lcm(BLOCK_MODEL if blocks else FEED_FORWARD, layout.tp),
+        context=2 * tokens,
         ropes=tuple(ropes[layer] for layer in layers),
-        windows=tuple(WINDOW if config.windows[layer] else 0 for layer in layers),
-        sparse=tuple(config.sparse[layer] for layer in layers),
+        windows=tuple(WINDOW if full.windows[layer] else 0 for layer in layers),
+        sparse=tuple(full.sparse[layer] for layer in layers),
         experts=experts,
-        scale=config.scale * (config.head_dim / HEAD) ** 0.5,
+        scale=full.scale * (full.head_dim / head) ** 0.5,
         embedding_scale=1.0
-        if config.embedding_scale == 1
-        else config.embedding_scale * (MODEL / config.model) ** 0.5,
+        if full.embedding_scale == 1
+        else full.embedding_scale * (model / full.model) ** 0.5,
         # Low enough for the small model's values to reach them.
-        clip_qkv=None if config.clip_qkv is None else 1.0,
-        attention_soft_cap=min(config.attention_soft_cap, 2.0),
-        logit_soft_cap=min(config.logit_soft_cap, 5.0),
+        clip_qkv=None if full.clip_qkv is None else 1.0,
+        attention_soft_cap=min(full.attention_soft_cap, 2.0),
+        logit_soft_cap=min(full.logit_soft_cap, 5.0),
     )
 
 
@@ -75,12 +131,12 @@ def _kinds(config: DecoderConfig) -> list[int]:
     return layers if len(layers) > 1 else [layers[0], layers[0]]
 
 
-def _shrink_rope(rope: Rope, head_dim: int) -> Rope:
-    rotated = max(2, 2 * round(HEAD * rope.rotated / head_dim / 2))
+def _shrink_rope(rope: Rope, head_dim: int, head: int, tokens: int) -> Rope:
+    rotated = max(2, 2 * round(head * rope.rotated / head_dim / 2))
     return replace(
         rope,
         rotated=rotated,
-        original=TOKENS // 2,
+        original=tokens // 2,
         short_factor=rope.short_factor[: rotated // 2],
         long_factor=rope.long_factor[: rotated // 2],
     )

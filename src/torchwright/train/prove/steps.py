@@ -1,163 +1,72 @@
-"""Three training steps, alone or as one process of a layout, with every value that a comparison needs."""
+"""The trainer's own steps on the small run, with every value that a comparison needs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn import functional as F
 
-from torchwright.decoder.config import DecoderConfig
-from torchwright.train.layout import Layout
-from torchwright.train.loss import IGNORE, shift_labels
-from torchwright.train.model import Transformer
-from torchwright.train.model.fill import fill, whole
-from torchwright.train.model.transformer import Layer
-from torchwright.train.parallel import (
-    by_mesh,
-    clip_grad_norm,
-    global_sum,
-    local_batch,
-    make_mesh,
-    parallelize,
-)
-from torchwright.train.prove.shrink import ROWS, TOKENS
-
-STEPS = 3
-CHUNK = 3
-"""Tokens of a chunk of the first step's loss: no divisor of any part of a sequence."""
-CLIP = 0.5
+from torchwright.train.learner import Learner
+from torchwright.train.model.fill import whole
+from torchwright.train.prove.reference import Rows, fill_weights, numbered
+from torchwright.train.prove.shrink import STEPS, Small
+from torchwright.train.prove.trace import Recorder, Trace
+from torchwright.train.schedule import plan_step
 
 
-@dataclass
-class Trace:
-    """A run's values in the order in which steps compute them.
-
-    forward/NAME, labels, loss, backward/NAME, gradient/NAME and norm of the first step, loss/N and norm/N of those
-    after it, parameter/NAME in the end. What is sharded is whole here; of activations and their gradients there is this
-    process's part.
-    """
-
-    values: dict[str, torch.Tensor] = field(default_factory=dict)
-    nll_BT: torch.Tensor | None = None
-    """The first step's loss token by token, of the run with one process alone."""
-
-    def add(self, name: str, value: torch.Tensor) -> None:
-        self.values[name] = value.detach().clone()
-
-
-def global_batch(config: DecoderConfig, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and shifted labels (ROWS, TOKENS): rows of different lengths, and ignored labels in some of them.
-
-    Parts of the batch hold different numbers of labels along every axis, so that a mean of means shows.
-    """
-    generator = torch.Generator().manual_seed(1000 + step)
-    ids_BT = torch.randint(0, config.vocabulary, (ROWS, TOKENS), generator=generator)
-    lengths_B = torch.tensor([16, 5, 13, 16, 3, 16, 9, 14])
-    ids_BT.masked_fill_(torch.arange(TOKENS) >= lengths_B[:, None], 0)
-    labels_BT = shift_labels(ids_BT, lengths_B)
-    labels_BT[3, :6] = IGNORE
-    labels_BT[5, 2:11:2] = IGNORE
-    return ids_BT, labels_BT
-
-
-def build(config: DecoderConfig, dtype: torch.dtype) -> Transformer:
-    """The model with weights that make every part of it matter: no norm is the identity, no bias zero."""
-    model = Transformer(config).to(dtype)
-    generator = torch.Generator().manual_seed(7)
-    for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype)
-        if parameter.ndim == 1:
-            centre = 1 - config.norm_offset if name.endswith("weight") else 0.0
-            fill(parameter, centre + 0.2 * noise)
-        else:
-            fill(parameter, noise / parameter.shape[-1] ** 0.5)
-    return model
-
-
-def run_alone(config: DecoderConfig, dtype: torch.dtype) -> Trace:
-    """The reference: one process, the whole batch."""
-    model = build(config, dtype)
-    ids, labels = global_batch(config, 0)
-    with torch.no_grad():
-        nll = F.cross_entropy(
-            model(ids).flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="none"
-        )
-    trace = _run(model, config, None, None)
-    trace.nll_BT = nll.view_as(labels)
-    return trace
-
-
-def run_in_layout(config: DecoderConfig, dtype: torch.dtype, layout: Layout) -> tuple[Trace, DeviceMesh]:
-    """This process's part of the same steps, in an initialized process group."""
-    mesh = make_mesh(layout, "cpu")
-    model = build(config, dtype)
-    parallelize(model, layout, mesh)
-    return _run(model, config, layout, mesh), mesh
-
-
-def _run(model: Transformer, config: DecoderConfig, layout: Layout | None, mesh: DeviceMesh | None) -> Trace:
-    trace = Trace()
-    groups = [{"params": group} for group in by_mesh(model.parameters())]
-    # A large eps: gradients that are zero but for rounding must not become steps of full size.
-    optimizer = torch.optim.AdamW(groups, lr=0.005, eps=1e-4, weight_decay=0.1)
-    for step in range(STEPS):
-        ids, labels = global_batch(config, step)
-        positions = None
-        if layout is not None and mesh is not None:
-            ids, labels, positions = local_batch(ids, labels, layout, mesh)
-        hooks = _record(model, trace) if step == 0 else []
-        # One process computes the plain loss always: it is what a chunked one is compared with.
-        chunk = CHUNK if step == 0 and mesh is not None else 0
-        total, valid = model.loss(ids, labels, positions, chunk=chunk)
-        everywhere = valid if mesh is None else global_sum(valid, mesh)
-        if step == 0:
-            trace.add("labels", everywhere)
-        trace.add("loss" if step == 0 else f"loss/{step + 1}", reported_loss(total, everywhere, mesh))
-        differentiated_loss(total, everywhere, mesh).backward()
-        for hook in hooks:
-            hook.remove()
-        if step == 0:
-            for name, parameter in reversed(list(model.named_parameters())):
-                assert parameter.grad is not None, f"{name} has no gradient"
-                trace.add(f"gradient/{name}", whole(parameter.grad))
-        norm = clip_grad_norm(model.parameters(), CLIP)
-        trace.add("norm" if step == 0 else f"norm/{step + 1}", norm)
-        optimizer.step()
-        optimizer.zero_grad()
-    for name, parameter in model.named_parameters():
+def train_steps(small: Small, dtype: torch.dtype) -> tuple[Trace, DeviceMesh]:
+    """This process's part of the run's steps, its weights in `dtype`, in an initialized process group."""
+    run, trace = small.run, Trace()
+    with _weights_in(dtype):
+        learner = Learner(run, small.config, Path(), "cpu")
+    fill_weights(learner.model)
+    rows = Rows(run, small.config)
+    for number in range(STEPS):
+        step = plan_step(run, number)
+        batches = learner.batches.of_step(step, rows)
+        # Compiled code is left as it is; where something in it is wrong, the same is looked at without the compiler.
+        recorder = None if number or run.compile else Recorder(learner.model, trace)
+        learner.clip = (
+            run.clip if number else None
+        )  # the gradients of the first step are compared as they are
+        if not number:
+            positions = batches[0].positions_BT
+            trace.positions = positions if positions is None or positions.ndim == 1 else positions[0]
+            for batch in batches:
+                trace.add("ids", batch.ids_BT)
+                trace.add("labels", batch.labels_BT)
+        figures = learner.gradients(batches)
+        if recorder is not None:
+            recorder.stop()
+        if not number:
+            for name, parameter in reversed(list(learner.model.named_parameters())):
+                trace.add(
+                    f"gradient/{name}", torch.empty(0) if parameter.grad is None else whole(parameter.grad)
+                )
+        trace.add(numbered("loss", number), torch.tensor(figures.loss, dtype=torch.float64))
+        trace.add(numbered("norm", number), torch.tensor(figures.grad_norm, dtype=torch.float64))
+        learner.update(step)
+    for name, parameter in learner.model.named_parameters():
         trace.add(f"parameter/{name}", whole(parameter))
-    return trace
+    trace.values = {name: trace.values[name] for name in sorted(trace.values, key=_turn)}
+    return trace, learner.mesh
 
 
-def differentiated_loss(
-    total: torch.Tensor, everywhere: torch.Tensor, _mesh: DeviceMesh | None
-) -> torch.Tensor:
-    """This process's part of the step's loss; the parts' gradients are summed."""
-    return total / everywhere
+def _turn(name: str) -> int:
+    """A value's place among others: a loss is told when its gradients are there already."""
+    first = ("ids", "labels", "forward", "loss")
+    kind, _, rest = name.partition("/")
+    return first.index(kind) if kind in first and not (kind == "loss" and rest) else len(first)
 
 
-def reported_loss(total: torch.Tensor, everywhere: torch.Tensor, mesh: DeviceMesh | None) -> torch.Tensor:
-    """The step's loss as a log shows it."""
-    return (total.detach() if mesh is None else global_sum(total, mesh)) / everywhere
-
-
-def _record(model: Transformer, trace: Trace) -> list[torch.utils.hooks.RemovableHandle]:
-    """Hooks that keep the blocks' outputs and, as they come, those outputs' gradients."""
-    blocks: dict[str, nn.Module] = {"embedding": model.embedding}
-    for place, layer in enumerate(model.layers):
-        assert isinstance(layer, Layer)
-        blocks |= {f"layers.{place}.attention": layer.attention, f"layers.{place}.mlp": layer.mlp}
-    blocks["norm"] = model.norm
-
-    def keep(name: str, output: Any) -> None:
-        trace.add(f"forward/{name}", whole(output))
-        output.register_hook(lambda gradient: trace.add(f"backward/{name}", whole(gradient)))
-
-    return [
-        block.register_forward_hook(lambda _block, _inputs, output, name=name: keep(name, output))
-        for name, block in blocks.items()
-    ]
+@contextmanager
+def _weights_in(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,135 @@
+"""The same steps on one process, written down as plainly as they can be: none of the trainer's own code but the model.
+
+Whole batches, no micro-batches, no recomputation, no compiler; AdamW as in its paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from torchwright.decoder.config import DecoderConfig
+from torchwright.train.config import Run
+from torchwright.train.loss import IGNORE
+from torchwright.train.model import Transformer, explicit_attention
+from torchwright.train.model.fill import fill
+from torchwright.train.optimizer import Optimizers
+from torchwright.train.precision import autocast, convert
+from torchwright.train.prove.shrink import STEPS
+from torchwright.train.prove.trace import Recorder, Trace
+from torchwright.train.schedule import plan_step
+
+LENGTHS = (16, 5, 13, 16, 3, 16, 9, 14)
+"""Sixteenths of a row that are tokens, row by row: no two processes hold the same number of labels."""
+
+
+class Rows:
+    """Numbered rows of random tokens; behind a row's end there is `IGNORE`."""
+
+    def __init__(self, run: Run, config: DecoderConfig) -> None:
+        self.context, self.vocabulary = run.context, config.vocabulary
+
+    def batch(self, first: int, rows: int) -> torch.Tensor:
+        """(B, T + 1), as `Windows.batch`."""
+        return torch.stack([self._row(first + place) for place in range(rows)])
+
+    def _row(self, number: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1000 + number)
+        row = torch.randint(0, self.vocabulary, (self.context + 1,), generator=generator)
+        row[1 + LENGTHS[number % len(LENGTHS)] * self.context // 16 :] = IGNORE
+        return row
+
+
+def fill_weights(model: Transformer) -> None:
+    """Weights that make every part of the model matter: no norm is the identity, no bias zero."""
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.ndim == 1:
+            centre = 1 - model.config.norm_offset if name.endswith("weight") else 0.0
+            fill(parameter, (centre + 0.2 * noise).to(parameter.dtype))
+        else:
+            fill(parameter, (noise / parameter.shape[-1] ** 0.5).to(parameter.dtype))
+
+
+def reference(run: Run, config: DecoderConfig, dtype: torch.dtype) -> Trace:
+    """The run's steps in `dtype`; where the run rounds, with that rounding."""
+    model = Transformer(config).to(dtype)
+    convert(model, run.precision, "cpu")
+    if run.qat is not None:
+        from torchwright.train.qat import fake_quantize
+
+        fake_quantize(model, run.qat)
+    model.use_attention(explicit_attention)
+    fill_weights(model)
+    move = _mover(model, run)
+    trace, rows = Trace(), Rows(run, config)
+    for number in range(STEPS):
+        step = plan_step(run, number)
+        windows_BT = rows.batch(step.first, step.rows)
+        ids_BT, labels_BT = windows_BT[:, :-1].clamp(min=0), windows_BT[:, 1:]
+        recorder = Recorder(model, trace) if number == 0 else None
+        with autocast(run.precision, "cpu"):
+            logits_BTV = model(ids_BT)
+        wide = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32)).flatten(0, 1)
+        nll_N = F.cross_entropy(wide, labels_BT.flatten(), ignore_index=IGNORE, reduction="none")
+        loss = nll_N.sum() / (labels_BT != IGNORE).sum()
+        loss.backward()
+        parameters = dict(model.named_parameters())
+        norm = torch.stack([_gradient(p).norm() for p in parameters.values()]).norm()
+        if recorder is not None:
+            recorder.stop()
+            trace.nll_BT = nll_N.detach().view_as(labels_BT)
+            trace.add("ids", ids_BT)
+            trace.add("labels", labels_BT)
+            for name, parameter in parameters.items():
+                trace.add(f"gradient/{name}", _gradient(parameter))
+        trace.add(numbered("loss", number), loss)
+        trace.add(numbered("norm", number), norm)
+        if number and run.clip is not None:
+            for parameter in parameters.values():
+                _gradient(parameter).mul_((run.clip / (norm + 1e-6)).clamp(max=1.0))
+        move(step.rate)
+        model.zero_grad()
+    for name, parameter in model.named_parameters():
+        trace.add(f"parameter/{name}", parameter)
+    return trace
+
+
+def numbered(name: str, number: int) -> str:
+    """The name of a step's figure in a trace."""
+    return f"{name}/{number + 1}" if number else name
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _mover(model: Transformer, run: Run) -> Callable[[float], None]:
+    """A step of the run's optimizer at a factor on its peak rate."""
+    chosen = run.optimizer
+    if chosen.name != "adamw":
+        # Muon and 8-bit moments are others' code, called as on one process.
+        return Optimizers(model, chosen, compiled=False).step
+    moments: dict[str, Any] = {}
+    (beta1, beta2), taken = chosen.betas, 0
+
+    @torch.no_grad()
+    def step(rate: float) -> None:
+        nonlocal taken
+        taken += 1
+        for name, p in model.named_parameters():
+            g = _gradient(p)
+            m, v = moments.get(name, (torch.zeros_like(p), torch.zeros_like(p)))
+            m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+            moments[name] = m, v
+            if p.ndim >= 2:
+                p.mul_(1 - rate * chosen.lr * chosen.weight_decay)
+            scale = (v / (1 - beta2**taken)).sqrt() + chosen.eps
+            p.sub_(rate * chosen.lr * m / (1 - beta1**taken) / scale)
+
+    return step

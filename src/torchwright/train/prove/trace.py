@@ -1,0 +1,100 @@
+"""What a step computes, value by value, in the order in which it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from torchwright.train.model import Transformer
+from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm
+from torchwright.train.model.fill import whole
+
+WATCHED = (nn.Embedding, nn.Linear, RMSNorm, Attention, FeedForward, MixtureOfExperts)
+
+
+@dataclass
+class Trace:
+    """A run's values in the order in which steps compute them.
+
+    ids, labels, forward/MODULE.input, forward/MODULE, loss, backward/MODULE and backward/MODULE.input,
+    gradient/PARAMETER and norm of the first step, loss/N and norm/N of those after it, parameter/PARAMETER in the end;
+    recomputed/MODULE is what the backward pass computed again. What is sharded is whole here; of activations and their
+    gradients there is this process's part.
+    """
+
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    positions: torch.Tensor | None = None
+    """(T/cp,): which tokens of each row are this process's; None is all of them."""
+    nll_BT: torch.Tensor | None = None
+    """The first step's loss token by token, of the reference."""
+
+    def add(self, name: str, value: torch.Tensor) -> None:
+        """Keep a value; a micro-batch's comes below those of the ones before it."""
+        value = value.detach().clone()
+        before = self.values.get(name)
+        self.values[name] = value if before is None else torch.cat([before, value])
+
+
+class Recorder:
+    """Keeps outputs and gradients of a model's modules in a trace, until it is told to `stop`."""
+
+    def __init__(self, model: Transformer, trace: Trace) -> None:
+        self.trace, self.forward, self.rows = trace, True, 0
+        self.handles: list[RemovableHandle] = []
+        for name, module in model.named_modules():
+            if isinstance(module, WATCHED) and module is not model.head:
+                self._watch(name, module)
+        # Modules that run between the last norm and the next embedding run once more, for the backward pass.
+        self.handles.append(model.embedding.register_forward_pre_hook(self._begin))
+        self.handles.append(model.norm.register_forward_hook(self._end))
+
+    def stop(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def _begin(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.forward, self.rows = True, len(inputs[0])
+
+    def _end(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        self.forward = False
+
+    def _watch(self, name: str, module: nn.Module) -> None:
+        def before(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            first, *rest = inputs
+            self._keep(f"{'forward' if self.forward else 'recomputed'}/{name}.input", first)
+            return _Watched.apply(
+                first, lambda gradient: self._keep(f"backward/{name}.input", gradient)
+            ), *rest
+
+        def behind(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            self._keep(f"{'forward' if self.forward else 'recomputed'}/{name}", output)
+            if self.forward:
+                output.register_hook(lambda gradient: self._keep(f"backward/{name}", gradient))
+
+        if not isinstance(module, nn.Embedding):
+            self.handles.append(module.register_forward_pre_hook(before, prepend=True))
+        self.handles.append(module.register_forward_hook(behind))
+
+    def _keep(self, name: str, value: torch.Tensor) -> None:
+        value = whole(value.detach())
+        if value.ndim == 2:  # a router's, whose rows are tokens
+            value = value.unflatten(0, (self.rows, -1))
+        self.trace.add(name, value)
+
+
+class _Watched(torch.autograd.Function):
+    """Identity that tells its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, tell: Any) -> torch.Tensor:
+        ctx.tell = tell
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.tell(gradients[0])
+        return gradients[0], None
