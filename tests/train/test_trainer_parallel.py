@@ -134,14 +134,11 @@ def test_a_checkpoint_is_cut_anew_for_another_layout(tmp_path: Path, four: Path)
     assert_near(run, four, first=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [
-        pytest.param({}, id="alone"),
-        pytest.param({"dp_shard": 2, "cp": 2}, id="fsdp and context parallel", marks=pytest.mark.slow),
-        pytest.param({"dp_replicate": 2, "tp": 2}, id="copies and tensor parallel", marks=pytest.mark.slow),
-        pytest.param({"cp": 4}, id="context parallel", marks=pytest.mark.slow),
-    ],
+    [{}, {"dp_shard": 2, "cp": 2}, {"dp_replicate": 2, "tp": 2}, {"cp": 4}],
+    ids=lambda layout: ",".join(layout) or "alone",
 )
 def test_two_epochs_read_every_token_twice(tmp_path: Path, layout: dict[str, int]) -> None:
     """Counted in the processes of a run: 40 files of lognormal lengths, every token another id."""
