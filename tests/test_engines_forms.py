@@ -452,6 +452,7 @@ class Convolutions(nn.Module):
         return self.layers(image).mean((2, 3))
 
 
+@pytest.mark.slow
 def test_sizes_that_the_caller_names_vary_and_other_pictures_go_a_slower_way(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):

@@ -150,6 +150,7 @@ def test_generate_and_bench_run_where_they_are_told(card: None, folder: Path) ->
     assert (found["kernels"], found["peak_memory_bytes"]) == ("Triton", 1 << 30)
 
 
+@pytest.mark.slow
 def test_a_language_model_is_optimized_kept_and_loaded(
     folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,7 +192,8 @@ def test_a_residual_stays_in_float_where_the_sum_is_read_in_float() -> None:
     assert torch.equal(program.module()(x), before)
 
 
-@pytest.mark.parametrize("skip", [("left",), pytest.param(("stem", "down", "right"), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("skip", [("left",), ("stem", "down", "right")])
 def test_a_mixed_graph_computes_the_same_compiled(tmp_path, skip: tuple[str, ...]) -> None:
     check_mixed(tmp_path, "bfloat16", skip)
 
@@ -231,10 +232,11 @@ def test_export_leaves_no_checks_that_count_as_readers() -> None:
     torch.testing.assert_close(program.module()(x), x.bfloat16().float() + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64"), reason="oneDNN's int8 kernels are for x86 CPUs"
 )
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_inductor_fuses_activation_and_residual_into_the_layers(tmp_path, dtype: str) -> None:
     """It once fused nothing: export's own checks read every value a second time. The counters are Inductor's."""
     from torch._dynamo.utils import counters

@@ -138,7 +138,7 @@ NAMED: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "the optimizer moves otherwise with dp_replicate",
     ),
 }
-QUICK = ("up not summed", "ring forgets", "means of micro-batches", "recomputed otherwise", "not rounded")
+QUICK = ("ring forgets", "means of micro-batches", "recomputed otherwise", "not rounded")
 
 
 def proof_of(fault: str, folder: Path, **changes: Any) -> Proof:

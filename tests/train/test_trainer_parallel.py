@@ -85,10 +85,11 @@ def test_hsdp_and_context_parallel_equal_one_process(tmp_path: Path, four: Path)
     assert len(list(checkpoints(four)[-1].glob("*.safetensors"))) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "config"),
     [
-        pytest.param({"dp_shard": 2, "tp": 2}, CONFIG, id="fsdp and tensor parallel", marks=pytest.mark.slow),
+        pytest.param({"dp_shard": 2, "tp": 2}, CONFIG, id="fsdp and tensor parallel"),
         pytest.param({"dp_shard": 2, "ep": 2}, CONFIG | MIXTURE, id="expert parallel"),
     ],
 )
@@ -205,6 +206,7 @@ def test_long_work_of_the_first_process_is_waited_for(tmp_path: Path) -> None:
         assert not told
 
 
+@pytest.mark.slow
 def test_asking_one_process_to_leave_saves_all(tmp_path: Path) -> None:
     """8-bit moments are kept by each process as they are, and the signal is agreed on."""
     run = make_run(tmp_path, layout={"dp_shard": 2}, optimizer={"name": "adamw8bit", "lr": 3e-3})

@@ -31,7 +31,7 @@ _SAVED = (
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.torchwright.ring_attention.default,
+    torch.ops.torchwright_train.ring_attention.default,
 )
 """What selective recomputation keeps: what takes long to compute again."""
 _MARKS = (

@@ -104,9 +104,9 @@ def _compute_backward(
 
 # Each is one operator to whoever looks from above: the compiler goes around it, and selective recomputation keeps what
 # it gave instead of sending keys again.
-_forward = torch.library.custom_op("torchwright::ring_attention", _compute, mutates_args=())
+_forward = torch.library.custom_op("torchwright_train::ring_attention", _compute, mutates_args=())
 _backward = torch.library.custom_op(
-    "torchwright::ring_attention_backward", _compute_backward, mutates_args=()
+    "torchwright_train::ring_attention_backward", _compute_backward, mutates_args=()
 )
 
 
@@ -140,8 +140,8 @@ def _gradients(ctx: Any, d_out: torch.Tensor, _d_log_total: torch.Tensor | None)
 
 _forward.register_autograd(_gradients, setup_context=_keep)
 INSIDE: dict[Any, Callable[..., Any]] = {
-    torch.ops.torchwright.ring_attention.default: _compute,
-    torch.ops.torchwright.ring_attention_backward.default: _compute_backward,
+    torch.ops.torchwright_train.ring_attention.default: _compute,
+    torch.ops.torchwright_train.ring_attention_backward.default: _compute_backward,
 }
 """Operator → what it runs, for whoever counts what happens in it."""
 
