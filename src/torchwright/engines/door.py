@@ -33,6 +33,7 @@ from torchwright.engines.alike import Alike
 from torchwright.engines.call import Binder, is_array, numbered, seen
 from torchwright.engines.spec import CallSpec, NotHeld, Takes, TensorSpec
 from torchwright.errors import SlowerCall, TorchwrightError, WorkloadError
+from torchwright.kernels.threads import torch_threads
 from torchwright.workloads.base import Case
 from torchwright.workloads.rows import Pieces
 
@@ -175,12 +176,8 @@ class Door:
                 torch._C._set_grad_enabled(True)
 
     def _on_threads(self, way: Way, tensors: list[torch.Tensor]) -> Any:
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._threads or before)
-        try:
+        with torch_threads(self._threads):
             return self._guarded(way, tensors)
-        finally:
-            torch.set_num_threads(before)
 
     def result_of(self, args: Any, kwargs: Any) -> tuple[Call, list[Output]] | None:
         """For a call whose tensors may have sizes and no data: what makes its result of flat outputs, and of those

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from torchwright.kernels.ops import native
+native: Any = torch.ops.torchwright
 
 
 @contextmanager

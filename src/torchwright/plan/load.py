@@ -26,6 +26,7 @@ from torchwright.engines.package import Package
 from torchwright.engines.spec import CallSpec, is_structure
 from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
 from torchwright.facts import Fingerprint, Interval, Recipe
+from torchwright.kernels.threads import torch_threads
 from torchwright.paths import file_digest
 from torchwright.plan import artifact
 from torchwright.plan.artifact import GENERAL, ROWS, Manifest
@@ -77,12 +78,8 @@ def on_threads(run: Run, threads: int | None) -> Run:
         return run
 
     def call(case: Case) -> Any:
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
+        with torch_threads(threads):
             return run(case)
-        finally:
-            torch.set_num_threads(before)
 
     return call
 
