@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -223,6 +225,16 @@ class TestTransformers:
         with pytest.raises(RefusedTechnique, match=r"change by 5\.0e-01"):
             Attention(implementation="eager").apply(target)
         assert switchable(target.model)[0].config._attn_implementation == "sdpa"
+
+    def test_to_look_at_a_module_of_ones_own_needs_no_transformers(self) -> None:
+        """It may not even be importable: a torchvision built for another torch takes it along."""
+        code = (
+            "import sys; sys.modules['transformers'] = None\n"
+            "from torch import nn; from torchwright.techniques.attention import switchable\n"
+            "print(switchable(nn.Linear(2, 2)))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == ("[]\n", "")
 
     def test_others_have_nothing_to_switch(self) -> None:
         target = make(nn.Linear(4, 4), torch.randn(1, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
@@ -10,7 +11,6 @@ from torch import nn
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage
-from torchwright.quiet import quiet_import
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.blocked_attention import BlockedAttention, CannotCall, Site, find_sites
 from torchwright.techniques.wrapping import TOLERANCE, outputs, replace_module, worst_error
@@ -109,13 +109,15 @@ class Attention(Technique):
 
 def switchable(model: nn.Module) -> list[Any]:
     """The outermost transformers models in `model`."""
-    with quiet_import():
-        from transformers import PreTrainedModel
-
+    # A model of transformers cannot exist before its base class does: importing it to ask takes seconds, and fails
+    # beside a broken torchvision.
+    modeling = sys.modules.get("transformers.modeling_utils")
+    if modeling is None:
+        return []
     found: list[Any] = []
     inside: set[int] = set()
     for module in model.modules():
-        if isinstance(module, PreTrainedModel) and id(module) not in inside:
+        if isinstance(module, modeling.PreTrainedModel) and id(module) not in inside:
             found.append(module)
             inside |= {id(child) for child in module.modules()}
     return found

@@ -88,8 +88,10 @@ def load_model(folder: Path, auto: str) -> nn.Module:
     except Exception as error:
         raise ModelError(
             f"transformers cannot load {folder}",
-            found=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}",
-            next="check that config.json and the *.safetensors belong together",
+            found=_first_line(error),
+            next="run it again with a whole transformers"
+            if isinstance(error, ImportError)
+            else "check that config.json and the *.safetensors belong together",
         ) from error
     # transformers fills what a file lacks with random numbers; only a pooler, which nothing here reads, may be missing.
     missing = sorted(key for key in loaded["missing_keys"] if "pooler" not in key)
@@ -103,6 +105,14 @@ def load_model(folder: Path, auto: str) -> nn.Module:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return model
+
+
+def _first_line(error: BaseException) -> str:
+    """What went wrong; of an import that failed, the first cause: transformers names only the class it was asked for."""
+    while isinstance(error, ImportError) and error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def _made_wide(folder: Path, config: dict[str, Any], asked: Any) -> tuple[Any, dict[str, Any]]:
