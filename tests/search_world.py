@@ -22,6 +22,8 @@ from torchwright.plan.state import Outcome, Search
 from torchwright.plan.trial import Candidate, Context, TrialFailed
 from torchwright.techniques.base import Phase, Technique, from_step, techniques
 
+UNSEEN_SECONDS = 0.01
+"""What it takes to look at data that chooses nothing."""
 ORIGINAL = frozenset({"eager", "cpu", "floating", "float_weights", "float32", "linear", "exportable"})
 
 
@@ -350,6 +352,8 @@ class Process:
         return {"peak": self.world.memory(self.names), "recompiles": 0}
 
     def observe(self, *, unseen: bool = False) -> str | None:
+        if unseen:
+            self.world.spend(self.context, UNSEEN_SECONDS)
         return "observed" if not unseen else "unseen" if self.world.unseen_drop else None
 
     def compare(self, *, reference: str, itself: bool = False, unseen: bool = False) -> Any:

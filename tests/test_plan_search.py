@@ -276,6 +276,14 @@ def test_what_was_chosen_is_judged_by_other_data(world: World, seen: float, unse
         assert "1.10% on data by which nothing was chosen" in row(outcome, "fuse").reason
 
 
+def test_it_is_judged_so_also_where_the_last_trial_has_used_its_time_up(world: World):
+    """That trial's limit was the deadline still, and asking beyond it ended the search with nothing."""
+    world.gain, world.cost = product(half=2.0, fuse=2.0), {"fuse": 1000.0}
+    world.drop = world.unseen_drop = lambda steps: 0.009 * bool(steps)
+    outcome = world.search(step("half"), step("fuse"))
+    assert (names(outcome), rows(outcome)) == (["half"], {"half": "kept", "fuse": "untried"})
+
+
 def test_a_single_step_that_is_over_the_budget_on_other_data_leaves_the_original(world: World):
     world.gain = product(half=2.0)
     world.drop, world.unseen_drop = lambda steps: 0.009 * bool(steps), lambda steps: 0.02 * bool(steps)

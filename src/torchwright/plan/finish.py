@@ -80,7 +80,7 @@ def judge_again(search: Search) -> None:
     What was chosen by a sample suits that sample a little too well. Far below the budget that decides nothing, and the
     artifact alone is judged so.
     """
-    if search.best is search.baseline:
+    if search.best is search.baseline or not _time_to_judge(search):
         return
     search.last_reference = search.baseline.process.ask("observe", unseen=True)
     while search.last_reference is not None and search.best is not search.baseline:
@@ -92,6 +92,14 @@ def judge_again(search: Search) -> None:
             return
         reason = f"{found.metric} drops by up to {found.drop_high:.2%} on data by which nothing was chosen"
         _take_out_costliest(search, reason)
+        if not _time_to_judge(search):
+            return
+
+
+def _time_to_judge(search: Search) -> bool:
+    """Whether there is, until the last moment, which becomes the deadline: that of the last trial may have passed."""
+    search.context.deadline = search.last_moment
+    return search.context.remaining() > search.settle_seconds
 
 
 def _take_out_costliest(search: Search, reason: str) -> None:

@@ -108,7 +108,7 @@ def load_model(folder: Path, auto: str) -> nn.Module:
 
 
 def _first_line(error: BaseException) -> str:
-    """What went wrong; of an import that failed, the first cause: transformers names only the class it was asked for."""
+    """What went wrong; of a failed import its first cause: transformers names only the class it was asked for."""
     while isinstance(error, ImportError) and error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()
