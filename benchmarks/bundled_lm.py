@@ -16,7 +16,7 @@ from typing import Any
 
 import turns
 from torchwright.api import optimize_cli
-from torchwright.plan.artifact import open_artifact
+from torchwright.artifact.folder import open_artifact
 from torchwright.workloads.language import LanguageWorkload
 
 STARTS = 5

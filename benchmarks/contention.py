@@ -31,8 +31,8 @@ import torch
 import turns
 from serving_load import server
 from torchwright.decoder.load import load_decoder
-from torchwright.serve.engine import Engine
-from torchwright.serve.messages import SamplingOptions, Submit
+from torchwright.serve.engine.engine import Engine
+from torchwright.serve.wire.messages import SamplingOptions, Submit
 from torchwright.workloads.language import BUNDLED
 
 PROMPT = "def "

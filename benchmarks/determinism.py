@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import turns
-from torchwright.kernels import build
+from torchwright.kernels.cpu import build
 from torchwright.kernels.linear import PackedLinear
 
 K, N, COPIES, ROUNDS = 2048, 8192, 6, 40

@@ -25,7 +25,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
 import turns
-from torchwright.train.embeddings import (
+from torchwright.embeddings import (
     Groups,
     Jagged,
     Plan,

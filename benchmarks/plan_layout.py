@@ -27,8 +27,8 @@ from torchwright.train.planning.memory import peak_memory
 from torchwright.train.planning.models import KNOWN, read_model
 from torchwright.train.planning.published import MEMORY, TIME, Published
 from torchwright.train.planning.published_rows import PUBLISHED
-from torchwright.train.planning.shape import Shape
 from torchwright.train.prove.processes import on_processes
+from torchwright.train.shape import Shape
 
 TOP = 3
 COLUMNS = (

@@ -17,12 +17,12 @@ from torch import nn
 
 import turns
 from torchwright.devices import get_device
+from torchwright.engines.apply import apply_steps, make_target
 from torchwright.facts import Step
 from torchwright.kernels.linear import PackedLinear
-from torchwright.plan.apply import apply_steps, make_target
 from torchwright.techniques.base import Target
-from torchwright.techniques.packed_weights import mean_products, mean_squares
-from torchwright.techniques.wrapping import replace_module
+from torchwright.techniques.shared.packed_weights import mean_products, mean_squares
+from torchwright.techniques.shared.wrapping import replace_module
 from torchwright.workloads.language import LanguageWorkload
 
 Calibration = Callable[[Target], dict[nn.Module, torch.Tensor]]

@@ -37,9 +37,9 @@ from llm_cpu import Peer
 from torchwright.decoder.cache import PAGE
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import load_decoder
-from torchwright.serve.engine import Engine
-from torchwright.serve.messages import SamplingOptions, Submit
+from torchwright.serve.engine.engine import Engine
 from torchwright.serve.options import Options
+from torchwright.serve.wire.messages import SamplingOptions, Submit
 from torchwright.workloads.language import BUNDLED
 
 SHAPE = "llama-3.2-1b"
@@ -206,7 +206,7 @@ def schema(model: LoadedDecoder) -> Iterator[dict[str, Any]]:
     """JSON by a schema against free text of as many tokens, 16 requests at once."""
     import xgrammar
 
-    from torchwright.serve.grammar import tokenizer_info
+    from torchwright.serve.grammar.masks import tokenizer_info
 
     info = tokenizer_info(model.folder, model.config.vocabulary, list(model.stop))
     grammar = xgrammar.GrammarCompiler(info).compile_json_schema(json.dumps(SCHEMA)).serialize_json()

@@ -142,9 +142,9 @@ async def _ask(client: httpx.AsyncClient, kind: str, draw: random.Random) -> str
 def children(pid: int) -> dict[str, int]:
     """The server's other processes by what they do."""
     names = {
-        "torchwright.serve.process": "engine",
-        "torchwright.serve.grammar_worker": "grammars",
-        "torchwright.serve.read_worker": "reader",
+        "torchwright.serve.engine.process": "engine",
+        "torchwright.serve.grammar.worker": "grammars",
+        "torchwright.serve.http.read_worker": "reader",
     }
     found: dict[str, int] = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():

@@ -66,10 +66,10 @@ def to_toml(data: dict[str, Any], prefix: str = "") -> str:
 
 def torchwright(folder: Path, *, compiled: bool) -> Callable[[], float]:
     """One step of `torchwright train`."""
-    from torchwright.train.config import read_run
-    from torchwright.train.ledger import Ledger
-    from torchwright.train.loop_setup import processes
-    from torchwright.train.loop_trainer import Trainer
+    from torchwright.ledger import Ledger
+    from torchwright.train.run.config import read_run
+    from torchwright.train.run.setup import processes
+    from torchwright.train.run.trainer import Trainer
 
     out = folder / f"compiled-{compiled}"
     out.mkdir()
@@ -87,9 +87,9 @@ def torchwright(folder: Path, *, compiled: bool) -> Callable[[], float]:
 
 def windows(folder: Path) -> Any:
     """The same walk over the same tokens."""
-    from torchwright.train.data import Windows
-    from torchwright.train.data_shards import Shards
-    from torchwright.train.data_text import token_shards
+    from torchwright.train.data.shards import Shards
+    from torchwright.train.data.streams import Windows
+    from torchwright.train.data.text import token_shards
 
     texts = [BUNDLED / "eval.txt", BUNDLED / "calibration.txt"]
     return Windows(Shards(token_shards(texts, ["*.txt"], BUNDLED, 1, folder / "tokens"), 4096), CONTEXT, 0)
@@ -233,7 +233,7 @@ def main() -> None:
     options = parser.parse_args()
     turns.print_machine()
     server = get_context("forkserver")  # imports once, before anybody has threads
-    server.set_forkserver_preload(["transformers", "torchwright.train.loop_trainer"])
+    server.set_forkserver_preload(["transformers", "torchwright.train.run.trainer"])
     pipes: dict[str, Connection] = {}
     with tempfile.TemporaryDirectory() as folder:
         windows(Path(folder))  # tokenized once, before anybody reads

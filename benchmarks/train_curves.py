@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import turns
-from torchwright.train.loop import train
-from torchwright.train.metrics import read_figures
+from torchwright.train.run.loop import train
+from torchwright.train.run.metrics import read_figures
 from train_cpu import BUNDLED, run_file
 
 SETTINGS: dict[str, dict[str, str]] = {

@@ -26,11 +26,11 @@ from pydantic.fields import FieldInfo
 from torchwright.cli.group import cli
 from torchwright.cli.printing import plain
 from torchwright.cli.registries import describe_registry
-from torchwright.serve.app import OPERATIONS
+from torchwright.serve.http.app import OPERATIONS
+from torchwright.serve.http.openapi import Operation
 from torchwright.serve.limits import Limits
-from torchwright.serve.openapi import Operation
-from torchwright.serve.parse import REFUSED
-from torchwright.serve.protocol import Shared
+from torchwright.serve.openai.parse import REFUSED
+from torchwright.serve.openai.protocol import Shared
 from torchwright.techniques import techniques
 from torchwright.techniques.base import describe
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from torchwright.kernels import build
+from torchwright.kernels.cpu import build
 
 ROOT = Path(__file__).parents[1]
 SANITIZE = (

@@ -24,8 +24,8 @@ from torchwright.train.planning.recommender import (
     estimates,
 )
 from torchwright.train.planning.render import UNKNOWN, batch_text, layout_text, time_name
-from torchwright.train.planning.shape import Shape
 from torchwright.train.planning.traffic import traffic
+from torchwright.train.shape import Shape
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 CONTEXT = 8192

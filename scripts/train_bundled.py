@@ -32,11 +32,11 @@ from transformers import (
 )
 
 from bundled_corpus import BEGIN, BEGIN_ID, DEBIAN_DOCS, END, END_ID, SHARED_PARAGRAPH, prepare
-from torchwright.train import checkpoint
-from torchwright.train.checkpoint import Described
-from torchwright.train.config import DECAY_FRACTION, Run, read_run
-from torchwright.train.ledger import read_account
-from torchwright.train.loop_trainer import MODEL
+from torchwright.ledger import read_account
+from torchwright.train.run import checkpoint
+from torchwright.train.run.checkpoint import Described
+from torchwright.train.run.config import DECAY_FRACTION, Run, read_run
+from torchwright.train.run.trainer import MODEL
 
 RUN_FILE = Path(__file__).with_name("bundled.toml")
 PACKAGE_DATA = Path(__file__).parents[1] / "src" / "torchwright" / "bundled"

@@ -10,9 +10,9 @@ import pytest
 
 from torchwright.errors import TorchwrightError
 from torchwright.facts import Interval
-from torchwright.plan.trial import Context, TrialFailed
-from torchwright.plan.worker import Session
 from torchwright.techniques.base import techniques
+from torchwright.trial.client import Context, TrialFailed
+from torchwright.trial.worker import Session
 
 TRIED = ("dtype", "compile", "int8_dynamic", "threads")
 """Techniques that are cheap to ask whether they can run."""
@@ -25,7 +25,7 @@ class InProcessTrial:
         self, context: Context, environment: dict[str, str] | None = None, folder: Path | None = None
     ) -> None:
         from torchwright.devices import get_device
-        from torchwright.plan.travel import unpack
+        from torchwright.trial.travel import unpack
 
         assert not environment
         self.session = Session()
@@ -65,20 +65,22 @@ class InProcessTrial:
 
 def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = None) -> None:
     """Run trials here and now; with `speedup`, every comparison finds just that, whatever the clock says."""
-    for room in ("torchwright.plan.trial", "torchwright.plan.save", "torchwright.api"):
+    for room in ("torchwright.trial.client", "torchwright.search.save", "torchwright.api"):
         monkeypatch.setattr(f"{room}.TrialProcess", InProcessTrial)
-    monkeypatch.setattr("torchwright.plan.compare.COMPARE_SECONDS", 0.0)
-    monkeypatch.setattr("torchwright.plan.worker.TURN_SECONDS", 0.0)
-    monkeypatch.setattr("torchwright.plan.claim.ROWS_SECONDS", 0.0)
-    monkeypatch.setattr("torchwright.plan.finish.PROCESSES", 1)
-    monkeypatch.setattr("torchwright.plan.forms.ROWS_COST", float("inf"))  # one package, however it was timed
+    monkeypatch.setattr("torchwright.search.compare.COMPARE_SECONDS", 0.0)
+    monkeypatch.setattr("torchwright.trial.worker.TURN_SECONDS", 0.0)
+    monkeypatch.setattr("torchwright.search.claim.ROWS_SECONDS", 0.0)
+    monkeypatch.setattr("torchwright.search.finish.PROCESSES", 1)
+    monkeypatch.setattr(
+        "torchwright.trial.forms.ROWS_COST", float("inf")
+    )  # one package, however it was timed
     monkeypatch.setattr("torchwright.measure.microbench.linear_kernel_seconds", lambda *args: {})
     monkeypatch.setattr("torchwright.report.html.render", lambda recipe: "<!doctype html>")
     techniques.names()
     known = {name: target for name, target in techniques._targets.items() if name in TRIED}
     monkeypatch.setattr(techniques, "_targets", known)
     if speedup is not None:
-        monkeypatch.setattr("torchwright.plan.worker.Session.waited", lambda session: 0.0)
+        monkeypatch.setattr("torchwright.trial.worker.Session.waited", lambda session: 0.0)
         decree = Interval(value=speedup, low=speedup * 0.99, high=speedup * 1.01)
-        monkeypatch.setattr("torchwright.plan.compare.paired_speedup", lambda before, after: decree)
+        monkeypatch.setattr("torchwright.search.compare.paired_speedup", lambda before, after: decree)
         monkeypatch.setattr("torchwright.api.paired_speedup", lambda before, after: decree)

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from factories import make_recipe
+from torchwright.artifact import folder as artifact
 from torchwright.decoder import load_decoder
 from torchwright.decoder.packed import write_packed
-from torchwright.plan import artifact
 from torchwright.workloads.language import LanguageWorkload
 
 PROMPT, NEW = 32, 16

@@ -16,11 +16,11 @@ import pytest
 from factories import make_device, make_quality, make_recipe
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Budget, Coverage, DeviceFacts, Event, Identity, Recipe, Rung, Step
-from torchwright.plan.finish import Form, settle
-from torchwright.plan.search import run
-from torchwright.plan.state import Outcome, Search
-from torchwright.plan.trial import Candidate, Context, TrialFailed
+from torchwright.search.finish import Form, settle
+from torchwright.search.loop import run
+from torchwright.search.state import Outcome, Search
 from torchwright.techniques.base import Phase, Technique, from_step, techniques
+from torchwright.trial.client import Candidate, Context, TrialFailed
 
 UNSEEN_SECONDS = 0.01
 """What it takes to look at data that chooses nothing."""
@@ -409,8 +409,8 @@ def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
                 raise TrialFailed("no layer has inputs")
             return made.ranking
 
-    monkeypatch.setattr("torchwright.plan.trial.start_candidate", made.start)
-    monkeypatch.setattr("torchwright.plan.trial.TrialProcess", Ranker)
+    monkeypatch.setattr("torchwright.trial.client.start_candidate", made.start)
+    monkeypatch.setattr("torchwright.trial.client.TrialProcess", Ranker)
     return made
 
 

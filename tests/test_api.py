@@ -28,8 +28,8 @@ from torchwright.errors import (
     WorkloadError,
 )
 from torchwright.facts import Interval
-from torchwright.plan.worker import Session
 from torchwright.report import view
+from torchwright.trial.worker import Session
 from torchwright.workloads import accuracy
 
 X = torch.linspace(-1, 1, 4 * 16).reshape(4, 16)
@@ -51,7 +51,7 @@ class Mlp(nn.Module):
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "torchwright.plan.artifact.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache"
+        "torchwright.artifact.folder.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache"
     )
 
 
@@ -371,7 +371,7 @@ def test_the_factory_of_a_strangers_artifact_does_not_run(
     doubled: None, factory: str, monkeypatch: pytest.MonkeyPatch
 ):
     result = optimized(factory)
-    monkeypatch.setattr("torchwright.plan.artifact._key", lambda: b"another user's")
+    monkeypatch.setattr("torchwright.artifact.folder._key", lambda: b"another user's")
     with pytest.raises(
         ArtifactError, match=r"names a factory to run \(shop:make\), and somebody else made it"
     ):
@@ -430,7 +430,7 @@ def test_bench_of_a_process_that_dies_is_an_error_in_words(
     def broken(self: Any) -> None:
         raise RuntimeError("bad luck")
 
-    monkeypatch.setattr("torchwright.plan.worker.Session.time", broken)
+    monkeypatch.setattr("torchwright.trial.worker.Session.time", broken)
     with pytest.raises(tw.TorchwrightError, match=r"could not be measured.*RuntimeError: bad luck"):
         api.bench(factory)
 

@@ -45,7 +45,7 @@ def _quick(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("torchwright.devices.cpu.CPU.ceilings", lambda self, refresh=False: CEILINGS)
     monkeypatch.setattr("torchwright.api.VERIFY_ROUNDS", 2)
     monkeypatch.setattr(
-        "torchwright.plan.artifact.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache"
+        "torchwright.artifact.folder.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache"
     )
 
 

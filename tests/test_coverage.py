@@ -18,9 +18,9 @@ from search_world import World, fake_world, product, step
 from torchwright.facts import Budget, Interval
 from torchwright.intervals import share_bounds
 from torchwright.measure.clock import paired_speedup
-from torchwright.plan.compare import compare
-from torchwright.plan.state import Search
-from torchwright.plan.trial import Context
+from torchwright.search.compare import compare
+from torchwright.search.state import Search
+from torchwright.trial.client import Context
 from torchwright.workloads import accuracy
 
 SAMPLES = (2, 7, 30, 200)

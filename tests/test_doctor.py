@@ -17,7 +17,7 @@ from torchwright.devices.base import Ceilings
 from torchwright.devices.cpu import CPU
 from torchwright.doctor import Available, Compiler, Diagnosis, diagnose, render
 from torchwright.errors import TorchwrightError
-from torchwright.kernels import build
+from torchwright.kernels.cpu import build
 
 
 @pytest.fixture(autouse=True)

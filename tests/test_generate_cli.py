@@ -49,7 +49,7 @@ def folder(kept: Path, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _own_key(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "torchwright.plan.artifact.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache"
+        "torchwright.artifact.folder.cache_folder", lambda: tmp_path_factory.getbasetemp() / "cache"
     )
 
 
@@ -165,7 +165,7 @@ def test_what_nobody_asked_for_is_as_much_as_fits(kept, capsys):
 
 
 def test_without_kernels_it_says_so_and_runs_in_float32(kept, capsys, monkeypatch):
-    monkeypatch.setattr("torchwright.kernels.build.load", lambda: "no C++ compiler was found")
+    monkeypatch.setattr("torchwright.kernels.cpu.build.load", lambda: "no C++ compiler was found")
     assert generate(kept, "--prompt", HELLO, "--max-new-tokens", 3) == 0
     captured = capsys.readouterr()
     assert captured.err == "torchwright: no fast kernels: no C++ compiler was found\n"

@@ -13,7 +13,7 @@ from torchwright.quiet import TALKATIVE, quiet_import
 pytest.importorskip("torchao")
 WAYS = {
     "transformers": "from torchwright.workloads.huggingface import model_class; model_class('BertModel')",
-    "torchao": "from torchwright.train.precision import mx_round; mx_round(torch.zeros(1, 32).bfloat16(), 'mxfp8')",
+    "torchao": "from torchwright.train.run.precision import mx_round; mx_round(torch.zeros(1, 32).bfloat16(), 'mxfp8')",
 }
 
 

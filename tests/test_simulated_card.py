@@ -17,10 +17,10 @@ from simulated_card import FACTS, OnCard, simulated_card
 from torchwright import answer, api
 from torchwright.decoder.native import NativeModel
 from torchwright.devices import get_device
+from torchwright.engines.apply import apply_steps, make_target
 from torchwright.errors import ArtifactError, TorchwrightError
 from torchwright.facts import Budget
-from torchwright.plan.apply import apply_steps, make_target
-from torchwright.plan.optimize import Request, optimize
+from torchwright.search.optimize import Request, optimize
 from torchwright.techniques.base import parse_step
 from torchwright.workloads.base import Workload
 from torchwright.workloads.encoder import EncoderWorkload

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchwright.api import optimize
+    from torchwright.artifact.load import load
     from torchwright.decoder.load import load_decoder
     from torchwright.errors import TorchwrightError
     from torchwright.numpy_compile import compile_numpy
-    from torchwright.plan.load import load
 
 __all__ = ["TorchwrightError", "compile_numpy", "load", "load_decoder", "optimize"]
 
 # `load` has its own home: what answers first must not wait for the search's imports.
 _HOMES = {
     "optimize": "torchwright.api",
-    "load": "torchwright.plan.load",
+    "load": "torchwright.artifact.load",
     "load_decoder": "torchwright.decoder.load",
     "compile_numpy": "torchwright.numpy_compile",
     "TorchwrightError": "torchwright.errors",

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import torch
 
+from torchwright.artifact import folder as artifact
+from torchwright.artifact.load import load
 from torchwright.decoder.generate import PREFILL_CHUNK, LoadedDecoder
 from torchwright.decoder.load import load_decoder
 from torchwright.decoder.sampling import Sampling
@@ -24,8 +26,6 @@ from torchwright.devices import default_name
 from torchwright.errors import ArtifactError, ModelError, WorkloadError, unknown
 from torchwright.facts import Recipe
 from torchwright.kernels import ops
-from torchwright.plan import artifact
-from torchwright.plan.load import load
 from torchwright.report import view
 from torchwright.text_stream import TextStream
 from torchwright.workloads.generation import Generator

@@ -16,6 +16,8 @@ from torch import nn
 
 from torchwright import decode_bench
 from torchwright.answer import is_artifact, promise, refuse_for_artifact
+from torchwright.artifact import folder as artifact
+from torchwright.artifact.folder import Manifest
 from torchwright.devices import default_name
 from torchwright.errors import (
     ArtifactError,
@@ -37,17 +39,15 @@ from torchwright.facts import (
 )
 from torchwright.measure.clock import paired_speedup
 from torchwright.measure.roofline import Work, point
-from torchwright.plan import artifact
-from torchwright.plan.artifact import Manifest
-from torchwright.plan.claim import original_beside
-from torchwright.plan.optimize import optimize as run_optimize
-from torchwright.plan.result import Result
-from torchwright.plan.state import Request
-from torchwright.plan.travel import pack
-from torchwright.plan.trial import Context, TrialFailed, TrialProcess
 from torchwright.process import folders, interrupts
 from torchwright.report.terminal import LiveProgress
+from torchwright.search.claim import original_beside
+from torchwright.search.optimize import optimize as run_optimize
+from torchwright.search.result import Result
+from torchwright.search.state import Request
 from torchwright.techniques.base import parse_step, techniques
+from torchwright.trial.client import Context, TrialFailed, TrialProcess
+from torchwright.trial.travel import pack
 from torchwright.workloads.base import Workload
 from torchwright.workloads.detect import from_description, from_target
 from torchwright.workloads.huggingface import WEIGHTS
@@ -416,7 +416,7 @@ def _workload_of(
     """
     if recipe.workload.get("kind") == "module":
         if cases_only and (path / "selftest.json").is_file():
-            from torchwright.plan.tree import read_self_test
+            from torchwright.artifact.tree import read_self_test
 
             kept = read_self_test(path / "selftest")
             return ModuleWorkload(nn.Identity(), [kept["args"] if kept["args"] else kept["kwargs"]])

@@ -17,7 +17,7 @@ from torchwright.devices import default_name, devices, get_device
 from torchwright.devices.base import Ceilings
 from torchwright.errors import TorchwrightError
 from torchwright.facts import DeviceFacts
-from torchwright.kernels import build
+from torchwright.kernels.cpu import build
 from torchwright.measure.toolchain import compiler_fault
 from torchwright.paths import cache_folder
 from torchwright.techniques import techniques

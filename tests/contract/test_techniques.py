@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchwright.devices import get_device
+from torchwright.engines.apply import apply_steps, make_target
 from torchwright.errors import RefusedTechnique
-from torchwright.plan.apply import apply_steps, make_target
 from torchwright.techniques.base import (
     Phase,
     Target,

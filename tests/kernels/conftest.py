@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from torchwright.kernels import build, ops
+from torchwright.kernels import ops
+from torchwright.kernels.cpu import build
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchwright.kernels import build, ops, reference
-from torchwright.kernels.build import BuildError
+from torchwright.kernels import ops, reference
+from torchwright.kernels.cpu import build
+from torchwright.kernels.cpu.build import BuildError
 from torchwright.kernels.linear import SCHEMES, PackedLinear
 
 Compiler = Callable[..., Path]
@@ -235,7 +236,7 @@ def test_an_unknown_instruction_set_is_refused(native: object) -> None:
     """With the list; a known one is then taken."""
     script = """
 import os, torch
-from torchwright.kernels import build, ops
+from torchwright.kernels.cpu import build; from torchwright.kernels import ops
 assert build.load() is None
 try:
     ops.rms_norm(torch.ones(1, 4), torch.ones(4), 1e-5)

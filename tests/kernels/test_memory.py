@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchwright.kernels.memory import HUGE, lasting, read, zeros
+from torchwright.kernels.cpu.memory import HUGE, lasting, read, zeros
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.uint8])

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from torchwright.kernels import build
+from torchwright.kernels.cpu import build
+from torchwright.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.kernels.linear import SCHEMES, PackedLinear
-from torchwright.kernels.threads import own_threads, torch_threads
 
 STRESS = Path(__file__).with_name("pool_stress.cpp")
 
@@ -103,9 +103,9 @@ def test_a_negative_number_is_refused(native: Any):
 
 FORKS = """
 import os, torch
-from torchwright.kernels import build
+from torchwright.kernels.cpu import build
 from torchwright.kernels.linear import PackedLinear
-from torchwright.kernels.threads import own_threads
+from torchwright.kernels.cpu.threads import own_threads
 assert build.load() is None
 layer, x = PackedLinear(torch.randn(900, 512), None, "w8a8"), torch.randn(600, 512)
 with own_threads(4):

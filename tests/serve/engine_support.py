@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from torchwright.decoder import LoadedDecoder, load_decoder
-from torchwright.serve.engine import Engine
-from torchwright.serve.messages import Finish, Grammar, SamplingOptions, Submit, Timing, TokenLogprob
+from torchwright.serve.engine.engine import Engine
 from torchwright.serve.options import Options
+from torchwright.serve.wire.messages import Finish, Grammar, SamplingOptions, Submit, Timing, TokenLogprob
 from torchwright.workloads.language import BUNDLED
 
 TESTS = Path(__file__).parents[1]
@@ -121,7 +121,7 @@ def compiled(loaded: LoadedDecoder, schema: dict[str, Any] | None = None, regex:
     """A grammar as the HTTP process sends it."""
     import xgrammar
 
-    from torchwright.serve.grammar import tokenizer_info
+    from torchwright.serve.grammar.masks import tokenizer_info
 
     info = tokenizer_info(loaded.folder, loaded.config.vocabulary, list(loaded.stop))
     compiler = xgrammar.GrammarCompiler(info, max_threads=1)

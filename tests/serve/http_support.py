@@ -24,12 +24,14 @@ from pathlib import Path
 
 import zmq
 
-from torchwright.serve.client import EngineClient
 from torchwright.serve.folder import find
-from torchwright.serve.hosts import Hosts
-from torchwright.serve.launch import Launcher
+from torchwright.serve.http.hosts import Hosts
+from torchwright.serve.http.server import Server, load_model
+from torchwright.serve.http.service import Service
 from torchwright.serve.limits import Limits
-from torchwright.serve.messages import (
+from torchwright.serve.wire.client import EngineClient
+from torchwright.serve.wire.launch import Launcher
+from torchwright.serve.wire.messages import (
     Cancel,
     Embed,
     Embedded,
@@ -50,8 +52,6 @@ from torchwright.serve.messages import (
     decode_to_engine,
     encode,
 )
-from torchwright.serve.server import Server, load_model
-from torchwright.serve.service import Service
 
 MODEL = "torchwright-bundled"
 CONTEXT = 1024
@@ -324,7 +324,7 @@ class Command:
         """The process that computes."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         names = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
-        return next(pid for pid, words in names.items() if b"torchwright.serve.process" in words)
+        return next(pid for pid, words in names.items() if b"torchwright.serve.engine.process" in words)
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from http_support import MODEL, Command, command
 
-from torchwright.serve.anthropic_request import MessagesRequest
-from torchwright.serve.parse import parse
+from torchwright.serve.openai.anthropic_request import MessagesRequest
+from torchwright.serve.openai.parse import parse
 
 PROMPT = "Sort a list of numbers."
 ADD: Any = {

@@ -10,8 +10,8 @@ import schemathesis
 from http_support import Command, command
 from hypothesis import HealthCheck, settings
 
-from torchwright.serve.app import OPERATIONS
-from torchwright.serve.openapi import document
+from torchwright.serve.http.app import OPERATIONS
+from torchwright.serve.http.openapi import document
 
 ERRORS = {"message", "type", "param", "code"}
 

@@ -16,10 +16,10 @@ from http_support import Command, command
 
 import torchwright as tw
 from torchwright.errors import ModelError
-from torchwright.serve.embed import ServedEncoder
+from torchwright.serve.engine.embed import ServedEncoder
 from torchwright.serve.folder import find
-from torchwright.serve.messages import Embed, Embedded
-from torchwright.serve.scoring import activated
+from torchwright.serve.http.scoring import activated
+from torchwright.serve.wire.messages import Embed, Embedded
 from torchwright.workloads.detect import kind_of
 from torchwright.workloads.forward import ForwardWorkload
 

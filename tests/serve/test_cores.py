@@ -9,8 +9,8 @@ import torch
 from engine_support import bundled, drain, engine, request
 
 from torchwright.decoder import load_decoder
-from torchwright.kernels.threads import torch_threads
-from torchwright.serve.cores import CoreShare
+from torchwright.kernels.cpu.threads import torch_threads
+from torchwright.serve.engine.cores import CoreShare
 from torchwright.workloads.language import BUNDLED
 
 

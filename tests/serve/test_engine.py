@@ -15,10 +15,10 @@ from engine_support import Result, alone, answers, bundled, drain, engine, reque
 from torchwright.decoder import PAGE, LoadedDecoder
 from torchwright.decoder.layers import MixtureOfExperts
 from torchwright.errors import TorchwrightError
-from torchwright.serve.engine import Engine
+from torchwright.serve.engine.engine import Engine
 from torchwright.serve.limits import PROMPTS, SEQUENCES
-from torchwright.serve.messages import Cancel
 from torchwright.serve.options import Options
+from torchwright.serve.wire.messages import Cancel
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 from engine_support import Results, alone, bundled, drain, engine, request, take, tiny_decoder, words
 
 from torchwright.decoder import LoadedDecoder
-from torchwright.serve.messages import Cancel, Stats, Submit
+from torchwright.serve.wire.messages import Cancel, Stats, Submit
 
 FAMILIES = (
     *("gemma2", "qwen3", "mistral-window", "llama-dynamic", "phi3-longrope", "granite", "olmo2"),

@@ -11,8 +11,8 @@ import pytest
 from engine_support import alone, answers, bundled, compiled, drain, engine, know, request, words
 
 from torchwright.decoder import LoadedDecoder
-from torchwright.serve import grammar as grammars
-from torchwright.serve.messages import Cancel, Grammar
+from torchwright.serve.grammar import masks as grammars
+from torchwright.serve.wire.messages import Cancel, Grammar
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

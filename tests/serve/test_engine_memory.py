@@ -7,7 +7,7 @@ import torch
 
 from torchwright.decoder import PAGE, PagedCache, read_decoder_config
 from torchwright.errors import TorchwrightError
-from torchwright.serve.memory import available_bytes, page_bytes, page_count
+from torchwright.serve.engine.memory import available_bytes, page_bytes, page_count
 from torchwright.workloads.language import BUNDLED
 
 CONFIG = read_decoder_config(BUNDLED)

@@ -11,13 +11,13 @@ import httpx
 import pytest
 from http_support import Running, Trouble, serving, wait_until
 
-from torchwright.serve import client as clients
-from torchwright.serve import workers
-from torchwright.serve.compile_grammar import COMMON, GrammarCompiler, Job
 from torchwright.serve.folder import find
+from torchwright.serve.grammar.compile import COMMON, GrammarCompiler, Job
 from torchwright.serve.limits import Limits
-from torchwright.serve.messages import Forget, Grammar, Ready, Submit, ToEngine, encode
-from torchwright.serve.workers import Workers
+from torchwright.serve.wire import client as clients
+from torchwright.serve.wire.messages import Forget, Grammar, Ready, Submit, ToEngine, encode
+from torchwright.serve.workers import pool as workers
+from torchwright.serve.workers.pool import Workers
 
 SLOW = "root ::= " + '"a"? ' * 3000
 """It takes minutes to compile."""

@@ -86,7 +86,7 @@ def test_a_probe_makes_the_engine_compute() -> None:
 
 
 def test_a_probe_that_takes_too_long_fails(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchwright.serve.about.PROBE_SECONDS", 0.0)
+    monkeypatch.setattr("torchwright.serve.http.about.PROBE_SECONDS", 0.0)
     response = http.get("/health_generate")
     assert response.status_code == 503
     assert "computed nothing within 0 s" in response.json()["error"]["message"]

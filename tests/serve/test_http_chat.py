@@ -10,10 +10,10 @@ import pytest
 
 from torchwright.errors import ModelError
 from torchwright.serve.api_error import ApiError
-from torchwright.serve.chat import ChatTemplate
-from torchwright.serve.conversation import Tools, prompt_text
-from torchwright.serve.parts import CalledFunction, Function, Message, TextPart, ToolCall
-from torchwright.serve.tools import HERMES, LLAMA3, format_of
+from torchwright.serve.openai.conversation import Tools, prompt_text
+from torchwright.serve.openai.parts import CalledFunction, Function, Message, TextPart, ToolCall
+from torchwright.serve.openai.tools import HERMES, LLAMA3, format_of
+from torchwright.serve.text.chat import ChatTemplate
 
 HELLO = [{"role": "user", "content": "hi"}]
 

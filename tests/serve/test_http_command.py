@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from torchwright import cli
+from torchwright.artifact.folder import RECIPE
 from torchwright.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError
-from torchwright.plan.artifact import RECIPE
 from torchwright.serve import preflight as room
 from torchwright.serve.command import KEY_VARIABLE, Options, _listen, api_keys, engine_command, parse_bytes
 from torchwright.serve.folder import BUNDLED_NAME, find
@@ -164,13 +164,13 @@ def test_other_texts_are_no_sizes(text: str) -> None:
 
 
 def test_the_engine_understands_its_command() -> None:
-    from torchwright.serve.process import parser
+    from torchwright.serve.engine.process import parser
 
     options = Options(
         kv_memory=123, max_context=64, quantize="w4a8", kv="int8", trust=True, deterministic=False
     )
     words = engine_command("ipc://x", "folder", options)
-    assert words[:3] == [sys.executable, "-m", "torchwright.serve.process"]
+    assert words[:3] == [sys.executable, "-m", "torchwright.serve.engine.process"]
     given = parser().parse_args(words[3:])
     assert (given.model, given.kv_memory, given.max_context, given.quantize) == ("folder", 123, 64, "w4a8")
     assert (given.trust, given.deterministic, given.speculate) == (True, False, "ngram")
@@ -233,5 +233,5 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_http_process_imports_no_torch() -> None:
     import subprocess
 
-    script = "import sys, torchwright.serve.server; sys.exit('torch' in sys.modules)"
+    script = "import sys, torchwright.serve.http.server; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

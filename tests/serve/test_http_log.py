@@ -14,8 +14,8 @@ from http_support import Running, serving, wait_until
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from torchwright.serve.guard import Guard
-from torchwright.serve.hosts import Hosts
+from torchwright.serve.http.guard import Guard
+from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.log import LINE_CHARACTERS, LineFormatter, one_line
 
 FORGED = "x\n2026-01-01 torchwright.serve WARNING req-1: all is well\x1b[2K\x1b[1A\u202e"

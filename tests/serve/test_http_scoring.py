@@ -10,7 +10,7 @@ import httpx
 import pytest
 from http_support import Running, serving
 
-from torchwright.serve.scoring import activated
+from torchwright.serve.http.scoring import activated
 
 
 def logit(text: str, pair: str = "") -> float:

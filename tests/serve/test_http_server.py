@@ -18,7 +18,7 @@ import httpx
 import pytest
 from http_support import CONTEXT, LOADING, MODEL, NEVER, Running, Trouble, fake_command, serving, wait_until
 
-from torchwright.serve.app import OPERATIONS
+from torchwright.serve.http.app import OPERATIONS
 from torchwright.serve.limits import Limits
 
 PROMPT = "The quick brown fox"
@@ -599,7 +599,7 @@ def test_the_server_is_not_ready_while_its_engine_loads_again() -> None:
 def test_an_engine_that_hangs_is_killed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("torchwright.serve.client.SILENT_SECONDS", 0.4)
+    monkeypatch.setattr("torchwright.serve.wire.client.SILENT_SECONDS", 0.4)
     with serving() as running, httpx.Client(base_url=running.url, timeout=30) as http:
         response = http.post("/v1/completions", json={"prompt": PROMPT, "priority": Trouble.HANG})
         assert response.status_code == 503
@@ -609,8 +609,8 @@ def test_an_engine_that_hangs_is_killed(
 
 
 def test_an_engine_that_cannot_live_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchwright.serve.client.BACKOFF_SECONDS", (0.01,))
-    monkeypatch.setattr("torchwright.serve.server.Server._announce", _silent)
+    monkeypatch.setattr("torchwright.serve.wire.client.BACKOFF_SECONDS", (0.01,))
+    monkeypatch.setattr("torchwright.serve.http.server.Server._announce", _silent)
     with serving(kind="broken") as running, httpx.Client(base_url=running.url) as http:
         health = http.get("/health")
         assert health.status_code == 503

@@ -17,11 +17,11 @@ from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from torchwright.serve.api_error import ApiError
-from torchwright.serve.calls import CallBegin, CallParser
-from torchwright.serve.chat import ChatTemplate
-from torchwright.serve.conversation import Tools, prompt_text
-from torchwright.serve.parts import Function, Message
-from torchwright.serve.tools import HERMES, LLAMA3, format_of
+from torchwright.serve.openai.calls import CallBegin, CallParser
+from torchwright.serve.openai.conversation import Tools, prompt_text
+from torchwright.serve.openai.parts import Function, Message
+from torchwright.serve.openai.tools import HERMES, LLAMA3, format_of
+from torchwright.serve.text.chat import ChatTemplate
 
 # Marked roles, a default system message, calls as JSON between tags, and tool results gathered into one user message by
 # looking at the neighbours: as Qwen 2.5 and Hermes have it.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from torchwright.errors import ModelError
 from torchwright.serve.folder import find
-from torchwright.serve.text import StopStrings, Tokenizer
+from torchwright.serve.text.codec import StopStrings, Tokenizer
 from torchwright.text_stream import HELD_TOKENS, INCOMPLETE, TextStream
 
 TOKENIZER = Tokenizer(find(None).folder)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchwright.serve.calls import CallArguments, CallBegin, CallParser, Event, Text
-from torchwright.serve.conversation import Tools
-from torchwright.serve.parts import Function
-from torchwright.serve.tools import HERMES, LLAMA3, ToolFormat, required_grammar, strict_grammar
+from torchwright.serve.openai.calls import CallArguments, CallBegin, CallParser, Event, Text
+from torchwright.serve.openai.conversation import Tools
+from torchwright.serve.openai.parts import Function
+from torchwright.serve.openai.tools import HERMES, LLAMA3, ToolFormat, required_grammar, strict_grammar
 
 NESTED = '{"a": [1, {"b": "}]\\"{"}], "c": "é"}'
 HERMES_CALLS = (

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from torchwright.decoder.cache import PAGE, CacheSequence, PagedCache
 from torchwright.decoder.config import DecoderConfig
-from torchwright.serve.prefix import PrefixTree
+from torchwright.serve.engine.prefix import PrefixTree
 
 
 def small_cache(pages: int) -> PagedCache:

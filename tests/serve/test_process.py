@@ -20,11 +20,12 @@ from engine_support import Result, Results, bundled, drain, request, words
 
 from factories import make_recipe
 from folders import encoder, eval_text, save
+from torchwright.artifact import folder as artifact
+from torchwright.artifact.load import load
 from torchwright.errors import TorchwrightError
-from torchwright.plan import artifact
-from torchwright.plan.load import load
+from torchwright.serve.engine.process import ServedDecoder, ServedEncoder, open_served, parser, serve_encoder
 from torchwright.serve.limits import SEQUENCES
-from torchwright.serve.messages import (
+from torchwright.serve.wire.messages import (
     Cancel,
     Embed,
     Embedded,
@@ -39,7 +40,6 @@ from torchwright.serve.messages import (
     decode_from_engine,
     encode,
 )
-from torchwright.serve.process import ServedDecoder, ServedEncoder, open_served, parser, serve_encoder
 from torchwright.workloads.encoder import EncoderWorkload
 from torchwright.workloads.language import BUNDLED
 
@@ -56,7 +56,14 @@ class Peer:
         self.socket.setsockopt(zmq.LINGER, 0)
         endpoint = f"ipc://{folder}/engine"
         self.socket.bind(endpoint)
-        command = [sys.executable, "-m", "torchwright.serve.process", "--endpoint", endpoint, *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "torchwright.serve.engine.process",
+            "--endpoint",
+            endpoint,
+            *arguments,
+        ]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}  # enough for the bundled model
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
         self.results: Results = {}
@@ -187,7 +194,8 @@ def test_the_engine_dies_with_its_parent(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/engine"
     code = (
         "import subprocess, sys, time\n"
-        f"child = subprocess.Popen([sys.executable, '-m', 'torchwright.serve.process', '--endpoint', {endpoint!r}])\n"
+        "words = [sys.executable, '-m', 'torchwright.serve.engine.process', '--endpoint']\n"
+        f"child = subprocess.Popen([*words, {endpoint!r}])\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -253,7 +261,7 @@ def test_a_refusal_names_what_to_change(arguments: list[str], word: str) -> None
 def test_a_decoder_on_a_card_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     on_card = SimpleNamespace(model=bundled(), notices=())
     monkeypatch.setattr(type(on_card.model), "device", torch.device("cuda"))
-    monkeypatch.setattr("torchwright.serve.process.open_model", lambda *args, **options: on_card)
+    monkeypatch.setattr("torchwright.serve.engine.process.open_model", lambda *args, **options: on_card)
     with pytest.raises(TorchwrightError, match=r"packed for cuda.* optimize again with `--device cpu`"):
         opened()
 

@@ -19,16 +19,16 @@ from pydantic import BaseModel, ValidationError
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from torchwright.serve.api_error import ApiError
-from torchwright.serve.app import OPERATIONS
 from torchwright.serve.folder import find
+from torchwright.serve.http.app import OPERATIONS
 from torchwright.serve.limits import LOGIT_BIASES, NESTING, Limits
-from torchwright.serve.longest_token import byte_alphabet, longest_token
-from torchwright.serve.parse import parse
-from torchwright.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
-from torchwright.serve.reading import Job
-from torchwright.serve.room import Room
-from torchwright.serve.text import Tokenizer
-from torchwright.serve.workers import Workers, WorkLimits
+from torchwright.serve.openai.parse import parse
+from torchwright.serve.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
+from torchwright.serve.openai.reading import Job
+from torchwright.serve.openai.room import Room
+from torchwright.serve.text.codec import Tokenizer
+from torchwright.serve.text.longest_token import byte_alphabet, longest_token
+from torchwright.serve.workers.pool import Workers, WorkLimits
 
 BYTES = {f"<0x{byte:02X}>": place for place, byte in enumerate(range(256))}
 
@@ -332,7 +332,7 @@ def _tokenize(text: str) -> Job:
 def test_a_job_that_nobody_waits_for_is_ended_and_slow_ones_wait_for_themselves() -> None:
     async def run() -> None:
         facts = [str(find(None).folder), 1 << 20, 1 << 24]
-        workers = Workers("torchwright.serve.read_worker", facts, WorkLimits(seconds=60))
+        workers = Workers("torchwright.serve.http.read_worker", facts, WorkLimits(seconds=60))
         slow = msgspec.msgpack.encode(_tokenize("word é " * 1_000_000))
         try:
             running = [asyncio.create_task(workers.run(slow)) for _ in range(4)]

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchwright.decoder.cache import PAGE, CacheSequence
-from torchwright.serve.messages import SamplingOptions, Submit
-from torchwright.serve.request import AGEING_S, Sequence, order
-from torchwright.serve.sampling import Chooser
-from torchwright.serve.scheduler import Plan, Scheduler
+from torchwright.serve.engine.request import AGEING_S, Sequence, order
+from torchwright.serve.engine.sampling import Chooser
+from torchwright.serve.engine.scheduler import Plan, Scheduler
+from torchwright.serve.wire.messages import SamplingOptions, Submit
 
 
 class FakeRoom:

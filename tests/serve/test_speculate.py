@@ -6,7 +6,7 @@ import pytest
 from engine_support import answers, bundled, request, words
 
 from torchwright.decoder import LoadedDecoder
-from torchwright.serve.speculate import LARGEST_PROPOSAL, LONGEST_PAUSE, Lookup
+from torchwright.serve.engine.speculate import LARGEST_PROPOSAL, LONGEST_PAUSE, Lookup
 
 
 @pytest.fixture(scope="module")

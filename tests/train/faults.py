@@ -19,13 +19,15 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceS
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor, Replicate
 
-from torchwright.train import learner, loop_setup, step
-from torchwright.train.loop_setup import Batches
-from torchwright.train.loss import IGNORE, shift_labels
 from torchwright.train.model import Transformer
-from torchwright.train.optimizer import Optimizers
+from torchwright.train.model.loss import shift_labels
+from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel import apply, experts, parallelize, ring
 from torchwright.train.parallel.context import HeadExchange
+from torchwright.train.run import learner, step
+from torchwright.train.run import setup as loop_setup
+from torchwright.train.run.optimizer import Optimizers
+from torchwright.train.run.setup import Batches
 
 TRAIN = "torchwright.train"
 

@@ -23,8 +23,10 @@ warnings.simplefilter("error")
 import torch.distributed as dist  # noqa: E402
 
 from torchwright.cli.failures import exit_code  # noqa: E402
-from torchwright.train import checkpoint, learner, loop, loop_setup, loop_trainer  # noqa: E402
-from torchwright.train.data_shards import DataError  # noqa: E402
+from torchwright.train.data.shards import DataError  # noqa: E402
+from torchwright.train.run import checkpoint, learner, loop  # noqa: E402
+from torchwright.train.run import setup as loop_setup  # noqa: E402
+from torchwright.train.run import trainer as loop_trainer  # noqa: E402
 
 FROM, SLOW = 4, 6.0
 train_step = learner.train_step

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from torchwright.train.checkpoint import FOLDER, whole
-from torchwright.train.metrics import read_figures
+from torchwright.train.run.checkpoint import FOLDER, whole
+from torchwright.train.run.metrics import read_figures
 
 BUNDLED = Path(__file__).parents[2] / "src" / "torchwright" / "bundled"
 VOCABULARY = 128

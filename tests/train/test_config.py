@@ -12,9 +12,9 @@ import pytest
 from runs import CONFIG, to_toml
 
 from torchwright.errors import TorchwrightError, UnknownName
-from torchwright.train.config import Run, RunError, changed_fields, check_run, parse_run, read_run
 from torchwright.train.layout import LayoutError
-from torchwright.train.schedule import plan_step, rate, steps
+from torchwright.train.run.config import Run, RunError, changed_fields, check_run, parse_run, read_run
+from torchwright.train.run.schedule import plan_step, rate, steps
 
 BASE: dict[str, Any] = {
     "out": "out",
@@ -171,7 +171,5 @@ def test_steps_read_consecutive_windows_and_start_anew_with_longer_ones() -> Non
 
 
 def test_a_run_file_is_checked_without_torch() -> None:
-    code = (
-        "import sys, torchwright.train.config, torchwright.train.schedule; sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys, torchwright.train.run.config, torchwright.train.run.schedule; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

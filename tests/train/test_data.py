@@ -18,16 +18,16 @@ from runs import CONFIG
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from torchwright.train import data_text
-from torchwright.train.config import Data, Run, parse_run
-from torchwright.train.data import HeldOut, Windows, permuted
-from torchwright.train.data_shards import CHECKSUMS, DataError, Shards, open_shard, verify_shards
-from torchwright.train.data_text import expand, token_shards, tokenize, write_checksums, write_shard
-from torchwright.train.evaluate import Evaluator
+from torchwright.train.data import text as data_text
+from torchwright.train.data.shards import CHECKSUMS, DataError, Shards, open_shard, verify_shards
+from torchwright.train.data.streams import HeldOut, Windows, permuted
+from torchwright.train.data.text import expand, token_shards, tokenize, write_checksums, write_shard
 from torchwright.train.layout import Layout
-from torchwright.train.loop_setup import Batches, processes, windows_of
-from torchwright.train.loss import IGNORE
-from torchwright.train.schedule import plan_step, steps
+from torchwright.train.model.vocabulary import IGNORE
+from torchwright.train.run.config import Data, Run, parse_run
+from torchwright.train.run.evaluate import Evaluator
+from torchwright.train.run.schedule import plan_step, steps
+from torchwright.train.run.setup import Batches, processes, windows_of
 
 BUNDLED = Path(__file__).parents[2] / "src" / "torchwright" / "bundled"
 VOCABULARY = 1000

@@ -14,8 +14,9 @@ from tiny import MODELS, TOKENS, build, save, token_ids
 
 from torchwright.decoder import load_decoder, read_decoder_config
 from torchwright.errors import ModelError
-from torchwright.train.loss import IGNORE, shift_labels
 from torchwright.train.model import Transformer, explicit_attention, load_weights, save_folder, weights
+from torchwright.train.model.loss import shift_labels
+from torchwright.train.model.vocabulary import IGNORE
 
 TOLERANCE = 1e-4
 

@@ -15,10 +15,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torchwright.decoder import read_decoder_config
-from torchwright.train.config import Optimizer, RunError
-from torchwright.train.loop import train
 from torchwright.train.model import Transformer
-from torchwright.train.optimizer import Optimizers
+from torchwright.train.run.config import Optimizer, RunError
+from torchwright.train.run.loop import train
+from torchwright.train.run.optimizer import Optimizers
 
 MUON = {"name": "muon", "lr": 3e-3, "adam_lr": 1e-3}
 

@@ -21,12 +21,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from torchwright.decoder import DecoderConfig, read_decoder_config
-from torchwright.train.config import parse_run
 from torchwright.train.layout import Layout, LayoutError
-from torchwright.train.loop_setup import Batches, build_model
-from torchwright.train.loss import IGNORE, shift_labels, token_loss
 from torchwright.train.model import Scores, Transformer, explicit_attention, load_weights, save_folder
 from torchwright.train.model.fill import whole
+from torchwright.train.model.loss import shift_labels, token_loss
+from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel import (
     by_mesh,
     check_fits,
@@ -41,9 +40,11 @@ from torchwright.train.parallel.context import HeadExchange
 from torchwright.train.parallel.ring import ring_attention
 from torchwright.train.parallel.tensor import apply_tensor_parallel
 from torchwright.train.parallel.zigzag import pieces, places
-from torchwright.train.precision import autocast
 from torchwright.train.prove.processes import ProveError, on_processes
-from torchwright.train.step import compile_blocks, recompute
+from torchwright.train.run.config import parse_run
+from torchwright.train.run.precision import autocast
+from torchwright.train.run.setup import Batches, build_model
+from torchwright.train.run.step import compile_blocks, recompute
 
 WORLD = 4
 FULL = Scores(scale=0.3, window=0, soft_cap=0.0)

@@ -13,8 +13,8 @@ from torchwright.train.planning.check import Counted, count_steps, eager_step
 from torchwright.train.planning.job import Job, Plan
 from torchwright.train.planning.memory import peak_memory
 from torchwright.train.planning.models import KNOWN, read_model
-from torchwright.train.planning.shape import Shape
 from torchwright.train.prove.processes import on_processes
+from torchwright.train.shape import Shape
 
 SMALL: dict[str, Any] = KNOWN["llama-3.1-8b"] | {
     "hidden_size": 128,

@@ -20,7 +20,7 @@ from torchwright.train.planning.enumerate import divisors, layouts
 from torchwright.train.planning.job import Job, JobError, Plan, make_job
 from torchwright.train.planning.models import read_model
 from torchwright.train.planning.rank import Ranking, evaluate, rank, read_degrees
-from torchwright.train.planning.shape import Shape
+from torchwright.train.shape import Shape
 
 LLAMA = read_model("llama-3.1-8b")
 JOB = Job(tokens_per_step=64 * 8192, context=8192)

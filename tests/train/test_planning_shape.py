@@ -15,7 +15,7 @@ from torchwright.decoder.config import DecoderConfig
 from torchwright.errors import ModelError, UnknownName
 from torchwright.train.model import Transformer
 from torchwright.train.planning.models import KNOWN, read_model
-from torchwright.train.planning.shape import Kind, Shape
+from torchwright.train.shape import Kind, Shape
 
 
 def config_of(name: str, folder: Path) -> DecoderConfig:
@@ -74,8 +74,8 @@ def test_active_parameters_are_those_of_the_names() -> None:
 @pytest.mark.parametrize("name", ["llama", "llama-tied-biases", "qwen3", "mixtral", "olmoe"])
 def test_model_flops_are_what_torch_counts(name: str, tmp_path: Path) -> None:
     """Matrix products forward and backward, with the attention of explicit, unmasked products."""
-    from torchwright.train.loss import shift_labels
     from torchwright.train.model import explicit_attention
+    from torchwright.train.model.loss import shift_labels
 
     config = config_of(name, tmp_path)
     if any(config.windows):  # the explicit products are of whole sequences

@@ -11,10 +11,10 @@ from runs import CONFIG, losses, make_run
 from torch import nn
 
 from torchwright.decoder import read_decoder_config
-from torchwright.train.config import RunError
-from torchwright.train.loop import train
 from torchwright.train.model import Transformer
-from torchwright.train.precision import MXLinear, autocast, convert, mx_round
+from torchwright.train.run.config import RunError
+from torchwright.train.run.loop import train
+from torchwright.train.run.precision import MXLinear, autocast, convert, mx_round
 
 E4M3 = [0.0] + [m / 8 * 2.0**e for e in range(-6, 9) for m in range(8, 16) if m * 2.0**e <= 448 * 8]
 E4M3 += [m / 8 * 2.0**-6 for m in range(1, 8)]

@@ -10,9 +10,9 @@ import pytest
 from faults import FAULTS, seeded
 from runs import CONFIG, MIXTURE, make_run
 
-from torchwright.train.config import read_run
 from torchwright.train.prove import Proof, prove
 from torchwright.train.prove.proof import read_model
+from torchwright.train.run.config import read_run
 
 UNTIED = {"model": {"config": CONFIG | {"tie_word_embeddings": False}}}
 BIASES = {"model": {"config": CONFIG | {"attention_bias": True}}}

@@ -16,11 +16,11 @@ from tiny import COMMON, MODELS
 from torchwright.cli import main
 from torchwright.cli.printing import console
 from torchwright.decoder import read_decoder_config
-from torchwright.train import config as train_config
 from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.prove import Divergence, Part, Proof, proof, prove, prove_layout, render
 from torchwright.train.prove.proof import choose, read_model, used
 from torchwright.train.prove.shrink import shrink
+from torchwright.train.run import config as train_config
 
 ALL = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2, ep=2)
 DENSE = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2)

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from torchwright.decoder import read_decoder_config
 from torchwright.kernels.linear import PackedLinear
-from torchwright.train.config import Qat
-from torchwright.train.loop import train
 from torchwright.train.model import Transformer
-from torchwright.train.qat import (
+from torchwright.train.run.config import Qat
+from torchwright.train.run.loop import train
+from torchwright.train.run.qat import (
     RECEIPT,
     FakeQuantizedLinear,
     difference,

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from runs import assert_same, checkpoints, losses, make_run, run_processes, state
 
-from torchwright.train.checkpoint import CheckpointError
-from torchwright.train.config import RunError
-from torchwright.train.data_shards import DataError
+from torchwright.train.data.shards import DataError
 from torchwright.train.layout import LayoutError
-from torchwright.train.loop import TrainingStopped, train
-from torchwright.train.loop_setup import processes
+from torchwright.train.run.checkpoint import CheckpointError
+from torchwright.train.run.config import RunError
+from torchwright.train.run.loop import TrainingStopped, train
+from torchwright.train.run.setup import processes
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torchwright.decoder import read_decoder_config
 from torchwright.devices.base import Ceilings
-from torchwright.train import loop_trainer
-from torchwright.train.metrics import FILE, Metrics, perplexity, read_figures
 from torchwright.train.model import Transformer, explicit_attention
-from torchwright.train.planning.shape import Shape
+from torchwright.train.run import trainer as loop_trainer
+from torchwright.train.run.metrics import FILE, Metrics, perplexity, read_figures
+from torchwright.train.shape import Shape
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from runs import BUNDLED, CONFIG, assert_same, checkpoints, losses, make_run, st
 
 import torchwright as tw
 from torchwright.errors import TorchwrightError
-from torchwright.train.checkpoint import CheckpointError
-from torchwright.train.config import RunError, read_run
-from torchwright.train.data_shards import DataError
-from torchwright.train.loop import train
-from torchwright.train.loop_setup import write_source
-from torchwright.train.metrics import read_figures
+from torchwright.train.data.shards import DataError
+from torchwright.train.run.checkpoint import CheckpointError
+from torchwright.train.run.config import RunError, read_run
+from torchwright.train.run.loop import train
+from torchwright.train.run.metrics import read_figures
+from torchwright.train.run.setup import write_source
 
 MUON = {"name": "muon", "lr": 3e-3, "adam_lr": 1e-3}
 

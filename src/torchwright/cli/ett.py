@@ -25,11 +25,11 @@ def command(run_dir: Path, html: Path | None, as_json: bool) -> None:
     Merges the ledgers of all ranks and restarts in RUN_DIR; each second falls into one bucket. The effective training
     time is the share spent on steps that the trained weights contain.
     """
-    from torchwright.train.ledger import read_account, show
+    from torchwright.ledger import read_account, show
 
     account = read_account(run_dir)
     if html is not None:
-        from torchwright.train.ledger import timeline
+        from torchwright.ledger import timeline
 
         timeline.write(account, html)
     if as_json:

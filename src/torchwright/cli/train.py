@@ -28,7 +28,7 @@ def command(run: Path, resume: bool, quiet: bool, as_json: bool) -> int:
     `torchrun --nproc-per-node 4 --no-python torchwright train RUN.toml`.
     """
     with importing():
-        from torchwright.train.loop import train
+        from torchwright.train.run.loop import train
 
     outcome = train(run, resume=resume, live=not quiet)
     if int(os.environ.get("RANK", "0")) == 0:

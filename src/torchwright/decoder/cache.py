@@ -21,8 +21,8 @@ import torch
 from torchwright.decoder.batch import Batch
 from torchwright.decoder.config import DecoderConfig
 from torchwright.errors import WorkloadError
+from torchwright.kernels.cpu.memory import zeros
 from torchwright.kernels.gpu import operators as gpu
-from torchwright.kernels.memory import zeros
 from torchwright.kernels.reference import PAGE
 
 __all__ = ["PAGE", "CacheFull", "CacheSequence", "LayerPages", "PagePool", "PagedCache"]

@@ -18,7 +18,7 @@ from torchwright.decoder.sampling import Sampler, Sampling
 from torchwright.decoder.text import Text, TextStream
 from torchwright.errors import WorkloadError
 from torchwright.kernels import ops
-from torchwright.kernels.threads import own_threads, torch_threads
+from torchwright.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.workloads.generation import as_list
 
 PREFILL_CHUNK = 512

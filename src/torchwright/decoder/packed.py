@@ -24,9 +24,9 @@ from torchwright.decoder.load import KV_DTYPES, stop_ids
 from torchwright.decoder.model import Decoder
 from torchwright.errors import ArtifactError
 from torchwright.json_file import read_json
+from torchwright.kernels.cpu.memory import HUGE, lasting, read
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.linear import PackedForm, PackedLinear
-from torchwright.kernels.memory import HUGE, lasting, read
 from torchwright.tensor_header import read_header
 
 TENSORS, FORMS = "decoder.safetensors", "decoder.json"

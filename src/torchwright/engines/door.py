@@ -33,7 +33,7 @@ from torchwright.engines.alike import Alike
 from torchwright.engines.call import Binder, is_array, numbered, seen
 from torchwright.engines.spec import CallSpec, NotHeld, Takes, TensorSpec
 from torchwright.errors import SlowerCall, TorchwrightError, WorkloadError
-from torchwright.kernels.threads import torch_threads
+from torchwright.kernels.cpu.threads import torch_threads
 from torchwright.workloads.base import Case
 from torchwright.workloads.rows import Pieces
 

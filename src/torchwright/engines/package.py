@@ -18,7 +18,7 @@ import torch
 from torchwright.engines.results import laid_out, result_builder, with_constants
 from torchwright.engines.spec import CallSpec
 from torchwright.errors import ArtifactError
-from torchwright.kernels import build as kernels
+from torchwright.kernels.cpu import build as kernels
 
 
 class Package:

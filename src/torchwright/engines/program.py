@@ -34,7 +34,7 @@ from torch.utils import _pytree as pytree
 from torchwright.engines.graph_check import TensorEntry, checked
 from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
 from torchwright.json_file import read_json
-from torchwright.kernels import build
+from torchwright.kernels.cpu import build
 from torchwright.workloads.base import Case
 
 GRAPHS, TENSORS = "programs.json", "programs.safetensors"
@@ -145,7 +145,7 @@ def _dynamic_shapes(model: nn.Module, case: Case) -> Any:
 def compile_program(program: ExportedProgram, path: Path, inductor: dict[str, Any]) -> None:
     """Compile a graph ahead of time into the package `path` (.pt2)."""
     if any(str(node.target).startswith("quantized_decomposed.") for node in program.graph.nodes):
-        from torchwright.techniques.int8 import register_patterns  # loading a package needs none of it
+        from torchwright.techniques.shared.int8 import register_patterns  # loading a package needs none of it
 
         register_patterns()
     with torch.no_grad(), ignore_library_warnings(), torch._inductor.config.patch(inductor):

@@ -25,7 +25,7 @@ from torchwright.engines.program import (
 from torchwright.engines.spec import CallSpec
 from torchwright.errors import RefusedTechnique, TorchwrightError, first_line
 from torchwright.techniques.base import Settings, Target
-from torchwright.techniques.blocks import repeated_blocks
+from torchwright.techniques.shared.blocks import repeated_blocks
 from torchwright.workloads.base import Case
 
 RECOMPILE_LIMIT = 8

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from torchwright.kernels import ops, pack, pack_grouped, reference
+from torchwright.kernels.cpu.memory import lasting
 from torchwright.kernels.gptq import gptq_w4
 from torchwright.kernels.gpu import operators as gpu
-from torchwright.kernels.memory import lasting
 
 SCHEMES = ("bf16", "w8a8", "w4a8", "w4a16")
 KEPT = {"w4bf16": 4, "w8bf16": 8}

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from torchwright.kernels import build, pack, reference
+from torchwright.kernels import pack, reference
+from torchwright.kernels.cpu import build
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.gpu import pack as gpu_pack
 from torchwright.kernels.limits import LANES

@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional as F
 
 from torchwright.errors import ModelError
-from torchwright.kernels import build
+from torchwright.kernels.cpu import build
 
 PANEL, BLOCK, DEPTH = 64, 16, 64
 BLOCK_ELEMENTS = 1 << 19

@@ -19,9 +19,9 @@ from typing import Any, Literal
 from torchwright.errors import WorkloadError
 from torchwright.serve.background import in_background
 from torchwright.serve.folder import Target, find
-from torchwright.serve.launch import Launcher
 from torchwright.serve.options import Options as EngineOptions
 from torchwright.serve.preflight import Wish, preflight
+from torchwright.serve.wire.launch import Launcher
 
 for _package in ("uvicorn", "starlette", "zmq", "msgspec", "prometheus_client", "xgrammar"):
     if find_spec(_package) is None:  # before an engine is started in vain
@@ -77,7 +77,7 @@ def serve(target: str | None, options: Options, say: Callable[[str], None]) -> i
     launcher = Launcher(lambda endpoint: engine_command(endpoint, target, options))
     try:
         launcher.start_ahead()
-        from torchwright.serve import server  # half a second, in which the engine gets ahead
+        from torchwright.serve.http import server  # half a second, in which the engine gets ahead
 
         server.run(
             found,
@@ -125,7 +125,7 @@ def _lines(file: Path) -> list[str]:
 
 def engine_command(endpoint: str, target: str | None, options: Options) -> list[str]:
     """The command that starts the engine's process."""
-    words = [sys.executable, "-m", "torchwright.serve.process", "--endpoint", endpoint]
+    words = [sys.executable, "-m", "torchwright.serve.engine.process", "--endpoint", endpoint]
     given: dict[str, Any] = {
         "--parent": os.getpid(),
         "--model": target,

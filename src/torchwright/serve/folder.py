@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchwright.artifact.folder import MANIFEST, MODEL, RECIPE
 from torchwright.errors import ArtifactError, ModelError
 from torchwright.hub.gguf.folder import opened
-from torchwright.plan.artifact import MANIFEST, MODEL, RECIPE
 
 BUNDLED_NAME = "torchwright-bundled"
 

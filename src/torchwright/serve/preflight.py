@@ -17,7 +17,7 @@ from torchwright.errors import ModelError
 from torchwright.paths import cache_folder
 from torchwright.serve.folder import Target
 from torchwright.serve.options import KV_SHARE
-from torchwright.serve.text import read_json
+from torchwright.serve.text.codec import read_json
 from torchwright.tensor_header import read_header
 
 PROMPT = 512

@@ -12,8 +12,8 @@ from torch import nn
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.blocked_attention import BlockedAttention, CannotCall, Site, find_sites
-from torchwright.techniques.wrapping import TOLERANCE, outputs, replace_module, worst_error
+from torchwright.techniques.shared.blocked_attention import BlockedAttention, CannotCall, Site, find_sites
+from torchwright.techniques.shared.wrapping import TOLERANCE, outputs, replace_module, worst_error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.wrapping import named
+from torchwright.techniques.shared.wrapping import named
 
 CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
-from torchwright.kernels import build
+from torchwright.kernels.cpu import build
 from torchwright.kernels.limits import LANES, LARGEST_HEAD
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.encoder_graph import drop_masks
-from torchwright.techniques.wrapping import AttentionBy
-from torchwright.techniques.wrapping import fused_attention as fused
+from torchwright.techniques.shared.encoder_graph import drop_masks
+from torchwright.techniques.shared.wrapping import AttentionBy
+from torchwright.techniques.shared.wrapping import fused_attention as fused
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.wrapping import known_names, plain_name
+from torchwright.techniques.shared.wrapping import known_names, plain_name
 
 
 @dataclass(frozen=True, kw_only=True)

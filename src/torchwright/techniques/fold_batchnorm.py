@@ -10,8 +10,8 @@ import torch
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.batchnorm import FOLDABLE, NORMS, fold
-from torchwright.techniques.wrapping import outputs, worst_error
+from torchwright.techniques.shared.batchnorm import FOLDABLE, NORMS, fold
+from torchwright.techniques.shared.wrapping import outputs, worst_error
 
 TOLERANCE = 1e-3
 """Largest relative error of any output after folding, in float32."""

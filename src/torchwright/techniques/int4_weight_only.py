@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.wrapping import known_names, named, plain_name, replace_module
+from torchwright.techniques.shared.wrapping import known_names, named, plain_name, replace_module
 
 ROWS = 16
 """The kernel takes weights whose output rows are a multiple of this."""

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from torchwright.facts import DeviceFacts
-from torchwright.techniques import int8
 from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.shared import int8
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from torchwright.facts import DeviceFacts
-from torchwright.kernels import build, pack
+from torchwright.kernels import pack
+from torchwright.kernels.cpu import build
 from torchwright.kernels.limits import LONGEST
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.encoder_graph import fuse_layers
-from torchwright.techniques.int8 import layer_error, swap_layers
+from torchwright.techniques.shared.encoder_graph import fuse_layers
+from torchwright.techniques.shared.int8 import layer_error, swap_layers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from torchwright.facts import DeviceFacts
-from torchwright.techniques import int8
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.batchnorm import fold
+from torchwright.techniques.shared import int8
+from torchwright.techniques.shared.batchnorm import fold
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.wrapping import AttentionBy
-from torchwright.techniques.wrapping import fused_attention as fused
+from torchwright.techniques.shared.wrapping import AttentionBy
+from torchwright.techniques.shared.wrapping import fused_attention as fused
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.measure.toolchain import compiler_fault
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.blocks import repeated_blocks
+from torchwright.techniques.shared.blocks import repeated_blocks
 
 FEWEST = 3
 """With fewer equal blocks there is little compilation to save, and fusion between blocks is lost."""

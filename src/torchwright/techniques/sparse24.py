@@ -11,7 +11,7 @@ from torch import nn
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.wrapping import named
+from torchwright.techniques.shared.wrapping import named
 
 DTYPES = (torch.float16, torch.bfloat16)
 ROWS, COLUMNS = 32, 64

@@ -12,7 +12,7 @@ from torch import nn
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.quiet import quiet_import
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.wrapping import named
+from torchwright.techniques.shared.wrapping import named
 
 CAPABILITY = {"int8_dynamic": (8, 0), "int4_weight_only": (8, 0), "float8_dynamic": (8, 9)}
 """Compute capability from which each configuration has kernels."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchwright.techniques.packed_weights import PackedWeights
+from torchwright.techniques.shared.packed_weights import PackedWeights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from torch import nn
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import FAMILIES
-from torchwright.train.loss import chunked_loss, token_loss
 from torchwright.train.model.attention import Attend
 from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm, Turn
 from torchwright.train.model.fill import initialize
+from torchwright.train.model.loss import chunked_loss, token_loss
 from torchwright.train.model.rotary import Rotary
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.errors import TorchwrightError
-from torchwright.train.config import check_run, parse_run
 from torchwright.train.parallel.apply import check_fits
 from torchwright.train.planning.job import Job, Plan
+from torchwright.train.run.config import check_run, parse_run
 
 
 def run_fields(job: Job, plan: Plan) -> dict[str, Any]:

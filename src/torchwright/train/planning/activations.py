@@ -12,7 +12,7 @@ from torchwright.train.layout import Layout
 from torchwright.train.model.attention import BLOCK, MOST_BLOCKS
 from torchwright.train.parallel.ring import TILE
 from torchwright.train.planning.job import Job, Recompute
-from torchwright.train.planning.shape import Kind, Shape
+from torchwright.train.shape import Kind, Shape
 
 
 def rings(shape: Shape, layout: Layout) -> bool:

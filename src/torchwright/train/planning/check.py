@@ -18,15 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchwright.decoder.config import DecoderConfig
-from torchwright.train.config import parse_run
 from torchwright.train.layout import Layout
-from torchwright.train.loop_setup import Batches, build_model
-from torchwright.train.optimizer import Optimizers
 from torchwright.train.parallel.ring import INSIDE
 from torchwright.train.planning.accepted import run_fields
 from torchwright.train.planning.job import Job, Plan
-from torchwright.train.precision import autocast
-from torchwright.train.step import loss_function, train_step
+from torchwright.train.run.config import parse_run
+from torchwright.train.run.optimizer import Optimizers
+from torchwright.train.run.precision import autocast
+from torchwright.train.run.setup import Batches, build_model
+from torchwright.train.run.step import loss_function, train_step
 
 
 class LiveBytes(TorchDispatchMode):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torchwright.train.layout import Layout
 from torchwright.train.planning.cluster import Cluster
 from torchwright.train.planning.job import Job, Plan, Recompute
-from torchwright.train.planning.shape import Shape
+from torchwright.train.shape import Shape
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 LARGEST_MICRO_BATCH = 64

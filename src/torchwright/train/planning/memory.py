@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torchwright.train.layout import Layout
 from torchwright.train.planning.activations import Activations
 from torchwright.train.planning.job import OPTIMIZER_BYTES, Job, Plan
-from torchwright.train.planning.shape import Kind, LayerParameters, Shape, Stage
+from torchwright.train.shape import Kind, LayerParameters, Shape, Stage
 
 LOSS_BYTES = 12
 """Of one logit in the loss's backward pass, eager: log-probabilities, the gradients before and behind them, in float32.

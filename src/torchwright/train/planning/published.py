@@ -13,7 +13,7 @@ from torchwright.train.planning.cluster import Cluster, read_device
 from torchwright.train.planning.job import Job, Plan, Precision, Recompute
 from torchwright.train.planning.models import read_model
 from torchwright.train.planning.rank import Candidate, Ranking, evaluate, rank
-from torchwright.train.planning.shape import Shape
+from torchwright.train.shape import Shape
 
 TIME, MEMORY = 0.25, 0.15
 """Differences of predicted from published throughput and memory that need no explanation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchwright.train.layout import Layout
 from torchwright.train.planning.models import read_model
 from torchwright.train.planning.published import Published
-from torchwright.train.planning.shape import Shape
+from torchwright.train.shape import Shape
 
 TITAN = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
 TITAN_A100 = "torchtitan, docs/performance.md (64 A100)"

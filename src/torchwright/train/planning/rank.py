@@ -12,8 +12,8 @@ from torchwright.train.planning.cluster import Cluster, Device
 from torchwright.train.planning.enumerate import layouts, plans, refuse
 from torchwright.train.planning.job import Job, JobError, Plan
 from torchwright.train.planning.memory import Memory, peak_memory
-from torchwright.train.planning.shape import Shape
 from torchwright.train.planning.time import Clock, StepTime
+from torchwright.train.shape import Shape
 
 NEAR = 0.01
 """Layouts closer than this are equally fast to a model of such precision; the one with fewer axes goes first."""

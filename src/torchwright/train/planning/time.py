@@ -15,7 +15,7 @@ from torchwright.train.planning.activations import rings
 from torchwright.train.planning.cluster import Cluster, Group, axis_groups
 from torchwright.train.planning.job import OPTIMIZER_BYTES, Job, Plan
 from torchwright.train.planning.memory import Ends, held, owned_by
-from torchwright.train.planning.shape import Kind, Shape, Stage
+from torchwright.train.shape import Kind, Shape, Stage
 
 SCORE_BYTES = 24
 """What is read and written of a score where no fused kernel computes it: scaled, masked, maximum taken, exponentiated,

@@ -6,8 +6,8 @@ from torchwright.train.planning.activations import rings
 from torchwright.train.planning.cluster import Cluster
 from torchwright.train.planning.job import Job, Plan
 from torchwright.train.planning.memory import Ends, held
-from torchwright.train.planning.shape import Shape
 from torchwright.train.planning.time import plan_groups
+from torchwright.train.shape import Shape
 
 
 def traffic(shape: Shape, job: Job, cluster: Cluster, plan: Plan) -> dict[str, dict[str, float]]:

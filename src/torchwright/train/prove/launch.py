@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchwright.decoder.config import DecoderConfig
-from torchwright.train import config as runs
 from torchwright.train.prove.compare import RankReport
 from torchwright.train.prove.processes import on_processes
 from torchwright.train.prove.shrink import Small, exact, rounds, shrink
+from torchwright.train.run import config as runs
 
 EXACT = "float64"
 

@@ -12,15 +12,15 @@ import torch
 from torch.nn import functional as F
 
 from torchwright.decoder.config import DecoderConfig
-from torchwright.train.config import Run
-from torchwright.train.loss import IGNORE
 from torchwright.train.model import Transformer, explicit_attention
 from torchwright.train.model.fill import fill
-from torchwright.train.optimizer import Optimizers
-from torchwright.train.precision import autocast, convert
+from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.prove.shrink import STEPS
 from torchwright.train.prove.trace import Recorder, Trace
-from torchwright.train.schedule import plan_step
+from torchwright.train.run.config import Run
+from torchwright.train.run.optimizer import Optimizers
+from torchwright.train.run.precision import autocast, convert
+from torchwright.train.run.schedule import plan_step
 
 LENGTHS = (16, 5, 13, 16, 3, 16, 9, 14)
 """Sixteenths of a row that are tokens, row by row: no two processes hold the same number of labels."""
@@ -60,7 +60,7 @@ def reference(run: Run, config: DecoderConfig, dtype: torch.dtype) -> Trace:
     model = Transformer(config).to(dtype)
     convert(model, run.precision, "cpu")
     if run.qat is not None:
-        from torchwright.train.qat import fake_quantize
+        from torchwright.train.run.qat import fake_quantize
 
         fake_quantize(model, run.qat)
     model.use_attention(explicit_attention)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.rope import Rope
-from torchwright.train import config as runs
 from torchwright.train.layout import Layout
+from torchwright.train.run import config as runs
 
 STEPS = 3
 ROWS, TOKENS = 8, 16

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from torchwright.train.learner import Learner
 from torchwright.train.model.fill import whole
 from torchwright.train.prove.reference import Rows, fill_weights, numbered
 from torchwright.train.prove.shrink import STEPS, Small
 from torchwright.train.prove.trace import Recorder, Trace
-from torchwright.train.schedule import plan_step
+from torchwright.train.run.learner import Learner
+from torchwright.train.run.schedule import plan_step
 
 
 def train_steps(small: Small, dtype: torch.dtype) -> tuple[Trace, DeviceMesh]:

@@ -1,0 +1,414 @@
+# pyright: basic
+"""The artifact: a folder that holds everything a result needs, written whole or not at all, checked when it is read.
+
+    recipe.json          what was done, the numbers and the reasons
+    manifest.json        how to run it, and the SHA-256 of every other file
+    programs.json, .safetensors   the transformed graphs, portable (where the model exports)
+    model/               config, tokenizer and, where there are no graphs, weights (Hugging Face models)
+    native/              compiled code for this machine
+    signature            of the manifest, with a key that never leaves the user's cache folder
+    selftest.json, .safetensors   inputs and the outputs they must give
+    report.html
+
+Nothing here is pickled. Native code is loaded only when the signature is this user's own, or when the caller says
+`trust`; otherwise, and on another machine or torch version, the graphs are compiled afresh. Where no key can be kept
+there is no signature, and the artifact is nobody's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from torchwright.engines.spec import CallSpec, Takes
+from torchwright.errors import ArtifactError
+from torchwright.facts import RECIPE_FORMAT, Fingerprint, Recipe, to_json
+from torchwright.json_file import read_bytes, read_json, typed
+from torchwright.paths import cache_folder, file_digest
+from torchwright.process import folders, interrupts
+
+RECIPE, MANIFEST, REPORT, NATIVE, MODEL = "recipe.json", "manifest.json", "report.html", "native", "model"
+GRAPH_CACHE, MACHINE_CODE = "cache.bin", "code.zip"
+"""What torch.compile compiled, in NATIVE."""
+SIGNATURE = "signature"
+ROWS, GENERAL = "any number of rows", "any sizes"
+"""Names of graphs beside those of the example's calls."""
+ROWS_PACKAGE = "package-rows.pt2"
+ONE, ONE_PACKAGE = "one row", "package-one.pt2"
+MARK = ".unfinished"
+"""In a folder that is being written; what has it is ours to remove."""
+LARGEST = 64 * 2**20
+"""Bytes of RECIPE and of MANIFEST."""
+MOST_FILES = 100_000
+T = TypeVar("T")
+ENGINES = ("eager", "jit", "aot", "native")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+MOST_THREADS = 4096
+LARGEST_SIZE = 2**24
+"""Rows or tokens of a workload."""
+DIGEST = re.compile(r"[0-9a-f]{64}")
+SIGNED = re.compile(rb"([0-9a-f]{64})\n?")
+KEY_BYTES = 32
+KEY_SECONDS = 2.0
+"""How long another process may take to write the key that it has begun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """How to run an artifact."""
+
+    format: int = RECIPE_FORMAT
+    engine: str
+    dtype: str
+    threads: int | None = None
+    way: Literal["", "native", "package", "graphs", "rebuild", "module"] = ""
+    """What was measured: the native decoder, compiled packages, the graphs operator by operator, the model made anew
+    from its folder, or the recipe on the caller's own module. Artifacts of before do not say."""
+    calls: tuple[CallSpec, ...] = ()
+    """Of the packages, in their order."""
+    rows: Literal["free", "both", "pieces", "fixed"] = "fixed"
+    """Which packages there are for other numbers of rows (`trial/forms.py`)."""
+    by_rows: tuple[tuple[int, str], ...] = ()
+    """(least number of rows, name of the call that answered so many the quickest), ascending."""
+    any_rows: CallSpec | None = None
+    one_row: CallSpec | None = None
+    any_sizes: CallSpec | None = None
+    takes: Takes = field(default_factory=Takes)
+    layouts: tuple[tuple[int, ...] | None, ...] = ()
+    """For each output, the original's order of dimensions in memory where the compiled code has another."""
+    cases: tuple[str, ...] = ()
+    """Names of the calls, in the order of the packages."""
+    signatures: dict[str, str] = field(default_factory=dict)
+    """Of artifacts of before."""
+    self_contained: bool = True
+    files: dict[str, str] = field(default_factory=dict)
+    """Relative path → SHA-256 in hexadecimal; everything but this file and the signature."""
+
+
+def packages(names: Sequence[str], rows: str, one_row: CallSpec | None) -> list[tuple[str, str]]:
+    """(name of the call, file of its package) of what is compiled; `names` are those of the example's calls."""
+    fixed = [(name, f"package-{index}.pt2") for index, name in enumerate(names)]
+    free = [(ROWS, ROWS_PACKAGE)]
+    one = [(ONE, ONE_PACKAGE)] if one_row is not None else []
+    return {"free": free, "both": [*fixed, *free]}.get(rows, fixed) + one
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path` that takes its place when the block ends well, and vanishes when it does not.
+
+    An artifact that was there is replaced; anything else that was there is left alone. What processes that were killed
+    in the middle left beside `path` is removed, and an artifact that one of them had moved aside is put back.
+
+    Raises `ArtifactError` when `path` exists and is not provably an artifact: one that is whole, to the last byte.
+    """
+    path = path.absolute()
+    _refuse_to_replace(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = f".{path.name}.unfinished-"
+    for left in folders.dead(path.parent, unfinished):
+        if (left / MARK).is_file() or not any(left.iterdir()):
+            shutil.rmtree(left, ignore_errors=True)
+    put_back(path)
+    temporary = folders.make(path.parent, unfinished)
+    try:
+        (temporary.path / MARK).touch()
+        yield temporary.path
+        interrupts.check()
+        (temporary.path / MARK).unlink()
+        temporary.path.chmod(0o755)
+        if path.exists():
+            old = folders.make(path.parent, _aside(path))
+            os.replace(path, old.path / path.name)
+            os.replace(temporary.path, path)
+            old.remove()
+        else:
+            os.replace(temporary.path, path)
+    finally:
+        temporary.remove()
+
+
+def _refuse_to_replace(path: Path) -> None:
+    if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
+        return
+    if fault := _not_ours(path):
+        raise ArtifactError(
+            f"{path} exists and is not an artifact",
+            found=fault,
+            next="choose another folder with -o, or remove it yourself",
+        )
+
+
+def put_back(path: Path) -> None:
+    """Bring back the artifact that a dead process had moved aside; what is anything else stays where it is."""
+    path = path.absolute()
+    for left in folders.dead(path.parent, _aside(path)):
+        entries = list(left.iterdir())
+        if entries and (entries != [left / path.name] or _not_ours(left / path.name)):
+            continue
+        if entries and not path.exists():
+            os.replace(left / path.name, path)
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _aside(path: Path) -> str:
+    """How the folder is called that holds the artifact while another takes its place."""
+    return f".{path.name}.replaced-"
+
+
+def _not_ours(path: Path) -> str | None:
+    """What shows that a folder holds anything but one whole artifact, or None."""
+    if path.is_symlink() or not path.is_dir():
+        return "a link" if path.is_symlink() else "a file"
+    try:
+        open_artifact(path)
+    except ArtifactError as error:
+        return f"{error.summary}: {error.found}" if error.found else error.summary
+    return None
+
+
+def finish(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> str | None:
+    """Write the recipe, and the manifest with the checksums of everything else, and sign the manifest.
+
+    Returns a notice where there is no key to sign with: the artifact is whole, and nobody's own.
+    """
+    (folder / RECIPE).write_text(to_json(recipe))
+    names = [name for name in _names(folder) if name != MARK]
+    for name in names:  # safetensors writes files that nobody else may read
+        (folder / name).chmod((folder / RECIPE).stat().st_mode)
+    files = {name: file_digest(folder / name) for name in names}
+    (folder / MANIFEST).write_text(json.dumps(asdict(Manifest(**manifest, files=files)), indent=2) + "\n")
+    signed = sign(folder / MANIFEST)
+    if signed is None:
+        return (
+            f"the artifact is not signed, since no key can be kept in {cache_folder()}: loading its compiled code "
+            "takes trust=True or --trust"
+        )
+    (folder / SIGNATURE).write_text(signed)
+    return None
+
+
+def open_artifact(path: Path) -> tuple[Recipe, Manifest]:
+    """The recipe and manifest of an artifact whose every file is whole.
+
+    Raises `ArtifactError` for a folder that is missing or no artifact, a file that is missing, added or changed, a
+    newer format, or a recipe that is not one.
+    """
+    with checked_meanwhile(path) as (recipe, manifest, _):
+        return recipe, manifest
+
+
+@contextmanager
+def checked_meanwhile(path: Path) -> Iterator[tuple[Recipe, Manifest, Callable[[], None]]]:
+    """The recipe and manifest, while a thread compares the files' checksums; leaving waits for it.
+
+    Calling the third waits at once, and must come before anything of the files is run. Raises as `open_artifact` does,
+    a file that has changed there or on leaving.
+    """
+    recipe, manifest = _read(path)
+    _check_names(path, manifest)
+    with ThreadPoolExecutor(1, thread_name_prefix="checksums") as pool:
+        check = pool.submit(_check_contents, path, manifest)
+        try:
+            yield recipe, manifest, check.result
+        except BaseException:
+            check.result()  # damage is the better reason for whatever failed meanwhile
+            raise
+        check.result()
+
+
+def _read(path: Path) -> tuple[Recipe, Manifest]:
+    if not path.is_dir():
+        raise ArtifactError(
+            f"there is no artifact at {path}", next="`torchwright optimize -o DIR` writes one"
+        )
+    for name in (RECIPE, MANIFEST):
+        if not (path / name).is_file():
+            raise ArtifactError(f"{path} is not an artifact", found=f"no {name}", next="optimize again")
+    _check_links(path)
+    recipe, manifest = _parsed(path / RECIPE, Recipe), _parsed(path / MANIFEST, Manifest)
+    _check_manifest(path, manifest)
+    _check_workload(path, recipe.workload)
+    _signed(path)
+    return recipe, manifest
+
+
+def _parsed(path: Path, kind: type[T]) -> T:
+    """The value in a JSON file, held against the type that it is written from."""
+    data = read_json(path, largest=LARGEST)
+    version = data.get("format") if isinstance(data, dict) else None
+    if isinstance(version, int) and version > RECIPE_FORMAT:
+        raise ArtifactError(
+            f"{path} was written by a newer Torchwright",
+            found=f"format {version}",
+            allowed=f"up to {RECIPE_FORMAT}",
+            next="`pip install -U torchwright`",
+        )
+    return typed(data, kind, str(path))
+
+
+def _check_manifest(path: Path, manifest: Manifest) -> None:
+    """What the types of its fields do not say."""
+    threads = manifest.threads
+    if manifest.engine not in ENGINES:
+        raise _damaged(path, f"the engine {manifest.engine[:80]!r}")
+    if manifest.dtype not in DTYPES:
+        raise _damaged(path, f"the dtype {manifest.dtype[:80]!r}")
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise _damaged(path, f"{threads} threads")
+    if len(set(manifest.cases)) != len(manifest.cases):
+        raise _damaged(path, "two calls of one name")
+    if len(manifest.files) > MOST_FILES:
+        raise _damaged(path, f"{len(manifest.files):,} files")
+    for name, digest in manifest.files.items():
+        if not (_is_inside(name) and DIGEST.fullmatch(digest)):
+            raise _damaged(path, f"the file {_shown(name)!r} with the checksum {digest[:80]!r}")
+
+
+def _check_workload(path: Path, workload: dict[str, Any]) -> None:
+    """What is read of a recipe's workload without making one; the rest is checked by who makes it."""
+    for name in ("batch", "tokens", "prompt_tokens", "new_tokens"):
+        value = workload.get(name)
+        if value is not None and not (type(value) is int and 1 <= value <= LARGEST_SIZE):
+            raise _damaged(path, f"workload.{name} is {str(value)[:80]!r}")
+    try:
+        if workload.get("layout"):
+            from torchwright.workloads.rows import Layout
+
+            Layout.from_dict(workload["layout"])
+            if workload.get("kind") != "encoder" and not isinstance(workload.get("inputs"), dict):
+                raise ArtifactError("a model of rows does not say what it reads")
+        if workload.get("geometry") is not None:
+            from torchwright.workloads.generation import Geometry
+
+            Geometry.from_dict(workload["geometry"])
+    except ArtifactError as error:
+        raise _damaged(path, f"workload: {error}") from error
+
+
+def _check_links(path: Path) -> None:
+    """Refuse what is neither a file nor a folder, and links that lead out of the artifact or to a folder."""
+    inside = path.resolve()
+    for folder, below, files in os.walk(path):
+        for entry in (Path(folder, name) for name in (*below, *files)):
+            leads_out = entry.is_symlink() and not (
+                entry.is_file() and entry.resolve().is_relative_to(inside)
+            )
+            if leads_out or not (entry.is_file() or entry.is_dir()):
+                raise _damaged(path, f"{_shown(entry.relative_to(path))} leads out of it")
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a file name of the manifest is plain, relative, and leads nowhere else."""
+    return (
+        0 < len(name) <= 1000
+        and name.isprintable()
+        and "\\" not in name
+        and not any(part in ("", ".", "..") for part in name.split("/"))
+    )
+
+
+def is_own(path: Path) -> bool:
+    """Whether this user made the artifact on this machine, to the last byte (its files are checked already)."""
+    try:
+        signed, expected = _signed(path), sign(path / MANIFEST)
+    except (ArtifactError, OSError):
+        return False
+    return signed is not None and expected is not None and hmac.compare_digest(signed, expected)
+
+
+def _signed(path: Path) -> str | None:
+    """The signature of an artifact, or None where it has none; raises `ArtifactError` for one that cannot be one."""
+    if not (path / SIGNATURE).is_file():
+        return None
+    found = SIGNED.fullmatch(read_bytes(path / SIGNATURE, 1000))
+    if found is None:
+        raise _damaged(
+            path, f"the {SIGNATURE} is not one", "remove it, or load the artifact as it was written"
+        )
+    return found[1].decode()
+
+
+def same_machine(recipe: Fingerprint, here: Fingerprint) -> str | None:
+    """What differs between two machines as far as compiled code is concerned, or None."""
+    pairs = {
+        "torch": (recipe.torch, here.torch),
+        "device": (recipe.device.kind, here.device.kind),
+        "processor": (recipe.device.name, here.device.name),
+        "ISA": (sorted(recipe.device.isa), sorted(here.device.isa)),
+    }
+    for name, (then, now) in pairs.items():
+        if then != now:
+            return f"{name}: {_short(then)} then, {_short(now)} now"
+    return None
+
+
+def sign(path: Path) -> str | None:
+    """HMAC of a file with this user's key, or None where no key can be kept."""
+    try:
+        key = _key()
+    except OSError:
+        return None
+    return hmac.new(key, path.read_bytes(), hashlib.sha256).hexdigest()
+
+
+def _key() -> bytes:
+    """This user's key, made at its first use; raises `OSError` where it can be neither read nor written."""
+    path = cache_folder() / "signing.key"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # another process makes it
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(KEY_BYTES))
+    patience = time.monotonic() + KEY_SECONDS
+    while len(key := path.read_bytes()) != KEY_BYTES:
+        if time.monotonic() > patience:
+            raise OSError(f"{path} holds {len(key)} bytes instead of a key")
+        time.sleep(0.01)
+    return key
+
+
+def _names(folder: Path) -> list[str]:
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return [name for name in names if name not in (MANIFEST, SIGNATURE)]
+
+
+def _check_names(path: Path, manifest: Manifest) -> None:
+    present, listed = set(_names(path)), set(manifest.files)
+    for name in sorted(listed - present):
+        raise _damaged(path, f"{_shown(name)} is missing", "optimize again, or restore the file")
+    for name in sorted(present - listed):
+        raise _damaged(path, f"{_shown(name)} does not belong to it", f"remove {_shown(name)}")
+
+
+def _check_contents(path: Path, manifest: Manifest) -> None:
+    for name, expected in manifest.files.items():
+        if file_digest(path / name) != expected:
+            raise _damaged(path, f"{name} has changed since it was written")
+
+
+def _damaged(path: Path, found: str, next: str = "optimize again") -> ArtifactError:
+    return ArtifactError(f"{path} is damaged", found=found, next=next)
+
+
+def _shown(name: str | Path) -> str:
+    """A file's name as text that can be printed, whatever bytes it is made of."""
+    return os.fsencode(name).decode(errors="backslashreplace")[:200]
+
+
+def _short(value: Any) -> str:
+    return str(value) if not isinstance(value, list) else f"{len(value)} features"

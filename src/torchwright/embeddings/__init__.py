@@ -1,0 +1,30 @@
+"""Embedding tables of recommenders in two dimensions: shared out inside groups, replicated across them.
+
+Pure PyTorch, on CPUs (gloo) and GPUs (NCCL). `planner` cuts the tables, `collection` looks them up, an optimizer of
+`optimizers` is fused into the backward pass.
+"""
+
+from torchwright.embeddings.collection import ShardedEmbeddings
+from torchwright.embeddings.optimizers import SGD, Adam, RowOptimizer, RowWiseAdagrad
+from torchwright.embeddings.planner import Plan, Shard, cut, measure, plan
+from torchwright.embeddings.tables import EmbeddingError, Inputs, Jagged, Table
+from torchwright.embeddings.topology import Groups, Topology
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "EmbeddingError",
+    "Groups",
+    "Inputs",
+    "Jagged",
+    "Plan",
+    "RowOptimizer",
+    "RowWiseAdagrad",
+    "Shard",
+    "ShardedEmbeddings",
+    "Table",
+    "Topology",
+    "cut",
+    "measure",
+    "plan",
+]

@@ -1,0 +1,7 @@
+"""Where a training job's time goes: written by each process, merged across ranks and restarts (no torch import)."""
+
+from torchwright.ledger.account import Account, read_account
+from torchwright.ledger.buckets import BUCKETS, LedgerError
+from torchwright.ledger.write import Ledger, process_started
+
+__all__ = ["BUCKETS", "Account", "Ledger", "LedgerError", "process_started", "read_account"]

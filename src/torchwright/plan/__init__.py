@@ -1,1 +1,0 @@
-"""The search: trials in fresh processes, the verdicts, the recipe and the artifact."""

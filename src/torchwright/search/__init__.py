@@ -1,0 +1,1 @@
+"""The search: what is tried, what is kept, and what ships."""

@@ -1,0 +1,177 @@
+"""One trial: run, judged, and retreated from where the accuracy budget asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchwright.errors import TorchwrightError
+from torchwright.facts import Interval, Rung, Step
+from torchwright.search import estimate
+from torchwright.search.compare import compare, mebibytes, worth
+from torchwright.search.state import Search, Spent
+from torchwright.techniques.base import Technique, from_step, in_order
+from torchwright.trial import client as trial
+from torchwright.trial.client import Candidate, TrialFailed
+
+IMPLAUSIBLE = 0.05
+"""A metric that gets better by more than this was not made faster: it was changed (a mask that leaks, say)."""
+RETREAT_SHARES = (0.1, 0.3)
+"""Shares of the modules, most sensitive first, that a quantization over budget leaves alone, one after another."""
+PROMISING = 1.05
+"""A median gain that noise does not confirm is compared once more, and longer."""
+HOPELESS = 6
+"""A drop of so many budgets is not mended by leaving some layers alone."""
+
+
+def attempt(
+    search: Search, step: Step, steps: tuple[Step, ...], swapped: tuple[Step, ...], *, retreats: bool = True
+) -> bool:
+    """Run one trial and record its verdict; True when the step, or a milder form of it, was kept."""
+    search.tell("trying", str(step))
+    started = search.context.clock()
+    search.context.deadline = estimate.latest(search, steps)
+    try:
+        candidate = trial.start_candidate(search.context, steps, list(search.repeats))
+        search.spent.append(Spent(steps=steps, seconds=search.context.clock() - started))
+    except TrialFailed as failure:
+        if failure.timed_out:
+            search.spent.append(Spent(steps=steps, seconds=search.context.clock() - started))
+        return _failed(search, step, failure, started)
+    except TorchwrightError as refusal:
+        if step in search.wanted:
+            raise
+        search.refuse(step, refusal.found or refusal.summary)
+        return False
+    try:
+        kept = _judge(search, step, candidate, swapped)
+        if search.over_budget(candidate) and retreats:
+            return _retreat(search, step, candidate, swapped)
+        return kept
+    except TrialFailed as failure:
+        candidate.close()
+        return _failed(search, step, failure, started)
+    except TorchwrightError as refusal:
+        candidate.close()
+        search.refuse(step, refusal.found or refusal.summary)
+        return False
+    except BaseException:
+        candidate.close()
+        raise
+
+
+def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step, ...]) -> bool:
+    candidate.settle(search.reference)
+    assert candidate.quality is not None
+    if search.over_budget(candidate):
+        reason = (
+            f"{candidate.quality.metric} drops by {candidate.quality.drop:.2%} (up to "
+            f"{candidate.quality.drop_high:.2%}), the budget is {search.budget.max_drop:.2%}"
+        )
+        search.record(step, candidate, None, "dropped", reason)
+        candidate.close()
+        return False
+    if candidate.quality.drop < -max(IMPLAUSIBLE, 2 * search.budget.max_drop):
+        reason = (
+            f"{candidate.quality.metric} improves by {-candidate.quality.drop:.2%}: not the same function"
+        )
+        search.record(step, candidate, None, "dropped", reason)
+        candidate.close()
+        return False
+    comparison = compare(search, candidate)
+    if _is_undecided(comparison.marginal):
+        comparison = compare(search, candidate, final=True)
+    verdict = worth(search, step, candidate, comparison)
+    noisy = _asked_for(search, step) and comparison.marginal.high > 1.0
+    if verdict is not None and not noisy:
+        search.record(step, candidate, comparison, "dropped", verdict)
+        candidate.close()
+        return False
+    reason = f"{comparison.marginal.value:.2f}x faster" if verdict is None else f"asked for; {verdict}"
+    if search.budget.objective == "memory":
+        reason = f"{mebibytes(search.best.memory - candidate.memory)} less memory"
+    if swapped:
+        reason += f", in place of {', '.join(map(str, swapped))}"
+        search.rungs = [
+            replace(rung, kept=False, status="removed", reason=f"{rung.reason}; then replaced by {step}")
+            if rung.kept and rung.step in swapped
+            else rung
+            for rung in search.rungs
+        ]
+    company = [other for other in candidate.steps if other != step and other not in search.best.steps]
+    search.rungs = [
+        replace(rung, kept=True, status="kept", reason=f"{rung.reason}; kept for {step}")
+        if rung.step in company and rung.status == "dropped"
+        else rung
+        for rung in search.rungs
+    ]
+    search.record(step, candidate, comparison, "kept", reason)
+    search.promote(candidate, comparison)
+    return True
+
+
+def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step, ...]) -> bool:
+    """Leave the most sensitive modules alone, a few more each time, until the metric is in budget or falls further."""
+    technique = from_step(step)
+    assert failed.quality is not None
+    hopeless = failed.quality.drop > HOPELESS * max(search.budget.max_drop, 1e-9)
+    if hopeless or technique.retreat(()) is None or estimate.no_time(search, failed.steps):
+        return False
+    try:
+        with trial.TrialProcess(search.context) as process:
+            ranking = process.ask("sensitivity", steps=(*_ground(technique, failed.steps), step))
+    except (TrialFailed, TorchwrightError) as failure:
+        search.notes.append(f"{step}: no retreat, its layers could not be ranked ({failure})")
+        return False
+    drop = failed.quality.drop
+    for share in RETREAT_SHARES:
+        names = tuple(name for name, _ in ranking[: max(1, round(share * len(ranking)))])
+        milder = technique.retreat(names)
+        assert milder is not None
+        if len(names) >= len(ranking) or estimate.no_time(search, failed.steps):
+            return False
+        smaller = milder.step()
+        rest = [kept for kept in failed.steps if kept != step]
+        search.tell(
+            "trying", f"{step.name} without the {len(names)} most sensitive of {len(ranking)} modules"
+        )
+        if attempt(search, smaller, in_order([*rest, smaller]), swapped, retreats=False):
+            return True
+        last = search.rungs[-1]
+        if last.speedup is not None:
+            return False  # within the budget now, and still not faster
+        if last.quality is not None and last.quality.drop > drop:
+            search.notes.append(
+                f"{step}: no further retreat, with {len(names)} of {len(ranking)} modules left alone the metric drops "
+                f"by {last.quality.drop:.2%}, before by {drop:.2%}"
+            )
+            return False
+        drop = drop if last.quality is None else last.quality.drop
+    return False
+
+
+def _asked_for(search: Search, step: Step) -> bool:
+    return search.budget.objective != "memory" and step.name in {wanted.name for wanted in search.wanted}
+
+
+def _ground(technique: Technique, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Those of `steps` that make the model into what `technique` changes."""
+    return tuple(
+        step
+        for step in steps
+        if from_step(step).gives & technique.needs - {"compiled"} and step.name != technique.name
+    )
+
+
+def _is_undecided(gain: Interval) -> bool:
+    """Whether noise hides what may be a gain: a longer comparison costs less than another trial."""
+    return gain.low <= 1.0 < gain.high and (gain.disturbed or gain.value >= PROMISING)
+
+
+def _failed(search: Search, step: Step, failure: TrialFailed, started: float) -> bool:
+    if failure.timed_out:
+        seconds = search.context.clock() - started
+        search.leave(step, f"stopped after {seconds:.0f} s, when the time for trials ended")
+    else:
+        search.add(Rung(step=step, kept=False, status="failed", reason=failure.reason))
+    return False

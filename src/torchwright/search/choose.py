@@ -1,0 +1,281 @@
+"""What to try next, on top of what, and what is not worth a trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torchwright.errors import RefusedTechnique
+from torchwright.facts import Rung, Step
+from torchwright.search import estimate
+from torchwright.search.state import Search
+from torchwright.techniques.base import Phase, Technique, from_step, in_order, techniques
+
+COMPANY = 0.7
+"""A step that was this much of a gain alone, or better, is tried again together with one that needs it."""
+
+GAINS = {
+    Phase.PROCESS: 1.05,
+    Phase.GRAPH: 1.1,
+    Phase.DTYPE: 2.0,
+    Phase.WEIGHTS: 1.5,
+    Phase.ATTENTION: 1.1,
+    Phase.CACHE: 1.1,
+    Phase.COMPILE: 1.5,
+    Phase.RUNTIME: 1.05,
+}
+"""What a step is expected to gain where it pays; only the order of trials comes from it."""
+ENGINE_GAIN = 4.0
+"""The same of one that runs the model on code of its own."""
+AGAIN_GAIN = 1.05
+"""The same of what was measured before, and of another variant of what was kept."""
+
+
+def first_queue(search: Search, left: Sequence[Step] = ()) -> list[Step]:
+    """Steps to try, those among them that an earlier search has `left`; those refused outright become rows at once."""
+    queue = _asked_for(search) + _variants(search)
+    variants = [step for step, _ in search.description["variants"]]
+    queue += [step for step in left if step not in variants and step not in queue]
+    return queue + _open_again(search, queue)
+
+
+def _asked_for(search: Search) -> list[Step]:
+    """Steps asked for by name; one that has a row already is tried again where that can change the verdict."""
+    for step in search.wanted:
+        reason = _blanket_refusal(search, step)
+        if reason:
+            raise RefusedTechnique(
+                f"{step} was asked for and cannot run here",
+                found=reason,
+                next="`torchwright doctor` says more",
+            )
+    settled = [rung.step for rung in search.rungs if _is_settled(rung)]
+    return [step for step in search.wanted if step not in settled]
+
+
+def _variants(search: Search) -> list[Step]:
+    """What the other techniques propose and has no row yet."""
+    asked, have_rows = {step.name for step in search.wanted}, [rung.step for rung in search.rungs]
+    queue: list[Step] = []
+    refused: set[tuple[str, str]] = set()
+    variants: list[tuple[Step, str | None]] = search.description["variants"]
+    for step, reason in [] if search.only else variants:
+        if step.name in asked or step.name in search.without:
+            continue
+        if reason is None:
+            if step not in have_rows:
+                queue.append(step)
+        elif (step.name, reason) not in refused:
+            refused.add((step.name, reason))
+            search.refuse(step, reason)
+    return queue
+
+
+def _open_again(search: Search, queue: Sequence[Step]) -> list[Step]:
+    """What an earlier search refused and may lack nothing any more, once the queue is tried."""
+    promised = frozenset[str]().union(*(from_step(step).gives for step in queue)) - search.have()
+    refused = [rung.step for rung in search.rungs if rung.earlier and rung.status == "refused"]
+    return [step for step in refused if step not in queue and from_step(step).needs & promised]
+
+
+def _is_settled(rung: Rung) -> bool:
+    """Whether a row's verdict would be the same for a step that is asked for by name."""
+    if rung.status == "dropped":
+        return rung.speedup is None or rung.speedup.high <= 1.0
+    return rung.kept
+
+
+def take(search: Search, queue: list[Step]) -> Step:
+    """Remove from the queue what is tried next.
+
+    What was asked for goes first; then what fits the time that is left, by its expected gain a second, the settings of
+    the process last, for they change neither numbers nor code. The largest gain goes before all that would leave no
+    time for it.
+    """
+    ready = [step for step in queue if not waits(search, step, queue)] or queue
+
+    def place(step: Step) -> tuple[bool, bool, bool, float]:
+        steps = plan(search, step)
+        fits = estimate.no_time(search, steps) is None
+        setting = from_step(step).phase in (Phase.PROCESS, Phase.RUNTIME)
+        rate = math.log(expected_gain(search, step)) / estimate.trial_seconds(search, steps)
+        return step in search.wanted, fits, not setting, rate
+
+    places = [place(step) for step in ready]
+    chosen = ready[places.index(max(places))]
+    gains = [(*where[:2], expected_gain(search, step)) for where, step in zip(places, ready, strict=True)]
+    largest = ready[gains.index(max(gains))]
+    if chosen not in search.wanted and not _room_for_both(search, chosen, largest):
+        chosen = largest
+    queue.remove(chosen)
+    return chosen
+
+
+def _room_for_both(search: Search, step: Step, largest: Step) -> bool:
+    steps = plan(search, largest)
+    both = estimate.trial_seconds(search, plan(search, step)) + estimate.trial_seconds(search, steps)
+    return both <= estimate.time_left(search, steps)
+
+
+def expected_gain(search: Search, step: Step) -> float:
+    """What a step is expected to gain where it pays."""
+    technique = from_step(step)
+    measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
+    if measured or any(kept.name == step.name for kept in search.best.steps):
+        return AGAIN_GAIN
+    return ENGINE_GAIN if _is_engine(technique) else GAINS[technique.phase]
+
+
+def plan(search: Search, step: Step) -> tuple[Step, ...]:
+    """The recipe in which a step would be tried now, as far as that can be said."""
+    technique = from_step(step)
+    steps = with_step(search, technique, step)[0] or in_company(search, technique, step)
+    return steps or in_order([*search.best.steps, step])
+
+
+def untried_seconds(search: Search) -> float:
+    """What trials of all that is untried or undecided would take."""
+    undecided = [rung.step for rung in search.rungs if rung.undecided]
+    return sum(estimate.trial_seconds(search, plan(search, step)) for step in undecided)
+
+
+def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
+    """Whether a step needs what another one in the queue may give."""
+    technique = from_step(step)
+    if with_step(search, technique, step)[0] is not None:
+        return False
+    others = [from_step(other) for other in queue if other != step]
+    return technique.needs - search.have() <= {name for other in others for name in other.gives}
+
+
+def _is_engine(technique: Technique) -> bool:
+    """Whether it runs the model on code of its own."""
+    return "eager" in technique.removes and "compiled" not in technique.gives
+
+
+def _blanket_refusal(search: Search, step: Step) -> str | None:
+    cls = techniques.get(step.name)
+    for known, reason in search.description["variants"]:
+        if known.name == step.name and reason and known.options == step.options:
+            return reason
+    return cls.available(search.description["device"])
+
+
+def with_step(
+    search: Search, technique: Technique, step: Step
+) -> tuple[tuple[Step, ...] | None, tuple[Step, ...]]:
+    """The best recipe with `step`, in place of another variant of it or of kept steps that took away what it needs."""
+    variants = tuple(kept for kept in search.best.steps if kept.name == step.name)
+    others = [kept for kept in search.best.steps if kept not in variants]
+    missing, together = technique.needs - search.have(), in_order([*others, step])
+    if not missing or _hold_together(search, together):
+        return together, variants
+    removers = [kept for kept in others if from_step(kept).removes & missing]
+    swapped = (*variants, *removers)
+    restored = frozenset[str]().union(*(from_step(kept).removes for kept in swapped))
+    if missing - restored or "compiled" in missing or any(kept in search.wanted for kept in swapped):
+        return None, ()
+    rest = [kept for kept in search.best.steps if kept not in swapped]
+    return in_order([*rest, step]), swapped
+
+
+def _hold_together(search: Search, steps: tuple[Step, ...]) -> bool:
+    """Whether each step, in its place, finds what it needs: one of an early phase may lack nothing but what later steps
+    of the recipe have taken away."""
+    have: frozenset[str] = search.description["properties"]
+    changes = [from_step(step) for step in steps]
+    promised = frozenset[str]().union(*(change.gives for change in changes))
+    for change in changes:
+        if change.needs - have - promised:
+            return False
+        have = (have - change.removes) | change.gives
+    return True
+
+
+def engine_in_the_way(search: Search, technique: Technique) -> Step | None:
+    """The kept step, if any, that runs the model on other code, in which nothing is left of what `technique` changes.
+
+    Other steps give way to a better one that clashes with them. This one has the whole model in its place, and what
+    was kept since stands on it.
+    """
+    missing = technique.needs - search.have()
+    for kept in search.best.steps:
+        other = from_step(kept)
+        if _is_engine(other) and other.removes & missing:
+            return kept
+    return None
+
+
+def in_company(search: Search, technique: Technique, step: Step) -> tuple[Step, ...] | None:
+    """The best recipe with `step` and a step dropped before that gives what it needs.
+
+    A change of the model and the compiler that fuses it are worth more together than what each is worth alone:
+    compiled bfloat16 convolutions may gain nothing over eager ones, and compiled 8-bit ones twice as much.
+    """
+    missing = technique.needs - search.have()
+    for rung in search.rungs:
+        other = from_step(rung.step)
+        near = rung.status == "dropped" and rung.speedup is not None and rung.speedup.high > COMPANY
+        if near and technique.phase < other.phase and missing <= other.gives and other.needs <= search.have():
+            return in_order([*search.best.steps, rung.step, step])
+    return None
+
+
+def lacks(search: Search, technique: Technique) -> str:
+    """What a step needs and neither the best recipe nor anything before it can give, in words."""
+    missing = technique.needs - search.have()
+    return f"the model has no: {', '.join(sorted(missing)).replace('_', ' ')}"
+
+
+def untried_giver(search: Search, technique: Technique) -> Step | None:
+    """The step that was not tried for lack of time and would give what this one needs."""
+    missing = technique.needs - search.have()
+    untried = [rung.step for rung in search.rungs if rung.status == "untried"]
+    return next((step for step in untried if missing and missing <= from_step(step).gives), None)
+
+
+def cannot_pay(search: Search, technique: Technique) -> str | None:
+    """The micro-benchmark's verdict: the most that faster linear layers can save, against the noise."""
+    times: dict[str, float] = search.description["kernel_seconds"]
+    kernel = technique.kernel
+    if (
+        kernel is None
+        or kernel not in times
+        or search.kernel not in times
+        or search.budget.objective == "memory"
+    ):
+        return None
+    if "linear" not in technique.needs:
+        return None
+    saving = times[search.kernel] - times[kernel]
+    if saving > 0.02 * search.best_seconds():
+        return None
+    return (
+        f"{kernel} kernels need {_ms(times[kernel])} for this model's linear layers where {search.kernel} needs "
+        f"{_ms(times[search.kernel])}: nothing to gain"
+    )
+
+
+def second_chances(search: Search) -> list[Step]:
+    """Steps that were dropped for speed before, and not by far: what was kept since can change the verdict."""
+    return [
+        rung.step
+        for rung in search.rungs
+        if rung.status == "dropped"
+        and rung.speedup is not None
+        and rung.speedup.high > COMPANY
+        and "compiled" not in from_step(rung.step).gives
+    ]
+
+
+def changes_verdicts(technique: Technique) -> bool:
+    """Whether others are worth another trial once this one was kept.
+
+    A compiler fuses what was slow alone. Memory that stays in the process spares the page faults (twice the time of an
+    8-bit ResNet-50) that would hide what every other step is worth.
+    """
+    return "compiled" in technique.gives or technique.phase == Phase.PROCESS
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"

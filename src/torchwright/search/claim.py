@@ -1,0 +1,294 @@
+# pyright: basic
+"""What ships is what was measured: the artifact, loaded in a fresh process and called as its user calls it.
+
+The forms that a recipe may ship in are written one after another, each a whole artifact in the search's scratch folder,
+until one holds against the original, which is timed in the same process, or, where the recipe changes the whole
+process, in a fresh one of its own. Neither is forked: what a long life has done to the heap of a process (glibc moves
+the sizes from which it maps memory) would be measured with it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torchwright.artifact import folder as artifact
+from torchwright.errors import TorchwrightError
+from torchwright.facts import Interval, ProcessGain, Recipe, RowsTime, Step
+from torchwright.measure.clock import Rounds, paired_speedup
+from torchwright.report import view
+from torchwright.search import estimate
+from torchwright.search.compare import ROUNDS, one_round
+from torchwright.search.finish import ORIGINAL, Form, give_up, outcome_now, settle
+from torchwright.search.save import Contents, ways, write_contents
+from torchwright.search.state import Outcome, Search
+from torchwright.trial import client as trial
+from torchwright.trial.client import Candidate, TrialFailed
+from torchwright.workloads.base import Workload
+
+WRITE_SECONDS = 180.0
+"""The search keeps time for writing the artifact and proving it; where that was too little, it may take this long."""
+ROWS_SECONDS = 2.0
+"""Turns with one other number of rows go on for about this long."""
+
+Provisional = Callable[[Outcome], Recipe]
+
+
+@dataclass(kw_only=True)
+class Claim:
+    """What is shipped, and what was measured of it."""
+
+    outcome: Outcome
+    folder: Path
+    """A whole artifact but for its last recipe and report."""
+    contents: Contents
+    runs_as: str = ""
+    rows: tuple[RowsTime, ...] = ()
+    process: ProcessGain | None = None
+
+
+class Beside:
+    """The original in the artifact's own process, asked as if it had one to itself.
+
+    How a process's heap grew decides whether large activations fault their pages in at every call, and with that
+    whether the same module takes 13 or 32 ms. In one process both have the same heap.
+    """
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+
+    def ask(self, method: str, **arguments: Any) -> Any:
+        return self._process.ask("original", request=method, arguments=arguments)
+
+    def close(self) -> None:
+        """It ends with the artifact's."""
+
+
+@dataclass(kw_only=True)
+class _Shipping:
+    """The forms as they are made."""
+
+    search: Search
+    workload: Workload
+    scratch: Path
+    provisional: Provisional
+    made: dict[str, tuple[Path, Contents]] = field(default_factory=dict)
+    how: dict[str, str] = field(default_factory=dict)
+    rows: tuple[RowsTime, ...] = ()
+
+    def form(self, name: str, *, original: bool = False) -> Form:
+        return Form(
+            name=name,
+            start=lambda: self._start(name),
+            prove=lambda candidate: self._prove(name, candidate),
+            again=lambda: self._again(name),
+            itself=original and name in ("rebuild", "module"),
+        )
+
+    def write(self, name: str) -> None:
+        """The whole artifact in one form."""
+        search = self.search
+        search.context.deadline = search.context.clock() + WRITE_SECONDS
+        folder, work = self.scratch / f"as-{name}", self.scratch / f"for-{name}"
+        folder.mkdir()
+        work.mkdir()
+        contents = write_contents(folder, work, search, self.workload, name)
+        search.notes += contents.notes
+        self.made[name] = folder, contents
+
+    def _start(self, name: str) -> Candidate:
+        search = self.search
+        self.write(name)
+        folder, contents = self.made[name]
+        artifact.finish(folder, self.provisional(outcome_now(search, ORIGINAL)), contents.manifest)
+        candidate = self._beside_the_original(folder)
+        self.how[name] = candidate.how
+        return candidate
+
+    def _again(self, name: str) -> Candidate | None:
+        search = self.search
+        shares = self.workload.called_as_is() and not _settles_process(search.best.steps)
+        needed = (
+            estimate.another_process_seconds(search) + estimate.OTHER_ROWS_SECONDS + search.settle_seconds
+        )
+        if not shares or search.context.clock() + needed > search.end:
+            return None
+        return self._beside_the_original(self.made[name][0])
+
+    def _beside_the_original(self, folder: Path) -> Candidate:
+        candidate = self.loaded(folder)
+        if beside := original_beside(candidate.process, self.workload, self.search.best.steps):
+            candidate.original = replace(self.search.baseline, process=beside, turns=[])
+        return candidate
+
+    def _prove(self, name: str, candidate: Candidate) -> None:
+        """The speed-up at other numbers of rows, then the metric, whose own tensors would change the timing."""
+        self.rows = _other_rows(self.search, candidate, self.made[name][1])
+        unseen = self.search.last_reference is not None
+        reference = self.search.last_reference if unseen else self.search.reference
+        candidate.settle(reference, unseen=unseen)
+        if self.search.over_budget(candidate):
+            assert candidate.quality is not None
+            raise TrialFailed(f"its loss was up to {candidate.quality.drop_high:.2%} once loaded")
+
+    def loaded(self, folder: Path, *, process: bool = True) -> Candidate:
+        """The artifact, loaded as its user would in a process that has seen nothing else."""
+        best, context = self.search.best, replace(self.search.context, fork=False)
+        worker = trial.TrialProcess(context, trial.environment_of(best.steps))
+        try:
+            answer = worker.ask("load_artifact", path=str(folder), trust=True, process=process)
+        except BaseException:
+            worker.close()
+            raise
+        return replace(
+            best,
+            process=worker,
+            folder=None,
+            turns=[],
+            quality=None,
+            memory=0,
+            how=answer["how"],
+            load_seconds=answer["seconds"],
+        )
+
+
+def claim(search: Search, workload: Workload, scratch: Path, provisional: Provisional) -> Claim:
+    """Write and prove the recipe's forms; the original's where none holds. Closes every process."""
+    shipping = _Shipping(search=search, workload=workload, scratch=scratch, provisional=provisional)
+    search.context.deadline = search.last_moment = search.context.clock() + WRITE_SECONDS
+    if _settles_process(search.best.steps) or not workload.called_as_is():
+        _fresh_original(search)
+    original = search.best is search.baseline
+    forms = [shipping.form(name, original=original) for name in ways(search.best.engine, workload)]
+    outcome, form, candidate = settle(search, forms)
+    if form is None:
+        name = ways("eager", workload)[-1]
+        _forget(shipping, name)
+    else:
+        name = form.name
+    if candidate is None:
+        _forget(shipping, name)
+        shipping.write(name)
+        outcome = give_up(search)
+    folder, contents = shipping.made[name]
+    runs_as = shipping.how.get(name, view.OWN_MODULE if name == "module" else "")
+    found = Claim(outcome=outcome, folder=folder, contents=contents, runs_as=runs_as)
+    if outcome.speedup.disturbed:
+        search.notes.append(
+            f"the machine was disturbed while the artifact was timed ({outcome.speedup}): "
+            "`torchwright verify` measures again"
+        )
+    if candidate is not None:
+        found.rows = shipping.rows
+        found.process = _process_gain(shipping, candidate, folder)
+        candidate.close()
+    search.close_all()
+    found.outcome = replace(found.outcome, notes=tuple(search.notes))
+    return found
+
+
+def _forget(shipping: _Shipping, name: str) -> None:
+    """Make room for a form that was tried with a recipe that did not hold."""
+    shipping.made.pop(name, None)
+    for folder in (shipping.scratch / f"as-{name}", shipping.scratch / f"for-{name}"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def original_beside(process: Any, workload: Workload, steps: Sequence[Step]) -> Beside | None:
+    """The original, brought into the process that has loaded an artifact of these steps, where the two can share it."""
+    if not workload.called_as_is() or _settles_process(steps):
+        return None
+    process.ask("beside")
+    return Beside(process)
+
+
+def _settles_process(steps: Sequence[Step]) -> bool:
+    """Whether the recipe changes its whole process, and so must not share it with the original."""
+    return any(step.name == "allocator" for step in steps)
+
+
+def _fresh_original(search: Search) -> None:
+    """The original in a process of its own that has done nothing before."""
+    old = search.baseline
+    names = list(search.repeats)
+    fresh = trial.start_candidate(replace(search.context, fork=False), (), names)
+    fresh.quality, fresh.memory, fresh.recompiles = old.quality, old.memory, old.recompiles
+    fresh.turn()
+    if search.best is old:
+        search.best = fresh
+    search.baseline = fresh
+    old.close()
+
+
+def _other_rows(search: Search, candidate: Candidate, contents: Contents) -> tuple[RowsTime, ...]:
+    """The speed-up at one row, half of the example's and twice as many, in the same two processes."""
+    takes = contents.manifest.get("takes")
+    if takes is None or not takes.batched or len(search.repeats) != 1:
+        return ()
+    example = contents.manifest["calls"][0].tensors[takes.batched[0]].shape[0]
+    if not isinstance(example, int):  # the caller has said which sizes vary
+        return ()
+    if _is_late(search, "other numbers of rows were"):
+        return ()
+    found = []
+    for rows in sorted({1, example // 2, 2 * example} - {0, example}):
+        try:
+            original = candidate.original or search.baseline
+            for contender in (original, candidate):
+                contender.process.ask("resize", batched=takes.batched, rows=rows)
+            before, after = _turns(search, original, candidate, ROWS_SECONDS)
+        except (TrialFailed, TorchwrightError) as failure:
+            search.notes.append(f"{rows} rows were not timed ({failure})")
+            break
+        seconds = sorted(after)[len(after) // 2]
+        found.append(RowsTime(rows=rows, seconds=seconds, speedup=paired_speedup(before, after)))
+    return tuple(found)
+
+
+def _process_gain(shipping: _Shipping, candidate: Candidate, folder: Path) -> ProcessGain | None:
+    """What a step that changes the whole process does, taken apart."""
+    search = shipping.search
+    if not _settles_process(search.best.steps) or _is_late(search, "the recipe without its allocator was"):
+        return None
+    others: list[Candidate] = []
+    try:
+        others.append(shipping.loaded(folder, process=False))
+        others.append(trial.start_candidate(replace(search.context, fork=False), (), list(search.repeats)))
+        others[1].process.ask("keep_memory")
+        for contender in (search.baseline, candidate):
+            contender.process.ask("resize", batched=(), rows=None)
+        without = _pair(search, search.baseline, others[0])
+        both = _pair(search, others[1], candidate)
+    except (TrialFailed, TorchwrightError) as failure:
+        search.notes.append(f"without its allocator the recipe was not timed ({failure})")
+        return None
+    finally:
+        for other in others:
+            other.close()
+    return ProcessGain(without=without, both=both)
+
+
+def _is_late(search: Search, what: str) -> bool:
+    """Whether the time budget is spent, so that what is only told and not shipped is not measured any more."""
+    if search.context.clock() <= search.end:
+        return False
+    search.notes.append(f"{what} not timed: the time budget was spent")
+    return True
+
+
+def _pair(search: Search, one: Candidate, other: Candidate) -> Interval:
+    return paired_speedup(*_turns(search, one, other, 2 * ROWS_SECONDS))
+
+
+def _turns(
+    search: Search, one: Candidate, other: Candidate, seconds: float
+) -> tuple[list[float], list[float]]:
+    begun, rounds = time.monotonic(), Rounds[tuple[float, float]](enough=ROUNDS[0])
+    while len(rounds.all) < ROUNDS[1] and (len(rounds.all) < ROUNDS[0] or time.monotonic() - begun < seconds):
+        (before, after), waited = one_round([one, other], first=len(rounds.all) % 2)
+        rounds.add((search.objective(before), search.objective(after)), waited)
+    return [row[0] for row in rounds.counted], [row[1] for row in rounds.counted]

@@ -1,0 +1,122 @@
+"""Timing a candidate in turn with the best so far and the original, and what the result is worth."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from torchwright.facts import Step
+from torchwright.measure.clock import Rounds, paired_speedup
+from torchwright.search.state import FINISH_SHARE, Comparison, Search
+from torchwright.techniques.base import from_step
+from torchwright.trial.client import Candidate, TrialFailed
+from torchwright.trial.worker import TURN_SECONDS
+
+ROUNDS = (9, 25)
+"""Fewest and most paired turns of one comparison, those apart in which others ran: of nine no single one moves an end
+of the interval beyond the others."""
+FEWEST_ROUNDS = 3
+"""Where turns are very long."""
+COMPARE_SECONDS = 5.0
+FINAL_PATIENCE = 3
+"""So many times what it would take on a quiet machine may go into a last comparison, beside others."""
+
+
+Turn = dict[str, float]
+"""Kind of call → seconds."""
+
+
+class NoTime(TrialFailed):
+    """A comparison that was not begun, or broken off; every process in it lives on."""
+
+
+def worth(search: Search, step: Step, candidate: Candidate, comparison: Comparison) -> str | None:
+    """Why a candidate within the budget, tried for the sake of `step`, is not kept, or None."""
+    if search.budget.objective == "memory":
+        if comparison.total.high < 1.0:
+            return f"slower than the original ({comparison.total})"
+        if candidate.memory > 0.99 * search.best.memory:
+            best = mebibytes(search.best.memory)
+            return f"{mebibytes(candidate.memory)} peak memory where the best so far has {best}"
+        return None
+    gain, least = comparison.marginal, from_step(step).least_gain
+    if gain.high <= 1.0:
+        return f"{gain}: slower"
+    if gain.low <= 1.0:
+        return f"{gain}: no gain outside the noise"
+    return f"{gain}: less than the {least:.2f}x that it must bring" if gain.value < least else None
+
+
+def compare(search: Search, candidate: Candidate, *, final: bool = False) -> Comparison:
+    """Time the candidate, the best so far and the original in turn."""
+    contestants = [search.baseline, candidate]
+    if search.best is not search.baseline and search.best is not candidate:
+        contestants.insert(1, search.best)
+    # A request that overruns the deadline ends its process, and here that may be the original's or the best
+    # recipe's: rounds are begun while the time lasts, and have the time that is kept back to end in.
+    deadline, search.context.deadline = search.context.deadline, search.last_moment
+    try:
+        rounds = _take_rounds(search, contestants, deadline, final=final)
+    finally:
+        search.context.deadline = deadline
+    columns = list(zip(*rounds.counted, strict=True))
+    for contestant, turns in zip(contestants, columns, strict=True):
+        contestant.turns[:] = turns
+    seconds = [[search.objective(turn) for turn in column] for column in columns]
+    marginal, total = paired_speedup(seconds[-2], seconds[-1]), paired_speedup(seconds[0], seconds[-1])
+    if rounds.busy:
+        marginal, total = marginal.on_busy_machine(), total.on_busy_machine()
+    return Comparison(marginal=marginal, total=total)
+
+
+def _take_rounds(
+    search: Search, contestants: list[Candidate], deadline: float, *, final: bool
+) -> Rounds[list[Turn]]:
+    """Rounds of one turn each, begun by another contestant each time; disturbed ones are made up for."""
+    rounds = Rounds[list[Turn]](enough=ROUNDS[0])
+    faster = search.budget.objective != "memory"
+    begun = search.context.clock()
+    seconds = min(COMPARE_SECONDS, FINISH_SHARE * search.budget.time_seconds / 2) * (1.6 if final else 1)
+    expected = sum(turn_seconds(contestant) for contestant in contestants)
+    while len(rounds.quiet) < ROUNDS[1] and len(rounds.all) < 2 * ROUNDS[1]:
+        if search.context.clock() + expected > deadline:
+            if len(rounds.all) < FEWEST_ROUNDS:
+                raise NoTime("the time budget ended before it was timed", timed_out=True)
+            break
+        rounds.add(*one_round(contestants, first=len(rounds.all) % len(contestants)))
+        spent = search.context.clock() - begun
+        expected = spent / len(rounds.all)
+        ratios = [search.objective(row[-2]) / search.objective(row[-1]) for row in rounds.quiet]
+        clear = _is_clear(ratios)
+        decided = not final and (clear or (faster and statistics.median(ratios or [1.0]) < 1.0))
+        if len(ratios) >= ROUNDS[0] and (spent > seconds or decided):
+            break
+        patience = 1 if clear and not rounds.busy else FINAL_PATIENCE if final else 2
+        if len(rounds.all) >= FEWEST_ROUNDS and spent > patience * seconds:
+            break
+    return rounds
+
+
+def one_round(contestants: list[Candidate], *, first: int) -> tuple[list[Turn], float]:
+    """One turn of each, in their order but begun by another; and the largest share of one that was spent waiting."""
+    turns: list[Turn] = [{} for _ in contestants]
+    waited = 0.0
+    for place in (*range(first, len(contestants)), *range(first)):
+        turns[place] = contestants[place].process.ask("time")
+        waited = max(waited, contestants[place].process.ask("waited"))
+    return turns, waited
+
+
+def turn_seconds(candidate: Candidate) -> float:
+    """What a turn will take at most, from the last one: a call not counted, then `TURN_SECONDS` or one call."""
+    last = candidate.turns[-1] if candidate.turns else {}
+    return sum(seconds + max(seconds, TURN_SECONDS) for seconds in last.values())
+
+
+def mebibytes(count: float) -> str:
+    return f"{count / 2**20:.0f} MiB"
+
+
+def _is_clear(ratios: Sequence[float]) -> bool:
+    """Whether a few rounds already say which of the last two contestants is faster, and by more than a tenth."""
+    return bool(ratios) and (min(ratios) > 1.1 or max(ratios) < 0.9)

@@ -1,0 +1,113 @@
+"""What a trial, the drop-one pass and the artifact's proof will take, from what their like has taken on this model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchwright.facts import Step
+from torchwright.search import compare
+from torchwright.search.state import FINISH_SHARE, Search
+from torchwright.techniques.base import from_step
+
+COMPILE_EXPORTS = 10.0
+"""Compiling is expected to take a process and so many exports of the model, until it was done once.
+
+A guess is on the low side: a trial that takes longer is stopped in time, and one that was not begun has told nothing.
+"""
+DROP_ONE_SHARE = 0.15
+"""Of the time budget, at most, is kept for the drop-one pass while techniques are tried."""
+PROOF_SHARE = 0.4
+"""Of the time budget, at most, is kept for writing the artifact and proving it."""
+OTHER_ROWS_SECONDS = 6.0
+"""What the proof takes to time other numbers of rows."""
+CHOICE = (5.0, 20.0, 30.0)
+"""Choosing among forms for other numbers of rows takes seconds and so many calls of the original, seconds at most."""
+
+
+def trial_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """A trial of these steps, from its process to its verdict."""
+    return ready_seconds(search, steps) + search.settle_seconds + comparison_seconds(search)
+
+
+def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """Until a process with these steps can be called, from the trial that had most in common with them.
+
+    What one compiler or engine took says nothing about another: without a trial of theirs it is a guess.
+    """
+    alike = [spent for spent in search.spent if runners(spent.steps) == runners(steps)]
+    if alike:
+        return max(reversed(alike), key=lambda spent: _in_common(spent.steps, steps)).seconds
+    compiling = any("compiled" in from_step(step).gives for step in steps)
+    exports = COMPILE_EXPORTS * search.description["export_seconds"] if compiling else 0.0
+    return search.spent[0].seconds + exports
+
+
+def comparison_seconds(search: Search) -> float:
+    """One comparison with a candidate that is no slower than the best."""
+    turns = compare.turn_seconds(search.baseline), compare.turn_seconds(search.best)
+    one_round = turns[0] + turns[1] * (1 if search.best is search.baseline else 2)
+    limit = min(compare.COMPARE_SECONDS, FINISH_SHARE * search.budget.time_seconds / 2)
+    return max(compare.FEWEST_ROUNDS * one_round, min(compare.ROUNDS[1] * one_round, limit))
+
+
+def drop_one_seconds(search: Search) -> float:
+    """The drop-one pass over the best recipe as it is."""
+    rests = [search.without_step(rung.step) for rung in search.questioned()]
+    whole = sum(trial_seconds(search, rest) for rest in rests)
+    return min(whole, DROP_ONE_SHARE * search.budget.time_seconds)
+
+
+def proof_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """Writing an artifact of these steps, compiled once more for any number of rows, and timing it in a new process."""
+    compiled = any("compiled" in from_step(step).gives for step in steps)
+    again = ready_seconds(search, steps) if compiled else 0.0
+    whole = again + least_proof_seconds(search) + OTHER_ROWS_SECONDS
+    if search.description["called_as_is"]:
+        whole += another_process_seconds(search)
+    return min(whole, PROOF_SHARE * search.budget.time_seconds)
+
+
+def least_proof_seconds(search: Search) -> float:
+    """Choosing what answers which number of rows, where any is taken, and timing the artifact in one fresh process."""
+    choice = choice_seconds(search) if search.description["called_as_is"] else 0.0
+    return choice + another_process_seconds(search)
+
+
+def choice_seconds(search: Search) -> float:
+    """Choosing what answers which number of rows."""
+    least, calls, most = CHOICE
+    return min(least + calls * search.objective_median(search.baseline), most)
+
+
+def another_process_seconds(search: Search) -> float:
+    """Timing the artifact in one more fresh process."""
+    return 2 * search.spent[0].seconds + 1.6 * comparison_seconds(search)
+
+
+def latest(search: Search, steps: Sequence[Step]) -> float:
+    """When a trial of these steps must have ended, for its artifact to be proved within the time budget."""
+    return search.end - proof_seconds(search, steps)
+
+
+def time_left(search: Search, steps: Sequence[Step]) -> float:
+    """Seconds for a trial of these steps that leaves the drop-one pass and the proof theirs."""
+    return latest(search, steps) - search.context.clock() - drop_one_seconds(search)
+
+
+def no_time(search: Search, steps: Sequence[Step]) -> str | None:
+    """Why the time that is left is not enough for a trial of these steps, or None."""
+    expected, left = trial_seconds(search, steps), time_left(search, steps)
+    if expected <= left:
+        return None
+    return f"it would need about {expected:.0f} s, and {max(left, 0):.0f} s were left for trials"
+
+
+def runners(steps: Sequence[Step]) -> frozenset[str]:
+    """What runs the model in place of eager PyTorch: compilers and engines, by name."""
+    return frozenset(step.name for step in steps if "eager" in from_step(step).removes)
+
+
+def _in_common(one: Sequence[Step], other: Sequence[Step]) -> int:
+    """How alike two recipes are: their common steps less those that only one has."""
+    ours, theirs = {str(step) for step in one}, {str(step) for step in other}
+    return len(ours & theirs) - len(ours ^ theirs)

@@ -1,0 +1,283 @@
+"""The end of a search: drop what no longer contributes, and compare what ships with the original once more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from torchwright.errors import TorchwrightError
+from torchwright.facts import Interval, Step
+from torchwright.search import estimate
+from torchwright.search.compare import ROUNDS, compare, turn_seconds
+from torchwright.search.state import Comparison, Outcome, Search
+from torchwright.trial import client as trial
+from torchwright.trial.client import Candidate, TrialFailed
+
+NEARLY = 0.9
+"""A form that needs less of the caller may be so much slower than the recipe was in the search."""
+LEAST = 0.98
+"""The low end of what another form of the original itself may be found at."""
+PROCESSES = 3
+"""So many fresh processes are asked for the speed-up, where there is time."""
+DOUBTFUL = 0.5
+"""Share of the budget from which on a recipe is judged once more by data that chose nothing."""
+ORIGINAL = Interval(value=1.0, low=1.0, high=1.0)
+
+
+def drop_one(search: Search) -> None:
+    """Remove steps that no longer contribute, the smallest gain first; large ones are taken at their word."""
+    for rung in search.questioned():
+        if rung not in search.questioned():  # with another step gone it is needed, or alone
+            continue
+        rest = search.without_step(rung.step)
+        search.context.deadline = estimate.latest(search, rest)
+        if search.context.remaining() < estimate.trial_seconds(search, rest):
+            search.notes.append(f"drop-one pass: no time left to try the recipe without {rung.step}")
+            continue
+        search.tell("trying", f"the recipe without {rung.step}")
+        try:
+            candidate, comparison = _tried(search, rest)
+        except (TrialFailed, TorchwrightError) as failure:
+            search.notes.append(f"drop-one pass: the recipe without {rung.step} failed ({failure})")
+            continue
+        if _still_contributes(search, candidate, comparison):
+            candidate.close()
+            continue
+        _remove(search, rung.step, f"without it the recipe is as good ({comparison.marginal})")
+        search.promote(candidate, comparison)
+
+
+def _tried(search: Search, steps: tuple[Step, ...]) -> tuple[Candidate, Comparison]:
+    """A smaller recipe, judged and timed; raises as a trial does, and nothing of it is left then."""
+    candidate = trial.start_candidate(search.context, steps, list(search.repeats))
+    try:
+        candidate.settle(search.reference)
+        return candidate, compare(search, candidate)
+    except BaseException:
+        candidate.close()
+        raise
+
+
+def _remove(search: Search, step: Step, reason: str) -> None:
+    search.rungs = [
+        replace(rung, kept=False, status="removed", reason=reason)
+        if rung.kept and rung.step == step
+        else rung
+        for rung in search.rungs
+    ]
+
+
+def _still_contributes(search: Search, candidate: Candidate, comparison: Comparison) -> bool:
+    if search.over_budget(candidate):
+        return True
+    if search.budget.objective == "memory":
+        return candidate.memory > search.best.memory
+    return comparison.marginal.value < 1.0
+
+
+def judge_again(search: Search) -> None:
+    """Judge the recipe by data that chose nothing; while that is over the budget, its costliest step is taken out.
+
+    What was chosen by a sample suits that sample a little too well. Far below the budget that decides nothing, and the
+    artifact alone is judged so.
+    """
+    if search.best is search.baseline or not _time_to_judge(search):
+        return
+    search.last_reference = search.baseline.process.ask("observe", unseen=True)
+    while search.last_reference is not None and search.best is not search.baseline:
+        seen = search.best.quality
+        if seen is None or seen.drop_high <= DOUBTFUL * search.budget.max_drop:
+            return
+        found = search.best.process.ask("compare", reference=search.last_reference, unseen=True)
+        if found.drop_high <= search.budget.max_drop:
+            return
+        reason = f"{found.metric} drops by up to {found.drop_high:.2%} on data by which nothing was chosen"
+        _take_out_costliest(search, reason)
+        if not _time_to_judge(search):
+            return
+
+
+def _time_to_judge(search: Search) -> bool:
+    """Whether there is, until the last moment, which becomes the deadline: that of the last trial may have passed."""
+    search.context.deadline = search.last_moment
+    return search.context.remaining() > search.settle_seconds
+
+
+def _take_out_costliest(search: Search, reason: str) -> None:
+    """Of the kept steps the one after which the metric fell the most; back to the original where that cannot be."""
+    before, worst = 0.0, (0.0, search.best.steps[-1])
+    for rung in search.rungs:
+        if rung.step in search.best.steps and rung.quality is not None:
+            worst = max(worst, (rung.quality.drop - before, rung.step), key=lambda each: each[0])
+            before = rung.quality.drop
+    step, search.context.deadline = worst[1], search.end
+    rest = search.without_step(step)
+    search.tell("trying", f"the recipe without {step}: {reason}")
+    try:
+        if not rest:
+            raise TrialFailed(reason)
+        candidate, comparison = _tried(search, rest)
+    except (TrialFailed, TorchwrightError):
+        return_to_original(search, reason)
+        return
+    _remove(search, step, reason)
+    search.promote(candidate, comparison)
+
+
+def finish(search: Search) -> Outcome:
+    """What was found; the best and the original live on for the last comparison (`settle`)."""
+    search.seconds = search.context.clock() - search.start
+    return outcome_now(search, ORIGINAL if search.best is search.baseline else search.proven.total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """One way to run the recipe for good: an artifact that is written, loaded in a fresh process and timed there."""
+
+    name: str
+    start: Callable[[], Candidate]
+    """Raises `TrialFailed` or a `TorchwrightError` where it cannot be made or run."""
+    prove: Callable[[Candidate], None]
+    """What else is measured of one that holds, after the timing: it leaves another heap behind. Raises as `start`."""
+    again: Callable[[], Candidate | None] = lambda: None
+    """What `start` has written in one more fresh process, where that may differ; None where there is no time."""
+    itself: bool = False
+    """It runs the original as the caller has it: there is nothing to time."""
+
+
+def settle(search: Search, forms: Sequence[Form]) -> tuple[Outcome, Form | None, Candidate | None]:
+    """The last comparison: the first form that holds, against an original in a fresh process of its own.
+
+    A form that needs less of the caller comes first, and holds if it is nearly as fast as the recipe was in the search.
+    Without one that is faster than the original the third is None, and so are the recipe's steps. Raises
+    `TrialFailed` where the original itself has stopped working.
+    """
+    search.tell("stage", "the artifact, loaded in a fresh process, against the original")
+    promised = search.proven.total.value if search.best is not search.baseline else 1.0
+    last = forms[-1] if forms else None
+    for form in forms:
+        if form.itself:
+            while len(search.baseline.turns) < ROUNDS[0] and _time_for_a_turn(search, search.baseline):
+                search.baseline.turn()
+            return outcome_now(search, ORIGINAL), form, None
+        candidate: Candidate | None = None
+        try:
+            candidate = form.start()
+            total = _compared(search, candidate).total
+            enough = 1.0 if form is last or search.best is search.baseline else NEARLY * promised
+            if _holds(search, total, enough):
+                total = _over_processes(search, form, candidate, total)
+            if held := _holds(search, total, enough):
+                form.prove(candidate)
+        except TrialFailed as failure:
+            _not_held(search, form, candidate, f"failed ({failure.reason})")
+            continue
+        except TorchwrightError as failure:
+            _not_held(search, form, candidate, f"is not to be had ({failure.found or failure.summary})")
+            continue
+        except BaseException:
+            if candidate is not None:
+                candidate.close()
+            raise
+        if held:
+            claimed = ORIGINAL if search.best is search.baseline else total
+            return outcome_now(search, claimed, candidate), form, candidate
+        _not_held(search, form, candidate, f"was {total} in the last comparison")
+    return give_up(search), None, None
+
+
+def give_up(search: Search) -> Outcome:
+    """Return to the original."""
+    if search.best is not search.baseline:
+        search.notes.append("no form of the recipe held in the last comparison: the original is returned")
+        return_to_original(search, "slower than the original at the end")
+    return outcome_now(search, ORIGINAL)
+
+
+def return_to_original(search: Search, reason: str) -> None:
+    """Remove every kept step for that reason."""
+    search.rungs = [
+        replace(rung, kept=False, status="removed", reason=reason) if rung.kept else rung
+        for rung in search.rungs
+    ]
+    search.best.close()
+    search.best = search.baseline
+
+
+def _compared(search: Search, candidate: Candidate) -> Comparison:
+    """`candidate` in turn with the original; once more, and longer, where the machine's noise decides nothing."""
+    baseline, best = search.baseline, search.best
+    search.baseline = search.best = candidate.original or baseline
+    try:
+        comparison = compare(search, candidate, final=True)
+        if comparison.total.low < 1.0 < comparison.total.high:
+            comparison = compare(search, candidate, final=True)
+        baseline.turns = search.baseline.turns  # what is printed is what was compared
+    finally:
+        search.baseline, search.best = baseline, best
+    return comparison
+
+
+def _over_processes(search: Search, form: Form, candidate: Candidate, total: Interval) -> Interval:
+    """The same over up to `PROCESSES` fresh processes: the speed-up of the middle one, and an interval that spans all.
+
+    How the heap of a process happens to lie decides about page faults, and for all calls of its life: turns in one
+    process cannot show that.
+    """
+    found = [(total, list(candidate.turns), list(search.baseline.turns))]
+    while len(found) < PROCESSES and (other := form.again()):
+        try:
+            found.append((_compared(search, other).total, list(other.turns), list(search.baseline.turns)))
+        finally:
+            other.close()
+    found.sort(key=lambda each: each[0].value)
+    middle, candidate.turns, search.baseline.turns = found[(len(found) - 1) // 2]
+    low, high = min(each.low for each, *_ in found), max(each.high for each, *_ in found)
+    busy = any(each.busy for each, *_ in found)
+    spanning = replace(middle, low=low, high=high, busy=False)
+    return spanning.on_busy_machine() if busy else spanning
+
+
+def _holds(search: Search, total: Interval, enough: float) -> bool:
+    if search.budget.objective == "memory":
+        return total.high >= 1.0
+    if search.best is search.baseline:  # the original in another form
+        return total.value >= 1.0 and total.low >= LEAST
+    return total.value > 1.0 and total.value >= enough
+
+
+def _not_held(search: Search, form: Form, candidate: Candidate | None, why: str) -> None:
+    search.notes.append(f"as {form.name} the recipe {why}")
+    if candidate is not None:
+        candidate.close()
+
+
+def outcome_now(search: Search, speedup: Interval, final: Candidate | None = None) -> Outcome:
+    """The search's result as it stands; `final` is what the best became once it was loaded."""
+    undecided = any(rung.undecided for rung in search.rungs)
+    said = undecided or any("this is the original" in note for note in search.notes)
+    if search.best is search.baseline and not said:
+        search.notes.append("nothing was both faster and within the accuracy budget: this is the original")
+    baseline = search.baseline.measurement(search.repeats)
+    measured = final or search.best
+    if measured is not search.baseline:
+        measured = replace(
+            measured,
+            quality=measured.quality or search.best.quality,
+            memory=measured.memory or search.best.memory,
+        )
+    return Outcome(
+        best=search.best,
+        baseline=baseline,
+        final=baseline if measured is search.baseline else measured.measurement(search.repeats),
+        speedup=speedup,
+        rungs=tuple(search.rungs),
+        description=search.description,
+        seconds=search.seconds,
+        notes=tuple(search.notes),
+        more_seconds=search.more_seconds,
+    )
+
+
+def _time_for_a_turn(search: Search, candidate: Candidate) -> bool:
+    return search.context.remaining() > 1.5 * turn_seconds(candidate)

@@ -1,0 +1,139 @@
+"""The search: try a technique, keep it only if it pays and stays within the budget, and say why.
+
+baseline → what an earlier search found → refuse what cannot run or cannot pay → what fits the time, by expected gain a
+second (retreating layer by layer where a quantization overshoots) → drop what no longer contributes → best against
+the original once more
+"""
+
+from __future__ import annotations
+
+from torchwright.errors import RefusedTechnique, TorchwrightError
+from torchwright.facts import Step
+from torchwright.process import interrupts
+from torchwright.search import choose, estimate, resume
+from torchwright.search.attempt import attempt
+from torchwright.search.finish import drop_one, finish, judge_again
+from torchwright.search.state import FINISH_SHARE, OVERRUN_SHARE, Outcome, Search, Spent
+from torchwright.techniques.base import Technique, from_step
+from torchwright.trial import client as trial
+from torchwright.trial.client import TrialFailed
+
+
+def run(search: Search) -> Outcome:
+    """The whole search; the context's deadline is when the user expects its artifact.
+
+    Raises `ModelError` or `WorkloadError` when the original cannot be run or judged, `RefusedTechnique` when a
+    technique asked for by name cannot run, `ArtifactError` when the search to continue was of another model.
+    """
+    search.end = search.context.deadline
+    search.start = search.end - search.budget.time_seconds
+    search.context.deadline = search.start + search.budget.time_seconds * (1 - FINISH_SHARE)
+    search.last_moment = search.start + search.budget.time_seconds * (1 + OVERRUN_SHARE)
+    search.tell("baseline", "measuring the original")
+    _measure_baseline(search)
+    try:
+        queue = choose.first_queue(search, resume.restore(search))
+        while queue:
+            interrupts.check()
+            queue += _try(search, choose.take(search, queue))
+        drop_one(search)
+        judge_again(search)
+        search.more_seconds = choose.untried_seconds(search)
+        return finish(search)
+    except TrialFailed as failure:
+        search.close_all()
+        raise TorchwrightError(
+            "the original stopped working in the middle of the search", found=failure.reason
+        ) from failure
+    except BaseException:
+        search.close_all()
+        raise
+
+
+def _measure_baseline(search: Search) -> None:
+    clock = search.context.clock
+    begun = clock()
+    try:
+        search.baseline = search.best = trial.start_candidate(search.context, (), ())
+    except TrialFailed as failure:
+        raise _baseline_error(search, failure) from failure
+    try:
+        process = search.baseline.process
+        search.spent.append(Spent(steps=(), seconds=clock() - begun))
+        search.baseline.turn()
+        begun = clock()
+        answer = process.ask("memory")
+        search.baseline.memory = answer["peak"]
+        search.reference = process.ask("observe")
+        search.baseline.quality = process.ask("compare", reference=search.reference, itself=True)
+        search.settle_seconds = clock() - begun
+        search.description = process.ask("describe", names=_asked(search))
+        search.repeats = search.description["repeats"]
+    except TrialFailed as failure:
+        search.baseline.close()
+        raise _baseline_error(search, failure) from failure
+    except BaseException:
+        search.baseline.close()
+        raise
+
+
+def _baseline_error(search: Search, failure: TrialFailed) -> TorchwrightError:
+    if failure.timed_out:
+        return TorchwrightError(
+            "the time budget ended before the original was measured",
+            found=f"{search.budget.time_seconds:.0f} s",
+            next="a larger --time-budget",
+        )
+    return TorchwrightError(
+        "the original model cannot be run",
+        found=failure.reason,
+        next="run it on its inputs in plain PyTorch first",
+    )
+
+
+def _asked(search: Search) -> tuple[str, ...] | None:
+    """The techniques that the model is asked about; None is all."""
+    return tuple(step.name for step in search.wanted) if search.only else None
+
+
+def _try(search: Search, step: Step) -> list[Step]:
+    """Try one step on top of the best recipe; returns what is worth another trial because of it."""
+    technique, asked = from_step(step), step in search.wanted
+    reason = None if asked else _refusal(search, technique, step)
+    if reason:
+        search.refuse(step, reason)
+        return []
+    steps, swapped = choose.with_step(search, technique, step)
+    steps = steps or choose.in_company(search, technique, step)
+    if steps is None:
+        _refuse_lacking(search, technique, step)
+        return []
+    reason = estimate.no_time(search, steps)
+    if reason and not asked:
+        search.leave(step, reason)
+        return []
+    if attempt(search, step, steps, swapped) and choose.changes_verdicts(technique):
+        return choose.second_chances(search)
+    return []
+
+
+def _refusal(search: Search, technique: Technique, step: Step) -> str | None:
+    have = search.have()
+    variant = any(kept.name == step.name for kept in search.best.steps)
+    if technique.gives and technique.gives <= have and not variant:
+        return f"the model is {' and '.join(sorted(technique.gives))} already"
+    engine = choose.engine_in_the_way(search, technique)
+    if engine is not None:
+        needs = ", ".join(sorted(technique.needs - have)).replace("_", " ")
+        return f"{engine} runs the model on code of its own, which this cannot change (needs: {needs})"
+    return choose.cannot_pay(search, technique)
+
+
+def _refuse_lacking(search: Search, technique: Technique, step: Step) -> None:
+    lacks, giver = choose.lacks(search, technique), choose.untried_giver(search, technique)
+    if giver is not None:
+        search.leave(step, f"{lacks}, which {giver} would give")
+    elif step in search.wanted:
+        raise RefusedTechnique(f"{step} was asked for and cannot run here", found=lacks)
+    else:
+        search.refuse(step, lacks)

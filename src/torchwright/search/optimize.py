@@ -1,0 +1,109 @@
+# pyright: basic
+"""One optimization from a workload to an artifact."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from torchwright.artifact import folder as artifact
+from torchwright.artifact.fingerprint import fingerprint_here
+from torchwright.devices import get_device
+from torchwright.errors import TorchwrightError, WorkloadError
+from torchwright.facts import Event, Recipe
+from torchwright.kernels.cpu import build
+from torchwright.process import interrupts
+from torchwright.report import html
+from torchwright.search import resume
+from torchwright.search.claim import claim
+from torchwright.search.loop import run
+from torchwright.search.save import make_recipe
+from torchwright.search.state import Outcome, Request, Search, Watch
+from torchwright.techniques.base import techniques
+from torchwright.trial.client import Context, TrialFailed
+from torchwright.trial.fork_server import can_fork
+from torchwright.trial.travel import pack
+
+SCRATCH = ".trials"
+"""Where trials keep what they compile, in the unfinished artifact."""
+
+
+def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
+    """Search, then write the artifact `out`, whole or not at all.
+
+    Raises what the search raises, `WorkloadError` for a workload that cannot travel to another process, and
+    `ArtifactError` for an `out` that is in the way, or an earlier search that cannot be continued.
+    """
+    budget = request.budget
+    if budget.max_drop < 0 or budget.time_seconds <= 0:
+        raise WorkloadError(f"a budget of {budget}", allowed="max_drop of 0 or more, time above 0 seconds")
+    device = get_device(request.device)
+    earlier = resume.read(request.resume, request, device.name) if request.resume else None
+    _build_kernels(watch, request)
+    begun = time.monotonic()
+    with interrupts.deferred(), artifact.writing(out) as folder:
+        scratch = folder / SCRATCH
+        scratch.mkdir()
+        context = Context(
+            workload=pack(request.workload, scratch),
+            device=device.name,
+            threads=torch.get_num_threads(),
+            seed=request.seed,
+            scratch=scratch,
+            deadline=begun + budget.time_seconds,
+            fork=can_fork(device.name),
+        )
+        with context:
+            search = Search(
+                context=context,
+                budget=budget,
+                watch=watch,
+                wanted=tuple(request.wanted),
+                only=request.only,
+                without=request.without,
+                earlier=earlier,
+            )
+            run(search)
+            fingerprint = fingerprint_here(device.name, threads=context.threads)
+
+            def provisional(outcome: Outcome) -> Recipe:
+                return make_recipe(outcome, request.workload, budget, fingerprint, request.command)
+
+            try:
+                claimed = claim(search, request.workload, scratch, provisional)
+            except TrialFailed as failure:
+                raise TorchwrightError(
+                    "the result could not be written", found=failure.reason, next="optimize again"
+                ) from failure
+            finally:
+                search.close_all()
+        recipe = replace(
+            provisional(claimed.outcome), runs_as=claimed.runs_as, rows=claimed.rows, process=claimed.process
+        )
+        for name in (artifact.RECIPE, artifact.MANIFEST, artifact.SIGNATURE):
+            (claimed.folder / name).unlink(missing_ok=True)
+        for entry in claimed.folder.iterdir():
+            entry.rename(folder / entry.name)
+        shutil.rmtree(scratch)
+        interrupts.check()
+        (folder / artifact.REPORT).write_text(html.render(recipe))
+        unsigned = artifact.finish(folder, recipe, claimed.contents.manifest)
+        if unsigned:
+            search.tell("notice", unsigned)
+    return recipe
+
+
+def _build_kernels(watch: Watch, request: Request) -> None:
+    """Compile the kernels where one of the techniques may need them; why they cannot be is each technique's to say."""
+    needed = not request.only or any(techniques.get(step.name).own_kernels for step in request.wanted)
+    if build.ready() or not needed:
+        return
+    text = "compiling the kernels, once for this version"
+    watch(Event(kind="stage", text=text, elapsed=0.0, time_budget=request.budget.time_seconds))
+    with contextlib.suppress(build.BuildError, OSError):
+        build.library()

@@ -1,0 +1,189 @@
+"""Continuing a search: what an earlier one has measured, and whether it holds here.
+
+Its artifact is read as a stranger's: every step must be a registered technique's, with options that it takes. Rows are
+taken over as they are; the recipe is prepared and measured again, and ships only if the last comparison says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchwright.artifact import folder as artifact
+from torchwright.artifact.fingerprint import fingerprint_here
+from torchwright.errors import ArtifactError, TorchwrightError
+from torchwright.facts import Budget, Fingerprint, Recipe, Rung, Step
+from torchwright.report import wording
+from torchwright.search import estimate
+from torchwright.search.compare import compare, worth
+from torchwright.search.state import Request, Search, Spent
+from torchwright.techniques.base import from_step
+from torchwright.trial import client as trial
+from torchwright.trial.client import TrialFailed
+
+MOST_ROWS = 1000
+"""Of an earlier search: ten times what this one could write."""
+RESHAPED = "layout"
+"""Of a workload's description: what the recipe's own steps may have changed (`Technique.reshape`)."""
+ANEW = "start anew: the same without resuming"
+
+
+def read(path: Path, request: Request, device: str) -> Recipe:
+    """The result of the search to continue, without its rows for techniques that are not to be tried this time.
+
+    Raises `ArtifactError` where there is no artifact, or one of another search: of other calls, another budget, other
+    versions or another machine.
+    """
+    artifact.put_back(path)
+    if not path.exists():
+        raise ArtifactError(
+            f"there is no search to continue in {path}",
+            found="nothing: a search that was stopped before its end leaves nothing behind",
+            next=ANEW,
+        )
+    found, _ = artifact.open_artifact(path)
+    recipe = _checked(path, found)
+    here = fingerprint_here(device, measured=False)
+    workload = json.loads(json.dumps(request.workload.describe()))
+    then = _conditions(recipe.workload, recipe.budget, recipe.fingerprint)
+    now = _conditions(workload, request.budget, here)
+    differ = [
+        f"{name}: {then.get(name, 'none')!s:.200} then, {now.get(name, 'none')!s:.200} now"
+        for name in {**then, **now}
+        if then.get(name) != now.get(name)
+    ]
+    if differ:
+        raise _refusal(path, "what it measured would not hold here", "; ".join(differ))
+    barred = [step for step in recipe.steps if not request.may_try(step)]
+    if barred:
+        raise _refusal(path, "its recipe has what is not to be tried", ", ".join(map(str, barred)))
+    return replace(recipe, rungs=tuple(rung for rung in recipe.rungs if request.may_try(rung.step)))
+
+
+def restore(search: Search) -> list[Step]:
+    """Take over the rows and the recipe of the earlier search, if there is one; returns the steps that it has left.
+
+    Raises `ArtifactError` where the original is another model, `TorchwrightError` where there is no time to measure the
+    recipe.
+    """
+    earlier = search.earlier
+    if earlier is None:
+        return []
+    structure = search.description["original"].structure
+    if earlier.original is None or earlier.original.structure != structure:
+        raise ArtifactError(
+            "the earlier search cannot be continued: its original has other layers or weights of other shapes",
+            next=ANEW,
+        )
+    why = _measure_again(search, earlier.steps) if earlier.steps else None
+    if why is not None:
+        _say(search, f"the recipe of the earlier search did not hold ({why}): all of it was searched anew")
+        return []
+    rows = [rung for rung in earlier.rungs if _has_verdict(rung, earlier)]
+    left = [rung.step for rung in earlier.rungs if rung not in rows]
+    told = f"continues the search that ended at {earlier.created}: rows of an earlier search were measured by then"
+    if not _judged_alike(search, earlier):
+        rows = [rung for rung in rows if not _lost_too_much(rung)]
+        told += "; since then the original's weights or metric have changed, and what lost too much is tried again"
+    search.rungs = [replace(rung, earlier=True) for rung in rows]
+    _say(search, told)
+    return left
+
+
+def _has_verdict(rung: Rung, earlier: Recipe) -> bool:
+    """Whether a row was measured or refused; where no form of a recipe held at the end, its steps are open again."""
+    return not rung.undecided and not (rung.status == "removed" and not earlier.steps)
+
+
+def _lost_too_much(rung: Rung) -> bool:
+    """Whether the metric alone has decided: what lost too much was not timed."""
+    return rung.quality is not None and rung.speedup is None
+
+
+def _judged_alike(search: Search, earlier: Recipe) -> bool:
+    """Whether the original has the weights and the metric's value that it had."""
+    then, now = earlier.baseline.quality, search.baseline.quality
+    assert now is not None
+    value = then is not None and math.isclose(then.reference, now.reference, rel_tol=1e-6)
+    return value and earlier.original == search.description["original"]
+
+
+def _say(search: Search, text: str) -> None:
+    search.notes.append(text)
+    search.tell("notice", text)
+
+
+def _measure_again(search: Search, steps: tuple[Step, ...]) -> str | None:
+    """Make the earlier recipe the best; or say why it is not within the budget, or no faster than the original."""
+    search.tell("trying", f"the recipe of the earlier search: {', '.join(map(str, steps))}")
+    begun = search.context.clock()
+    search.context.deadline = estimate.latest(search, steps)
+    try:
+        with ExitStack() as stack:
+            candidate = trial.start_candidate(search.context, steps, list(search.repeats))
+            stack.callback(candidate.close)
+            search.spent.append(Spent(steps=steps, seconds=search.context.clock() - begun))
+            candidate.settle(search.reference)
+            if search.over_budget(candidate):
+                assert candidate.quality is not None
+                return f"its loss is up to {candidate.quality.drop_high:.2%}"
+            comparison = compare(search, candidate)
+            noisy = search.budget.objective != "memory" and comparison.total.high > 1.0
+            if not noisy and (why := worth(search, steps[-1], candidate, comparison)):
+                return why
+            search.promote(candidate, comparison)
+            stack.pop_all()
+    except TrialFailed as failure:
+        if failure.timed_out:
+            raise TorchwrightError(
+                "the time budget ended before the recipe of the earlier search was measured",
+                found=f"{search.budget.time_seconds:.0f} s",
+                next="a larger --time-budget",
+            ) from failure
+        return failure.reason
+    except TorchwrightError as refusal:
+        return refusal.found or refusal.summary
+    return None
+
+
+def _checked(path: Path, recipe: Recipe) -> Recipe:
+    """The recipe with its steps as their techniques write them."""
+    if len(recipe.rungs) > MOST_ROWS:
+        raise _refusal(path, "its recipe is damaged", f"{len(recipe.rungs):,} rows")
+    try:
+        rungs = tuple(replace(rung, step=from_step(rung.step).step()) for rung in recipe.rungs)
+        steps = tuple(from_step(step).step() for step in recipe.steps)
+    except TorchwrightError as error:
+        raise _refusal(path, "its recipe is damaged", str(error)) from error
+    kept = [rung.step for rung in rungs if rung.kept]
+    fits = len(kept) == len(steps) and all(step in kept for step in steps)
+    if not fits or any(rung.kept != (rung.status == "kept") for rung in rungs):
+        raise _refusal(path, "its recipe is damaged", "its rows do not fit its steps")
+    return replace(recipe, rungs=rungs, steps=steps)
+
+
+def _refusal(path: Path, why: str, found: str) -> ArtifactError:
+    return ArtifactError(
+        f"the search in {path} cannot be continued: {why}", found=wording.clean(found), next=ANEW
+    )
+
+
+def _conditions(workload: dict[str, Any], budget: Budget, at: Fingerprint) -> dict[str, Any]:
+    """What a row's figures depend on, beside the model itself."""
+    return {
+        **{name: value for name, value in workload.items() if name != RESHAPED},
+        "max_drop": budget.max_drop,
+        "objective": budget.objective,
+        "torchwright": at.torchwright,
+        "torch": at.torch,
+        **at.libraries,
+        "device": at.device.kind,
+        "processor": at.device.name,
+        "ISA": " ".join(sorted(at.device.isa)),
+        "cores": at.device.cores,
+        "threads": at.threads,
+    }

@@ -1,0 +1,251 @@
+# pyright: basic
+"""Turning what the search found into an artifact, in the form that holds when it is loaded."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from torchwright.artifact import folder as artifact
+from torchwright.engines.apply import reshaped
+from torchwright.engines.program import GRAPHS, TENSORS
+from torchwright.engines.spec import CallSpec, Takes
+from torchwright.errors import RefusedTechnique
+from torchwright.facts import Budget, DeviceFacts, Fingerprint, Measurement, Recipe, RooflinePoint
+from torchwright.measure.roofline import Work, point
+from torchwright.search import estimate
+from torchwright.search.state import Outcome, Search
+from torchwright.techniques.base import from_step
+from torchwright.trial.client import Candidate, TrialFailed, TrialProcess
+from torchwright.trial.forms import Chosen, Forms
+from torchwright.workloads.base import Workload
+
+NOT_KEPT = "nothing of what torch compiled can be kept here: who loads this compiles again at the first call"
+GENERAL_SECONDS = 20.0
+"""torch.export with every size free takes a second for most models, and minutes for a few."""
+LATE_SHARE = 0.1
+"""Of the time budget: by how much compiling for other numbers of rows may overrun it."""
+
+
+def ways(engine: str, workload: Workload) -> list[str]:
+    """The forms that a recipe of this engine may ship in, those that need less of the caller first."""
+    own = "rebuild" if workload.files(weights=True) else "module"
+    match engine:
+        case "native":
+            return ["native"]
+        case "aot":
+            return ["package"]
+        case "jit":
+            return ["package", own]
+        case _:
+            return ["rebuild"] if own == "rebuild" else ["graphs", "module"]
+
+
+@dataclass(kw_only=True)
+class Contents:
+    """What was written of one form: the manifest's own fields, and what the recipe should note."""
+
+    manifest: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+
+def make_recipe(
+    outcome: Outcome, workload: Workload, budget: Budget, fingerprint: Fingerprint, command: str
+) -> Recipe:
+    """The whole result as plain data."""
+    return Recipe(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        workload=reshaped(workload, outcome.best.steps).describe(),
+        steps=outcome.best.steps,
+        budget=budget,
+        baseline=outcome.baseline,
+        final=outcome.final,
+        speedup=outcome.speedup,
+        rungs=outcome.rungs,
+        fingerprint=fingerprint,
+        search_seconds=outcome.seconds,
+        roofline=_roofline(outcome, fingerprint.device),
+        notes=(*outcome.notes, *calibration_notes(outcome, workload)),
+        engine=outcome.best.engine,
+        more_seconds=outcome.more_seconds,
+        original=outcome.description["original"],
+        command=command,
+    )
+
+
+def calibration_notes(outcome: Outcome, workload: Workload) -> list[str]:
+    """What the report says where calibration reads what is judged."""
+    if workload.calibrates_apart():
+        return []
+    return [
+        f"{step.name} was calibrated on the inputs it is judged by: with several example inputs it would not be"
+        for step in outcome.best.steps
+        if from_step(step).calibrates
+    ]
+
+
+def write_contents(folder: Path, scratch: Path, search: Search, workload: Workload, way: str) -> Contents:
+    """Everything of an artifact but recipe, report and manifest, in one form.
+
+    `scratch` is a place for what is compiled for it. Raises `RefusedTechnique` for a form that the model does not
+    allow, `TrialFailed` where making it fails.
+    """
+    best = search.best
+    native = folder / artifact.NATIVE
+    native.mkdir()
+    _ask(best, "self_test", path=str(folder / "selftest"))
+    contents = Contents(
+        manifest={
+            "way": way,
+            "engine": {"package": "aot", "native": "native", "graphs": "eager"}.get(way, best.engine),
+            "dtype": best.dtype,
+            "threads": best.threads,
+            "self_contained": way != "module",
+        }
+    )
+    if way == "native":
+        best.process.ask("save_native", folder=str(folder))
+    elif way in ("package", "graphs") and workload.called_as_is():
+        _write_forms(folder, scratch, search, contents, compiled=way == "package")
+    elif way == "package":
+        if best.folder is None:
+            contents.manifest["calls"] = best.process.ask("package", folder=str(scratch))
+        else:
+            contents.manifest["calls"] = best.calls
+        _copy_packages(best.folder or scratch, folder)
+    elif best.engine == "jit" and not _ask(best, "save_cache", folder=str(native)):
+        contents.notes.append(NOT_KEPT)
+    if not any(native.iterdir()):
+        native.rmdir()
+    for name, file in workload.files(weights=way == "rebuild").items():
+        (folder / artifact.MODEL / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, folder / artifact.MODEL / name)
+    return contents
+
+
+def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents, *, compiled: bool) -> None:
+    """The graphs, and the packages for the example and for any number of rows, with what was found of them."""
+    best = search.best
+    search.tell("stage", "the same for any number of rows and other sizes")
+    rows_seconds = _room(search)
+    worth = compiled and 1.2 * best.prepare_seconds < rows_seconds
+    with TrialProcess(search.context) as process:
+        takes, forms = process.ask(
+            "forms",
+            steps=best.steps,
+            folder=str(scratch),
+            packages=compiled and best.folder is None,
+            rows_seconds=rows_seconds if worth else None,
+            general_seconds=GENERAL_SECONDS,
+        )
+    contents.notes += forms.notes
+    if compiled and not worth and takes.batched:
+        contents.notes.append(f"{artifact.ROWS}: no time was left to compile for it")
+    if compiled and best.folder is not None:
+        for package in best.folder.glob("*.pt2"):
+            shutil.copy2(package, scratch / package.name)
+    chosen = _choose(scratch, search, takes, forms, compiled=compiled)
+    if chosen.slower_alone and (one := _one_row(scratch, search, takes, contents)) is not None:
+        chosen = _choose(scratch, search, takes, replace(forms, one_row=one), compiled=compiled)
+    contents.notes += chosen.notes
+    contents.manifest |= {
+        "calls": forms.calls,
+        "rows": chosen.rows,
+        "by_rows": chosen.by_rows,
+        "any_rows": chosen.any_rows,
+        "one_row": chosen.one_row,
+        "any_sizes": chosen.any_sizes,
+        "takes": takes,
+        "layouts": chosen.layouts,
+    }
+    names = [spec.name for spec in forms.calls] if compiled else []
+    for _, file in artifact.packages(names, chosen.rows, chosen.one_row):
+        shutil.copy2(scratch / file, folder / artifact.NATIVE / file)
+    for name in (GRAPHS, TENSORS):
+        shutil.copy2(scratch / name, folder / name)
+
+
+def _choose(scratch: Path, search: Search, takes: Takes, forms: Forms, *, compiled: bool) -> Chosen:
+    """In a process that has compiled nothing."""
+    with TrialProcess(search.context) as process:
+        return process.ask(
+            "choose_forms",
+            takes=takes,
+            forms=forms,
+            folder=str(scratch),
+            compiled=compiled,
+            seconds=estimate.choice_seconds(search),
+            threads=search.best.threads,
+            allocator=_allocator(search.best),
+        )
+
+
+def _room(search: Search) -> float:
+    """Seconds to compile in, after which the artifact can still be proved about when the user expects it.
+
+    Other numbers of rows come before more proof: what answers them slowly is slow for every such call.
+    """
+    late = LATE_SHARE * search.budget.time_seconds
+    return search.end + late - search.context.clock() - estimate.least_proof_seconds(search)
+
+
+def _one_row(scratch: Path, search: Search, takes: Takes, contents: Contents) -> CallSpec | None:
+    """Compile for one row, where there is time for it."""
+    best, seconds = search.best, _room(search)
+    if 1.2 * best.prepare_seconds > seconds:
+        contents.notes.append(f"{artifact.ONE}: no time was left to compile for it")
+        return None
+    with TrialProcess(search.context) as process:
+        one, note = process.ask(
+            "one_row", steps=best.steps, takes=takes, folder=str(scratch), seconds=seconds
+        )
+    contents.notes += [note] if note else []
+    return one
+
+
+def _allocator(best: Candidate) -> str | None:
+    found = [step.options.get("kind", "retain") for step in best.steps if step.name == "allocator"]
+    return found[0] if found else None
+
+
+def _copy_packages(source: Path, folder: Path) -> None:
+    """Packages of compiled code, and the portable graphs that they were made from."""
+    for package in sorted(source.glob("*.pt2")):
+        shutil.copy2(package, folder / artifact.NATIVE / package.name)
+    for name in (GRAPHS, TENSORS):
+        shutil.copy2(source / name, folder / name)
+
+
+def _ask(best: Candidate, method: str, **arguments: Any) -> bool:
+    try:
+        return bool(best.process.ask(method, **arguments))
+    except (TrialFailed, RefusedTechnique):
+        return False
+
+
+def _roofline(outcome: Outcome, device: DeviceFacts) -> tuple[RooflinePoint, ...]:
+    points = []
+    stages: tuple[tuple[Literal["original", "final"], Measurement], ...] = (
+        ("original", outcome.baseline),
+        ("final", outcome.final),
+    )
+    for stage, measurement in stages:
+        dtype = "float32" if stage == "original" else _arithmetic(outcome)
+        for case in measurement.cases:
+            counts = outcome.description["operations"].get(case.name)
+            if counts:
+                work = Work(
+                    bytes=counts["bytes"] + measurement.weight_bytes,  # weights are read once a call
+                    operations={dtype: counts["operations"]},
+                )
+                points.append(point(case.name, case.seconds, work, device, stage))
+    return tuple(found for found in points if found is not None)
+
+
+def _arithmetic(outcome: Outcome) -> str:
+    """The type that most of the final model's multiplications are in."""
+    quantized = any("int8" in coverage.kernel for coverage in outcome.best.coverage)
+    return "int8" if quantized else outcome.best.dtype

@@ -1,0 +1,233 @@
+"""What one search was asked for, and what it knows so far."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torchwright.engines.apply import DISCOVERED
+from torchwright.facts import Budget, Event, Interval, Measurement, Recipe, Rung, Step
+from torchwright.techniques.base import from_step
+from torchwright.trial.client import Candidate, Context
+from torchwright.workloads.base import Workload
+
+FINISH_SHARE = 0.06
+"""Share of the time budget at whose end nothing new is begun."""
+CONTRIBUTES = 1.3
+"""A step with at least this marginal speed-up is not questioned by the drop-one pass."""
+OVERRUN_SHARE = 0.09
+"""What a comparison that has begun may take beyond the time budget, and no more."""
+
+Watch = Callable[[Event], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to optimize, and within which bounds."""
+
+    workload: Workload
+    budget: Budget
+    device: str | None = None
+    wanted: Sequence[Step] = ()
+    only: bool = False
+    without: frozenset[str] = frozenset()
+    seed: int = 0
+    resume: Path | None = None
+    """The artifact of the search to continue."""
+    command: str = ""
+
+    def may_try(self, step: Step) -> bool:
+        """Whether nobody has ruled out its technique."""
+        named = not self.only or step.name in {wanted.name for wanted in self.wanted}
+        return named and step.name not in self.without
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What the search found. `best` is a live candidate; the caller closes it."""
+
+    best: Candidate
+    baseline: Measurement
+    final: Measurement
+    speedup: Interval
+    rungs: tuple[Rung, ...]
+    description: dict[str, Any]
+    seconds: float
+    notes: tuple[str, ...]
+    more_seconds: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """A candidate timed in turn with the best so far and with the original."""
+
+    marginal: Interval
+    total: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What a trial of these steps took until it could be called, or until it was stopped."""
+
+    steps: tuple[Step, ...]
+    seconds: float
+
+
+@dataclass(kw_only=True)
+class Search:
+    """One search over the techniques for one workload."""
+
+    context: Context
+    budget: Budget
+    watch: Watch
+    wanted: tuple[Step, ...] = ()
+    """Asked for by name: tried with exactly these options, and an error where they cannot run."""
+    only: bool = False
+    """Try nothing but `wanted`."""
+    without: frozenset[str] = frozenset()
+    earlier: Recipe | None = None
+    """What the search that is continued has found, checked."""
+    rungs: list[Rung] = field(default_factory=list[Rung])
+    notes: list[str] = field(default_factory=list[str])
+    start: float = field(init=False)
+    end: float = field(init=False)
+    """When the user expects the artifact."""
+    last_moment: float = field(init=False)
+    """When even a comparison that has begun is broken off."""
+    seconds: float = 0.0
+    """What the search took, without the last comparison."""
+    more_seconds: float = 0.0
+    """What trials of the untried rows would take."""
+    baseline: Candidate = field(init=False)
+    best: Candidate = field(init=False)
+    proven: Comparison = field(init=False)
+    """The comparison with which the best was kept."""
+    kernel: str = "float32"
+    """What the best's linear layers run on."""
+    spent: list[Spent] = field(default_factory=list[Spent])
+    """Of every trial so far, the original's first."""
+    settle_seconds: float = 0.0
+    """What it took to measure the original's metric and memory."""
+    reference: Any = None
+    """What the metric saw of the original."""
+    last_reference: Any = None
+    """The same on data by which nothing is chosen; None where there is none."""
+    description: dict[str, Any] = field(default_factory=dict[str, Any])
+    repeats: dict[str, int] = field(default_factory=dict[str, int])
+
+    def have(self) -> frozenset[str]:
+        """Properties of the best so far; those found by running the original hold for every recipe of it."""
+        described: frozenset[str] = self.description["properties"]
+        return (self.best.properties | described & DISCOVERED) if self.best.steps else described
+
+    def over_budget(self, candidate: Candidate) -> bool:
+        """Whether the metric may have dropped by more than was allowed."""
+        return candidate.quality is not None and candidate.quality.drop_high > self.budget.max_drop
+
+    def objective(self, turn: dict[str, float]) -> float:
+        """Seconds of the workload, from those of its calls."""
+        return sum(turn[name] * repeat for name, repeat in self.repeats.items())
+
+    def objective_median(self, candidate: Candidate) -> float:
+        """Seconds of the workload, the median of a candidate's turns."""
+        return statistics.median(self.objective(turn) for turn in candidate.turns)
+
+    def best_seconds(self) -> float:
+        """The same, of the best so far."""
+        turns = self.best.turns or [self.best.turn()]
+        return statistics.median(self.objective(turn) for turn in turns)
+
+    def promote(self, candidate: Candidate, comparison: Comparison) -> None:
+        """Make the candidate the best."""
+        if self.best is not self.baseline:
+            self.best.close()
+        self.best, self.proven = candidate, comparison
+        kernels = [from_step(step).kernel for step in candidate.steps]
+        self.kernel = next((kernel for kernel in reversed(kernels) if kernel), "float32")
+
+    def tell(self, kind: Any, text: str, rung: Rung | None = None) -> None:
+        """Tell whoever watches."""
+        best = next((r.total_speedup for r in reversed(self.rungs) if r.kept), None)
+        self.watch(
+            Event(
+                kind=kind,
+                text=text,
+                elapsed=self.context.clock() - self.start,
+                time_budget=self.budget.time_seconds,
+                rung=rung,
+                best=best,
+            )
+        )
+
+    def add(self, rung: Rung) -> None:
+        """A row for what was tried; where nothing came of another trial of it, what was measured before stays."""
+        before = next((row for row in self.rungs if row.step == rung.step and not row.kept), None)
+        if before is not None and before.speedup is not None and rung.speedup is None:
+            rung = replace(before, reason=f"{before.reason}; again: {rung.reason}")
+        self.rungs = [row for row in self.rungs if row is not before]
+        self.rungs.append(rung)
+        self.tell("rung", f"{rung.step}: {rung.status}, {rung.reason}", rung)
+
+    def refuse(self, step: Step, reason: str) -> None:
+        """A row for a step that cannot run here, or need not."""
+        self.add(Rung(step=step, kept=False, status="refused", reason=reason))
+
+    def leave(self, step: Step, reason: str) -> None:
+        """A row for a step of which the time budget left nothing measured."""
+        self.add(Rung(step=step, kept=False, status="untried", reason=reason))
+
+    def questioned(self) -> list[Rung]:
+        """Kept rows that the drop-one pass has to look at, the smallest gain first."""
+        if len(self.best.steps) < 2:
+            return []
+        return sorted((rung for rung in self.rungs if self._is_questioned(rung)), key=_gain)
+
+    def _is_questioned(self, rung: Rung) -> bool:
+        asked = rung.step in self.wanted
+        if not rung.kept or asked or rung.step not in self.best.steps or _gain(rung) >= CONTRIBUTES:
+            return False
+        needs = frozenset[str]().union(*(from_step(step).needs for step in self.without_step(rung.step)))
+        return not from_step(rung.step).gives & needs
+
+    def without_step(self, step: Step) -> tuple[Step, ...]:
+        """The best recipe without one of its steps."""
+        return tuple(other for other in self.best.steps if other != step)
+
+    def record(
+        self, step: Step, candidate: Candidate, comparison: Comparison | None, status: Any, reason: str
+    ) -> None:
+        """A row for a candidate, with what was measured of it."""
+        compiled = candidate.prepare_seconds if candidate.engine != "eager" else None
+        payback = None
+        if comparison and compiled:
+            saved = self.objective_median(self.baseline) - self.objective_median(candidate)
+            payback = compiled / saved if saved > 0 else None
+        self.add(
+            Rung(
+                step=step,
+                kept=status == "kept",
+                status=status,
+                reason=reason,
+                speedup=comparison.marginal if comparison else None,
+                total_speedup=comparison.total if comparison else None,
+                memory_bytes=candidate.memory,
+                memory_change_bytes=candidate.memory - self.best.memory,
+                quality=candidate.quality,
+                compile_seconds=compiled,
+                payback_calls=payback,
+                coverage=candidate.coverage,
+            )
+        )
+
+    def close_all(self) -> None:
+        """End the processes of the original and the best."""
+        self.best.close()
+        if self.baseline is not self.best:
+            self.baseline.close()
+
+
+def _gain(rung: Rung) -> float:
+    return rung.speedup.value if rung.speedup else 1.0

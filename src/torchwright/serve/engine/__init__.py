@@ -1,0 +1,1 @@
+"""The engine's process: requests in, one batch a step, tokens out."""

@@ -1,0 +1,357 @@
+"""The engine: requests go in, every step computes one batch, tokens come out. It does no input or output.
+
+engine = Engine(loaded, pages=512)
+refused = engine.submit(Submit(id="a", ids=[1, 2, 3], max_tokens=16, sampling=SamplingOptions()))
+while not engine.idle:
+    engine.step().outputs
+
+A step is schedule → run → choose: the scheduler says how many tokens of which sequences, one forward call computes
+them, and each sequence that has caught up chooses one token more, or several where proposals were right.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from concurrent import futures
+
+import torch
+
+from torchwright.decoder.cache import PAGE, PagedCache
+from torchwright.decoder.generate import LoadedDecoder
+from torchwright.decoder.rope import BY_LENGTH
+from torchwright.serve.engine.admission import Bounds, refuse
+from torchwright.serve.engine.cores import CoreShare
+from torchwright.serve.engine.fingerprint import fingerprint
+from torchwright.serve.engine.invariance import require_invariance
+from torchwright.serve.engine.pages import Pages
+from torchwright.serve.engine.prefix import PrefixTree
+from torchwright.serve.engine.request import Sequence, order
+from torchwright.serve.engine.run import Answer, Runner
+from torchwright.serve.engine.sampling import Chooser
+from torchwright.serve.engine.scheduler import Plan, Scheduler
+from torchwright.serve.engine.speculate import LARGEST_PROPOSAL, Lookup
+from torchwright.serve.grammar.masks import Grammars
+from torchwright.serve.options import Options
+from torchwright.serve.wire.messages import Cancel, Finish, Output, Refused, Stats, StepOutput, Submit
+
+log = logging.getLogger("torchwright.serve")
+
+GRAMMAR_WAIT_S = 0.02
+"""A step that only waits for grammars to be read takes no longer."""
+FINISH_WEIGHT = 0.1
+"""Of the latest request in the mean time between two that end."""
+
+
+class Engine:
+    """One model's requests.
+
+    Raises `WorkloadError` where `deterministic` is asked of a model that cannot compute so; see `invariance.py`.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedDecoder,
+        *,
+        pages: int,
+        options: Options | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.loaded, self.options, self._clock = loaded, options or Options(), clock
+        self._cores = CoreShare(clock, time.thread_time)
+        config, options = loaded.config, self.options
+        if options.deterministic:
+            require_invariance(loaded.decoder)
+        context = min(config.context, options.max_context or config.context)
+        self.context = min(context, pages * PAGE)
+        """Tokens of one sequence at most, prompt and answer together."""
+        self.fingerprint = f"{fingerprint(loaded.decoder)}-{str(loaded.kv_dtype).removeprefix('torch.')}"
+        self._bounds = Bounds(
+            vocabulary=config.vocabulary,
+            context=context,
+            pages=pages,
+            max_running=options.max_running,
+            max_queue=options.max_queue,
+        )
+        self._cache = PagedCache(config, pages=pages, dtype=loaded.kv_dtype, device=loaded.device)
+        # Where angles depend on the prompt's length, equal tokens have unequal keys, and a cache may start afresh.
+        by_length = any(rope.kind in BY_LENGTH for rope in config.ropes if rope)
+        tree = PrefixTree(self._cache, self.fingerprint) if options.prefix_cache and not by_length else None
+        self._speculates = options.speculate == "ngram" and not by_length
+        self._pages = Pages(self._cache, tree)
+        self._scheduler = Scheduler(
+            self._pages, step_tokens=options.step_tokens, max_running=options.max_running
+        )
+        self.grammars = Grammars(loaded.folder, config.vocabulary, list(loaded.stop))
+        self._runner = Runner(loaded.decoder, self._cache, self._pages, self.grammars)
+        self._loading: list[Sequence] = []
+        """Sequences whose grammar is being read."""
+        self._live: dict[str, dict[int, Sequence]] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        """A heap of times and ids; requests that have ended are still in it."""
+        self._outputs: list[Output] = []
+        self._numbers = itertools.count()
+        self._last_finish, self._finish_s = clock(), 1.0
+        self._step_s, self._step_tokens = 0.0, 0
+        self._steps = self._prompt_tokens = self._generated = self._queries = self._hits = 0
+        self._preemptions = self._speculated = self._accepted = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to compute and nothing to tell."""
+        return not self._live and not self._outputs
+
+    def submit(self, submit: Submit) -> Refused | None:
+        """Take a request, or say why not."""
+        refused = refuse(submit, self._bounds, known=submit.id in self._live)
+        if refused is None and submit.grammar is not None and not self.grammars.keeps(submit.grammar):
+            refused = Refused(id=submit.id, reason="invalid", text="its grammar was not sent before it")
+        waiting = self._scheduler.waits + len(self._loading)
+        if refused is None and waiting + submit.n > self.options.max_queue:
+            refused = Refused(
+                id=submit.id,
+                reason="queue_full",
+                text=f"{waiting} sequences wait; at most {self.options.max_queue} may",
+                retry_after_s=min(60.0, max(1.0, self._finish_s)),
+            )
+        if refused is not None:
+            log.info("request %s refused: %s", submit.id, refused.text)
+            return refused
+        now = self._clock()
+        first, *siblings = [self._sequence(submit, index, now) for index in range(submit.n)]
+        first.siblings = siblings
+        self._live[submit.id] = {sequence.index: sequence for sequence in (first, *siblings)}
+        if submit.timeout_s is not None:
+            heapq.heappush(self._deadlines, (first.arrived + submit.timeout_s, submit.id))
+        if first.constraint is None:
+            self._scheduler.submit(first)
+        else:
+            self._loading.append(first)
+        return None
+
+    def cancel(self, cancel: Cancel) -> None:
+        """End a request, or one of its sequences; their pages are free when this returns. Unknown ids have ended."""
+        for index, sequence in list(self._live.get(cancel.id, {}).items()):
+            if cancel.index in (None, index):
+                self._end(sequence, cancel.finish, cancel.reason)
+
+    def cancel_all(self, reason: str) -> None:
+        """End every request."""
+        for id in list(self._live):
+            self.cancel(Cancel(id=id, reason=reason))
+
+    @torch.inference_mode()
+    def step(self) -> StepOutput:
+        """Compute one batch, if there is one; what has ended since the last step is told too."""
+        begun = self._clock()
+        self._expire(begun)
+        self._take_loaded()
+        if self._speculates:
+            self._propose()
+        plan = self._scheduler.plan()
+        self._book(plan, begun)
+        if plan.tokens:
+            with self._cores.counted(), self.loaded.on_threads():
+                answers = self._runner.run(plan)
+            for answer in answers:
+                self._take(answer)
+            self._catch_up(plan)
+            self._steps += 1
+            self._step_s, self._step_tokens = self._clock() - begun, sum(plan.tokens.values())
+        elif self._loading and not self._outputs:
+            loading = [s.constraint.loading for s in self._loading if s.constraint]
+            futures.wait(loading, GRAMMAR_WAIT_S, futures.FIRST_COMPLETED)
+        outputs, self._outputs = self._outputs, []
+        return StepOutput(outputs=outputs, stats=self.stats())
+
+    def stats(self) -> Stats:
+        """The engine's state now."""
+        return Stats(
+            running=len(self._scheduler.running),
+            waiting=self._scheduler.waits + len(self._loading),
+            pages_used=self._bounds.pages - self._pages.available,
+            pages_cached=self._pages.cached,
+            pages=self._bounds.pages,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated,
+            prefix_queries=self._queries,
+            prefix_hits=self._hits,
+            preemptions=self._preemptions,
+            speculated_tokens=self._speculated,
+            accepted_tokens=self._accepted,
+            steps=self._steps,
+            step_s=self._step_s,
+            step_tokens=self._step_tokens,
+            core_share=self._cores.value,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` unless every page is held by exactly those who say so."""
+        self._pages.check_integrity([s for row in self._live.values() for s in row.values()])
+
+    def close(self) -> None:
+        """End the engine's threads."""
+        self.grammars.close()
+
+    def _sequence(self, submit: Submit, index: int, now: float) -> Sequence:
+        tokens, constraint = list(submit.ids), None
+        if submit.grammar is not None:
+            constraint = self.grammars.constraint(submit.grammar, submit.stop_ids)
+        return Sequence(
+            submit=submit,
+            index=index,
+            key=order(submit, now, next(self._numbers)),
+            arrived=now,
+            tokens=tokens,
+            cache=self._cache.sequence(len(tokens)),
+            chooser=Chooser(submit, index),
+            constraint=constraint,
+            lookup=Lookup(tokens) if self._speculates else None,
+        )
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, id = heapq.heappop(self._deadlines)
+            for sequence in list(self._live.get(id, {}).values()):
+                timeout = sequence.submit.timeout_s
+                if timeout is not None and sequence.arrived + timeout <= now:
+                    self._end(sequence, "timeout", f"its time-out of {timeout:g} s")
+
+    def _take_loaded(self) -> None:
+        """Queue the sequences whose grammar has been read."""
+        for sequence in list(self._loading):
+            assert sequence.constraint is not None
+            loading = sequence.constraint.loading
+            if not loading.done():
+                continue
+            if fault := loading.exception():
+                for one in (*sequence.siblings, sequence):
+                    self._end(one, "error", f"the grammar cannot be read: {fault}")
+            else:
+                self._loading.remove(sequence)
+                self._scheduler.submit(sequence)
+
+    def _propose(self) -> None:
+        """Let sequences that decode propose what may come next, the first ones first."""
+        decoding = [sequence for sequence in self._scheduler.running if sequence.decodes]
+        room = self.options.speculate_rows - len(decoding)
+        for sequence in decoding:
+            most = min(room, sequence.submit.max_tokens - sequence.new_tokens - 1, LARGEST_PROPOSAL)
+            proposals = sequence.lookup.propose(most) if sequence.lookup and most > 0 else []
+            if proposals and sequence.constraint:
+                proposals = sequence.constraint.accepted(proposals)
+            sequence.proposals = proposals
+            room -= len(proposals)
+
+    def _book(self, plan: Plan, now: float) -> None:
+        """Times and counts of what the plan changes and computes."""
+        for sequence in plan.admitted:
+            if sequence.stage == "preempted":
+                continue  # until it has caught up
+            sequence.enter("prefill", now)
+            sequence.cached_tokens = sequence.cache.length
+            self._prompt_tokens += len(sequence.submit.ids)
+            self._queries += len(sequence.submit.ids)
+            self._hits += sequence.cached_tokens
+        for sequence in plan.preempted:
+            sequence.enter("preempted", now)
+            sequence.preemptions += 1
+            self._preemptions += 1
+        for sequence, tokens in plan.tokens.items():
+            sequence.computed_tokens += tokens
+
+    def _take(self, answer: Answer) -> None:
+        """Tell a sequence's new tokens, and its end."""
+        sequence, tokens = answer.sequence, answer.tokens
+        if answer.joins:
+            self._scheduler.join(sequence)
+        accepted = max(0, len(tokens) - 1)
+        self._generated += len(tokens)
+        if answer.proposed and sequence.lookup:
+            sequence.lookup.learn(answer.proposed, accepted)
+            sequence.speculated_tokens += answer.proposed
+            sequence.accepted_tokens += accepted
+            self._speculated += answer.proposed
+            self._accepted += accepted
+        if sequence.stage == "prefill":
+            sequence.enter("decode", self._clock())
+        if answer.finish:
+            self._end(sequence, answer.finish, answer.message, answer)
+            return
+        self._tell(sequence, answer)
+        if self.loaded.config.restarts_at(sequence.cache.prompt_tokens, len(sequence.tokens)):
+            self._cache.free(sequence.cache)
+            sequence.cache = self._cache.sequence(len(sequence.tokens))
+
+    def _catch_up(self, plan: Plan) -> None:
+        """End the lost time of sequences that have made up for a preemption."""
+        for sequence in plan.tokens:
+            length = sequence.cache.length
+            if sequence.stage == "preempted" and length >= sequence.caught_up and self._lives(sequence):
+                sequence.enter("decode" if sequence.new_tokens else "prefill", self._clock())
+            sequence.caught_up = max(sequence.caught_up, length)
+
+    def _end(self, sequence: Sequence, finish: Finish, message: str, answer: Answer | None = None) -> None:
+        """Forget a sequence, free its pages, and tell why."""
+        row = self._live[sequence.submit.id]
+        del row[sequence.index]
+        if not row:
+            del self._live[sequence.submit.id]
+        leader = next((one for one in row.values() if sequence in one.siblings), None)
+        if leader is not None:
+            leader.siblings.remove(sequence)
+        elif sequence in self._loading:
+            self._loading.remove(sequence)
+            if sequence.siblings:
+                self._loading.append(sequence.hand_over())
+        else:
+            heir = sequence.hand_over() if sequence.siblings else None
+            self._scheduler.remove(sequence, heir)
+        now = self._clock()
+        self._finish_s += FINISH_WEIGHT * (now - self._last_finish - self._finish_s)
+        self._last_finish = now
+        self._tell(sequence, answer, finish, message)
+        # --log-requests says normal ends with what the HTTP side knows of them.
+        log.log(
+            logging.DEBUG if finish in ("stop", "length") else logging.INFO,
+            "request %s[%d] ended: %s%s; %d prompt tokens, %d new in %.3f s",
+            sequence.submit.id,
+            sequence.index,
+            finish,
+            f", {message}" if message else "",
+            len(sequence.submit.ids),
+            sequence.new_tokens,
+            now - sequence.arrived,
+        )
+
+    def _tell(
+        self,
+        sequence: Sequence,
+        answer: Answer | None,
+        finish: Finish | None = None,
+        message: str = "",
+    ) -> None:
+        submit, prompt = sequence.submit, None
+        tokens = answer.tokens if answer else []
+        if sequence.index == 0 and submit.prompt_logprobs is not None and not sequence.told:
+            prompt = sequence.prompt_logprobs
+            prompt = prompt if len(prompt) == len(submit.ids) else None
+        sequence.told = True
+        self._outputs.append(
+            Output(
+                id=submit.id,
+                index=sequence.index,
+                tokens=tokens,
+                logprobs=answer.logprobs if answer else None,
+                prompt_logprobs=prompt,
+                finish=finish,
+                message=message or None,
+                timing=sequence.timing(self._clock()) if finish else None,
+            )
+        )
+
+    def _lives(self, sequence: Sequence) -> bool:
+        return self._live.get(sequence.submit.id, {}).get(sequence.index) is sequence

@@ -1,0 +1,48 @@
+"""Whether a model computes a row to the bit the same beside any others, which the engine's promise rests on.
+
+The compiled kernels do: each says so in its own test. PyTorch's operators choose their way of summing by the number
+of rows, so a model that uses them for its sums does not.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from torchwright.decoder.layers import MixtureOfExperts
+from torchwright.decoder.model import Decoder
+from torchwright.errors import WorkloadError
+from torchwright.kernels import ops
+from torchwright.kernels.cpu import build
+from torchwright.kernels.limits import LANES
+
+
+def require_invariance(decoder: Decoder) -> None:
+    """Raise `WorkloadError`, saying why and what to do, for a decoder whose rows depend on their company."""
+    found, cure = _variant(decoder) or (None, None)
+    if found is not None:
+        raise WorkloadError(
+            "this model cannot answer a request alike in any company",
+            found=found,
+            next=f"{cure}--no-deterministic serves it without that promise",
+        )
+
+
+def _variant(decoder: Decoder) -> tuple[str, str] | None:
+    """What is not invariant, and the beginning of an advice."""
+    if not ops.fast(decoder.embedding):
+        return build.load() or f"{decoder.embedding.dtype} on {decoder.embedding.device.type}", ""
+    if any(isinstance(module, nn.Linear) for module in decoder.modules()):
+        return "linear layers of PyTorch", "--dtype bf16 or --quantize takes the compiled ones; "
+    if decoder.config.head_dim % LANES:
+        return (
+            f"heads of {decoder.config.head_dim} dimensions, which the compiled attention does not take",
+            "",
+        )
+    if any(
+        isinstance(module, MixtureOfExperts) and module.packed_router is None for module in decoder.modules()
+    ):
+        return (
+            "a mixture of experts whose router is an operator of PyTorch",
+            "--dtype bf16 takes the compiled one; ",
+        )
+    return None

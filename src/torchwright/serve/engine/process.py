@@ -1,0 +1,279 @@
+"""The engine's process: `python -m torchwright.serve.engine.process --endpoint ipc://… [--model DIR|MODEL] …`.
+
+It connects to the HTTP process's socket, loads the model, and then takes messages between steps. It ends when it is
+told to, when its parent dies, and when its own accounts turn out wrong; the parent starts another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from torchwright.answer import is_artifact, open_model, refuse_for_artifact
+from torchwright.artifact.load import load
+from torchwright.decoder.cache import PAGE
+from torchwright.decoder.generate import LoadedDecoder
+from torchwright.devices.allocator import retain_where_possible
+from torchwright.errors import ArtifactError, TorchwrightError
+from torchwright.serve.engine.embed import ServedEncoder
+from torchwright.serve.engine.engine import Engine
+from torchwright.serve.engine.memory import page_bytes, page_count
+from torchwright.serve.log import begin_log
+from torchwright.serve.options import Options
+from torchwright.serve.wire.messages import (
+    Cancel,
+    Embed,
+    Failed,
+    Forget,
+    FromEngine,
+    Grammar,
+    Loading,
+    Ready,
+    Refused,
+    Shutdown,
+    StepOutput,
+    Submit,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from torchwright.workloads.encoding import Encoder, TextModel
+
+log = logging.getLogger("torchwright.serve")
+
+SWITCH_S = 5e-4
+"""How long a thread keeps the interpreter: a step gives it up and wants it back hundreds of times, and others import
+and fill masks meanwhile."""
+IDLE_MS = 250
+"""How long an idle engine waits for a message before it looks after its parent and its own accounts."""
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    begin_log()
+    _die_with_parent()
+    sys.setswitchinterval(SWITCH_S)
+    retain_where_possible()  # a step's logits are tens of megabytes, mapped afresh each time otherwise
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        socket.set_hwm(0)  # the engine's own queue is what bounds the messages
+        socket.connect(options.endpoint)
+        channel = Channel(socket, options.parent or os.getppid())
+        try:
+            served = open_served(options, channel)
+        except TorchwrightError as error:
+            channel.send(Failed(text=str(error)))
+            return error.exit_code
+        channel.send(served.ready)
+        if isinstance(served, ServedEncoder):
+            serve_encoder(served, channel)
+        else:
+            serve_decoder(served, channel)
+    return 0
+
+
+class Channel:
+    """The socket to the HTTP process."""
+
+    def __init__(self, socket: zmq.Socket[bytes], parent: int) -> None:
+        self._socket, self._parent = socket, parent
+
+    def send(self, message: FromEngine) -> None:
+        self._socket.send(encode(message))
+
+    def receive(self, wait_ms: int) -> Iterator[ToEngine]:
+        """What has come; waits so long for the first. Ends the process where the parent is gone."""
+        if os.getppid() != self._parent:
+            log.error("the parent has died; so does the engine")
+            sys.exit(1)
+        while self._socket.poll(wait_ms):
+            yield decode_to_engine(self._socket.recv())
+            wait_ms = 0
+
+
+@dataclass(frozen=True)
+class ServedDecoder:
+    """A language model's engine, and what the HTTP process is told of it."""
+
+    engine: Engine
+    ready: Ready
+
+
+def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
+    """Take messages and compute steps until a Shutdown."""
+    engine, draining, checked = served.engine, False, True
+    engine.grammars.warm()
+    while not (draining and engine.idle):
+        for message in channel.receive(0 if not engine.idle else IDLE_MS):
+            match message:
+                case Submit() if draining:
+                    text = "the server is stopping"
+                    channel.send(Refused(id=message.id, reason="queue_full", text=text, retry_after_s=1.0))
+                case Submit():
+                    if refused := engine.submit(message):
+                        channel.send(refused)
+                case Cancel():
+                    engine.cancel(message)
+                case Grammar():
+                    engine.grammars.keep(message)
+                case Forget():
+                    engine.grammars.forget(message.key)
+                case Embed():
+                    channel.send(Failed(id=message.id, text="this model writes text; it does not embed it"))
+                case Shutdown():
+                    draining = True
+                    if not message.drain:
+                        engine.cancel_all("the server is stopping")
+        if not engine.idle:
+            channel.send(engine.step())
+            checked = False
+            if engine.idle:
+                channel.send(StepOutput(outputs=[], stats=engine.stats()))
+        elif not checked:
+            engine.check_integrity()
+            checked = True
+    engine.check_integrity()
+    engine.close()
+
+
+def serve_encoder(served: ServedEncoder, channel: Channel) -> None:
+    """Take messages and run calls until a Shutdown."""
+    draining = False
+    while not (draining and served.idle):
+        for message in channel.receive(0 if not served.idle else IDLE_MS):
+            match message:
+                case Embed():
+                    if refused := served.submit(message):
+                        channel.send(refused)
+                case Submit():
+                    text = "this model embeds text; it does not write it"
+                    channel.send(Refused(id=message.id, reason="invalid", text=text))
+                case Cancel():
+                    served.cancel(message.id)
+                case Grammar() | Forget():
+                    pass  # nothing that embeds has one
+                case Shutdown():
+                    draining = True
+                    if not message.drain:
+                        served.cancel_all()
+        if not served.idle:
+            channel.send(served.step())
+
+
+def open_served(options: argparse.Namespace, channel: Channel) -> ServedDecoder | ServedEncoder:
+    """The model of the command line, ready to answer; raises `TorchwrightError` for what cannot be served."""
+    channel.send(Loading(text=f"loading {options.model or 'the bundled model'}"))
+    if options.model is not None and is_artifact(options.model):
+        refuse_for_artifact(options.model, quantize=options.quantize, kv=options.kv, dtype=options.dtype)
+        loaded = load(options.model, trust=options.trust)
+        model, notices = loaded.model, loaded.notices
+        if isinstance(model, Encoder | TextModel):
+            return ServedEncoder(Path(options.model), model, notices, options.max_queue)
+    else:
+        opened = open_model(
+            options.model,
+            quantize=options.quantize,
+            kv=options.kv,
+            dtype=options.dtype,
+            device="cpu",
+            trust=options.trust,
+        )
+        model, notices = opened.model, list(opened.notices)
+    if not isinstance(model, LoadedDecoder):
+        raise ArtifactError(
+            f"{options.model} cannot be served",
+            found="a model that is neither on the native decoder nor an encoder of text",
+            next="optimize a language model again with `--with native`",
+        )
+    if model.device.type != "cpu":
+        raise ArtifactError(
+            f"{options.model} cannot be served",
+            found=f"a decoder that was packed for {model.device.type}",
+            allowed="CPUs, so far",
+            next="optimize again with `--device cpu`",
+        )
+    engine = _engine(model, options)
+    return ServedDecoder(engine, _ready(engine, notices))
+
+
+def _engine(model: LoadedDecoder, options: argparse.Namespace) -> Engine:
+    known = Options(
+        step_tokens=options.step_tokens,
+        max_running=options.max_running,
+        max_queue=options.max_queue,
+        max_context=options.max_context,
+        speculate=options.speculate,
+        prefix_cache=options.prefix_cache,
+        deterministic=options.deterministic,
+    )
+    context = min(model.config.context, options.max_context or model.config.context)
+    pages = page_count(
+        model.config,
+        model.kv_dtype,
+        context=context,
+        max_running=options.max_running,
+        kv_memory=options.kv_memory,
+    )
+    return Engine(model, pages=pages, options=known)
+
+
+def _ready(engine: Engine, notices: list[str]) -> Ready:
+    model, pages = engine.loaded, engine.stats().pages
+    storages = {t.untyped_storage().data_ptr(): t.nbytes for t in model.decoder.state_dict().values()}
+    return Ready(
+        kind="decoder",
+        vocabulary=model.config.vocabulary,
+        context=engine.context,
+        pages=pages,
+        page_tokens=PAGE,
+        stop_ids=list(model.stop),
+        max_running=engine.options.max_running,
+        weight_bytes=sum(storages.values()),
+        kv_bytes=pages * page_bytes(model.config, model.kv_dtype),
+        fingerprint=engine.fingerprint,
+        notices=notices,
+    )
+
+
+def _die_with_parent() -> None:
+    """On Linux at once, by a signal; elsewhere the engine looks after its parent between messages."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The process's own command line; `torchwright serve` writes it."""
+    default = Options()
+    made = argparse.ArgumentParser(
+        prog="torchwright.serve.engine.process", description="The engine's process."
+    )
+    add, switch = made.add_argument, argparse.BooleanOptionalAction
+    add("--endpoint", required=True, help="the HTTP process's ZeroMQ PAIR socket")
+    add("--parent", type=int, help="the process that it ends with; it may have ended while this one began")
+    add("--model", help="an artifact, a Hugging Face folder or a hub id; the bundled model without it")
+    add("--quantize")
+    add("--kv")
+    add("--dtype")
+    add("--trust", action="store_true", help="load compiled code that somebody else built")
+    add("--kv-memory", type=int, help="bytes for keys and values")
+    add("--max-context", type=int, default=default.max_context)
+    add("--max-running", type=int, default=default.max_running)
+    add("--max-queue", type=int, default=default.max_queue)
+    add("--step-tokens", type=int, default=default.step_tokens)
+    add("--speculate", choices=("ngram", "none"), default=default.speculate)
+    add("--prefix-cache", action=switch, default=default.prefix_cache)
+    add("--deterministic", action=switch, default=default.deterministic)
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

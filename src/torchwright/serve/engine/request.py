@@ -1,0 +1,117 @@
+"""One sequence of a request: its tokens, what of them is computed, its limits, and where its time goes.
+
+A sequence catches up: each step computes some of the tokens that its cache lacks, and once none is missing the last
+row's logits give it one more. A prompt cut into chunks, a prefix found in the tree, a recomputation after preemption
+and speculated tokens are all this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torchwright.decoder.cache import CacheSequence
+from torchwright.serve.engine.sampling import Chooser
+from torchwright.serve.engine.speculate import Lookup
+from torchwright.serve.grammar.masks import Constraint
+from torchwright.serve.wire.messages import Submit, Timing, TokenLogprob
+
+AGEING_S = 10.0
+"""One level of priority is worth so many seconds of waiting: however many come first, everything's turn comes."""
+Key = tuple[float, int]
+"""The order of sequences, smallest first."""
+Stage = Literal["queue", "prefill", "decode", "preempted"]
+
+
+@dataclass(eq=False, kw_only=True)
+class Sequence:
+    """One of a request's `n` sequences."""
+
+    submit: Submit
+    index: int
+    key: Key
+    arrived: float
+    """Seconds on the engine's clock, as all times here."""
+    tokens: list[int]
+    """The prompt and what has been answered."""
+    cache: CacheSequence
+    chooser: Chooser
+    constraint: Constraint | None = None
+    lookup: Lookup | None = None
+    siblings: list[Sequence] = field(default_factory=list)
+    """Sequences that begin with this one's cache once it holds the prompt."""
+    proposals: list[int] = field(default_factory=list)
+    """Tokens that may come next; this step's rows verify them."""
+    caught_up: int = 0
+    """The most tokens that have ever been computed: below it everything is recomputation."""
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    cached_tokens: int | None = None
+    """Prompt tokens that were found in the prefix tree; None before the first look."""
+    computed_tokens: int = 0
+    speculated_tokens: int = 0
+    accepted_tokens: int = 0
+    preemptions: int = 0
+    told: bool = False
+    """Whether anything of it has been sent."""
+    stage: Stage = "queue"
+    _since: float = 0.0
+    _seconds: dict[Stage, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._since = self.arrived
+
+    @property
+    def new_tokens(self) -> int:
+        return len(self.tokens) - len(self.submit.ids)
+
+    @property
+    def missing(self) -> int:
+        """Tokens that the cache lacks."""
+        return len(self.tokens) - self.cache.length
+
+    @property
+    def decodes(self) -> bool:
+        """Whether only its newest token is missing."""
+        return self.missing == 1 and self.new_tokens > 0
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        asked = self.index == 0 and self.submit.prompt_logprobs is not None
+        return asked and len(self.prompt_logprobs) < len(self.submit.ids)
+
+    def enter(self, stage: Stage, now: float) -> None:
+        """Book the time since the last change on the stage that ends; its siblings wait along with it."""
+        for sibling in self.siblings:
+            sibling.enter(stage, now)
+        self._seconds[self.stage] = self._seconds.get(self.stage, 0.0) + now - self._since
+        self.stage, self._since = stage, now
+
+    def hand_over(self) -> Sequence:
+        """Let the first of its siblings take its place, with its cache and the others; it is left with nothing."""
+        heir, *heir.siblings = self.siblings
+        self.siblings = []
+        heir.key, heir.cache, self.cache = self.key, self.cache, CacheSequence(self.cache.prompt_tokens)
+        heir.cached_tokens, heir.caught_up = self.cached_tokens, self.caught_up
+        return heir
+
+    def timing(self, now: float) -> Timing:
+        """What is known so far; the four stages' seconds add up to those since its arrival."""
+        self.enter(self.stage, now)
+        seconds = self._seconds
+        return Timing(
+            queue_s=seconds.get("queue", 0.0),
+            prefill_s=seconds.get("prefill", 0.0),
+            decode_s=seconds.get("decode", 0.0),
+            preempted_s=seconds.get("preempted", 0.0),
+            grammar_s=self.constraint.seconds if self.constraint else 0.0,
+            preemptions=self.preemptions,
+            cached_tokens=self.cached_tokens or 0,
+            computed_tokens=self.computed_tokens,
+            speculated_tokens=self.speculated_tokens,
+            accepted_tokens=self.accepted_tokens,
+        )
+
+
+def order(submit: Submit, arrived: float, number: int) -> Key:
+    """Priority and arrival as one fixed number, so that waiting for `AGEING_S` counts as much as one level."""
+    return arrived + AGEING_S * submit.priority, number

@@ -1,0 +1,207 @@
+"""One step's computation: the planned tokens through the model, and the tokens that follow from their logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from torchwright.decoder.cache import PagedCache
+from torchwright.decoder.model import Decoder
+from torchwright.errors import ModelError
+from torchwright.serve.engine.pages import Pages
+from torchwright.serve.engine.request import Sequence
+from torchwright.serve.engine.sampling import logprob
+from torchwright.serve.engine.scheduler import Plan
+from torchwright.serve.grammar.masks import Grammars, Masks
+from torchwright.serve.wire.messages import Finish, TokenLogprob
+
+LOGIT_ROWS = 128
+"""Rows of logits at once: with 128 thousand tokens 64 MB."""
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """What a step gave one sequence that has caught up; its tokens are the sequence's already."""
+
+    sequence: Sequence
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    joins: bool = False
+    """Whether it has shared another's prompt until now, and runs by itself from here on."""
+    proposed: int = 0
+    finish: Finish | None = None
+    message: str = ""
+
+    def fail(self, message: str, finish: Finish = "error") -> Answer:
+        """End the sequence with what went wrong."""
+        self.finish, self.message = finish, message
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One sequence's tokens in a step, and the row of the first."""
+
+    sequence: Sequence
+    ids: list[int]
+    proposals: list[int]
+    """The last of the ids."""
+    row: int
+    answers: bool
+    """Whether nothing is missing after this step."""
+
+    @property
+    def rows(self) -> range:
+        """Rows whose logits choose tokens: the last known one's, and the proposals'."""
+        end = self.row + len(self.ids)
+        return range(end - 1 - len(self.proposals), end)
+
+
+class Runner:
+    """A model with its cache: computes plans."""
+
+    def __init__(self, decoder: Decoder, cache: PagedCache, pages: Pages, grammars: Grammars) -> None:
+        self._decoder, self._cache, self._pages, self._grammars = decoder, cache, pages, grammars
+
+    def run(self, plan: Plan) -> list[Answer]:
+        """Compute a plan's tokens and choose those that follow; sequences that share a prompt part here."""
+        pieces = list(_pieces(plan))
+        self._pages.reserve(plan.new_pages)
+        batch = self._cache.append([(piece.sequence.cache, piece.ids) for piece in pieces])
+        answering = [piece for piece in pieces if piece.answers]
+        masks = self._masks(answering)
+        hidden_TE = self._decoder(batch, self._cache)
+        for piece in pieces:
+            if piece.sequence.wants_prompt_logprobs:
+                self._report_prompt(piece, hidden_TE)
+            if not piece.answers:
+                self._pages.keep(piece.sequence)
+        answers: list[Answer] = []
+        for block in _blocks(answering):
+            rows = torch.tensor([row for piece in block for row in piece.rows], device=hidden_TE.device)
+            logits_NV = self._decoder.logits(hidden_TE[rows]).cpu()
+            answers += self._answers(block, logits_NV, masks)
+        return answers
+
+    def _masks(self, pieces: list[Piece]) -> Masks | None:
+        wanted, rows = [], 0
+        for piece in pieces:
+            if piece.sequence.constraint and piece.sequence.submit.max_tokens:
+                wanted.append((piece.sequence.constraint, piece.rows.start, piece.proposals))
+                rows = piece.rows.stop
+        return self._grammars.fill(rows, wanted) if wanted else None
+
+    def _report_prompt(self, piece: Piece, hidden_TE: torch.Tensor) -> None:
+        """The probabilities of the prompt's tokens that follow this step's."""
+        sequence, ids = piece.sequence, piece.sequence.submit.ids
+        found, top = sequence.prompt_logprobs, sequence.submit.prompt_logprobs
+        assert top is not None
+        if not found:
+            found.append(None)  # nothing comes before the first
+        start = sequence.cache.length - len(piece.ids)  # the position of the piece's first token
+        last = min(sequence.cache.length, len(ids) - 1)
+        for first in range(len(found) - 1, last, LOGIT_ROWS):
+            stop = min(last, first + LOGIT_ROWS)
+            at = piece.row - start
+            logits_NV = self._decoder.logits(hidden_TE[at + first : at + stop]).cpu()
+            for position, logits_V in zip(range(first, stop), logits_NV, strict=True):
+                found.append(logprob(logits_V, ids[position + 1], top))
+
+    def _answers(self, block: list[Piece], logits_NV: torch.Tensor, masks: Masks | None) -> Iterator[Answer]:
+        best_N = logits_NV.numpy().argmax(-1)
+        finite_N = np.isfinite(logits_NV.numpy()[np.arange(len(best_N)), best_N])
+        best = [token if finite else None for token, finite in zip(best_N.tolist(), finite_N, strict=True)]
+        row = 0
+        for piece in block:
+            sequence = piece.sequence
+            siblings, sequence.siblings = sequence.siblings, []
+            if siblings:
+                self._pages.keep(sequence)
+            for sibling in siblings:
+                self._pages.fork(sequence, sibling)
+                sibling.cached_tokens = sequence.cached_tokens
+            for one in (sequence, *siblings):
+                yield _answer(piece, one, logits_NV, best, row, masks)
+            # What follows the last accepted token was computed for nothing; that token itself is computed next.
+            length = min(sequence.cache.length, len(sequence.tokens) - 1)
+            self._cache.rewind(sequence.cache, length)
+            self._pages.keep(sequence)
+            row += len(piece.rows)
+
+
+def _answer(
+    piece: Piece,
+    sequence: Sequence,
+    logits_NV: torch.Tensor,
+    best: list[int | None],
+    row: int,
+    masks: Masks | None,
+) -> Answer:
+    """Choose one token, and one more for each proposal that turns out to be the one chosen.
+
+    The sequence's logits begin at `row`; `best` has each row's most likely token, None where it is not a number.
+    """
+    submit, constraint, chooser = sequence.submit, sequence.constraint, sequence.chooser
+    logprobs: list[TokenLogprob] | None = None if submit.logprobs is None else []
+    answer = Answer(
+        sequence=sequence,
+        logprobs=logprobs,
+        joins=sequence is not piece.sequence,
+        proposed=len(piece.proposals),
+    )
+    if not submit.max_tokens:
+        answer.finish = "length"
+        return answer
+    for place, proposal in enumerate((*piece.proposals, None)):
+        token = best[row + place]
+        if token is None:
+            return answer.fail("the model's logits are not numbers")
+        if constraint or not chooser.is_argmax:
+            allowed_V = masks.row(piece.rows[place]) if constraint and masks else None
+            if constraint and constraint.fault:
+                return answer.fail(constraint.fault, "grammar")
+            try:
+                token = chooser.choose(logits_NV[row + place], allowed_V)
+            except ModelError as error:
+                return answer.fail(str(error))
+        if constraint and not constraint.accept(token):
+            return answer.fail(f"the grammar does not take the token {token}")
+        chooser.accept(token)
+        sequence.tokens.append(token)
+        answer.tokens.append(token)
+        if logprobs is not None:
+            logprobs.append(logprob(logits_NV[row + place], token, submit.logprobs or 0))
+        if token in submit.stop_ids or (constraint and constraint.complete):
+            answer.finish = "stop"
+        elif sequence.new_tokens >= submit.max_tokens:
+            answer.finish = "length"
+        if answer.finish or token != proposal:
+            break
+    return answer
+
+
+def _pieces(plan: Plan) -> Iterator[Piece]:
+    row = 0
+    for sequence, count in plan.tokens.items():
+        start = sequence.cache.length
+        known = sequence.tokens[start : start + count]
+        proposals = sequence.proposals[: count - len(known)]
+        answers = start + len(known) == len(sequence.tokens)
+        yield Piece(sequence=sequence, ids=known + proposals, proposals=proposals, row=row, answers=answers)
+        row += count
+
+
+def _blocks(pieces: list[Piece]) -> Iterator[list[Piece]]:
+    """The pieces in groups that want at most `LOGIT_ROWS` rows of logits, or a single piece."""
+    block, rows = list[Piece](), 0
+    for piece in pieces:
+        if block and rows + len(piece.rows) > LOGIT_ROWS:
+            yield block
+            block, rows = [], 0
+        block.append(piece)
+        rows += len(piece.rows)
+    if block:
+        yield block

@@ -1,0 +1,71 @@
+"""From logits to tokens: one sequence's options in their order, and the probabilities that it reports.
+
+In this order: the grammar's mask and `min_tokens`, `logit_bias`, penalties, temperature, top-k, top-p, min-p, the draw.
+Every row is computed by itself, so that nothing depends on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import torch
+
+from torchwright.decoder.sampling import Sampler, Sampling
+from torchwright.serve.wire.messages import SamplingOptions, Submit, TokenLogprob
+
+
+class Chooser:
+    """How one sequence's tokens are chosen; it knows those that were accepted."""
+
+    def __init__(self, submit: Submit, index: int) -> None:
+        options = submit.sampling
+        self._sampler = Sampler(sampling_of(options), submit.ids, options.seed, index)
+        self._bias = torch.tensor(list(options.logit_bias.values()), dtype=torch.float32)
+        self._biased = torch.tensor(list(options.logit_bias), dtype=torch.long)
+        self._stops = torch.tensor(submit.stop_ids, dtype=torch.long)
+        self._min_tokens, self._accepted = submit.min_tokens, 0
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the next token is the first largest of the logits as they are, where no grammar masks any."""
+        return self._sampler.is_argmax and not len(self._biased) and not self._withholds
+
+    def choose(self, logits_V: torch.Tensor, allowed_V: torch.Tensor | None) -> int:
+        """The next token from float32 logits, which are not changed; `allowed_V` is a grammar's mask.
+
+        Raises `ModelError` where the logits are not numbers.
+        """
+        if allowed_V is not None:
+            logits_V = logits_V.masked_fill(~allowed_V, -math.inf)
+        if self._withholds:
+            without = logits_V.index_fill(0, self._stops, -math.inf)
+            # A grammar that is complete allows nothing else.
+            logits_V = without if without.max() > -math.inf else logits_V
+        if len(self._biased):
+            logits_V = logits_V.index_add(0, self._biased, self._bias)
+        return self._sampler.choose(logits_V)
+
+    def accept(self, token: int) -> None:
+        self._accepted += 1
+        self._sampler.accept(token)
+
+    @property
+    def _withholds(self) -> bool:
+        return self._accepted < self._min_tokens and len(self._stops) > 0
+
+
+def sampling_of(options: SamplingOptions) -> Sampling:
+    """The options that the decoder's sampler knows; raises `WorkloadError` for one that is out of range."""
+    return Sampling(**{field.name: getattr(options, field.name) for field in fields(Sampling)})
+
+
+def logprob(logits_V: torch.Tensor, token: int, top: int) -> TokenLogprob:
+    """What the model itself thinks of a token, before any option, and its `top` most likely ones."""
+    logprob_V = logits_V.log_softmax(-1)
+    best = logprob_V.topk(top)
+    return TokenLogprob(
+        token=token,
+        logprob=float(logprob_V[token]),
+        top=list(zip(best.indices.tolist(), best.values.tolist(), strict=True)),
+    )

@@ -1,0 +1,1 @@
+"""Structured output: grammars compiled apart, and followed token by token."""

@@ -1,0 +1,132 @@
+"""The process that compiles grammars: `python -m torchwright.serve.grammar.worker FD PARENT FACTS` (`forks.py`).
+
+xgrammar's compiler cannot be interrupted, so it runs where it can be killed, with a bound on its memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xgrammar
+
+from torchwright.serve.grammar.compile import WHITESPACE, Compiled, Job
+from torchwright.serve.grammar.masks import tokenizer_info
+from torchwright.serve.workers import forks
+
+REHEARSALS, REHEARSED_TOKENS = 4, 24
+MASK_SECONDS = 0.1
+"""Of processor time, for one token's mask."""
+
+
+def load(folder: str, vocabulary: int, stop_ids: list[int]) -> Callable[[bytes], bytes]:
+    """What compiles one grammar: a `Job` in MessagePack, to a `Compiled`."""
+    info = tokenizer_info(Path(folder), vocabulary, stop_ids)
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def compile(job: bytes) -> bytes:
+        return msgspec.msgpack.encode(_compile(compiler, msgspec.msgpack.decode(job, type=Job), Warnings()))
+
+    compile(msgspec.msgpack.encode(Job(kind="choice", text='["a"]')))  # what the first needs, all find here
+    return compile
+
+
+class Warnings:
+    """What xgrammar's C++ writes on standard error: parts of a schema that it would not enforce."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("warnings")
+        self._stderr = os.dup(2)
+
+    def __enter__(self) -> Warnings:
+        os.ftruncate(self._file, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        os.dup2(self._file, 2)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.dup2(self._stderr, 2)
+
+    def first(self) -> str | None:
+        """The first warning since the block began."""
+        os.lseek(self._file, 0, os.SEEK_SET)
+        _, found, text = os.read(self._file, 4096).decode("utf-8", "replace").partition("Warning: ")
+        return text.splitlines()[0].strip() if found and text else None
+
+
+def _compile(compiler: xgrammar.GrammarCompiler, job: Job, warnings: Warnings) -> Compiled:
+    try:
+        with warnings:
+            compiled = _compiled(compiler, job)
+    except (RuntimeError, ValueError, MemoryError) as error:
+        return Compiled(fault=_reason(str(error)) or type(error).__name__)
+    if warning := warnings.first():
+        return Compiled(fault=f"it has a part that cannot be enforced: {warning}")
+    fault = _rehearse(compiled)
+    return Compiled(fault=fault) if fault else Compiled(json=compiled.serialize_json())
+
+
+def _compiled(compiler: xgrammar.GrammarCompiler, job: Job) -> xgrammar.CompiledGrammar:
+    if job.kind == "json":
+        return compiler.compile_json_schema(job.text, max_whitespace_cnt=WHITESPACE)
+    if job.kind == "regex":
+        return compiler.compile_regex(job.text)
+    if job.kind == "choice":
+        rules = " | ".join(_literal(text) for text in json.loads(job.text))
+        return compiler.compile_grammar(f"root ::= {rules}")
+    if job.kind == "tools":
+        return compiler.compile_structural_tag(job.text)
+    return compiler.compile_grammar(job.text)
+
+
+def _literal(text: str) -> str:
+    """A text as a string of EBNF; what is not plain is written as a code point."""
+    plain = [c.isascii() and c.isprintable() and c not in '"\\' for c in text]
+    return '"' + "".join(c if p else f"\\U{ord(c):08x}" for c, p in zip(text, plain, strict=True)) + '"'
+
+
+def _rehearse(compiled: xgrammar.CompiledGrammar) -> str | None:
+    """Follow the grammar along texts that it allows; what would be wrong with it in the engine, or None.
+
+    A schema that only refers to itself allows no first token, and a grammar of nested repetitions makes every mask
+    dearer than the last: either would stop the engine for all its requests.
+    """
+    vocabulary = compiled.tokenizer_info.vocab_size
+    mask: Any = xgrammar.allocate_token_bitmask(1, vocabulary)
+    choose = random.Random(0)
+    for walk in range(REHEARSALS):
+        matcher: Any = xgrammar.GrammarMatcher(compiled)
+        for step in range(REHEARSED_TOKENS):
+            begun = time.thread_time()
+            mask.fill_(-1)
+            matcher.fill_next_token_bitmask(mask)
+            bits = np.unpackbits(mask[0].numpy().view(np.uint8), bitorder="little")[:vocabulary]
+            allowed = bits.nonzero()[0]
+            if not len(allowed):
+                return "no text matches it" if step == 0 else "it leads to where nothing can follow"
+            # By turns the first allowed token, which stays in a repetition, and any.
+            token = allowed[0] if walk == 0 else choose.choice(allowed)
+            matcher.accept_token(int(token))
+            seconds = time.thread_time() - begun
+            if seconds > MASK_SECONDS:
+                return f"one of its tokens takes {seconds:.2f} s to follow, and at most {MASK_SECONDS} may be"
+            if matcher.is_terminated():
+                break
+    return None
+
+
+def _reason(text: str) -> str:
+    """xgrammar's message without the time and the place in its source."""
+    return text.rpartition(".cc:")[2].partition(": ")[2].strip() if ".cc:" in text else text.strip()
+
+
+if __name__ == "__main__":
+    forks.main(sys.argv[1:], load)

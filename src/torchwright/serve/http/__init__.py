@@ -1,0 +1,1 @@
+"""Connections, limits and paths: what a client reaches."""

@@ -1,0 +1,165 @@
+"""What a server says of itself, in the words of vLLM and SGLang: gateways find out by it what stands behind them.
+
+vLLM's are /v1/models, /version and /load; SGLang's are /server_info, /model_info, /v1/loads and /health_generate, with
+their older names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from torchwright.serve.api_error import unavailable
+from torchwright.serve.http.service import Service, new_id
+from torchwright.serve.http.stream import Json
+from torchwright.serve.wire.messages import Embed, Embedded, Output, SamplingOptions, Submit
+
+PROBE_SECONDS = 20.0
+"""How long the engine may take for the one token of /health_generate."""
+
+
+async def models(service: Service, request: Request) -> Response:
+    return Json({"object": "list", "data": [_card(service)]})
+
+
+async def model_facts(service: Service, request: Request) -> Response:
+    service.check_model(request.path_params["model"])
+    return Json(_card(service))
+
+
+async def version_text(service: Service, request: Request) -> Response:
+    return Json({"version": version("torchwright")})
+
+
+async def server_info(service: Service, request: Request) -> Response:
+    ready = service.engine()
+    return Json(
+        {
+            "model_path": str(service.folder),
+            "tokenizer_path": str(service.folder),
+            "served_model_name": service.name,
+            "version": version("torchwright"),
+            "is_embedding": service.model is None,
+            "context_length": ready.context,
+            "max_total_tokens": ready.pages * ready.page_tokens,
+            "max_running_requests": ready.max_running,
+            "weight_version": ready.fingerprint,
+            "tp_size": 1,
+            "dp_size": 1,
+            "pp_size": 1,
+            "disaggregation_mode": "null",
+        }
+    )
+
+
+async def model_info(service: Service, request: Request) -> Response:
+    ready = service.engine()
+    return Json(
+        {
+            "model_path": str(service.folder),
+            "tokenizer_path": str(service.folder),
+            "is_generation": service.model is not None,
+            "preferred_sampling_params": None,
+            "weight_version": ready.fingerprint,
+            "model_type": service.config.get("model_type"),
+            "architectures": service.config.get("architectures"),
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
+        }
+    )
+
+
+async def loads(service: Service, request: Request) -> Response:
+    now = datetime.now(UTC).isoformat()
+    loads = [_load(service)]
+    return Json({"timestamp": now, "version": version("torchwright"), "dp_rank_count": 1, "loads": loads})
+
+
+async def get_load(service: Service, request: Request) -> Response:
+    load = _load(service)
+    old = {
+        "dp_rank": load["dp_rank"],
+        "num_reqs": load["num_total_reqs"],
+        "num_waiting_reqs": load["num_waiting_reqs"],
+        "num_tokens": load["num_used_tokens"],
+    }
+    return Json([old])
+
+
+def _load(service: Service) -> dict[str, Any]:
+    """The scheduler's state after its last step, of the one replica that there is."""
+    ready, stats = service.engine(), service.client.stats
+    room = ready.pages * ready.page_tokens
+    used = stats.pages_used * ready.page_tokens if stats else 0
+    running, waiting = (stats.running, stats.waiting) if stats else (0, 0)
+    return {
+        "dp_rank": 0,
+        "num_running_reqs": running,
+        "num_waiting_reqs": waiting,
+        "num_total_reqs": running + waiting,
+        "num_used_tokens": used,
+        "max_total_num_tokens": room,
+        "token_usage": used / room if room else 0.0,
+        "cache_hit_rate": stats.prefix_hits / stats.prefix_queries if stats and stats.prefix_queries else 0.0,
+        "max_running_requests": ready.max_running,
+    }
+
+
+async def load(service: Service, request: Request) -> Response:
+    return Json({"server_load": service.client.waiting})
+
+
+async def health_generate(service: Service, request: Request) -> Response:
+    """200 once the engine has computed something for this request; 503 where it has not within `PROBE_SECONDS`."""
+    id, client = new_id("probe"), service.client
+    probe = (
+        Embed(id=id, texts=["a"])
+        if service.model is None
+        else Submit(id=id, ids=[0], max_tokens=1, sampling=SamplingOptions(temperature=0.0))
+    )
+    mailbox = client.mailbox()
+    client.submit(probe, mailbox)
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            (first, *_) = await mailbox.take()
+    except TimeoutError:
+        client.cancel(id, "the probe took too long")
+        raise unavailable(f"the engine has computed nothing within {PROBE_SECONDS:g} s") from None
+    finally:
+        client.finish(id)
+    if not isinstance(first, Output | Embedded) or (isinstance(first, Output) and first.finish == "error"):
+        raise unavailable("the engine did not compute the probe")
+    return Json({"status": client.state})
+
+
+def _card(service: Service) -> dict[str, Any]:
+    """The served model as vLLM's /v1/models lists it."""
+    permission = {
+        "id": f"modelperm-{service.name}",
+        "object": "model_permission",
+        "created": service.created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "torchwright",
+        "root": str(service.folder),
+        "parent": None,
+        "max_model_len": service.engine().context,
+        "permission": [permission],
+    }

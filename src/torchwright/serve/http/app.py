@@ -1,0 +1,223 @@
+"""The application: which path does what, and the requests that do not generate (those are in `generating.py`)."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Lifespan
+
+from torchwright.serve.api_error import invalid, unavailable
+from torchwright.serve.http import about, generating, scoring
+from torchwright.serve.http.embedding import embed
+from torchwright.serve.http.guard import Guard, held_body, record_of, while_there
+from torchwright.serve.http.openapi import Operation, document
+from torchwright.serve.http.service import Service
+from torchwright.serve.http.stream import Json
+from torchwright.serve.openai.anthropic_request import CountTokensRequest, MessagesRequest
+from torchwright.serve.openai.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
+from torchwright.serve.openai.responses import ResponsesRequest
+from torchwright.serve.openai.room import room_of
+from torchwright.serve.openai.scoring_request import ClassifyRequest, RerankRequest, ScoreRequest
+from torchwright.serve.openai.tokens import Asked
+from torchwright.serve.wire.metrics import CONTENT_TYPE
+
+PAGE = Path(__file__).parent / "page" / "index.htm"
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def application(service: Service, lifespan: Lifespan[Guard] | None = None) -> ASGIApp:
+    """The ASGI application; `lifespan` starts and ends what it needs."""
+    operations = (*OPERATIONS, Operation("GET", "/", page, "The page", before_ready=True))
+    routes = [
+        Route(path, _bound(service, op), methods=[op.method])
+        for op in operations
+        for path in (op.path, *op.also)
+    ]
+    # Without Starlette's own layers: the guard answers for faults.
+    inner = Router(routes, lifespan=lifespan)
+    return Guard(
+        inner,
+        keys=service.keys,
+        hosts=service.hosts,
+        log_requests=service.log_requests,
+        count=lambda path, status: service.metrics.requests.labels(path, str(status)).inc(),
+    )
+
+
+async def embeddings(service: Service, request: Request) -> Response:
+    async with held_body(request, service.limits) as raw:
+        body = await service.reader.request(EmbeddingRequest, raw)
+    ready = service.ready(body.model)
+    if ready.kind != "encoder":
+        raise invalid("the served model is no sentence encoder", code="wrong_model_kind")
+    record_of(request).user = body.user
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    vectors, tokens = await embed(service, request, texts)
+    data = [
+        {"object": "embedding", "index": index, "embedding": _vector(vector, body.encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return Json({"object": "list", "data": data, "model": service.name, "usage": usage})
+
+
+async def tokenize(service: Service, request: Request) -> Response:
+    return await _of_tokens(service, request, TokenizeRequest)
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    return await _of_tokens(service, request, CountTokensRequest)
+
+
+async def detokenize(service: Service, request: Request) -> Response:
+    return await _of_tokens(service, request, DetokenizeRequest)
+
+
+async def health(service: Service, request: Request) -> Response:
+    client = service.client
+    return _state(service, {"status": client.state, "detail": client.detail, "model": service.name})
+
+
+async def ready(service: Service, request: Request) -> Response:
+    client = service.client
+    return _state(service, {"ready": client.state == "ready", "detail": client.detail})
+
+
+async def metrics_text(service: Service, request: Request) -> Response:
+    return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def openapi(service: Service, request: Request) -> Response:
+    return Json(document(OPERATIONS, keys=bool(service.keys)))
+
+
+async def page(service: Service, request: Request) -> Response:
+    return HTMLResponse(PAGE.read_text("utf-8"), headers={"content-security-policy": PAGE_POLICY})
+
+
+OPERATIONS = (
+    Operation(
+        "POST", "/v1/chat/completions", generating.chat_completions, "Answer a conversation", ChatRequest
+    ),
+    Operation("POST", "/v1/completions", generating.completions, "Continue texts", CompletionRequest),
+    Operation(
+        "POST", "/v1/responses", generating.responses, "Answer, without anything stored", ResponsesRequest
+    ),
+    Operation("POST", "/v1/messages", generating.messages, "Answer, by Anthropic's API", MessagesRequest),
+    Operation(
+        "POST",
+        "/v1/messages/count_tokens",
+        count_tokens,
+        "Count a conversation's tokens, by Anthropic's API",
+        CountTokensRequest,
+    ),
+    Operation("POST", "/v1/embeddings", embeddings, "Embed texts with a sentence encoder", EmbeddingRequest),
+    Operation(
+        "POST",
+        "/v1/rerank",
+        scoring.rerank,
+        "Order documents by a query, with a cross-encoder or a sentence encoder",
+        RerankRequest,
+        also=("/rerank", "/v2/rerank"),
+    ),
+    Operation(
+        "POST",
+        "/v1/score",
+        scoring.score,
+        "Score pairs of texts with the same",
+        ScoreRequest,
+        also=("/score",),
+    ),
+    Operation(
+        "POST",
+        "/v1/classify",
+        scoring.classify,
+        "Classify texts, or judge a conversation with a reward model",
+        ClassifyRequest,
+        also=("/classify",),
+    ),
+    Operation("GET", "/v1/models", about.models, "The served model, as a list"),
+    Operation("GET", "/v1/models/{model:path}", about.model_facts, "The served model"),
+    Operation("POST", "/tokenize", tokenize, "Token ids of a text or conversation", TokenizeRequest),
+    Operation("POST", "/detokenize", detokenize, "The text of token ids", DetokenizeRequest),
+    Operation(
+        "GET", "/health", health, "200 when requests are taken; what the engine is doing", before_ready=True
+    ),
+    Operation("GET", "/ready", ready, "200 when requests are taken, else 503", before_ready=True),
+    Operation("GET", "/health_generate", about.health_generate, "200 once the engine has computed a token"),
+    Operation("GET", "/version", about.version_text, "Torchwright's version, in vLLM's form"),
+    Operation(
+        "GET",
+        "/server_info",
+        about.server_info,
+        "How the model is served, in SGLang's form",
+        also=("/get_server_info",),
+    ),
+    Operation(
+        "GET",
+        "/model_info",
+        about.model_info,
+        "What the model is, in SGLang's form",
+        also=("/get_model_info",),
+    ),
+    Operation(
+        "GET",
+        "/v1/loads",
+        about.loads,
+        "Running and waiting requests, in SGLang's form",
+        also=("/loads",),
+    ),
+    Operation("GET", "/get_load", about.get_load, "The same in SGLang's older form"),
+    Operation("GET", "/load", about.load, "Requests that have not been answered, in vLLM's form"),
+    Operation("GET", "/metrics", metrics_text, "Figures for Prometheus", before_ready=True),
+    Operation("GET", "/openapi.json", openapi, "This document", before_ready=True),
+)
+
+
+async def _of_tokens(service: Service, request: Request, kind: type[Asked]) -> Response:
+    model, ready = service.decoder(None)
+    async with held_body(request, service.limits) as body:
+        answering = service.reader.answer(kind, body, model, room_of(ready, service.name))
+        found = await (answering if service.reader.is_short(body) else while_there(request, answering))
+    return Response(found, media_type="application/json")
+
+
+def _vector(vector: list[float], form: str) -> list[float] | str:
+    if form == "float":
+        return vector
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+def _state(service: Service, facts: dict[str, Any]) -> Response:
+    """What the engine is doing: 200 while it is ready, else 503."""
+    if service.client.state == "ready":
+        return Json(facts)
+    return Json(facts, status_code=503, headers=unavailable("the engine is not ready").headers)
+
+
+def _bound(service: Service, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
+    """The handler of one service, with its path noted for the metrics."""
+
+    async def noted(request: Request) -> Response:
+        request.scope["route_path"] = operation.path
+        if not operation.before_ready:
+            service.engine()
+        return await operation.handler(service, request)
+
+    return noted

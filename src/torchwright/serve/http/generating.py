@@ -1,0 +1,147 @@
+"""The requests that generate (chat completions, completions, responses, messages), in the order of their journey."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from torchwright.serve.api_error import invalid
+from torchwright.serve.http.guard import held_body, record_of, while_there
+from torchwright.serve.http.service import Service, new_id
+from torchwright.serve.http.stream import respond
+from torchwright.serve.openai.answers import Answer, Facts
+from torchwright.serve.openai.anthropic_answer import MessagesAnswer
+from torchwright.serve.openai.anthropic_request import MessagesRequest
+from torchwright.serve.openai.chat_answer import ChatAnswer
+from torchwright.serve.openai.completion_answer import CompletionAnswer
+from torchwright.serve.openai.generation import Generation
+from torchwright.serve.openai.language import Prompts
+from torchwright.serve.openai.prepare import Model, Prepared, Wanted, form_of, prepare
+from torchwright.serve.openai.protocol import ChatRequest, CompletionRequest, Shared, StreamOptions
+from torchwright.serve.openai.reading import Generating
+from torchwright.serve.openai.response_answer import ResponseAnswer
+from torchwright.serve.openai.responses import ResponsesRequest
+from torchwright.serve.openai.room import room_of
+from torchwright.serve.wire.messages import Ready
+
+TIMING_HEADER = "x-torchwright-timing"
+
+
+async def chat_completions(service: Service, request: Request) -> Response:
+    body, prompts = await _read(service, request, ChatRequest)
+    model, ready = service.decoder(body.model)
+    asked = body.asked_tools
+    form = asked.grammar(model.tool_format)
+    limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    wanted = Wanted(
+        n=body.n,
+        max_tokens=getattr(body, limit),
+        max_tokens_param=limit,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        form=(form, "tools") if form else form_of(body.structured_outputs, body.response_format),
+        stops=model.template.stops,
+    )
+    id = new_id("chatcmpl")
+    prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
+    facts = _facts(service, request, id, body, prepared, model, ready, stream=body.stream_options)
+    parsers = asked.parsers(model.tool_format, body.n)
+    answer = ChatAnswer(facts, logprobs=body.logprobs, parsers=parsers)
+    return await _respond(service, request, body.stream, body.user, facts, answer)
+
+
+async def completions(service: Service, request: Request) -> Response:
+    body, prompts = await _read(service, request, CompletionRequest)
+    model, ready = service.decoder(body.model)
+    if body.stream and body.echo and body.logprobs is not None:
+        raise invalid("echo with logprobs is not streamed", "stream", "unsupported_parameter")
+    wanted = Wanted(
+        n=body.n,
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+        form=form_of(body.structured_outputs, body.response_format),
+    )
+    id = new_id("cmpl")
+    prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
+    facts = _facts(service, request, id, body, prepared, model, ready, stream=body.stream_options)
+    echo = [submit.ids for submit in prepared.submits] if body.echo else None
+    answer = CompletionAnswer(facts, echo=echo, logprobs=body.logprobs is not None)
+    return await _respond(service, request, body.stream, body.user, facts, answer)
+
+
+async def responses(service: Service, request: Request) -> Response:
+    body, prompts = await _read(service, request, ResponsesRequest)
+    model, ready = service.decoder(body.model)
+    asked = body.asked_tools
+    form = asked.grammar(model.tool_format)
+    wanted = Wanted(
+        max_tokens=body.max_output_tokens,
+        max_tokens_param="max_output_tokens",
+        form=(form, "tools") if form else form_of(body.structured_outputs, body.response_format),
+        stops=model.template.stops,
+    )
+    id = new_id("resp")
+    prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
+    facts = _facts(
+        service, request, id, body, prepared, model, ready, stream=StreamOptions(include_usage=True)
+    )
+    answer = ResponseAnswer(facts, body, asked.parsers(model.tool_format, 1))
+    return await _respond(service, request, body.stream, body.user, facts, answer)
+
+
+async def messages(service: Service, request: Request) -> Response:
+    body, prompts = await _read(service, request, MessagesRequest)
+    model, ready = service.decoder(body.model)
+    asked = body.asked_tools
+    form = asked.grammar(model.tool_format)
+    wanted = Wanted(
+        max_tokens=body.max_tokens,
+        form=(form, "tools") if form else form_of(body.structured_outputs, body.response_format),
+        stops=model.template.stops,
+    )
+    id = new_id("msg")
+    prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
+    facts = _facts(service, request, id, body, prepared, model, ready, stream=None)
+    answer = MessagesAnswer(facts, body.stops, asked.parsers(model.tool_format, 1))
+    user = body.metadata.user_id if body.metadata else body.user
+    return await _respond(service, request, body.stream, user, facts, answer)
+
+
+async def _read(service: Service, request: Request, kind: type[Generating]) -> tuple[Generating, Prompts]:
+    """A request and its prompts; the time that this takes counts from its arrival."""
+    model, ready = service.decoder(None)
+    async with held_body(request, service.limits) as body:
+        reading = service.reader.generating(kind, body, model, room_of(ready, service.name))
+        return await (reading if service.reader.is_short(body) else while_there(request, reading))
+
+
+def _facts(
+    service: Service,
+    request: Request,
+    id: str,
+    body: Shared,
+    prepared: Prepared,
+    model: Model,
+    ready: Ready,
+    *,
+    stream: StreamOptions | None,
+) -> Facts:
+    stream = stream or StreamOptions()
+    wanted = request.headers.get(TIMING_HEADER, "0").lower() in ("1", "true")
+    return Facts(
+        id=id,
+        model=service.name,
+        fingerprint=ready.fingerprint[:16],
+        generation=Generation(prepared, service.client, model.tokenizer, service.metrics),
+        tokenizer=model.tokenizer,
+        usage=stream.include_usage,
+        running_usage=stream.include_usage and stream.continuous_usage_stats,
+        timing=body.timing or wanted,
+    )
+
+
+async def _respond(
+    service: Service, request: Request, stream: bool, user: str | None, facts: Facts, answer: Answer
+) -> Response:
+    record_of(request).user = user
+    return await respond(request, facts.generation, answer, stream=stream, limits=service.limits)

@@ -1,0 +1,251 @@
+"""What stands around every request: its id, the key or the host, the body's limits, errors in OpenAI's shape, and its
+line of log.
+
+No request ends without a reason: `Record.reason` is what the log says where something went wrong, and of every request
+with `--log-requests`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from torchwright.serve.api_error import ApiError
+from torchwright.serve.http.hosts import Hosts
+from torchwright.serve.limits import Limits
+from torchwright.serve.log import one_line
+from torchwright.serve.openai.generation import Gone
+
+log = logging.getLogger("torchwright.serve")
+Result = TypeVar("Result")
+
+OPEN = frozenset({"/", "/health", "/ready"})
+"""Paths that need no key: they tell nothing but whether the server is there."""
+PROBES = frozenset({"/health", "/ready"})
+"""Paths that are asked again and again while the engine loads: what it is doing is said once."""
+GONE = 499
+"""In the log and the metrics: the client left before its answer."""
+UNROUTED = {404: "there is no such path", 405: "the method is not for this path"}
+PATH_CHARACTERS = 256
+"""Of a request's path, in the log and in errors."""
+DISCARDED = 32
+"""A body that is too large is read to its end, so that the client reads the refusal, up to so many times the limit."""
+
+
+@dataclass
+class Record:
+    """What the log says of one request."""
+
+    id: str
+    method: str
+    path: str
+    begun: float = field(default_factory=time.perf_counter)
+    status: int = 0
+    reason: str = ""
+    user: str | None = None
+    prompt_tokens: int | None = None
+    new_tokens: int | None = None
+
+    def __str__(self) -> str:
+        facts = [f"{self.method} {self.path} {self.status}", self.reason or "done"]
+        if self.prompt_tokens is not None:
+            facts.append(f"{self.prompt_tokens} prompt tokens, {self.new_tokens} new")
+        if self.user is not None:
+            facts.append(f"user {self.user!r}")
+        return f"{self.id}: {', '.join(facts)}, {time.perf_counter() - self.begun:.3f} s"
+
+
+class Guard:
+    """The outermost layer of the application."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Sequence[str],
+        hosts: Hosts,
+        log_requests: bool,
+        count: Callable[[str, int], None],
+    ) -> None:
+        self._app, self._log_requests, self._count = app, log_requests, count
+        self._keys, self._hosts = [key.encode() for key in keys], hosts
+        self.held_bytes = 0
+        """Of long bodies that have come and have not been read."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = Record(
+            id=f"req-{secrets.token_hex(12)}",
+            method=scope["method"],
+            path=one_line(scope["path"], PATH_CHARACTERS),
+        )
+        scope["record"], scope["app"] = record, self
+
+        async def send_known(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", record.id.encode()),
+                    (b"x-content-type-options", b"nosniff"),
+                ]
+            await send(message)
+
+        fault = await self._fault(scope, receive, send_known, record)
+        if fault is not None:
+            record.reason = fault.message
+            if not record.status:
+                await _refuse(fault, send_known)
+        self._count(str(scope.get("route_path", "other")), record.status)
+        if self._log_requests or (record.status >= 400 and scope["path"] not in PROBES):
+            log.log(logging.WARNING if record.status >= 400 else logging.INFO, "%s", record)
+
+    async def _fault(self, scope: Scope, receive: Receive, send: Send, record: Record) -> ApiError | None:
+        """Run the application; returns what it could not answer."""
+        try:
+            self._admit(scope)
+            await self._app(scope, receive, send)
+        except ApiError as error:
+            return error
+        except HTTPException as error:
+            message = UNROUTED.get(error.status_code, error.detail)
+            return ApiError(
+                error.status_code, f"{record.method} {record.path}: {message}", headers=error.headers
+            )
+        except (Gone, ClientDisconnect, ConnectionError) as error:
+            record.status, record.reason = GONE, str(error) or "client disconnected"
+            scope["abort"]()  # what was sent already would be waiting for a reader otherwise
+            await asyncio.sleep(0)  # until uvicorn knows
+        except Exception:
+            log.exception("%s: a fault in the server", record.id)
+            return ApiError(500, "a fault in the server; its log has the traceback", code="internal_error")
+        return None
+
+    def _admit(self, scope: Scope) -> None:
+        """Raise `ApiError` for a request without the key, or where there is none, to or from a foreign host."""
+        headers = Headers(scope=scope)
+        if not self._keys:
+            self._hosts.check(headers)
+        elif scope["path"] not in OPEN:
+            self._check_key(headers)
+
+    def _check_key(self, headers: Headers) -> None:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = key if scheme.lower() == "bearer" else headers.get("x-api-key", "")  # Anthropic's
+        found = given.strip().encode("latin-1")
+        # Every key is compared, in the same time whether it matches or not.
+        if not any([hmac.compare_digest(found, known) for known in self._keys]):  # noqa: C419
+            wrong = "wrong" if scheme or given else "missing"
+            raise ApiError(
+                401,
+                f"the API key is {wrong}; send the header Authorization: Bearer KEY, or X-Api-Key",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The body of a JSON request; raises as `held_body` does."""
+    async with held_body(request, limits) as body:
+        return body
+
+
+@contextlib.asynccontextmanager
+async def held_body(request: Request, limits: Limits) -> AsyncIterator[bytes]:
+    """The body of a JSON request, whose memory is accounted for until the block ends.
+
+    Raises `ApiError` for another content type (415), too many bytes (413), one that comes too slowly (408), and where
+    the long bodies of all requests take too much memory (429).
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(
+            415, f"the content type is '{kind}'; send application/json", code="unsupported_content_type"
+        )
+    guard: Guard = request.scope["app"]
+    held = 0
+
+    def hold(count: int) -> None:
+        nonlocal held
+        if guard.held_bytes + count > limits.bodies_bytes:
+            raise ApiError(
+                429, "too many long bodies are being read", code="queue_full", headers={"Retry-After": "1"}
+            )
+        guard.held_bytes += count
+        held += count
+
+    try:
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                body = await _body(request, limits, hold)
+        except TimeoutError:
+            text = f"the body did not come within {limits.body_seconds:g} s"
+            raise ApiError(408, text, code="timeout") from None
+        yield body
+    finally:
+        guard.held_bytes -= held
+
+
+async def while_there(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """What `work` brings, once the body has come; it is cancelled, and `Gone` raised, when the client leaves."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Gone("client disconnected")
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(request: Request, limits: Limits, hold: Callable[[int], None]) -> bytes:
+    body, size = bytearray(), 0  # one block that grows, and no holes in the memory where many pieces were
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= limits.body_bytes:
+            if size > limits.read_here_bytes:
+                hold(len(chunk))
+            body += chunk
+        elif size > DISCARDED * limits.body_bytes:
+            break
+    if size > limits.body_bytes:
+        raise ApiError(
+            413, f"the body has more than {limits.body_bytes} bytes, which is the most", code="body_too_large"
+        )
+    return bytes(body)
+
+
+async def _refuse(error: ApiError, send: Send) -> None:
+    headers = [(b"content-type", b"application/json")]
+    headers += [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
+    body = error.body()
+    headers.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def record_of(request: Request) -> Record:
+    """What the log will say of a request, to be added to."""
+    return request.scope["record"]

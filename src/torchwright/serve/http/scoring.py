@@ -1,0 +1,145 @@
+"""Requests that are answered with numbers: classes (vLLM's form), scores (vLLM's) and ranks (Jina's and Cohere's)."""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from torchwright.serve.api_error import invalid
+from torchwright.serve.http.embedding import embed
+from torchwright.serve.http.guard import held_body, record_of
+from torchwright.serve.http.service import Service, new_id
+from torchwright.serve.http.stream import Json
+from torchwright.serve.openai.conversation import Tools, prompt_text
+from torchwright.serve.openai.scoring_request import Asked, ClassifyRequest, RerankRequest, ScoreRequest
+from torchwright.serve.wire.messages import Activation
+
+
+async def classify(service: Service, request: Request) -> Response:
+    async with held_body(request, service.limits) as raw:
+        body = await service.reader.request(ClassifyRequest, raw)
+    ready = service.ready(body.model)
+    if ready.kind != "classifier":
+        raise invalid("the served model is no classifier", code="wrong_model_kind")
+    record_of(request).user = body.user
+    texts, special = body.texts, True
+    if body.messages is not None:
+        texts, special = [_conversation(service, body)], False
+    param = "input" if body.messages is None else "messages"
+    rows, tokens = await embed(service, request, texts, body.seconds, special=special, param=param)
+    data = []
+    for index, logits in enumerate(rows):
+        best = max(range(len(logits)), key=logits.__getitem__)
+        data.append(
+            {
+                "index": index,
+                "label": ready.labels[best],
+                "probs": activated(logits, ready.activation) if body.use_activation else logits,
+                "num_classes": len(logits),
+            }
+        )
+    return Json(
+        {
+            "id": new_id("classify"),
+            "object": "list",
+            "created": int(time.time()),
+            "model": service.name,
+            "data": data,
+            "usage": _usage(tokens),
+        }
+    )
+
+
+async def score(service: Service, request: Request) -> Response:
+    async with held_body(request, service.limits) as raw:
+        body = await service.reader.request(ScoreRequest, raw)
+    first, second = body.pairs
+    scores, tokens = await _scores(service, request, body, first, second, param="text_2")
+    return Json(
+        {
+            "id": new_id("score"),
+            "object": "list",
+            "created": int(time.time()),
+            "model": service.name,
+            "data": [
+                {"index": index, "object": "score", "score": score} for index, score in enumerate(scores)
+            ],
+            "usage": _usage(tokens),
+        }
+    )
+
+
+async def rerank(service: Service, request: Request) -> Response:
+    async with held_body(request, service.limits) as raw:
+        body = await service.reader.request(RerankRequest, raw)
+    texts = body.texts
+    scores, tokens = await _scores(
+        service, request, body, [body.query] * len(texts), texts, param="documents"
+    )
+    best = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n or None]
+    results = [
+        {"index": index, "relevance_score": scores[index]}
+        | ({"document": {"text": texts[index]}} if body.return_documents else {})
+        for index in best
+    ]
+    return Json({"id": new_id("rerank"), "model": service.name, "results": results, "usage": _usage(tokens)})
+
+
+async def _scores(
+    service: Service, request: Request, body: Asked, first: list[str], second: list[str], *, param: str
+) -> tuple[list[float], int]:
+    """One score for each pair, and the texts' tokens: a cross-encoder's, or the cosine of a sentence encoder's."""
+    ready = service.ready(body.model)
+    record_of(request).user = body.user
+    if ready.kind == "encoder":
+        texts = list(dict.fromkeys([*first, *second]))
+        vectors, tokens = await embed(service, request, texts, param=param)
+        known = dict(zip(texts, vectors, strict=True))
+        return [_cosine(known[one], known[two]) for one, two in zip(first, second, strict=True)], tokens
+    if ready.kind != "classifier" or len(ready.labels) != 1:
+        raise invalid(
+            "the served model gives no scores, as a cross-encoder with its one label does, or a sentence encoder",
+            code="wrong_model_kind",
+        )
+    rows, tokens = await embed(service, request, first, second, param=param)
+    activation = ready.score_activation if body.use_activation else "none"
+    return [activated(logits, activation)[0] for logits in rows], tokens
+
+
+def _conversation(service: Service, body: ClassifyRequest) -> str:
+    """The text of a conversation that has been answered."""
+    if service.template.plain:
+        raise invalid("the model has no chat template: give input", "messages", "unsupported_parameter")
+    none = Tools(functions=(), choice="none")
+    return prompt_text(
+        service.template,
+        body.messages or [],
+        none,
+        add_generation_prompt=False,
+        extra=body.chat_template_kwargs,
+    )
+
+
+def activated(logits: Sequence[float], activation: Activation) -> list[float]:
+    """What a classifier says, of its logits."""
+    if activation == "none":
+        return list(logits)
+    if activation == "sigmoid":
+        return [1 / (1 + math.exp(-logit)) if logit > -700 else 0.0 for logit in logits]
+    top = max(logits)
+    raised = [math.exp(logit - top) for logit in logits]
+    return [value / sum(raised) for value in raised]
+
+
+def _cosine(one: Sequence[float], two: Sequence[float]) -> float:
+    product = sum(map(operator.mul, one, two))
+    return product / max(math.hypot(*one) * math.hypot(*two), 1e-12)
+
+
+def _usage(tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": tokens, "total_tokens": tokens}

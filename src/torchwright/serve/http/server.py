@@ -1,0 +1,172 @@
+"""The HTTP process: the model's tokenizer and companions, the engine's client, and uvicorn, ended in two steps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import FrameType
+
+import uvicorn
+
+from torchwright.devices.allocator import return_large_blocks
+from torchwright.errors import ModelError
+from torchwright.serve.folder import Target
+from torchwright.serve.grammar.compile import GrammarCompiler
+from torchwright.serve.http.app import application
+from torchwright.serve.http.connection import connection_class
+from torchwright.serve.http.guard import Guard
+from torchwright.serve.http.hosts import Hosts
+from torchwright.serve.http.service import Service
+from torchwright.serve.limits import Limits
+from torchwright.serve.log import begin_log
+from torchwright.serve.openai.language import load_language
+from torchwright.serve.openai.prepare import Model
+from torchwright.serve.preflight import gib
+from torchwright.serve.wire.client import EngineClient
+from torchwright.serve.wire.launch import Launcher
+
+
+def run(
+    target: Target,
+    launcher: Launcher,
+    listening: socket.socket,
+    url: str,
+    *,
+    keys: Sequence[str],
+    hosts: Sequence[str],
+    log_requests: bool,
+    begun: float,
+    say: Callable[[str], None],
+) -> None:
+    """Serve until Ctrl-C; raises `ModelError` for a model that cannot be loaded."""
+    limits = Limits()
+    begin_log()
+    return_large_blocks()  # bodies and grammars come and go
+    client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
+    service = Service(
+        name=target.name,
+        client=client,
+        model=None if target.encoder else load_model(target, limits),
+        folder=target.folder,
+        limits=limits,
+        keys=keys,
+        hosts=Hosts(hosts),
+        log_requests=log_requests,
+    )
+    server = Server(service, url, begun, say)
+    try:
+        asyncio.run(server.serve(sockets=[listening]))
+    finally:
+        client.kill()
+    if client.state == "failed" and client.ready is None:
+        raise ModelError(client.detail)
+
+
+def load_model(target: Target, limits: Limits) -> Model:
+    """What the HTTP process needs of a language model; raises `ModelError` for files that cannot be read."""
+    language = load_language(target.folder)
+    return Model(
+        name=target.name,
+        folder=target.folder,
+        tokenizer=language.tokenizer,
+        template=language.template,
+        tool_format=language.tool_format,
+        grammars=GrammarCompiler(target.folder, limits),
+        limits=limits,
+    )
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with our limits on connections, and ended by Ctrl-C in two steps.
+
+    `begun` is when the command was, in seconds of `time.perf_counter`; `warm` starts the processes that read long
+    requests and compile grammars before the first is wanted.
+    """
+
+    def __init__(
+        self, service: Service, url: str, begun: float, say: Callable[[str], None], *, warm: bool = True
+    ) -> None:
+        self._service, self._url, self._begun, self._say = service, url, begun, say
+        self._warm = warm
+        limits = service.limits
+        super().__init__(
+            uvicorn.Config(
+                application(service, self._lifespan),
+                http=connection_class(limits),
+                loop="asyncio",  # and not uvloop where something else has brought it: this one is tested
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=limits.idle_seconds,
+                h11_max_incomplete_event_size=limits.header_bytes,
+            )
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains, the second ends at once."""
+        if self.should_exit:
+            self.force_exit = True
+            self._service.client.stop()
+            return
+        self.should_exit = True
+        waiting = self._service.client.waiting
+        self._say(
+            f"stopping after {waiting} running requests; Ctrl-C again stops at once"
+            if waiting
+            else "stopping"
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn leaves the application's end out where it is forced, and then complains of it."""
+        await super().shutdown(sockets)
+        if self.force_exit:
+            await self.lifespan.shutdown()
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Guard) -> AsyncIterator[None]:
+        service = self._service
+        await service.client.start()
+        announcing = asyncio.create_task(self._announce())
+        try:
+            yield
+        finally:
+            announcing.cancel()
+            await asyncio.gather(announcing, return_exceptions=True)
+            if service.model is not None:
+                await service.model.grammars.close()
+            await service.reader.workers.close()
+            await service.client.close(drain=not self.force_exit)
+
+    async def _announce(self) -> None:
+        """Say what becomes of the engine."""
+        client, said = self._service.client, ""
+        while True:
+            await client.changed.wait()
+            client.changed.clear()
+            if client.state == "failed" and client.ready is None:
+                self.should_exit = True  # it cannot be loaded: `serve` says why
+                return
+            text = self._ready_text() if client.state == "ready" else client.detail
+            if text != said:
+                self._say(text)
+            said = text
+            if self._warm and client.state == "ready" and client.ready:
+                await self._service.warm(client.ready)
+
+    def _ready_text(self) -> str:
+        ready = self._service.client.ready
+        assert ready is not None, "the engine is ready"
+        facts = f"weights {gib(ready.weight_bytes)}"
+        if ready.kind == "decoder":
+            tokens = ready.pages * ready.page_tokens
+            facts += f", KV cache {gib(ready.kv_bytes)} for {tokens} tokens, context {ready.context}"
+        lines = [
+            f"serving '{self._service.name}' at {self._url} after {time.perf_counter() - self._begun:.1f} s: {facts}"
+        ]
+        return "\n".join([*lines, *(f"notice: {notice}" for notice in ready.notices)])

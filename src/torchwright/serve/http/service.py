@@ -1,0 +1,104 @@
+"""What is served: one model, its engine, and what every request is checked against."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torchwright.serve.api_error import ApiError, invalid, unavailable
+from torchwright.serve.http.hosts import Hosts
+from torchwright.serve.limits import Limits
+from torchwright.serve.openai.prepare import Model
+from torchwright.serve.openai.reading import Reader
+from torchwright.serve.openai.room import check_model
+from torchwright.serve.text.chat import ChatTemplate
+from torchwright.serve.text.codec import read_json
+from torchwright.serve.wire.client import EngineClient
+from torchwright.serve.wire.messages import Ready
+from torchwright.serve.wire.metrics import Metrics
+
+log = logging.getLogger("torchwright.serve")
+
+USES = {
+    "encoder": "a sentence encoder: use /v1/embeddings, /v1/score or /v1/rerank",
+    "classifier": "a classifier of text: use /v1/classify, /v1/score or /v1/rerank",
+}
+
+
+@dataclass(kw_only=True)
+class Service:
+    """One served model, and everything that answers for it."""
+
+    name: str
+    client: EngineClient
+    model: Model | None
+    """The tokenizer and its companions; None for an encoder, whose engine tokenizes."""
+    folder: Path
+    """Where the model's configuration and tokenizer are."""
+    limits: Limits = field(default_factory=Limits)
+    keys: Sequence[str] = ()
+    hosts: Hosts = field(default_factory=Hosts)
+    """The names that it answers to where it has no keys."""
+    log_requests: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        return Metrics(self.client, self.name)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The model's config.json."""
+        return read_json(self.folder / "config.json")
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """The folder's chat template, which a reward model has."""
+        return ChatTemplate(self.folder)
+
+    @cached_property
+    def reader(self) -> Reader:
+        return Reader(self.model.folder if self.model else None, self.limits)
+
+    async def warm(self, ready: Ready) -> None:
+        """Start the processes that help, so that no request waits for them."""
+        try:
+            await self.reader.workers.start()
+            for grammar in await self.model.grammars.warm(ready) if self.model else ():
+                if self.client.hold(grammar):
+                    self.client.release(grammar)
+        except ApiError as error:
+            log.warning("%s", error.message)
+
+    def decoder(self, name: str | None) -> tuple[Model, Ready]:
+        """The language model that a request asks for; raises `ApiError` where it is another, or not ready."""
+        ready = self.ready(name)
+        if ready.kind != "decoder" or self.model is None:
+            raise invalid(f"the served model is {USES[ready.kind]}", code="wrong_model_kind")
+        return self.model, ready
+
+    def ready(self, name: str | None) -> Ready:
+        """The engine's facts; raises `ApiError` where another model is asked for, or the engine is not ready."""
+        self.check_model(name)
+        return self.engine()
+
+    def engine(self) -> Ready:
+        """The engine's facts; raises `ApiError` (503) while it is not ready."""
+        if self.client.state != "ready" or self.client.ready is None:
+            raise unavailable(f"the engine is not ready: {self.client.detail}")
+        return self.client.ready
+
+    def check_model(self, name: str | None) -> None:
+        """Raise `ApiError` (404) for a model that is not the served one."""
+        check_model(name, self.name)
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other request has."""
+    return f"{prefix}-{secrets.token_hex(12)}"

@@ -1,0 +1,118 @@
+"""One generation on its way to one client: whole, or as server-sent events while it is made.
+
+A client that leaves is noticed at once, whatever is being awaited; one that does not read is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from torchwright.serve.api_error import ApiError
+from torchwright.serve.http.guard import Record
+from torchwright.serve.limits import Limits
+from torchwright.serve.openai.answers import Answer
+from torchwright.serve.openai.generation import Generation, Gone, Step
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def respond(
+    request: Request, generation: Generation, answer: Answer, *, stream: bool, limits: Limits
+) -> Response:
+    """The response to a generating request.
+
+    What the engine refuses is raised before a stream begins, so that it has its own status. Raises `ApiError` and
+    `Gone`.
+    """
+    watcher = asyncio.create_task(watch(request, generation.abandon))
+    steps = generation.steps()
+    record: Record = request.scope["record"]
+    handed_over = False
+    try:
+        first = await anext(steps)
+        if stream:
+            handed_over = True
+            return EventStream(generation, answer, first, steps, watcher, limits.unread_seconds)
+        for step in first:
+            answer.put(step)
+        async for batch in steps:
+            for step in batch:
+                answer.put(step)
+        return Json(answer.whole())
+    finally:
+        if not handed_over:
+            watcher.cancel()
+            await steps.aclose()
+            _note(record, generation)
+
+
+class Json(Response):
+    """Plain data as a JSON response."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        return msgspec.json.encode(content)
+
+
+@dataclass
+class EventStream(Response):
+    """A response that sends events as they come and ends the generation when it cannot."""
+
+    generation: Generation
+    answer: Answer
+    first: list[Step]
+    steps: AsyncGenerator[list[Step], None]
+    watcher: asyncio.Task[None]
+    unread_seconds: float
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
+            await self._send(send, self.answer.begin() + self._events(self.first))
+            async for batch in self.steps:
+                if events := self._events(batch):
+                    await self._send(send, events)
+            await self._send(send, self.answer.end(), more=False)
+        except ApiError as error:
+            scope["record"].reason = error.message
+            await self._send(send, b"event: error\ndata: " + error.body() + b"\n\n", more=False)
+        finally:
+            self.watcher.cancel()
+            await self.steps.aclose()
+            _note(scope["record"], self.generation)
+
+    def _events(self, steps: list[Step]) -> bytes:
+        return b"".join([self.answer.events(step) for step in steps])
+
+    async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        try:
+            async with asyncio.timeout(self.unread_seconds):
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+        except TimeoutError:
+            raise Gone(f"slow reader: it left the stream unread for {self.unread_seconds:g} s") from None
+
+
+async def watch(request: Request, abandon: Callable[[str], None]) -> None:
+    """Call `abandon` with the reason when the client leaves."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    abandon("client disconnected")
+
+
+def _note(record: Record, generation: Generation) -> None:
+    """What the request's line of the log says of its generation."""
+    totals = generation.totals
+    record.prompt_tokens, record.new_tokens = totals.prompt_tokens, totals.completion_tokens
+    record.reason = record.reason or "/".join(sorted(set(totals.finishes)))

@@ -1,0 +1,165 @@
+"""Answers in OpenAI's shape, whole or as events of a stream. Plain data, encoded by msgspec: this runs for every token.
+
+An `Answer` is given every `Step`, through `events` where it is streamed and through `put` where it is not.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from torchwright.serve.openai.calls import CallParser, Event, Text
+from torchwright.serve.openai.generation import Generation, Step
+from torchwright.serve.text.codec import Tokenizer
+from torchwright.serve.wire.messages import Timing, TokenLogprob
+
+DONE = b"data: [DONE]\n\n"
+LEAST_LOGPROB = -9999.0
+"""What stands for a probability of 0, which JSON cannot write."""
+_encode = msgspec.json.Encoder().encode
+
+
+class Answer(Protocol):
+    """How one kind of request is answered."""
+
+    def put(self, step: Step) -> None:
+        """One more step of an answer that is given whole."""
+        ...
+
+    def whole(self) -> dict[str, Any]:
+        """The answer, after all steps."""
+        ...
+
+    def begin(self) -> bytes:
+        """What a stream begins with."""
+        ...
+
+    def events(self, step: Step) -> bytes:
+        """What one step adds to a stream, perhaps nothing."""
+        ...
+
+    def end(self) -> bytes:
+        """What a stream ends with."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Facts:
+    """What every kind of answer says about its request."""
+
+    id: str
+    model: str
+    fingerprint: str
+    generation: Generation
+    tokenizer: Tokenizer
+    usage: bool
+    """Whether a stream ends with the usage."""
+    running_usage: bool = False
+    """Whether each of its events has it too, up to there."""
+    timing: bool
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def chunk(self, head: dict[str, Any], choice: dict[str, Any]) -> bytes:
+        """One event of a stream."""
+        counted = {"usage": usage(self.generation)} if self.running_usage else {}
+        return event({**head, "choices": [choice], **counted})
+
+    def end(self, head: dict[str, Any]) -> bytes:
+        """The last events of a stream: usage and timing where they were asked for."""
+        last = {**head, "choices": []}
+        last |= {"usage": usage(self.generation)} if self.usage else {}
+        last |= {"timing": timing(self.generation)} if self.timing else {}
+        return (event(last) if self.usage or self.timing else b"") + DONE
+
+    def whole(self, head: dict[str, Any], choices: list[dict[str, Any]]) -> dict[str, Any]:
+        answer = {**head, "choices": choices, "usage": usage(self.generation)}
+        return answer | ({"timing": timing(self.generation)} if self.timing else {})
+
+
+@dataclass
+class Choice:
+    """One of a request's answers while it grows."""
+
+    text: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    parser: CallParser | None = None
+    finish: str | None = None
+    stop_reason: str | int | None = None
+    offset: int = 0
+    """Characters of the tokens that were scored so far."""
+
+
+def read(facts: Facts, parser: CallParser | None, step: Step) -> list[Event]:
+    """What a step brings, taken apart where the answer may hold calls."""
+    if parser is None:
+        return [Text(step.text)] if step.text else []
+    found = [*parser.put(step.text), *(parser.rest() if step.finish else [])]
+    if parser.done and not step.finish:
+        facts.generation.end_choice(step.choice, "one tool call")
+    return found
+
+
+def usage(generation: Generation) -> dict[str, Any]:
+    """Tokens of the prompts and of all answers; those of the prompts that were found in the prefix cache."""
+    totals, n = generation.totals, generation.prepared.n
+    cached = sum(timing.cached_tokens for choice, timing in totals.timings.items() if choice % n == 0)
+    return {
+        "prompt_tokens": totals.prompt_tokens,
+        "completion_tokens": totals.completion_tokens,
+        "total_tokens": totals.prompt_tokens + totals.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def timing(generation: Generation) -> dict[str, Any]:
+    """Where the time went, in seconds, for each choice; and where its prompt came from."""
+    prepared = generation.prepared
+    return {
+        "tokenize_s": prepared.tokenize_s,
+        "grammar_compile_s": prepared.grammar_s,
+        "total_s": prepared.tokenize_s + prepared.grammar_s + time.perf_counter() - generation.begun,
+        "choices": [_timing(choice, timing) for choice, timing in sorted(generation.totals.timings.items())],
+    }
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + _encode(data) + b"\n\n"
+
+
+def _timing(choice: int, timing: Timing) -> dict[str, Any]:
+    return {
+        "index": choice,
+        "queue_s": timing.queue_s,
+        "prefill_s": timing.prefill_s,
+        "decode_s": timing.decode_s,
+        "grammar_s": timing.grammar_s,
+        "preempted_s": timing.preempted_s,
+        "preemptions": timing.preemptions,
+        "prefix": {
+            "cache_tokens": timing.cached_tokens,
+            "computed_tokens": timing.computed_tokens,
+        },
+        "speculation": {
+            "proposed_tokens": timing.speculated_tokens,
+            "accepted_tokens": timing.accepted_tokens,
+        },
+    }
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can write."""
+    return max(logprob, LEAST_LOGPROB)

@@ -1,0 +1,271 @@
+"""POST /v1/messages: Anthropic's request, without anything stored.
+
+It becomes a conversation like a chat completion's: tool results become messages of the role tool, a system prompt the
+first message. `anthropic_answer.py` writes the answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from torchwright.serve.limits import MESSAGES, PARTS, STOPS, TOOLS
+from torchwright.serve.openai.conversation import Tools, prompt_text
+from torchwright.serve.openai.language import Language, Prompts
+from torchwright.serve.openai.parse import Body
+from torchwright.serve.openai.parts import (
+    CalledFunction,
+    Function,
+    JsonSchema,
+    JsonSchemaFormat,
+    Message,
+    Name,
+    Text,
+    ToolCall,
+)
+from torchwright.serve.openai.protocol import Shared, Stop
+
+TAKEN = ("text", "tool_use", "tool_result")
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+"""Anthropic's words for how tools are chosen → OpenAI's."""
+
+
+class CacheControl(Body):
+    """Taken wherever Anthropic has it: every prompt is looked up in the prefix cache as it is."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(Body):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = None
+
+
+class ToolUse(Body):
+    type: Literal["tool_use"]
+    id: str
+    name: Name
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+
+def _only_text(value: Any) -> Any:
+    """Other kinds of content are refused by their name, before their fields are looked at."""
+    for block in value if isinstance(value, list) else ():
+        kind = block.get("type") if isinstance(block, dict) else None
+        if isinstance(kind, str) and kind not in TAKEN:
+            raise PydanticCustomError(
+                "content_block",
+                "content block '{kind}' is not supported: this server takes text",
+                {"kind": kind},
+            )
+    return value
+
+
+class ToolResult(Body):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Annotated[list[TextBlock], Field(max_length=PARTS, fail_fast=True)] = ""
+    is_error: bool = False
+    """Whether the tool failed: the model then reads `Error: ` before the content."""
+    cache_control: CacheControl | None = None
+
+    _text = field_validator("content", mode="before")(_only_text)
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ToolUse, Tag("tool_use")]
+    | Annotated[ToolResult, Tag("tool_result")],
+    Discriminator("type"),
+]
+
+
+class Turn(Body):
+    """One message of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block], Field(min_length=1, max_length=PARTS, fail_fast=True)]
+
+    _text = field_validator("content", mode="before")(_only_text)
+
+    @model_validator(mode="after")
+    def _sides(self) -> Self:
+        kinds = {block.type for block in self.blocks}
+        if self.role != "assistant" and "tool_use" in kinds:
+            raise PydanticCustomError("tool_use", "only an assistant's message has tool_use blocks")
+        if self.role != "user" and "tool_result" in kinds:
+            raise PydanticCustomError("tool_result", "only a user's message has tool_result blocks")
+        return self
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        if isinstance(self.content, str):
+            return [TextBlock(type="text", text=self.content)]
+        return self.content
+
+
+class ToolDefinition(Body):
+    name: Name
+    input_schema: dict[str, Any]
+    """A JSON schema of the arguments."""
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    """Whether arguments must match the schema even where the model decides by itself to call."""
+    cache_control: CacheControl | None = None
+
+
+class ToolChoice(Body):
+    type: Literal["auto", "any", "none", "tool"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if (self.type == "tool") != (self.name is not None):
+            raise PydanticCustomError("tool_choice", "a name belongs to the tool_choice of the type tool")
+        return self
+
+
+class Metadata(Body):
+    user_id: Annotated[str, Field(max_length=256)] | None = None
+
+
+class NoThinking(Body):
+    type: Literal["disabled"]
+
+
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(Body):
+    """POST /v1/messages/count_tokens"""
+
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
+    """The conversation: roles user, assistant and system; blocks of text, tool_use and tool_result."""
+    model: Text | None = None
+    """The served model's name; the served one where it is left out. Another name is a 404."""
+    system: str | Annotated[list[TextBlock], Field(max_length=PARTS, fail_fast=True)] | None = None
+    """A system message before the conversation."""
+    tools: list[ToolDefinition] = Field([], max_length=TOOLS, fail_fast=True)
+    """Functions that the model may call, with their `input_schema`; there are no built-in ones."""
+    tool_choice: ToolChoice | None = None
+    """auto (the default with tools), any, none, or a tool by name; any and a name are enforced by a grammar."""
+    thinking: NoThinking | None = None
+    """Only disabled: a model's own switch is set in chat_template_kwargs."""
+    output_config: OutputConfig | None = None
+    """`format`: json_schema with a schema, which is always enforced."""
+    chat_template_kwargs: dict[str, Any] = Field({})
+    """More variables for the model's chat template, such as enable_thinking (vLLM's name)."""
+    cache_control: CacheControl | None = None
+    """Taken, here and in blocks: every prompt is looked up in the prefix cache."""
+
+    @model_validator(mode="after")
+    def _answerable(self) -> Self:
+        if self.messages[-1].role == "assistant":
+            raise PydanticCustomError(
+                "prefill", "the last message is the assistant's; the model begins its answers itself"
+            )
+        names = [tool.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise PydanticCustomError("tools", "two tools have the same name")
+        choice = self.tool_choice
+        if choice is not None and choice.type in ("any", "tool") and not names:
+            raise PydanticCustomError("tool_choice", "tool_choice is for requests with tools")
+        if choice is not None and choice.name is not None and choice.name not in names:
+            raise PydanticCustomError("tool_choice", "tool_choice names a tool that is not in tools")
+        return self
+
+    @property
+    def asked_tools(self) -> Tools:
+        functions = [
+            Function(
+                name=tool.name,
+                description=tool.description,
+                parameters=tool.input_schema,
+                strict=tool.strict,
+            )
+            for tool in self.tools
+        ]
+        choice = self.tool_choice or ToolChoice(type="auto" if functions else "none")
+        return Tools(
+            functions=functions,
+            choice=choice.name or CHOICES[choice.type],
+            named=choice.name is not None,
+            parallel=not choice.disable_parallel_tool_use,
+        )
+
+    @property
+    def response_format(self) -> JsonSchemaFormat | None:
+        form = self.output_config.format if self.output_config else None
+        if form is None:
+            return None
+        return JsonSchemaFormat(
+            type="json_schema", json_schema=JsonSchema(name="answer", schema=form.schema_)
+        )
+
+    def read(self, language: Language) -> Prompts:
+        """What is to be continued, or counted; raises `ApiError` (400) where the chat template refuses it."""
+        extra = self.chat_template_kwargs
+        text = prompt_text(language.template, self.conversation(), self.asked_tools, extra=extra)
+        return Prompts([text], "messages", special=language.template.plain)
+
+    def conversation(self) -> list[Message]:
+        """The messages as a chat completion has them."""
+        system = [Message(role="system", content=_text(self.system))] if self.system else []
+        return [*system, *(message for turn in self.messages for message in _messages(turn))]
+
+
+class MessagesRequest(CountTokensRequest, Shared):
+    """POST /v1/messages"""
+
+    EMPTY = {  # noqa: RUF012
+        "messages": [{"role": "user", "content": ""}],
+        "system": None,
+        "chat_template_kwargs": {},
+    }
+
+    max_tokens: int = Field(ge=1)
+    """New tokens at most."""
+    stop_sequences: list[Stop] = Field([], max_length=STOPS, fail_fast=True)
+    """Texts that end the answer; they are not part of it. The same as `stop`."""
+    metadata: Metadata | None = None
+    """`user_id` is named in the request's line of the log."""
+
+    @property
+    def stops(self) -> list[str]:
+        return [*super().stops, *self.stop_sequences]
+
+
+def _messages(turn: Turn) -> Iterator[Message]:
+    """A turn's messages: one for each tool result, and one for all that is said."""
+    calls = [
+        ToolCall(id=block.id, function=CalledFunction(name=block.name, arguments=json.dumps(block.input)))
+        for block in turn.blocks
+        if isinstance(block, ToolUse)
+    ]
+    for block in turn.blocks:
+        if isinstance(block, ToolResult):
+            text = ("Error: " if block.is_error else "") + _text(block.content)
+            yield Message(role="tool", tool_call_id=block.tool_use_id, content=text)
+    said = [block for block in turn.blocks if isinstance(block, TextBlock)]
+    if said or calls:
+        yield Message(role=turn.role, content=_text(said) if said else None, tool_calls=calls or None)
+
+
+def _text(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)

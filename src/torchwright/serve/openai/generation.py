@@ -1,0 +1,208 @@
+"""One client's request while the engine works on it: its sequences' tokens become text, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from torchwright.serve.api_error import ApiError, unavailable
+from torchwright.serve.openai.prepare import Prepared
+from torchwright.serve.text.codec import StopStrings, Tokenizer
+from torchwright.serve.wire.client import EngineClient
+from torchwright.serve.wire.mailbox import Dropped, Item, Lost
+from torchwright.serve.wire.messages import Output, Refused, Timing, TokenLogprob
+from torchwright.serve.wire.metrics import Metrics
+from torchwright.text_stream import TextStream
+
+
+class Gone(Exception):
+    """The client has left, or does not read: nobody is answered."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What the engine's last word brought to one choice."""
+
+    choice: int
+    text: str
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    finish: str | None = None
+    """stop, length or timeout, with the last step of a choice."""
+    stop_reason: str | int | None = None
+    """The stop string or the client's stop token that ended it."""
+
+
+@dataclass
+class _Sequence:
+    choice: int
+    text: TextStream
+    stops: StopStrings
+    last: float
+    tokens: int = 0
+    stopped_by: str | None = None
+    """A stop string that was found; the engine's confirmation is awaited, because it brings the timing."""
+    ended: bool = False
+
+
+@dataclass
+class Totals:
+    """What a request has used so far."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    timings: dict[int, Timing] = field(default_factory=dict)
+    """Choice → where its time went."""
+    finishes: list[str] = field(default_factory=list)
+
+
+class Generation:
+    """Sends a prepared request and reads what comes.
+
+    generation = Generation(prepared, client, tokenizer, metrics)
+    async for steps in generation.steps(): …
+    """
+
+    def __init__(
+        self, prepared: Prepared, client: EngineClient, tokenizer: Tokenizer, metrics: Metrics
+    ) -> None:
+        self.prepared, self._client, self._metrics = prepared, client, metrics
+        self.totals = Totals(prompt_tokens=prepared.prompt_tokens)
+        self.begun = time.perf_counter()
+        self._mailbox = client.mailbox()
+        self._cancelled: set[str] = set()
+        self._sequences = {
+            (submit.id, index): _Sequence(
+                choice=place * prepared.n + index,
+                text=TextStream(tokenizer),
+                stops=StopStrings(prepared.stops),
+                last=self.begun,
+            )
+            for place, submit in enumerate(prepared.submits)
+            for index in range(prepared.n)
+        }
+
+    async def steps(self) -> AsyncGenerator[list[Step], None]:
+        """Steps as they come, until every choice has ended.
+
+        Raises `ApiError` when the engine refuses the request, fails or dies, and `Gone` after `abandon`. Whatever has
+        not ended when the iteration ends is cancelled.
+        """
+        grammar = self.prepared.grammar
+        if grammar is not None and not self._client.hold(grammar):
+            raise ApiError(
+                429, "the grammars of all requests take too much memory", headers={"Retry-After": "1"}
+            )
+        for submit in self.prepared.submits:
+            self._client.submit(submit, self._mailbox)
+        reason = "abandoned"
+        try:
+            while any(not sequence.ended for sequence in self._sequences.values()):
+                steps = [step for item in await self._mailbox.take() if (step := self._read(item))]
+                if steps:
+                    yield steps
+        except Gone as gone:
+            reason = str(gone)
+            raise
+        finally:
+            self._cancel(reason)
+            for submit in self.prepared.submits:
+                self._client.finish(submit.id)
+            if grammar is not None:
+                self._client.release(grammar)
+
+    def abandon(self, reason: str) -> None:
+        """Nobody waits any more: cancel at once."""
+        self._cancel(reason)
+        self._mailbox.put(Dropped(reason))
+
+    def end_choice(self, choice: int, reason: str) -> None:
+        """The client has what it wants of one choice; it ends with the reason `stop`."""
+        for (id, index), sequence in self._sequences.items():
+            if sequence.choice == choice and not sequence.ended:
+                sequence.stopped_by = reason
+                self._client.end_one(id, index, reason)
+
+    def _cancel(self, reason: str) -> None:
+        """Once for each of the engine's requests that has not ended."""
+        for id in {id for (id, _), sequence in self._sequences.items() if not sequence.ended}:
+            if id not in self._cancelled:
+                self._client.cancel(id, reason)
+                self._cancelled.add(id)
+
+    def _read(self, item: Item) -> Step | None:
+        if isinstance(item, Output):
+            return self._advance(item, self._sequences[item.id, item.index])
+        if isinstance(item, Dropped):
+            raise Gone(item.reason)
+        if isinstance(item, Refused):
+            raise refusal(item)
+        assert isinstance(item, Lost), f"{type(item).__name__} for a generating request"
+        raise unavailable(item.reason)
+
+    def _advance(self, output: Output, sequence: _Sequence) -> Step | None:
+        if sequence.ended:
+            return None
+        step = Step(sequence.choice, "")
+        if sequence.stopped_by is None:
+            self._read_tokens(output, sequence, step)
+        if output.finish is not None:
+            self._end(output, sequence, step)
+        return step if step.text or step.finish or step.logprobs or step.prompt_logprobs else None
+
+    def _read_tokens(self, output: Output, sequence: _Sequence, step: Step) -> None:
+        tokens, logprobs = output.tokens, output.logprobs
+        if tokens:
+            self._clock(sequence)
+        sequence.tokens += len(tokens)
+        self.totals.completion_tokens += len(tokens)
+        if output.finish == "stop" and tokens and tokens[-1] in self.prepared.stop_ids:
+            step.stop_reason = tokens[-1] if tokens[-1] in self.prepared.client_stop_ids else None
+            tokens, logprobs = tokens[:-1], logprobs and logprobs[:-1]
+        text = sequence.text.put(*tokens)
+        if output.finish is not None:
+            text += sequence.text.rest()
+        found = None
+        if sequence.tokens >= self.prepared.min_tokens:
+            text, found = sequence.stops.put(text)
+        if found is not None:
+            sequence.stopped_by = found
+            if output.finish is None:
+                self._client.end_one(output.id, output.index, "stop string")
+        elif output.finish is not None:
+            text += sequence.stops.rest()
+        step.text, step.logprobs, step.prompt_logprobs = text, logprobs, output.prompt_logprobs
+
+    def _end(self, output: Output, sequence: _Sequence, step: Step) -> None:
+        if output.finish == "error":
+            raise ApiError(500, output.message or "the engine failed", code="engine_error")
+        if output.finish == "grammar":
+            raise ApiError(400, output.message or "the grammar is too slow", code="grammar_limit")
+        if output.finish == "cancelled" and sequence.stopped_by is None:
+            raise unavailable("the server is stopping")
+        step.finish = output.finish
+        if sequence.stopped_by is not None:
+            step.finish, step.stop_reason = "stop", sequence.stopped_by
+        sequence.ended = True
+        self.totals.finishes.append(step.finish or "")
+        if output.timing is not None:
+            self.totals.timings[sequence.choice] = output.timing
+        self._metrics.finished(step.finish or "", time.perf_counter() - self.begun, sequence.tokens)
+
+    def _clock(self, sequence: _Sequence) -> None:
+        now = time.perf_counter()
+        if sequence.tokens:
+            self._metrics.inter_token.observe(now - sequence.last)
+        else:
+            self._metrics.first_token.observe(now - self.begun)
+        sequence.last = now
+
+
+def refusal(item: Refused) -> ApiError:
+    """What the client is told when the engine does not take its request."""
+    if item.reason == "queue_full":
+        seconds = max(1, round(item.retry_after_s or 1))
+        return ApiError(429, item.text, code="queue_full", headers={"Retry-After": str(seconds)})
+    code = "context_length_exceeded" if item.reason == "too_long" else None
+    return ApiError(400, item.text, code=code)

@@ -1,0 +1,37 @@
+"""What a model folder says of text: its tokenizer, its chat template, and how it writes calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchwright.serve.openai.tools import ToolFormat, format_of
+from torchwright.serve.text.chat import ChatTemplate
+from torchwright.serve.text.codec import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Language:
+    """Of one model folder."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    tool_format: ToolFormat
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What a request wants continued, as texts or as token ids."""
+
+    items: Sequence[str] | Sequence[list[int]]
+    param: str
+    """The request's field that they come from."""
+    special: bool
+    """Whether texts get the special tokens around them."""
+
+
+def load_language(folder: Path) -> Language:
+    """Raises `ModelError` for files that cannot be read."""
+    template = ChatTemplate(folder)
+    return Language(tokenizer=Tokenizer(folder), template=template, tool_format=format_of(template))

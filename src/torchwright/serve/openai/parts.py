@@ -1,0 +1,144 @@
+"""Parts of clients' requests that several have in common: the form of an answer, tools and messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from torchwright.serve.limits import PARTS, TOOLS
+from torchwright.serve.openai.parse import Body
+
+Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class StructuredOutputs(Body):
+    """A form that the answer must have; one of the four."""
+
+    json_schema: dict[str, Any] | bool | None = Field(None, alias="json")
+    """A JSON schema."""
+    regex: Text | None = None
+    """A regular expression that the whole answer matches."""
+    choice: Annotated[list[Text], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
+    """The answer is one of these texts."""
+    grammar: Text | None = None
+    """A grammar in EBNF with a rule `root`."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [name for name in self.model_fields_set if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise PydanticCustomError("one_of", "give one of json, regex, choice and grammar")
+        return self
+
+
+class JsonSchema(Body):
+    """A named schema; it is always enforced, strict or not."""
+
+    name: Name
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class Function(Body):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema of the arguments."""
+    strict: bool | None = None
+    """Whether arguments must match the schema even where the model decides by itself to call (tool_choice auto)."""
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: Name
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(Body):
+    name: Name
+    arguments: str
+
+
+class ToolCall(Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+def only_text(value: Any) -> Any:
+    """Other kinds of content are refused by their name, before their fields are looked at."""
+    for part in value if isinstance(value, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
+            raise PydanticCustomError(
+                "content_part",
+                "content part '{kind}' is not supported: this server takes text",
+                {"kind": kind},
+            )
+    return value
+
+
+class Message(Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(max_length=PARTS, fail_fast=True)] | None = None
+    """Text, or a list of text parts; images and audio are refused."""
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=TOOLS, fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    """As in an answer that is sent back: null."""
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _content(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            only_text(data.get("content"))
+        return data
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise PydanticCustomError("content", "a message needs content, or an assistant's tool_calls")
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("tool_calls", "only an assistant's message has tool_calls")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise PydanticCustomError("tool_call_id", "tool_call_id belongs to messages of the role tool")
+        return self

@@ -1,0 +1,226 @@
+"""From a client's request to what the engine is asked: token ids, limits, sampling, grammar."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchwright.serve.api_error import ApiError, invalid
+from torchwright.serve.grammar.compile import JSON_OBJECT, GrammarCompiler, Job
+from torchwright.serve.limits import Limits
+from torchwright.serve.openai.language import Language, Prompts
+from torchwright.serve.openai.parts import JsonSchemaFormat, ResponseFormat, StructuredOutputs
+from torchwright.serve.openai.protocol import Shared
+from torchwright.serve.openai.reading import encode
+from torchwright.serve.openai.room import Room, check_ids, check_text, room_of
+from torchwright.serve.wire.messages import Grammar, Ready, SamplingOptions, Submit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Language):
+    """What the HTTP process knows of the served model."""
+
+    name: str
+    folder: Path
+    grammars: GrammarCompiler
+    limits: Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a request asks for beside its prompts and what all requests have in common."""
+
+    n: int = 1
+    max_tokens: int | None
+    """None: as many as fit."""
+    max_tokens_param: str = "max_tokens"
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    form: tuple[Job, str] | None = None
+    """A grammar, and the name of the field that asks for it."""
+    stops: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What the engine is asked, one `Submit` for each prompt, and how long it took to say so."""
+
+    submits: list[Submit]
+    grammar: Grammar | None
+    """The one that all of them name."""
+    n: int
+    stops: tuple[str, ...]
+    min_tokens: int
+    stop_ids: frozenset[int]
+    client_stop_ids: frozenset[int]
+    """Those that the client named itself."""
+    prompt_tokens: int
+    tokenize_s: float
+    """From the request's arrival."""
+    grammar_s: float
+
+
+async def prepare(
+    id: str,
+    body: Shared,
+    prompts: Prompts,
+    wanted: Wanted,
+    model: Model,
+    ready: Ready,
+    *,
+    begun: float,
+) -> Prepared:
+    """Everything that can be refused without the engine is refused here, as an `ApiError` that names the field.
+
+    `begun` is when the request came, in seconds of `time.perf_counter`; its time-out counts from there.
+    """
+    room = room_of(ready, model.name)
+    rows = [await _ids(prompt, prompts, model, room) for prompt in prompts.items]
+    rooms = [_room(len(ids), wanted, body.min_tokens, room, prompts.param) for ids in rows]
+    _check_scored(sum(map(len, rows)), wanted, model.limits)
+    stop_ids = [*([] if body.ignore_eos else ready.stop_ids), *body.stop_token_ids]
+    check_ids(body.stop_token_ids, room, "stop_token_ids")
+    check_ids(list(body.logit_bias), room, "logit_bias")
+    tokenized = time.perf_counter()
+    grammar = await _grammar(wanted, model, ready, _left(body.timeout, begun))
+    compiled = time.perf_counter()
+    submits = [
+        Submit(
+            id=f"{id}-{place}",
+            ids=ids,
+            max_tokens=most,
+            sampling=_sampling(body),
+            n=wanted.n,
+            stop_ids=stop_ids,
+            min_tokens=body.min_tokens,
+            grammar=grammar and grammar.key,
+            logprobs=wanted.logprobs,
+            prompt_logprobs=wanted.prompt_logprobs,
+            priority=body.priority,
+            timeout_s=_left(body.timeout, begun),
+        )
+        for place, (ids, most) in enumerate(zip(rows, rooms, strict=True))
+    ]
+    return Prepared(
+        submits=submits,
+        grammar=grammar,
+        n=wanted.n,
+        stops=(*body.stops, *wanted.stops),
+        min_tokens=body.min_tokens,
+        stop_ids=frozenset(stop_ids),
+        client_stop_ids=frozenset(body.stop_token_ids),
+        prompt_tokens=sum(map(len, rows)),
+        tokenize_s=tokenized - begun,
+        grammar_s=compiled - tokenized,
+    )
+
+
+def form_of(
+    structured: StructuredOutputs | None, response_format: ResponseFormat | None
+) -> tuple[Job, str] | None:
+    """The grammar that a request asks for, and the field that does."""
+    if structured is not None:
+        if structured.regex is not None:
+            return Job(kind="regex", text=structured.regex), "structured_outputs.regex"
+        if structured.choice is not None:
+            return Job(kind="choice", text=json.dumps(structured.choice)), "structured_outputs.choice"
+        if structured.grammar is not None:
+            return Job(kind="grammar", text=structured.grammar), "structured_outputs.grammar"
+        return Job(kind="json", text=json.dumps(structured.json_schema)), "structured_outputs.json"
+    if response_format is None or response_format.type == "text":
+        return None
+    if isinstance(response_format, JsonSchemaFormat):
+        schema = json.dumps(response_format.json_schema.schema_)
+        return Job(kind="json", text=schema), "response_format.json_schema.schema"
+    return JSON_OBJECT, "response_format"
+
+
+async def _ids(prompt: str | list[int], prompts: Prompts, model: Model, room: Room) -> list[int]:
+    if isinstance(prompt, str):
+        check_text(prompt, model.tokenizer, room, model.limits.tokenized_bytes, prompts.param)
+        prompt = await encode(prompt, model.tokenizer, special=prompts.special)
+        if not prompt:
+            raise invalid(f"'{prompts.param}' is empty", prompts.param)
+    check_ids(prompt, room, prompts.param)
+    return prompt
+
+
+def _check_scored(tokens: int, wanted: Wanted, limits: Limits) -> None:
+    """Raise `ApiError` (400) for more log-probabilities of prompts than are sent at once."""
+    if wanted.prompt_logprobs is None:
+        return
+    values = tokens * (1 + wanted.prompt_logprobs)
+    if values > limits.scored_values:
+        raise invalid(
+            f"{tokens} prompt tokens have {values} log-probabilities with logprobs {wanted.prompt_logprobs}; at most "
+            f"{limits.scored_values} are sent: send fewer prompts at once",
+            "logprobs",
+        )
+
+
+async def _grammar(wanted: Wanted, model: Model, ready: Ready, seconds: float | None) -> Grammar | None:
+    """The compiled grammar, if one is asked for and comes within the request's time."""
+    if wanted.form is None:
+        return None
+    job, field = wanted.form
+    try:
+        async with asyncio.timeout(seconds):
+            return await model.grammars.compile(job, ready, field)
+    except TimeoutError:
+        raise _too_late() from None
+
+
+def _left(timeout: float | None, begun: float) -> float | None:
+    """Seconds that a request still has; raises `ApiError` (408) where it has none."""
+    if timeout is None:
+        return None
+    left = begun + timeout - time.perf_counter()
+    if left <= 0:
+        raise _too_late()
+    return left
+
+
+def _too_late() -> ApiError:
+    """Clients send a 408 again by themselves unless they are told not to, and here they have asked for it."""
+    text = "the request's timeout passed before the model could begin with it"
+    return ApiError(408, text, param="timeout", code="timeout", headers={"x-should-retry": "false"})
+
+
+def _room(tokens: int, wanted: Wanted, min_tokens: int, room: Room, param: str) -> int:
+    """How many new tokens one prompt may have."""
+    context = room.context
+    asked = wanted.max_tokens
+    least = 1 if asked is None else asked
+    if tokens + least > context:
+        raise invalid(
+            f"the model's context is {context} tokens here; the prompt has {tokens}"
+            + (f" and {wanted.max_tokens_param} is {asked}" if asked is not None else "")
+            + f", which is {tokens + least - context} too many",
+            param,
+            "context_length_exceeded",
+        )
+    most = context - tokens if asked is None else asked
+    if min_tokens > most:
+        raise invalid(
+            f"min_tokens {min_tokens} is more than the {most} tokens that there may be", "min_tokens"
+        )
+    return most
+
+
+def _sampling(body: Shared) -> SamplingOptions:
+    """Every prompt of a request draws with the same seed if one is given, as it would alone."""
+    return SamplingOptions(
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        temperature=body.temperature,
+        top_k=max(body.top_k, 0),
+        top_p=body.top_p,
+        min_p=body.min_p,
+        logit_bias=body.logit_bias,
+        seed=secrets.randbits(63) if body.seed is None else body.seed,
+    )

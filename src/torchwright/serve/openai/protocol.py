@@ -1,0 +1,303 @@
+"""What clients may send: OpenAI's requests, with vLLM's names for what OpenAI does not have.
+
+Every field works. A field of OpenAI's that is not here is refused by name with the reason (`parse.REFUSED`), and so is
+any other name. The OpenAPI document and the table of parameters in the documentation are made from these classes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import msgspec
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from torchwright.serve.limits import (
+    CHOICES,
+    LOGIT_BIASES,
+    MESSAGES,
+    PROMPTS,
+    SEQUENCES,
+    STOP_CHARACTERS,
+    STOPS,
+    TOKENS,
+    TOOLS,
+    TOP_LOGPROBS,
+)
+from torchwright.serve.openai.conversation import Tools, prompt_text
+from torchwright.serve.openai.language import Language, Prompts
+from torchwright.serve.openai.parse import Body
+from torchwright.serve.openai.parts import Message, NamedTool, ResponseFormat, StructuredOutputs, Text, Tool
+
+Stop = Annotated[str, Field(min_length=1, max_length=STOP_CHARACTERS)]
+TokenId = Annotated[int, Field(ge=0)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=TOKENS, fail_fast=True)]
+Key = Annotated[int, Field(strict=False)]
+"""A token id as JSON writes names: in a text."""
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+def _few(value: Any) -> Any:
+    """Too many are refused before each is looked at."""
+    if isinstance(value, dict) and len(value) > LOGIT_BIASES:
+        raise PydanticCustomError("too_long", "more than {most} tokens have a bias", {"most": LOGIT_BIASES})
+    return value
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    """Send one more event with the usage, before the end."""
+    continuous_usage_stats: bool = False
+    """With include_usage, every event says how many there are so far (vLLM's name)."""
+
+
+class Shared(Body):
+    """What all generating requests have in common."""
+
+    model: Text | None = None
+    """The served model's name; the served one where it is left out. Another name is a 404."""
+    stream: bool = False
+    """Send the answer as server-sent events while it is made."""
+    temperature: float = Field(1.0, ge=0, le=100)
+    """Logits are divided by it; 0 takes the most likely token."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Draw among the fewest tokens that together reach this probability."""
+    top_k: int = Field(0, ge=-1, le=2**31)
+    """Draw among the k most likely tokens; 0 or -1 is all."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Draw no token less likely than this share of the most likely one."""
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    """Logits of tokens in the prompt or the answer are divided by it, or multiplied where they are negative."""
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    """Taken from the logit of every token in the answer."""
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    """Taken from a token's logit for each time it is in the answer."""
+    logit_bias: Annotated[dict[Key, Bias], BeforeValidator(_few)] = Field({}, max_length=LOGIT_BIASES)
+    """Token id → what is added to its logit."""
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    """The same seed gives the same answer to the same request; without one it is drawn."""
+    stop: Stop | Annotated[list[Stop], Field(max_length=STOPS, fail_fast=True)] | None = None
+    """Texts that end an answer; they are not part of it."""
+    stop_token_ids: list[TokenId] = Field([], max_length=STOPS, fail_fast=True)
+    """Tokens that end an answer, besides the model's own."""
+    ignore_eos: bool = False
+    """Go on after the model's own end-of-text tokens."""
+    min_tokens: int = Field(0, ge=0)
+    """No stop token or stop text before this many tokens."""
+    structured_outputs: StructuredOutputs | None = None
+    """A form that the answer must have: json, regex, choice or grammar."""
+    priority: int = Field(0, ge=-100, le=100)
+    """Lower is sooner."""
+    timeout: float | None = Field(None, gt=0, le=86_400)
+    """Seconds from its arrival after which the request ends with what it has, and finish reason `timeout`."""
+    user: Annotated[str, Field(max_length=256)] | None = None
+    """Named in the request's line of the log."""
+    timing: bool = False
+    """Say in the answer where its time went; so does the header X-Torchwright-Timing."""
+
+    EMPTY: ClassVar[dict[str, Any]]
+    """The prompt's fields of a request whose prompts have been read."""
+
+    def read(self, language: Language) -> Prompts:
+        """What is to be continued; raises `ApiError` (400) where the chat template refuses it."""
+        raise NotImplementedError
+
+    def bare(self) -> bytes:
+        """The request as JSON, without its prompts."""
+        plain = self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=set(self.EMPTY))
+        return msgspec.json.encode({**plain, **self.EMPTY})
+
+    @property
+    def stops(self) -> list[str]:
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+
+class Choices(Shared):
+    """What the two completion requests have in common."""
+
+    n: int = Field(1, ge=1, le=CHOICES)
+    """Answers to each prompt."""
+    response_format: ResponseFormat | None = None
+    """text, json_object, or json_schema with a schema, which is always enforced."""
+    stream_options: StreamOptions | None = None
+    """With `stream`: include_usage, continuous_usage_stats."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError("stream_options", "stream_options is for stream: true")
+        if self.structured_outputs and self.response_format and self.response_format.type != "text":
+            raise PydanticCustomError("two_forms", "give response_format or structured_outputs, not both")
+        return self
+
+
+class CompletionRequest(Choices):
+    """POST /v1/completions"""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=PROMPTS, fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=PROMPTS, fail_fast=True)]
+    )
+    """A text, a list of texts, token ids, or a list of lists of token ids."""
+    max_tokens: int = Field(16, ge=0)
+    """New tokens at most; 0 with `echo` scores the prompt."""
+    echo: bool = False
+    """Begin the answer with the prompt; with `logprobs` its tokens are scored too."""
+    logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
+    """Log-probabilities of the tokens and of this many most likely ones."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        prompts = len(self.prompt) if isinstance(self.prompt, list) and not _is_ids(self.prompt) else 1
+        if prompts * self.n > SEQUENCES:
+            raise PydanticCustomError(
+                "sequences",
+                "{prompts} prompts times n={n} are more than {most} answers",
+                {"prompts": prompts, "n": self.n, "most": SEQUENCES},
+            )
+        if self.max_tokens == 0 and not self.echo:
+            raise PydanticCustomError("no_tokens", "max_tokens 0 is for echo: true")
+        return self
+
+    EMPTY = {"prompt": ""}  # noqa: RUF012
+
+    def read(self, language: Language) -> Prompts:
+        prompt: Any = self.prompt
+        single = isinstance(prompt, str) or _is_ids(prompt)
+        return Prompts([prompt] if single else prompt, "prompt", special=True)
+
+
+class ChatRequest(Choices):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
+    """The conversation: roles system, developer, user, assistant and tool; content is text."""
+    max_tokens: int | None = Field(None, ge=1)
+    """New tokens at most; as many as fit where neither this nor max_completion_tokens is given."""
+    max_completion_tokens: int | None = Field(None, ge=1)
+    """The newer name of max_tokens."""
+    logprobs: bool = False
+    """Log-probabilities of the answer's tokens."""
+    top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
+    """With `logprobs`: and of this many most likely ones."""
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=TOOLS, fail_fast=True)] | None = None
+    """Functions that the model may call, in the model's own format (Hermes or Llama 3)."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """auto (the default with tools), none, required, or one by name; the last two are enforced by a grammar."""
+    parallel_tool_calls: bool = True
+    """Whether one answer may hold several calls."""
+    chat_template_kwargs: dict[str, Any] = Field({})
+    """More variables for the model's chat template, such as enable_thinking."""
+    add_generation_prompt: bool = True
+    """Whether the prompt ends with the beginning of the assistant's message."""
+    store: Literal[False] | None = None
+    """Only false: nothing is stored here."""
+
+    @model_validator(mode="after")
+    def _chat_consistent(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise PydanticCustomError("top_logprobs", "top_logprobs is for logprobs: true")
+        both = self.max_tokens, self.max_completion_tokens
+        if None not in both and both[0] != both[1]:
+            raise PydanticCustomError("max_tokens", "max_tokens and max_completion_tokens differ")
+        names = [tool.function.name for tool in self.tools or []]
+        if len(set(names)) < len(names):
+            raise PydanticCustomError("tools", "two tools have the same name")
+        if self.tool_choice not in (None, "none") and not names:
+            raise PydanticCustomError("tool_choice", "tool_choice is for requests with tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise PydanticCustomError("tool_choice", "tool_choice names a tool that is not in tools")
+        calls = self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        formed = self.structured_outputs or (self.response_format and self.response_format.type != "text")
+        if calls and formed:
+            raise PydanticCustomError(
+                "two_forms", "an answer that must be a tool call cannot have another form"
+            )
+        return self
+
+    EMPTY = {"messages": [{"role": "user", "content": ""}], "chat_template_kwargs": {}}  # noqa: RUF012
+
+    def read(self, language: Language) -> Prompts:
+        template = language.template
+        start, extra = self.add_generation_prompt, self.chat_template_kwargs
+        text = prompt_text(
+            template, self.messages, self.asked_tools, add_generation_prompt=start, extra=extra
+        )
+        return Prompts([text], "messages", special=template.plain)
+
+    @property
+    def asked_tools(self) -> Tools:
+        functions = [tool.function for tool in self.tools or []]
+        choice = self.tool_choice or ("auto" if functions else "none")
+        named = isinstance(choice, NamedTool)
+        return Tools(
+            functions=functions,
+            choice=choice.function.name if isinstance(choice, NamedTool) else choice,
+            named=named,
+            parallel=self.parallel_tool_calls,
+        )
+
+
+class EmbeddingRequest(Body):
+    """POST /v1/embeddings"""
+
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=PROMPTS, fail_fast=True)]
+    """A text or a list of texts."""
+    model: Text | None = None
+    """The served model's name."""
+    encoding_format: Literal["float", "base64"] = "float"
+    """Numbers, or little-endian float32 in base64."""
+    user: Annotated[str, Field(max_length=256)] | None = None
+    """Named in the request's line of the log."""
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        """Clients that count tokens by OpenAI's tokenizers send those ids, which mean nothing to this model."""
+        if isinstance(value, list) and any(isinstance(item, int | list) for item in value):
+            raise PydanticCustomError("token_ids", "token ids are not embedded: send texts")
+        return value
+
+
+class TokenizeRequest(Body):
+    """POST /tokenize"""
+
+    prompt: str | None = None
+    """A text, or `messages` instead."""
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)] | None = None
+    """A conversation, through the chat template."""
+    model: Text | None = None
+    """The served model's name."""
+    add_special_tokens: bool = True
+    """With `prompt`: the tokens that the model expects around a text."""
+    add_generation_prompt: bool = True
+    """With `messages`: end with the beginning of the assistant's message."""
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=TOOLS, fail_fast=True)] | None = None
+    """With `messages`: functions, as the chat template describes them."""
+    chat_template_kwargs: dict[str, Any] = Field({})
+    """With `messages`: more variables for the chat template."""
+    return_token_strs: bool = False
+    """Give each token's text too."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise PydanticCustomError("one_of", "give prompt or messages")
+        if self.messages is None and (self.tools or self.chat_template_kwargs):
+            raise PydanticCustomError("messages", "tools and chat_template_kwargs are for messages")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """POST /detokenize"""
+
+    tokens: Annotated[list[TokenId], Field(max_length=TOKENS, fail_fast=True)]
+    """Token ids."""
+    model: Text | None = None
+    """The served model's name."""
+
+
+def _is_ids(prompt: list[Any]) -> bool:
+    return isinstance(prompt[0], int)

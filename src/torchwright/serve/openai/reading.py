@@ -1,0 +1,125 @@
+"""From a request's body to a checked request and its prompts, in whichever process that happens.
+
+A short body is read in the HTTP process. A longer one gets a process of its own (`read_worker.py`), where JSON, chat
+template and tokenizer hold nobody up and can be ended; back come the request without its prompts, and their token ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from torchwright.serve.api_error import ApiError, invalid
+from torchwright.serve.limits import Limits
+from torchwright.serve.openai.language import Language, Prompts
+from torchwright.serve.openai.parse import Body, parse
+from torchwright.serve.openai.protocol import Shared
+from torchwright.serve.openai.room import Room, check_model
+from torchwright.serve.openai.tokens import Asked, answer
+from torchwright.serve.text.codec import Tokenizer
+from torchwright.serve.workers.pool import Unfinished, Workers, WorkLimits
+
+Generating = TypeVar("Generating", bound=Shared)
+Known = TypeVar("Known", bound=Body)
+LONG_TEXT = 2048
+"""Characters from which on a text is tokenized in a thread: it takes a millisecond."""
+IDS = "I"
+"""How token ids travel: as unsigned numbers of 32 bits."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A body to be read in the other process: the name of its class, and what it must fit, but for embeddings."""
+
+    kind: str
+    body: bytes
+    room: Room | None
+
+
+class Read(msgspec.Struct, frozen=True, tag="read"):
+    """A request that was read there, with its prompts' token ids and field; or its answer."""
+
+    body: bytes
+    prompts: list[bytes] = []
+    param: str = ""
+
+
+class Fault(msgspec.Struct, frozen=True, tag="fault"):
+    """What its client is told instead."""
+
+    status: int
+    message: str
+    param: str | None
+    code: str | None
+
+
+class Reader:
+    """Reads bodies; `folder` is None where their texts are the engine's to tokenize."""
+
+    def __init__(self, folder: Path | None, limits: Limits) -> None:
+        self._limits = limits
+        self.workers = Workers(
+            "torchwright.serve.http.read_worker",
+            [None if folder is None else str(folder), limits.settings_bytes, limits.tokenized_bytes],
+            WorkLimits(
+                seconds=limits.read_seconds,
+                memory_bytes=limits.read_memory_bytes,
+                waiting=limits.reads_waiting,
+            ),
+        )
+
+    def is_short(self, body: bytes) -> bool:
+        """Whether a body is read here, at once."""
+        return len(body) <= self._limits.read_here_bytes
+
+    async def request(self, kind: type[Known], body: bytes) -> Known:
+        """A request that has no prompts to be tokenized here; raises `ApiError` as `parse` does."""
+        if not self.is_short(body):
+            body = (await self._apart(Job(kind.__name__, body, None))).body
+        return parse(kind, body)
+
+    async def generating(
+        self, kind: type[Generating], body: bytes, language: Language, room: Room
+    ) -> tuple[Generating, Prompts]:
+        """A request and its prompts; raises `ApiError` for what is wrong with either."""
+        if self.is_short(body):
+            found = parse(kind, body)
+            check_model(found.model, room.model)
+            return found, found.read(language)
+        read = await self._apart(Job(kind.__name__, body, room))
+        ids = [array(IDS, prompt).tolist() for prompt in read.prompts]
+        return parse(kind, read.body), Prompts(ids, read.param, special=False)
+
+    async def answer(
+        self,
+        kind: type[Asked],
+        body: bytes,
+        language: Language,
+        room: Room,
+    ) -> bytes:
+        """The answer of a request that needs no engine, as JSON; raises `ApiError`."""
+        if not self.is_short(body):
+            return (await self._apart(Job(kind.__name__, body, room))).body
+        found = parse(kind, body)
+        check_model(found.model, room.model)
+        return await asyncio.to_thread(answer, found, language, room, self._limits.tokenized_bytes)
+
+    async def _apart(self, job: Job) -> Read:
+        try:
+            answer = await self.workers.run(msgspec.msgpack.encode(job))
+        except Unfinished as unfinished:
+            raise invalid(f"the request cannot be read: {unfinished}", code="request_limit") from None
+        found = msgspec.msgpack.decode(answer, type=Read | Fault)
+        if isinstance(found, Fault):
+            raise ApiError(found.status, found.message, param=found.param, code=found.code)
+        return found
+
+
+async def encode(text: str, tokenizer: Tokenizer, *, special: bool) -> list[int]:
+    """Token ids of a text; a longer one's in a thread."""
+    if len(text) < LONG_TEXT:
+        return tokenizer.encode(text, special=special)
+    return await asyncio.to_thread(tokenizer.encode, text, special=special)

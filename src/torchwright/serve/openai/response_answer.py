@@ -1,0 +1,162 @@
+"""The answer to POST /v1/responses: a list of items, and a stream that names every change of them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from torchwright.serve.openai.answers import Facts, read, timing, usage
+from torchwright.serve.openai.calls import CallArguments, CallBegin, CallParser, Event
+from torchwright.serve.openai.generation import Step
+from torchwright.serve.openai.responses import ResponsesRequest
+
+
+@dataclass
+class _Open:
+    """An item of the answer while it grows: its plain data, and the text or arguments so far."""
+
+    data: dict[str, Any]
+    grown: list[str] = field(default_factory=list)
+
+
+class ResponseAnswer:
+    """Answers POST /v1/responses."""
+
+    def __init__(self, facts: Facts, request: ResponsesRequest, parsers: list[CallParser]) -> None:
+        self._facts, self._request = facts, request
+        self._parser = parsers[0] if parsers else None
+        self._items: list[_Open] = []
+        self._finish: str | None = None
+        self._sequence = 0
+
+    def put(self, step: Step) -> None:
+        self.events(step)
+
+    def whole(self) -> dict[str, Any]:
+        self._close_last()
+        return self._response()
+
+    def begin(self) -> bytes:
+        response = self._response()
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def events(self, step: Step) -> bytes:
+        self._finish = step.finish
+        return b"".join([self._grow(item) for item in read(self._facts, self._parser, step)])
+
+    def end(self) -> bytes:
+        closed = self._close_last()
+        response = self._response()
+        return closed + self._event(f"response.{response['status']}", response=response)
+
+    def _grow(self, item: Event) -> bytes:
+        last = self._items[-1] if self._items else None
+        if isinstance(item, CallBegin):
+            call = {"type": "function_call", "call_id": item.id, "name": item.name, "arguments": ""}
+            return self._close_last() + self._open({**call, "id": _new_id("fc")})
+        if isinstance(item, CallArguments):
+            assert last is not None, "arguments without a call"
+            last.grown.append(item.text)
+            return self._change("response.function_call_arguments.delta", last, delta=item.text)
+        opened = b""
+        if last is None or last.data["type"] != "message":
+            opened = self._close_last()
+            message = {"type": "message", "role": "assistant", "content": [], "id": _new_id("msg")}
+            opened += self._open(message)
+            last = self._items[-1]
+            opened += self._change("response.content_part.added", last, content_index=0, part=_part(""))
+        last.grown.append(item.text)
+        return opened + self._change(
+            "response.output_text.delta", last, content_index=0, delta=item.text, logprobs=[]
+        )
+
+    def _open(self, data: dict[str, Any]) -> bytes:
+        self._items.append(_Open({**data, "status": "in_progress"}))
+        place = len(self._items) - 1
+        return self._event("response.output_item.added", output_index=place, item=self._items[-1].data)
+
+    def _close_last(self) -> bytes:
+        last = self._items[-1] if self._items else None
+        if last is None or last.data["status"] != "in_progress":
+            return b""
+        text = "".join(last.grown)
+        cut = self._finish not in (None, "stop")
+        last.data["status"] = "incomplete" if cut else "completed"
+        if last.data["type"] == "message":
+            last.data["content"] = [_part(text)]
+            closed = self._change(
+                "response.output_text.done", last, content_index=0, text=text, logprobs=[]
+            ) + self._change("response.content_part.done", last, content_index=0, part=_part(text))
+        else:
+            last.data["arguments"] = text
+            closed = self._change("response.function_call_arguments.done", last, arguments=text)
+        place = len(self._items) - 1
+        return closed + self._event("response.output_item.done", output_index=place, item=last.data)
+
+    def _change(self, kind: str, item: _Open, **facts: Any) -> bytes:
+        place = len(self._items) - 1
+        return self._event(kind, item_id=item.data["id"], output_index=place, **facts)
+
+    def _event(self, kind: str, **facts: Any) -> bytes:
+        data = {"type": kind, "sequence_number": self._sequence, **facts}
+        self._sequence += 1
+        return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
+
+    def _response(self) -> dict[str, Any]:
+        request, finish = self._request, self._finish
+        status = {None: "in_progress", "stop": "completed"}.get(finish, "incomplete")
+        reason = "max_output_tokens" if finish == "length" else finish
+        form = request.text.format if request.text else None
+        response: dict[str, Any] = {
+            "id": self._facts.id,
+            "object": "response",
+            "created_at": self._facts.created,
+            "completed_at": int(time.time()) if finish else None,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": reason} if status == "incomplete" else None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "model": self._facts.model,
+            "output": [dict(item.data) for item in self._items],
+            "parallel_tool_calls": request.parallel_tool_calls,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": request.temperature,
+            "text": {"format": form.model_dump(by_alias=True) if form else {"type": "text"}},
+            "tool_choice": request.model_dump(include={"tool_choice"})["tool_choice"],
+            "tools": [tool.model_dump() for tool in request.tools],
+            "top_p": request.top_p,
+            "truncation": "disabled",
+            "usage": _usage(self._facts) if finish else None,
+            "user": request.user,
+            "metadata": {},
+        }
+        if finish and self._facts.timing:
+            response["timing"] = timing(self._facts.generation)
+        return response
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage(facts: Facts) -> dict[str, Any]:
+    used = usage(facts.generation)
+    return {
+        "input_tokens": used["prompt_tokens"],
+        "input_tokens_details": used["prompt_tokens_details"],
+        "output_tokens": used["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": used["total_tokens"],
+    }
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(16)}"

@@ -1,0 +1,54 @@
+"""What a request must fit: everything that can be said of it before any work is done for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from torchwright.serve.api_error import ApiError, invalid
+from torchwright.serve.text.codec import Tokenizer
+from torchwright.serve.wire.messages import Ready
+
+
+class Room(msgspec.Struct, frozen=True):
+    """What a request must fit: the served model's name, and its context and vocabulary."""
+
+    model: str
+    context: int
+    vocabulary: int
+
+
+def room_of(ready: Ready, model: str) -> Room:
+    return Room(model, min(ready.context, ready.pages * ready.page_tokens), ready.vocabulary)
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """Raise `ApiError` (404) for a model that is not the served one."""
+    if asked is not None and asked != served:
+        text = f"there is no model '{asked}'; '{served}' is served"
+        raise ApiError(404, text, param="model", code="model_not_found")
+
+
+def check_text(text: str, tokenizer: Tokenizer, room: Room | None, most: int, param: str) -> None:
+    """Raise `ApiError` (400) for a text whose length alone says that it cannot fit, before it is tokenized."""
+    longest = tokenizer.longest
+    if room is not None and longest is not None and len(text) > longest * room.context:
+        raise invalid(
+            f"the model's context is {room.context} tokens here; '{param}' has {len(text)} characters, which are "
+            f"at least {-(-len(text) // longest)} tokens",
+            param,
+            "context_length_exceeded",
+        )
+    if len(text) > most:
+        raise invalid(f"'{param}' has {len(text)} characters; at most {most} are tokenized", param)
+
+
+def check_ids(ids: Sequence[int], room: Room, param: str) -> None:
+    """Raise `ApiError` (400) for token ids that the model does not have."""
+    ends = (min(ids, default=0), max(ids, default=0))
+    wrong = next((token for token in ends if not 0 <= token < room.vocabulary), None)
+    if wrong is not None:
+        raise invalid(
+            f"'{param}': token id {wrong} is out of range; the model has 0 to {room.vocabulary - 1}", param
+        )

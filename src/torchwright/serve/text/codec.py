@@ -1,0 +1,134 @@
+"""Text in and out of token ids, without torch: the model folder's tokenizer, and the texts that end an answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from torchwright.errors import ModelError
+from torchwright.serve.text.longest_token import byte_alphabet, longest_token
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Tokenizer:
+    """The tokenizer of a model folder. Raises `ModelError` where there is none or it cannot be read."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer as Fast
+
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(f"{folder} has no tokenizer.json", next="serve a folder that has one")
+        try:
+            spec = path.read_bytes()
+            self._fast: Any = Fast.from_buffer(spec)
+        except Exception as error:  # tokenizers raises no class of its own
+            raise ModelError(f"{path} cannot be read", found=str(error)) from error
+        self.longest = longest_token(msgspec.json.decode(spec))
+        """Characters that one token stands for at most; None where no number of tokens is sure."""
+        settings = read_json(folder / "tokenizer_config.json")
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        self._bos = self._id(settings.get("bos_token")) if settings.get("add_bos_token") is True else None
+        self._tokens: dict[int, tuple[str, list[int]]] = {}
+        """What `token` has said: answers with log-probabilities ask for the same few again and again."""
+        self._bytes = byte_alphabet() if "ByteLevel" in str(self._fast.decoder) else None
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids, with the special tokens that the model expects around a text if `special`."""
+        # Of a batch, because that is where the library lets go of the interpreter: other threads run meanwhile.
+        [encoding] = self._fast.encode_batch_fast([text], add_special_tokens=special)
+        ids: list[int] = encoding.ids
+        if not special or self._bos is None or ids[:1] == [self._bos]:
+            return ids
+        return [self._bos, *ids]
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of token ids; special tokens are left out unless `special`."""
+        return self._fast.decode(ids, skip_special_tokens=not special)
+
+    def token(self, token: int) -> tuple[str, list[int]]:
+        """One token as text and as the bytes that it stands for, which may be a part of a character."""
+        known = self._tokens.get(token)
+        if known is None:
+            known = self._tokens[token] = self._token(token)
+        return known
+
+    def _token(self, token: int) -> tuple[str, list[int]]:
+        piece = self._fast.id_to_token(token)
+        if piece is None:
+            return "", []
+        raw = self._raw(piece)
+        return raw.decode("utf-8", "replace"), list(raw)
+
+    def _raw(self, piece: str) -> bytes:
+        alphabet = self._bytes
+        if alphabet is not None and all(character in alphabet for character in piece):
+            return bytes(alphabet[character] for character in piece)
+        if match := _BYTE_TOKEN.fullmatch(piece):
+            return bytes([int(match[1], 16)])
+        return piece.replace("\u2581", " ").encode()
+
+    def _id(self, token: Any) -> int | None:
+        """The id of a special token, which tokenizer_config.json gives as text or as an object."""
+        text = token.get("content") if isinstance(token, dict) else token
+        return self._fast.token_to_id(text) if isinstance(text, str) else None
+
+
+class StopStrings:
+    """Looks for the first of several strings in text that comes in pieces.
+
+    Text that may be the beginning of one is held back until it is known.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._first = frozenset(stop[0] for stop in stops)
+        self._longest = max(map(len, stops), default=0)
+        self._held = ""
+
+    def put(self, piece: str) -> tuple[str, str | None]:
+        """(what can be shown, the stop string that was found). Nothing is to be put after one was found."""
+        if not self._stops:
+            return piece, None
+        text = self._held + piece
+        found = min(
+            ((at, -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0), default=None
+        )
+        if found is not None:
+            self._held = ""
+            return text[: found[0]], found[2]
+        keep = self._beginning(text)
+        self._held = text[keep:]
+        return text[:keep], None
+
+    def rest(self) -> str:
+        """What was held back when no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _beginning(self, text: str) -> int:
+        """Where the longest end of `text` begins that a stop string begins with."""
+        for at in range(max(0, len(text) - self._longest + 1), len(text)):
+            if text[at] in self._first and any(stop.startswith(text[at:]) for stop in self._stops):
+                return at
+        return len(text)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, empty where there is no file; raises `ModelError` for anything else in it."""
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON", found=str(error)) from error
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} is not a JSON object", found=type(data).__name__)
+    return data

@@ -1,0 +1,333 @@
+"""The HTTP process's end of the engine: it starts the engine, talks to it, notices its death and starts it again.
+
+client = EngineClient(Launcher(lambda endpoint: [sys.executable, "-m", …, "--endpoint", endpoint]))
+await client.start()
+mailbox = client.mailbox()
+client.submit(Submit(…), mailbox)
+for item in await mailbox.take(): …      what has come since the last time
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from torchwright.serve.limits import MIB
+from torchwright.serve.wire.launch import Launched, Launcher
+from torchwright.serve.wire.mailbox import Dropped, Item, Lost, Mailbox
+from torchwright.serve.wire.messages import (
+    Cancel,
+    Embed,
+    Embedded,
+    Forget,
+    Grammar,
+    Loading,
+    Ready,
+    Refused,
+    Shutdown,
+    Stats,
+    StepOutput,
+    Submit,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
+
+log = logging.getLogger("torchwright.serve")
+
+State = Literal["loading", "ready", "restarting", "failed", "closing"]
+GRAMMARS_KEPT, GRAMMAR_BYTES_KEPT = 64, 64 * MIB
+"""Grammars that the engine keeps for the next request with the same: how many, and their JSON together. In its memory
+they take five times as much."""
+GRAMMAR_BYTES_HELD = 128 * MIB
+"""Those of running and waiting requests together."""
+EARLY_SECONDS = 10.0
+"""A death before the engine is ready, or sooner than this after, is an early one."""
+EARLY_DEATHS = 4
+"""After so many early deaths in a row the engine is not started again."""
+COUNTERS = (
+    "prompt_tokens",
+    "generated_tokens",
+    "prefix_queries",
+    "prefix_hits",
+    "preemptions",
+    "speculated_tokens",
+    "accepted_tokens",
+    "steps",
+)
+"""The fields of `Stats` that only grow."""
+BACKOFF_SECONDS = (0.1, 0.3, 2.0, 10.0)
+"""Before the next start, by the number of early deaths."""
+SILENT_SECONDS = 120.0
+"""An engine that says nothing for so long while requests wait hangs, and is killed; it speaks after every step."""
+LAST_WORDS_SECONDS = 0.05
+"""How long what a dead engine sent may be on its way."""
+KILL_SECONDS = 5.0
+"""How long an engine that was told to end may take."""
+
+
+@dataclass
+class _Known:
+    """A grammar that the engine keeps: the size of its JSON, and how many requests hold it."""
+
+    bytes: int
+    holders: int = 0
+
+
+class EngineClient:
+    """One engine process and the requests that wait for it."""
+
+    def __init__(self, launcher: Launcher, *, mailbox_capacity: int = 4096) -> None:
+        self._launcher = launcher
+        self._capacity = mailbox_capacity
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._engine: Launched | None = None
+        self._ended: asyncio.Task[int] | None = None
+        """Its exit code, once it has ended."""
+        self._life: asyncio.Task[None] | None = None
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._grammars: OrderedDict[str, _Known] = OrderedDict()
+        """Key → a grammar that this engine keeps, the last used last."""
+        self._early_deaths = 0
+        self._ready_at: float | None = None
+        self._heard = 0.0
+        """When the engine last spoke, or was given something to do."""
+        self.state: State = "loading"
+        self.detail = "starting"
+        """What the engine is doing, or why it is not there."""
+        self.ready: Ready | None = None
+        """The engine's facts; they stay while it is restarted."""
+        self.stats: Stats | None = None
+        self.before: Counter[str] = Counter()
+        """The counters of engines that have died, by their names in `Stats`: totals run on over a restart."""
+        self.restarts = 0
+        self.changed = asyncio.Event()
+        """Set at every change of state; whoever waits clears it first."""
+
+    async def start(self) -> None:
+        """Start the engine's first life; `state` says how it goes."""
+        self._life = asyncio.create_task(self._lives())
+
+    async def close(self, *, drain: bool) -> None:
+        """End the engine, after its running requests if `drain`."""
+        was = self.state
+        if was != "failed":
+            self._become("closing", "the server is stopping")
+        if was == "ready" and self._ended is not None:
+            self._send(Shutdown(drain=drain))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if drain and self._mailboxes else KILL_SECONDS):
+                    await asyncio.shield(self._ended)
+        self.kill()
+        if self._ended is not None:
+            await self._ended
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.gather(self._life, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+    def stop(self) -> None:
+        """End the engine at once and for good."""
+        self._become("closing", "the server is stopping")
+        self.kill()
+
+    def kill(self) -> None:
+        """End this engine's life; unless the server stops, another begins."""
+        if self._engine is not None:
+            self._engine.kill()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have not ended."""
+        return len(self._mailboxes)
+
+    def mailbox(self) -> Mailbox:
+        """A place for what the engine sends for one request of a client, which may be several of the engine's."""
+        return Mailbox(self._capacity)
+
+    def submit(self, message: Submit | Embed, mailbox: Mailbox) -> None:
+        """Send a request; `finish` it when its last item has been taken."""
+        if not self._mailboxes:  # an idle engine has nothing to say
+            self._heard = asyncio.get_running_loop().time()
+        self._mailboxes[message.id] = mailbox
+        if self.state != "ready" or not self._send(message):
+            mailbox.put(Lost(self.detail))
+
+    def hold(self, grammar: Grammar) -> bool:
+        """Have the engine know a grammar until its `release`, and for the next request with the same while it fits.
+
+        False where the grammars that are held take as much memory as they may.
+        """
+        known = self._grammars.get(grammar.key) or _Known(len(grammar.json))
+        held = sum(one.bytes for one in self._grammars.values() if one.holders)
+        if not known.holders and held and held + known.bytes > GRAMMAR_BYTES_HELD:
+            return False
+        known.holders += 1
+        if grammar.key not in self._grammars and self.state == "ready":
+            self._send(grammar)
+            self._grammars[grammar.key] = known
+        if grammar.key in self._grammars:
+            self._grammars.move_to_end(grammar.key)
+        self._forget()
+        return True
+
+    def release(self, grammar: Grammar) -> None:
+        """One request less holds it."""
+        if known := self._grammars.get(grammar.key):
+            known.holders = max(0, known.holders - 1)  # those of an engine that has died are not counted
+            self._forget()
+
+    def _forget(self) -> None:
+        """Have the engine forget grammars that nobody holds, those that were not used for longest first."""
+        free = [key for key, known in self._grammars.items() if not known.holders]
+        for key in free:
+            size = sum(known.bytes for known in self._grammars.values())
+            if len(self._grammars) <= GRAMMARS_KEPT and size <= GRAMMAR_BYTES_KEPT:
+                return
+            del self._grammars[key]
+            self._send(Forget(key=key))
+
+    def cancel(self, id: str, reason: str) -> None:
+        """Tell the engine that nobody waits for a request."""
+        if id in self._mailboxes and self.state == "ready":
+            self._send(Cancel(id=id, reason=reason))
+
+    def end_one(self, id: str, index: int, reason: str) -> None:
+        """Tell the engine that one of a request's sequences has all that was wanted of it: a normal end."""
+        if id in self._mailboxes and self.state == "ready":
+            self._send(Cancel(id=id, index=index, reason=reason, finish="stop"))
+
+    def finish(self, id: str) -> None:
+        """No more items are wanted for a request."""
+        self._mailboxes.pop(id, None)
+
+    def _become(self, state: State, detail: str) -> None:
+        self.state, self.detail = state, detail
+        self.changed.set()
+
+    def _send(self, message: ToEngine) -> bool:
+        if self._socket is None:
+            return False
+        # No limit on what waits in the socket, so that this never blocks; the engine's own queue is bounded.
+        sent = asyncio.ensure_future(self._socket.send(encode(message), zmq.NOBLOCK))
+        return sent.done() and sent.exception() is None
+
+    async def _lives(self) -> None:
+        """Start the engine, again after each death, until it dies too early too often or cannot be loaded."""
+        loop = asyncio.get_running_loop()
+        while self.state not in ("closing", "failed"):
+            self._ready_at = None
+            code = await self._live(self._launcher.launch())
+            if self.state in ("closing", "failed"):
+                break
+            self._lose(code)
+            early = self._ready_at is None or loop.time() - self._ready_at < EARLY_SECONDS
+            self._early_deaths = self._early_deaths + 1 if early else 0
+            if self._early_deaths >= EARLY_DEATHS:
+                self._become(
+                    "failed",
+                    f"the engine died {self._early_deaths} times in a row ({_cause(code)})",
+                )
+                log.error("%s; it is not started again", self.detail)
+                break
+            await asyncio.sleep(BACKOFF_SECONDS[min(self._early_deaths, len(BACKOFF_SECONDS) - 1)])
+            self.restarts += 1
+        for mailbox in self._mailboxes.values():
+            mailbox.put(Lost(self.detail))
+
+    async def _live(self, engine: Launched) -> int:
+        """One life of an engine; returns its exit code."""
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.linger = 0
+        self._socket.bind(engine.endpoint)
+        self._grammars.clear()
+        self._engine, self._ended = engine, asyncio.create_task(engine.ended())
+        tasks = [asyncio.create_task(self._read(self._socket)), asyncio.create_task(self._watch())]
+        try:
+            code = await asyncio.shield(self._ended)
+            await asyncio.sleep(LAST_WORDS_SECONDS)
+            return code
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._socket.close()
+            self._socket = None
+            self.kill()
+
+    async def _read(self, socket: zmq.asyncio.Socket) -> None:
+        try:
+            while True:
+                self._take(await socket.recv())
+        except msgspec.MsgspecError as error:
+            log.error("the engine sent what is no message (%s); it is ended", error)
+            self.kill()
+
+    async def _watch(self) -> None:
+        """Kill an engine that hangs."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SILENT_SECONDS / 4)
+            silent = loop.time() - self._heard
+            if self.state == "ready" and self._mailboxes and silent > SILENT_SECONDS:
+                log.error("the engine has said nothing for %.0f s while requests wait; it is killed", silent)
+                self.kill()
+
+    def _take(self, data: bytes) -> None:
+        message = decode_from_engine(data)
+        self._heard = asyncio.get_running_loop().time()
+        if isinstance(message, StepOutput):
+            self.stats = message.stats
+            for output in message.outputs:
+                self._deliver(output.id, output)
+        elif isinstance(message, Refused | Embedded):
+            self._deliver(message.id, message)
+        elif isinstance(message, Loading):
+            self._become(self.state, message.text)
+        elif isinstance(message, Ready):
+            self.ready, self._ready_at = message, self._heard
+            if self.state != "closing":
+                self._become("ready", "ready")
+        elif message.id is not None:
+            self._deliver(message.id, message)
+        else:
+            self._become("failed", message.text)
+
+    def _deliver(self, id: str, item: Item) -> None:
+        mailbox = self._mailboxes.get(id)
+        if mailbox is None:
+            return
+        if mailbox.full:
+            self.cancel(id, "slow reader")
+            self.finish(id)
+            mailbox.put(Dropped("slow reader"))
+        else:
+            mailbox.put(item)
+
+    def _lose(self, code: int) -> None:
+        """The engine has died: all who wait are told, and its figures are kept."""
+        reason = f"the engine died ({_cause(code)}) and is being restarted"
+        log.error("%s; %d requests were waiting", reason, len(self._mailboxes))
+        if self.stats is not None:
+            self.before.update({name: getattr(self.stats, name) for name in COUNTERS})
+            self.stats = None
+        self._become("restarting", reason)
+        for mailbox in self._mailboxes.values():
+            mailbox.put(Lost(reason))
+
+
+def _cause(code: int) -> str:
+    if code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"

@@ -1,0 +1,1 @@
+"""What several techniques have in common."""

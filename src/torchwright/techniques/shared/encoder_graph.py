@@ -1,0 +1,198 @@
+"""What packed layers and attention of a whole exported graph can share: passes over a functional one, each in place.
+
+fuse_layers(graph)   layers of one input become one; activations and residual additions join the layer before them
+drop_masks(graph)    attention masks that no input reaches and that hide nothing are left out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from torchwright.kernels import pack
+from torchwright.kernels.cpu import build
+
+aten = torch.ops.aten
+ACTIVATIONS = {
+    aten.relu.default: "relu",
+    aten.silu.default: "silu",
+}
+SHAPE_ONLY = (aten.ones_like.default, aten.zeros_like.default, aten.new_ones.default, aten.new_zeros.default)
+"""Operators that read no values of their first argument."""
+TENSORS, BIAS, FEATURES, ACTIVATION = range(1, 5), 4, 5, 6
+"""Places of the layer's arguments: packed weight, scale, sums and bias, and what follows them."""
+FOLDED = 1 << 24
+"""Elements of the largest mask that is looked at."""
+
+
+def fuse_layers(graph_module: GraphModule) -> None:
+    """Join packed layers with their neighbours; values stay as they were, within rounding."""
+    graph = graph_module.graph
+    layer = _layer()
+    for node in list(graph.nodes):
+        if node.target is layer:
+            _drop_copies(node)
+    for node in list(graph.nodes):
+        _join_readers([user for user in node.users if user.target is layer and user.args[0] is node])
+    for node in [node for node in graph.nodes if node.target is layer]:
+        _take_activation(node)
+        _take_residual(node)
+    _tidy(graph_module)
+
+
+def drop_masks(graph_module: GraphModule) -> None:
+    """Call attention without its mask where that is a constant and hides nothing."""
+    constants: dict[Node, torch.Tensor | None] = {}
+    for node in list(graph_module.graph.nodes):
+        if node.target not in (aten.scaled_dot_product_attention.default, _attention()):
+            continue
+        mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+        if isinstance(mask, Node) and _hides_nothing(_constant(mask, constants)):
+            if len(node.args) > 3:
+                node.update_arg(3, None)
+            else:
+                node.update_kwarg("attn_mask", None)
+    _tidy(graph_module)
+
+
+def _layer() -> Any:
+    build.load()
+    return torch.ops.torchwright.linear_w8a8_fused.default
+
+
+def _attention() -> Any:
+    return torch.ops.torchwright.attention.default if build.load() is None else None
+
+
+def _drop_copies(layer: Node) -> None:
+    """Take a layer's output for plain copies of it: a functional graph has one where a dropout did nothing."""
+    for user in list(layer.users):
+        if user.target is aten.clone.default and not user.kwargs:
+            user.replace_all_uses_with(layer)
+            layer.graph.erase_node(user)
+
+
+def _join_readers(layers: Sequence[Any]) -> None:
+    """One layer for several of the same input, whose outputs are its parts; those that fill whole panels."""
+    whole = [
+        node
+        for node in layers
+        if node.args[FEATURES] % pack.PANEL == 0 and node.args[ACTIVATION:] == ("none", None)
+    ]
+    whole = [node for node in whole if (node.args[BIAS] is None) == (whole[0].args[BIAS] is None)]
+    if len(whole) < 2:
+        return
+    first, graph = whole[0], whole[0].graph
+    with graph.inserting_before(first):
+        tensors = [
+            first.args[i] and _make_call(aten.cat.default, [node.args[i] for node in whole]) for i in TENSORS
+        ]
+        features = [node.args[FEATURES] for node in whole]
+        joined = _make_call(first.target, first.args[0], *tensors, sum(features), "none", None)
+        start = 0
+        for node, count in zip(whole, features, strict=True):
+            part = _make_call(aten.slice.Tensor, joined, node.meta["val"].dim() - 1, start, start + count)
+            node.replace_all_uses_with(part)
+            start += count
+    for node in whole:
+        graph.erase_node(node)
+
+
+def _take_activation(layer: Any) -> None:
+    after = _only_user(layer)
+    if after is None or layer.args[ACTIVATION] != "none":
+        return
+    name = ACTIVATIONS.get(after.target)
+    if after.target is aten.gelu.default:
+        name = "gelu_tanh" if after.kwargs.get("approximate") == "tanh" else "gelu"
+    if name:
+        layer.update_arg(ACTIVATION, name)
+        after.replace_all_uses_with(layer)
+        after.graph.erase_node(after)
+
+
+def _take_residual(layer: Any) -> None:
+    after = _only_user(layer)
+    if after is None or after.target is not aten.add.Tensor or len(after.args) != 2 or after.kwargs:
+        return
+    other = after.args[1] if after.args[0] is layer else after.args[0]
+    mine = layer.meta["val"]
+    if not isinstance(other, Node) or other is layer:
+        return
+    theirs = other.meta["val"]
+    if theirs.shape != mine.shape or theirs.dtype != mine.dtype:
+        return
+    with after.graph.inserting_before(after):
+        fused = _make_call(layer.target, *layer.args[: ACTIVATION + 1], other)
+    after.replace_all_uses_with(fused)
+    after.graph.erase_node(after)
+    layer.graph.erase_node(layer)
+
+
+def _only_user(node: Node) -> Any:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _make_call(function: Any, *args: Any) -> Any:
+    """A new node at the graph's place of insertion, with the shape and type of its value."""
+    nodes = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Node)]
+    node = nodes[0].graph.call_function(function, args)
+    values = map_arg(args, lambda arg: arg.meta["val"])
+    with nodes[0].meta["val"].fake_mode:
+        node.meta["val"] = function(*values)
+    return node
+
+
+def _constant(node: Any, known: dict[Node, torch.Tensor | None]) -> torch.Tensor | None:
+    """What a node always computes, or None where that depends on an input or is too large to look at."""
+    if not isinstance(node, Node):
+        return None
+    if node not in known:
+        known[node] = _evaluate(node, known)
+    return known[node]
+
+
+def _evaluate(node: Any, known: dict[Node, torch.Tensor | None]) -> torch.Tensor | None:
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.numel() > FOLDED:
+        return None
+    if any(not isinstance(size, int) for size in value.shape):
+        return None
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return None
+    arguments: dict[Node, torch.Tensor] = {}
+    for before in node.all_input_nodes:
+        if (
+            node.target in SHAPE_ONLY
+            and before is node.args[0]
+            and isinstance(before.meta["val"], torch.Tensor)
+        ):
+            shape, dtype = before.meta["val"].shape, before.meta["val"].dtype
+            if any(not isinstance(size, int) for size in shape):
+                return None
+            found: torch.Tensor | None = torch.zeros(tuple(shape), dtype=dtype)
+        else:
+            found = _constant(before, known)
+        if found is None:
+            return None
+        arguments[before] = found
+    args, kwargs = map_arg((node.args, node.kwargs), lambda arg: arguments[arg])
+    result = node.target(*args, **kwargs)
+    return result if isinstance(result, torch.Tensor) else None
+
+
+def _hides_nothing(mask: torch.Tensor | None) -> bool:
+    if mask is None:
+        return False
+    return bool(mask.all()) if mask.dtype == torch.bool else not bool(mask.any())
+
+
+def _tidy(graph_module: GraphModule) -> None:
+    graph_module.graph.eliminate_dead_code()
+    graph_module.graph.lint()
+    graph_module.recompile()

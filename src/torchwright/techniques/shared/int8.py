@@ -1,0 +1,235 @@
+"""8-bit integer layers, written as quantize → dequantize → layer so that Inductor puts oneDNN's int8 kernels there.
+
+The form is what PyTorch's own PT2E flow leaves behind (`quantized_decomposed` operators around a float layer). It
+runs anywhere, slowly; compiled with freezing on an x86 CPU the pattern becomes one `onednn.qlinear_pointwise` or
+`qconv_pointwise` with the weight packed ahead of time, and the following activation and re-quantization fused in.
+Activations between layers keep the model's own type, float32 or bfloat16; `int8_graph.py` joins what they share.
+
+Weights: symmetric, one scale per output channel. Activations: asymmetric uint8, one scale per tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.ao.quantization.fx._decomposed  # registers the quantized_decomposed operators
+from torch import nn
+
+from torchwright.facts import Coverage
+from torchwright.techniques.base import Target
+from torchwright.techniques.shared.int8_graph import share_integers
+from torchwright.techniques.shared.wrapping import known_names, layer_input, named, replace_module
+
+ops = torch.ops.quantized_decomposed
+EPSILON = 1e-5
+LAYERS = (nn.Linear, nn.Conv2d)
+BODIES = (torch.float32, torch.bfloat16)
+"""Types in which Inductor matches the layer around the integers; another type computes in float32."""
+REGISTER = "_register_quantization_weight_pack_pass"
+"""The function's name in torch, and in torchao, which took it over."""
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(int8 weight, float32 scale per output channel): symmetric, round to nearest, range ±127."""
+    flat = weight.detach().float().flatten(1)
+    scale = flat.abs().amax(1).clamp_min(1e-12) / 127
+    shape = (-1,) + (1,) * (weight.dim() - 1)
+    return torch.round(weight.detach().float() / scale.view(shape)).clamp(-127, 127).to(torch.int8), scale
+
+
+@functools.cache
+def largest_activation() -> int:
+    """The largest integer that oneDNN multiplies exactly by 8-bit weights on this machine: 255, or 127.
+
+    Without VNNI it sums the products of two neighbours in 16 bits, which 2 · 255 · 127 overflows: on AVX2 half of such
+    a sum is lost, and up to 31% of the largest output of random integers.
+    """
+    x, weight = torch.full((1, 4), 255, dtype=torch.uint8), torch.full((1, 4), 127, dtype=torch.int8)
+    scale, zero = torch.ones(1), torch.zeros(1, dtype=torch.int32)
+    onednn = torch.ops.onednn
+    try:
+        packed = onednn.qlinear_prepack(weight, None)
+        got = onednn.qlinear_pointwise(
+            x, 1.0, 0, packed, scale, zero, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+    except (AttributeError, RuntimeError, NotImplementedError):  # a build or processor without the kernel
+        return 255
+    return 255 if got.item() == 4 * 255 * 127 else 127
+
+
+def activation_range(low: float, high: float) -> tuple[float, int]:
+    """(scale, zero point) of `largest_activation` steps for values in [low, high].
+
+    The whole range is kept: clipping for the least squared error moves the mean of an activation, and over the layers
+    of a random ResNet-50 that costs 14% of the output where the full range costs 2% (MiniLM's shape: 2.0% and 0.8%).
+    """
+    low, high, top = min(low, 0.0), max(high, 0.0), largest_activation()
+    scale = max((high - low) / top, 1e-9)
+    return scale, max(0, min(top, round(-low / scale)))
+
+
+class Int8Layer(nn.Module):
+    """A linear layer or 2-D convolution on 8-bit weights and activations.
+
+    `activation` is (scale, zero point) of its input, or None to choose them at every call.
+    """
+
+    def __init__(self, layer: nn.Module, activation: tuple[float, int] | None) -> None:
+        super().__init__()
+        assert isinstance(layer, LAYERS)
+        weight, scale = quantize_weight(layer.weight)
+        self.register_buffer("integers", weight)
+        self.register_buffer("weight_scale", scale)
+        self.register_buffer("weight_zero", torch.zeros(len(scale), dtype=torch.int64))
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().float())
+        self.activation, self.dtype = activation, layer.weight.dtype
+        self.largest = largest_activation()
+        self.convolution: Any = None
+        if isinstance(layer, nn.Conv2d):
+            self.convolution = {
+                key: getattr(layer, key) for key in ("stride", "padding", "dilation", "groups")
+            }
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight in the layer's own type: models read it to cast what they pass in (transformers' ViT does)."""
+        return self._wide_weight().to(self.dtype)
+
+    def _wide_weight(self) -> torch.Tensor:
+        return ops.dequantize_per_channel.default(
+            self.integers, self.weight_scale, self.weight_zero, 0, -127, 127, torch.int8
+        )
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        x, top = input, self.largest
+        if self.activation is None:
+            wide = x.float()
+            scale, zero = ops.choose_qparams.tensor(wide, 0, top, EPSILON, torch.uint8)
+            q = ops.quantize_per_tensor.tensor(wide, scale, zero, 0, top, torch.uint8)
+            wide = ops.dequantize_per_tensor.tensor(q, scale, zero, 0, top, torch.uint8)
+        else:
+            scale, zero = self.activation
+            q = ops.quantize_per_tensor.default(x, scale, zero, 0, top, torch.uint8)
+            wide = ops.dequantize_per_tensor.default(q, scale, zero, 0, top, torch.uint8)
+        body = x.dtype if x.dtype in BODIES else torch.float32
+        wide, weight = wide.to(body), self._wide_weight().to(body)
+        bias: Any = None if self.bias is None else self.bias.to(body)
+        if self.convolution is None:
+            y = nn.functional.linear(wide, weight, bias)
+        else:
+            y = nn.functional.conv2d(wide, weight, bias, **self.convolution)
+        return y if body == x.dtype else y.to(x.dtype)
+
+
+def register_patterns() -> None:
+    """Make Inductor know the pattern: of itself it does until torch 2.13, and later ones leave that to torchao."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about what these modules import
+        own = importlib.import_module("torch._inductor.fx_passes.quantization")
+        if not hasattr(own, REGISTER):
+            importlib.import_module("torchao.quantization")  # registers operators that the patterns name
+            getattr(importlib.import_module("torchao.quantization.pt2e.inductor_passes.x86"), REGISTER)()
+
+
+def quantizable(
+    model: nn.Module, skip: set[str], kinds: tuple[type[nn.Module], ...]
+) -> Iterator[tuple[str, Any, str]]:
+    """(name, layer, reason to leave it alone or '') for every layer of these kinds."""
+    for name, module in named(model, kinds):
+        reason = ""
+        if name in skip:
+            reason = "left in float: among the most sensitive"
+        elif isinstance(module, nn.Conv2d) and (
+            module.padding_mode != "zeros" or isinstance(module.padding, str)
+        ):
+            reason = "the padding is not a number of zeros"
+        elif isinstance(module, nn.Linear) and type(module) is not nn.Linear:
+            reason = f"a {type(module).__name__} is read by its owner, not called"
+        elif module.weight.dtype not in FLOATS:
+            reason = f"its weight is {module.weight.dtype}"
+        yield name, module, reason
+
+
+def swap_layers(
+    target: Target,
+    technique: str,
+    skip: Sequence[str],
+    kinds: tuple[type[nn.Module], ...],
+    replacement: Callable[[Any], nn.Module | str],
+    *,
+    kernel: str = "oneDNN int8 (u8 x s8)",
+    rewrite: Callable[[torch.fx.GraphModule], None] = share_integers,
+) -> None:
+    """Put `replacement(layer)`, or say why not, and record the coverage; `rewrite` is for the exported graph."""
+    skipped: dict[str, str] = {}
+    asked = known_names(f"{technique}:skip", skip, (name for name, _ in named(target.model, kinds)))
+    found = list(quantizable(target.model, asked, kinds))
+    for name, layer, reason in found:
+        new = reason or replacement(layer)
+        if isinstance(new, str):
+            skipped[name] = new
+        else:
+            replace_module(target.model, layer, new)
+    register_patterns()
+    target.settings.rewrites.append(rewrite)
+    target.coverage.append(
+        Coverage(
+            technique=technique,
+            changed=len(found) - len(skipped),
+            total=len(found),
+            unit="layers",
+            kernel=kernel,
+            skipped=skipped,
+        )
+    )
+
+
+def dynamic(layer: nn.Module) -> Int8Layer:
+    """The layer with the scale of its input chosen at every call."""
+    return Int8Layer(layer, None)
+
+
+def layer_error(
+    module: nn.Module,
+    x: torch.Tensor,
+    kinds: tuple[type[nn.Module], ...],
+    replacement: Callable[[Any], nn.Module] = dynamic,
+) -> float | None:
+    """Relative error of one layer's output with 8-bit weights and activations on input `x`."""
+    if not isinstance(module, kinds) or (isinstance(module, nn.Linear) and type(module) is not nn.Linear):
+        return None
+    layer: Any = module
+    expected = layer.forward(x).float()  # not layer(x): the ranking calls this from a hook on the layer
+    got = replacement(module)(x).float()
+    norm = expected.norm()
+    return ((got - expected).norm() / norm).item() if norm > 0 else 0.0
+
+
+def observe_inputs(target: Target, kinds: tuple[type[nn.Module], ...]) -> dict[nn.Module, tuple[float, int]]:
+    """Scale and zero point of every layer's input over the workload's calibration calls."""
+    seen: dict[nn.Module, tuple[float, float]] = {}
+
+    def watch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = layer_input(args, kwargs)
+        if not x.numel():  # an expert to whom no row was sent
+            return
+        low, high = (end.item() for end in x.detach().float().aminmax())
+        before = seen.get(module, (low, high))
+        seen[module] = min(low, before[0]), max(high, before[1])
+
+    layers = [module for module in target.model.modules() if isinstance(module, kinds)]
+    handles = [layer.register_forward_pre_hook(watch, with_kwargs=True) for layer in layers]
+    try:
+        with torch.no_grad():
+            for case in target.workload.calibration(target.compute_dtype):
+                target.model(*case.args, **case.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {module: activation_range(*ends) for module, ends in seen.items()}

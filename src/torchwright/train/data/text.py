@@ -1,0 +1,178 @@
+"""From text files to token shards: tokenized once, kept in the run folder, made again when text or tokenizer change."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from torchwright.paths import file_digest
+from torchwright.train.data.shards import CHECKSUMS, DataError, read_checksums
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SHARD_SUFFIXES = (".npy", ".safetensors")
+BLOCK_CHARACTERS = 1 << 18
+"""Text that is tokenized by one thread at a time; a file is read so many at once as there are processors."""
+RECORD_BYTES = 1 << 28
+"""Text after which the checksums of its shards are written down: after a kill so much is tokenized again."""
+
+
+def expand(patterns: Sequence[str], folder: Path) -> list[Path]:
+    """The files that paths and globs name, relative to `folder`, sorted within each; `checksums.json` is none of them.
+
+    Raises `DataError` for a pattern without a file, and for a file that is named twice.
+    """
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        base = Path(pattern) if Path(pattern).is_absolute() else folder / pattern
+        root = Path(base.anchor) if base.is_absolute() else Path()
+        matches = sorted(root.glob(str(base.relative_to(root)))) if _is_glob(pattern) else [base]
+        matches = [path for path in matches if path.name != CHECKSUMS and not path.is_dir()]
+        if not matches or not matches[0].is_file():
+            raise DataError(
+                f"no file matches '{pattern}'",
+                found=f"looked in {base.parent}",
+                next="check `data` in the run file; its paths are relative to the file",
+            )
+        twice = next((path for path in matches if path in found), None)
+        if twice:
+            raise DataError(
+                f"'{pattern}' names {twice} again, which would be read twice in each epoch",
+                next="name each file once in `data`",
+            )
+        found |= dict.fromkeys(matches)
+    return list(found)
+
+
+def token_shards(
+    files: Sequence[Path], text: Sequence[str], tokenizer_folder: Path, end: int | None, cache: Path
+) -> list[Path]:
+    """`files` with every text file replaced by its shard in `cache`; `end` follows each text.
+
+    `text` are patterns of the names of files that hold plain text. A shard's name is a digest of the text, the
+    tokenizer and `end`, so that a change of one makes another shard. Raises `DataError` for a file that is neither.
+    """
+    texts = [path for path in files if _is_text(path, text)]
+    if not texts:
+        return list(files)
+    tokenizer_file = tokenizer_folder / "tokenizer.json"
+    if not tokenizer_file.is_file():
+        raise DataError(
+            f"{texts[0]} is text, and there is no tokenizer to read it with",
+            found=f"no tokenizer.json in {tokenizer_folder}",
+            next="set `model.tokenizer` to a folder with a tokenizer.json, or give token shards",
+        )
+    key = hashlib.sha256(f"{file_digest(tokenizer_file)} {end}".encode())
+    shards = {path: cache / _shard_name(path, key.copy()) for path in texts}
+    _tokenize_all(shards, tokenizer_file, end, cache)
+    return [shards.get(path, path) for path in files]
+
+
+def _is_text(path: Path, text: Sequence[str]) -> bool:
+    """Whether a file is text; it is a token shard otherwise, or refused."""
+    if any(fnmatchcase(path.name, pattern) for pattern in text):
+        return True
+    if path.suffix in SHARD_SUFFIXES:
+        return False
+    raise DataError(
+        f"{path} is neither text nor a token shard by its name",
+        found=f"no reader for '{path.suffix or path.name}'; JSON lines, Parquet and bare token ids are not read yet",
+        allowed=f"{', '.join(text)} (plain text, all of it trained on), *{', *'.join(SHARD_SUFFIXES)} (token ids)",
+        next=f"write its texts to *.txt or its ids to *.npy; if it is plain text, add '*{path.suffix}' to data.text"
+        if path.suffix
+        else f"if it is plain text, add '{path.name}' to data.text",
+    )
+
+
+def _shard_name(path: Path, key: hashlib._Hash) -> str:
+    key.update(file_digest(path).encode())
+    return f"{path.stem[:40]}-{key.hexdigest()[:16]}.npy"
+
+
+def _tokenize_all(shards: dict[Path, Path], tokenizer_file: Path, end: int | None, cache: Path) -> None:
+    """Make the shards (text → shard) that are not there yet, each with its checksum."""
+    from tokenizers import Tokenizer
+
+    cache.mkdir(parents=True, exist_ok=True)
+    known = read_checksums(cache)
+    missing = {
+        path: shard for path, shard in shards.items() if shard.name not in known or not shard.is_file()
+    }
+    if not missing:
+        return
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    kind = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
+    since = 0
+    for path, shard in missing.items():
+        known[shard.name] = write_shard(shard, tokenize(path, tokenizer, end), kind)
+        since += path.stat().st_size
+        if since >= RECORD_BYTES:
+            write_checksums(cache, known)
+            since = 0
+    write_checksums(cache, known)
+
+
+def tokenize(path: Path, tokenizer: Tokenizer, end: int | None) -> Iterator[np.ndarray]:
+    """The ids of a text file, some blocks at a time, without special tokens, followed by `end`.
+
+    Raises `DataError` unless it is UTF-8.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            # Up to the end of a line, so that few words are cut.
+            blocks = iter(lambda: file.read(BLOCK_CHARACTERS) + file.readline(BLOCK_CHARACTERS), "")
+            while some := list(itertools.islice(blocks, os.cpu_count())):
+                for encoding in tokenizer.encode_batch_fast(some, add_special_tokens=False):
+                    yield np.array(encoding.ids, dtype=np.int64)
+    except (UnicodeDecodeError, OSError) as error:
+        raise DataError(
+            f"the text {path} cannot be read", found=str(error), allowed="text in UTF-8"
+        ) from error
+    if end is not None:
+        yield np.array([end])
+
+
+def write_shard(path: Path, pieces: Iterable[np.ndarray], kind: np.dtype) -> str:
+    """Write a token shard piece by piece, beside its place, and rename it; its SHA-256."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with new.open("wb") as file:
+            count = 0
+            _write_header(file, kind, count)
+            for piece in pieces:
+                file.write(piece.astype(kind).tobytes())
+                count += len(piece)
+            file.seek(0)
+            _write_header(file, kind, count)
+        digest = file_digest(new)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+    return digest
+
+
+def write_checksums(folder: Path, known: dict[str, str]) -> None:
+    """Write the folder's `checksums.json`, beside its place, and rename it."""
+    sums = folder / CHECKSUMS
+    beside = sums.with_name(f".{CHECKSUMS}.{os.getpid()}.new")
+    beside.write_text(json.dumps(known, indent=1, sort_keys=True))
+    beside.replace(sums)
+
+
+def _write_header(file: BinaryIO, kind: np.dtype, count: int) -> None:
+    """That of a NumPy file; it is as long for any `count`, since NumPy leaves room for a longer first axis."""
+    described = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, described)
+
+
+def _is_glob(pattern: str) -> bool:
+    return any(sign in pattern for sign in "*?[")

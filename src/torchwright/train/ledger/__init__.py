@@ -1,7 +1,0 @@
-"""Where a training job's time goes: written by each process, merged across ranks and restarts (no torch import)."""
-
-from torchwright.train.ledger.account import Account, read_account
-from torchwright.train.ledger.buckets import BUCKETS, LedgerError
-from torchwright.train.ledger.write import Ledger, process_started
-
-__all__ = ["BUCKETS", "Account", "Ledger", "LedgerError", "process_started", "read_account"]

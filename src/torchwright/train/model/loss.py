@@ -1,0 +1,63 @@
+"""The training loss: labels shifted once, before any sharding, and a sum of which the step takes one global mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from torchwright.train.model.vocabulary import IGNORE
+
+
+def shift_labels(ids_BT: torch.Tensor, valid_B: torch.Tensor | None = None) -> torch.Tensor:
+    """Labels (B, T): the token that follows each; `IGNORE` where none does.
+
+    `valid_B` is how many tokens of each row are no padding, all of them by default. Do this to whole sequences: a part
+    of one does not hold its last token's label.
+    """
+    labels_BT = torch.full_like(ids_BT, IGNORE)
+    labels_BT[:, :-1] = ids_BT[:, 1:]
+    if valid_B is not None:
+        place_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
+        labels_BT.masked_fill_(place_T >= valid_B[:, None] - 1, IGNORE)
+    return labels_BT
+
+
+def token_loss(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The summed negative log-likelihood, float32 or better, and the number of labels that count.
+
+    A step's loss is the sum over all micro-batches and processes by the number of labels over all of them; a mean of
+    means would weight tokens by their company. Logits sharded over the vocabulary (tensor parallelism) stay so.
+    """
+    valid = (labels_BT != IGNORE).sum()
+    if isinstance(logits_BTV, DTensor):
+        from torchwright.train.model.vocabulary import vocabulary_parallel_nll
+
+        return vocabulary_parallel_nll(logits_BTV, labels_BT), valid
+    logits = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32)).flatten(0, -2)
+    return F.cross_entropy(logits, labels_BT.flatten(), ignore_index=IGNORE, reduction="sum"), valid
+
+
+def chunked_loss(
+    logits: Callable[[torch.Tensor], torch.Tensor],
+    hidden_BTE: torch.Tensor,
+    labels_BT: torch.Tensor,
+    chunk: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`token_loss` of `logits(hidden_BTE)`, `chunk` tokens of each sequence at a time.
+
+    A chunk's logits are computed again in the backward pass instead of being kept: with a vocabulary of 128 K they are
+    the largest activation of a training step.
+    """
+
+    def nll(hidden_BCE: torch.Tensor, labels_BC: torch.Tensor) -> torch.Tensor:
+        return token_loss(logits(hidden_BCE), labels_BC)[0]
+
+    parts = [
+        checkpoint(nll, hidden_BCE, labels_BC, use_reentrant=False)
+        for hidden_BCE, labels_BC in zip(hidden_BTE.split(chunk, 1), labels_BT.split(chunk, 1), strict=True)
+    ]
+    return torch.stack(parts).sum(), (labels_BT != IGNORE).sum()

@@ -1,0 +1,1 @@
+"""One run: its file, its loop, its checkpoints."""

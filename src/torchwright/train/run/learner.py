@@ -1,0 +1,47 @@
+"""What of a run computes: the model in its layout, its loss and its optimizers, and one step of them.
+
+The trainer and `torchwright prove` take this very class, so that what is proved is what trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchwright.decoder.config import DecoderConfig
+from torchwright.train.run.config import Run
+from torchwright.train.run.optimizer import Optimizers
+from torchwright.train.run.precision import autocast
+from torchwright.train.run.schedule import Step
+from torchwright.train.run.setup import Batches, build_model
+from torchwright.train.run.step import MicroBatch, StepFigures, loss_function, train_step
+
+
+class Learner:
+    """A run's model and optimizers, on this process's part of its layout."""
+
+    def __init__(self, run: Run, config: DecoderConfig, folder: Path, device: str) -> None:
+        self.run, self.device, self.clip = run, device, run.clip
+        self.model, self.mesh = build_model(run, config, folder, device)
+        self.optimizers = Optimizers(self.model, run.optimizer, compiled=run.compile)
+        self.loss = loss_function(self.model, compiled=run.compile)
+        self.batches = Batches(run, self.mesh, device)
+
+    def gradients(
+        self, batches: Sequence[MicroBatch], *, leave: bool = False, failed: bool = False
+    ) -> StepFigures:
+        """Every parameter's gradient of the step, summed over all processes and clipped; see `train_step`."""
+        return train_step(
+            self.model,
+            self.loss,
+            batches,
+            copies=self.run.parallel.tp,
+            precision=autocast(self.run.precision, self.device),
+            clip=self.clip,
+            leave=leave,
+            failed=failed,
+        )
+
+    def update(self, step: Step) -> None:
+        """Move the parameters by their gradients, and let these go."""
+        self.optimizers.step(step.rate)

@@ -1,0 +1,150 @@
+"""Low precision from outside the model: autocast, and linear layers that round their operands to float8 or MX formats.
+
+On a GPU float8 runs on its matrix units; elsewhere the same rounding is emulated, with products of the rounded values
+in higher precision. MX formats are emulated everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwright.quiet import quiet_import
+from torchwright.train.run.config import Precision, RunError
+
+MX_BLOCK = 32
+MULTIPLE = {"float8": 16, "mx": MX_BLOCK}
+"""What both sides of a matrix must be a multiple of."""
+
+
+def autocast(precision: Precision, device: str) -> contextlib.AbstractContextManager[Any]:
+    """The context of a forward pass: products in bfloat16, except for `fp32`; weights stay float32."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device, torch.bfloat16)
+
+
+def convert(model: nn.Module, precision: Precision, device: str) -> list[str]:
+    """Replace the linear layers of the decoder's layers as `precision` says; their names.
+
+    The embedding and the output layer stay as they are, as do experts and routers. Raises `RunError` where no layer
+    has sides that the format takes.
+    """
+    family = "float8" if precision.startswith("float8") else "mx" if precision.startswith("mx") else None
+    if family is None:
+        return []
+    step = MULTIPLE[family]
+    chosen = [
+        name
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear
+        and name.startswith("layers.")
+        and not name.endswith("router")
+        and module.in_features % step == 0
+        and module.out_features % step == 0
+    ]
+    if not chosen:
+        raise RunError(
+            f"precision '{precision}' has no layer to work on",
+            allowed=f"linear layers of the decoder's layers with sides that are multiples of {step}",
+            next="use precision 'bf16'",
+        )
+    if family == "float8":
+        _to_float8(model, precision, set(chosen), device)
+    else:
+        for name in chosen:
+            _set(model, name, MXLinear.around(model.get_submodule(name), precision))
+    return chosen
+
+
+def _to_float8(model: nn.Module, precision: Precision, chosen: set[str], device: str) -> None:
+    from dataclasses import replace
+
+    with quiet_import():
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    settings = Float8LinearConfig.from_recipe_name(precision.removeprefix("float8_"))
+    native = device == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
+    convert_to_float8_training(
+        model,
+        module_filter_fn=lambda module, name: name in chosen,
+        config=settings if native else replace(settings, emulate=True),
+    )
+    if device == "cpu":
+        # torchao's layers take their inputs to bfloat16 under a GPU's autocast alone.
+        for name in chosen:
+            model.get_submodule(name).register_forward_pre_hook(_to_bfloat16)
+
+
+def _to_bfloat16(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(x.bfloat16() for x in inputs)
+
+
+class MXLinear(nn.Linear):
+    """A linear layer whose three products take operands rounded to an MX format (OCP Microscaling 1.0).
+
+    Blocks of 32 values along the axis that a product sums over share a power of two; the values are float8 (e4m3) or
+    float4 (e2m1). The rounded values are multiplied in bfloat16 (emulation).
+    """
+
+    format: str
+
+    @classmethod
+    def around(cls, linear: nn.Module, precision: Precision) -> MXLinear:
+        assert isinstance(linear, nn.Linear)
+        new = cls(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+        new.weight, new.bias, new.format = linear.weight, linear.bias, precision
+        return new
+
+    @torch.compiler.disable  # Inductor has no float8_e8m0fnu, the type of the shared power, on CPUs (torch 2.13)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        flat_MK = input.flatten(0, -2)
+        y_MN: Any = _MXProduct.apply(flat_MK, self.weight, self.format)
+        y = y_MN.unflatten(0, input.shape[:-1])
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+class _MXProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_MK: torch.Tensor, w_NK: torch.Tensor, format: str) -> torch.Tensor:
+        ctx.save_for_backward(x_MK, w_NK)
+        ctx.format = format
+        x, w = mx_round(x_MK.bfloat16(), format), mx_round(w_NK.bfloat16(), format)
+        return x @ w.T
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        x_MK, w_NK = ctx.saved_tensors
+        g_MN = grads[0].bfloat16()
+        w_KN = mx_round(w_NK.bfloat16().T.contiguous(), ctx.format)
+        grad_x = mx_round(g_MN.contiguous(), ctx.format) @ w_KN.T
+        # The sum over rows: their number may be no multiple of a block, and zeros change no product.
+        g_NM = mx_round(_padded(g_MN.T), ctx.format)
+        x_KM = mx_round(_padded(x_MK.bfloat16().T), ctx.format)
+        return grad_x.to(x_MK.dtype), (g_NM @ x_KM.T).to(w_NK.dtype), None
+
+
+@functools.cache
+def _mx_tensor() -> Any:
+    with quiet_import():
+        from torchao.prototype.mx_formats.mx_tensor import MXTensor
+    return MXTensor
+
+
+def mx_round(x: torch.Tensor, format: str) -> torch.Tensor:
+    """`x` (…, a multiple of 32), bfloat16, rounded to mxfp8 or mxfp4 and back."""
+    element = torch.float8_e4m3fn if format == "mxfp8" else torch.float4_e2m1fn_x2
+    return _mx_tensor().to_mx(x, element, MX_BLOCK).dequantize(x.dtype)
+
+
+def _padded(x_NM: torch.Tensor) -> torch.Tensor:
+    return nn.functional.pad(x_NM, (0, -x_NM.shape[1] % MX_BLOCK)).contiguous()
+
+
+def _set(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module)

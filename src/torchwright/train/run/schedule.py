@@ -1,0 +1,76 @@
+"""The factor on the peak learning rate, and which windows a step reads: functions of the tokens seen (no torch)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torchwright.train.run.config import DECAY_FRACTION, Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What step number `number` (from 0) reads and how far it goes."""
+
+    number: int
+    tokens: int
+    """Seen before the step."""
+    rate: float
+    """Factor on the peak learning rate."""
+    context: int
+    rows: int
+    """Windows of the step, over all processes."""
+    first: int
+    """Number of its first window, counted anew where the window's length changes."""
+    phase: int
+    """0, or 1 in a decay with windows of another length."""
+
+
+def steps(run: Run) -> int:
+    """Optimizer steps of the whole run."""
+    return -(-run.tokens // run.batch_tokens)
+
+
+def plan_step(run: Run, number: int) -> Step:
+    """Step `number` of a run: nothing but the run file and the number decides it."""
+    tokens = number * run.batch_tokens
+    decay_step = steps(run) - _decay_steps(run)
+    late = run.schedule.decay_context is not None and number >= decay_step
+    context = run.schedule.decay_context if late and run.schedule.decay_context else run.context
+    rows = run.batch_tokens // context
+    return Step(
+        number=number,
+        tokens=tokens,
+        rate=rate(run, number),
+        context=context,
+        rows=rows,
+        first=(number - decay_step if late else number) * rows,
+        phase=int(late),
+    )
+
+
+def rate(run: Run, number: int) -> float:
+    """The factor of step `number`: up to 1 at the warm-up's last step, down to `final` at the run's last.
+
+    Each step goes by the tokens seen after it, so that the first warm-up step moves as well. `cosine` falls from the
+    end of the warm-up on (Loshchilov and Hutter, 2017); `wsd` stays at 1 and falls in a straight line over the last
+    `decay_fraction` of the steps (Hu et al., 2024). A run of a single step makes it at 1.
+    """
+    schedule = run.schedule
+    warm = (
+        min(1.0, (number + 1) * run.batch_tokens / schedule.warmup_tokens) if schedule.warmup_tokens else 1.0
+    )
+    fallen = 0.0
+    if decay := _decay_steps(run):
+        fallen = max(0.0, (number + 1 - (steps(run) - decay)) / decay)
+    down = 0.5 * (1 + math.cos(math.pi * fallen)) if schedule.name == "cosine" else 1 - fallen
+    return warm * (schedule.final + (1 - schedule.final) * down)
+
+
+def _decay_steps(run: Run) -> int:
+    """The steps over which the rate falls, the run's last; its first is never one of them."""
+    after_first = steps(run) - 1
+    if run.schedule.name == "cosine":
+        warm = -(-run.schedule.warmup_tokens // run.batch_tokens)
+        return max(0, min(after_first, steps(run) - warm))
+    return min(after_first, max(1, round(steps(run) * (run.schedule.decay_fraction or DECAY_FRACTION))))

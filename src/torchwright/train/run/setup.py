@@ -1,0 +1,345 @@
+"""What a run is built from: the process group, the model's folder, the model on its devices, the data."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from torchwright.decoder.config import DecoderConfig, decoder_config, read_decoder_config
+from torchwright.errors import TorchwrightError, first_line
+from torchwright.stuck.watch import turn_on
+from torchwright.train.data.shards import DataError, Shards, verify_shards
+from torchwright.train.data.streams import Windows
+from torchwright.train.data.text import expand, token_shards
+from torchwright.train.model import Transformer, explicit_attention, load_weights
+from torchwright.train.parallel import make_mesh, parallelize
+from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
+from torchwright.train.run.config import Run, RunError, changed_fields
+from torchwright.train.run.precision import convert
+from torchwright.train.run.schedule import Step
+from torchwright.train.run.step import MicroBatch, compile_blocks, recompute
+
+T = TypeVar("T")
+SOURCE = "source"
+"""The part of a run folder that holds the model's config.json and tokenizer."""
+CONFIG = "config.json"
+COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "LICENSE.txt",
+)
+
+
+class Signals:
+    """Notes the first SIGTERM or SIGINT; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    @contextmanager
+    def noted(self) -> Generator[None]:
+        before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:
+            raise KeyboardInterrupt
+        self.number = number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """This process among those of the run, and the device it computes on."""
+
+    rank: int
+    world: int
+    device: str
+    """cpu or cuda."""
+
+    @property
+    def first(self) -> bool:
+        """Whether it speaks for all."""
+        return self.rank == 0
+
+
+@contextmanager
+def processes(timeout_s: float) -> Generator[Place]:
+    """Join the processes that torchrun started, or be the only one; leave them at the end.
+
+    One process has a group too, so that everything below is the same for one and for many.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    joined = not dist.is_initialized()
+    with _infrastructure():
+        if joined:
+            _join(device, timeout_s)
+        try:
+            yield Place(rank=dist.get_rank(), world=dist.get_world_size(), device=device)
+        finally:
+            if joined and dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _join(device: str, timeout_s: float) -> None:
+    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s)}
+    if "WORLD_SIZE" not in os.environ:  # set by torchrun and its like
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        options |= {"store": store, "rank": 0, "world_size": 1}
+    else:
+        turn_on()
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", **options)
+    except ValueError as error:  # of a variable that is missing or no number
+        raise RunError(
+            "the processes cannot meet", found=str(error), next="start them with torchrun"
+        ) from error
+
+
+@contextmanager
+def _infrastructure() -> Generator[None]:
+    """Raise `RunError` for what the network or another process did, which is no fault of the program."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+            raise
+        raise RunError(
+            "the processes of the run cannot reach each other",
+            found=first_line(error),
+            next="see what the others said, and whether MASTER_ADDR and MASTER_PORT can be reached from each; "
+            "then start all again",
+        ) from error
+
+
+def check_alike(run: Run) -> None:
+    """Raise `RunError` on every process unless all have the same run; it names process and field."""
+    runs: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(runs, run.model_dump(mode="json"))
+    for rank, other in enumerate(runs):
+        different = changed_fields(runs[0], other)
+        if different:
+            raise RunError(
+                f"the processes have different run files: process {rank} is not like process 0",
+                found="; ".join(different),
+                next="start every process with the same RUN.toml",
+            )
+
+
+def on_first(function: Callable[[], T]) -> T:
+    """What `function` gives on the first process, on every process; what a user can mend is raised on all."""
+    answer: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            answer[0] = function()
+        except (TorchwrightError, OSError) as error:
+            answer[1] = error
+    dist.broadcast_object_list(answer)
+    if answer[1] is not None:
+        raise answer[1]
+    return answer[0]
+
+
+def write_source(run: Run, folder: Path, out: Path) -> Path:
+    """RUN/source: config.json and the tokenizer's files, by which the trained weights can be loaded.
+
+    Raises `RunError` where the folder has those of another model than the run file's, and `RunError` or `ModelError`
+    for a configuration that is missing or that no family describes.
+    """
+    source, files = out / SOURCE, _source_files(run, folder)
+    if source.is_dir():
+        _check_source(source, files)
+        return source
+    new = source.with_name(f".{SOURCE}.{os.getpid()}")
+    new.mkdir(parents=True)
+    try:
+        for name, content in files.items():
+            (new / name).write_bytes(content)
+        new.rename(source)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return source
+
+
+def _source_files(run: Run, folder: Path) -> dict[str, bytes]:
+    """Name → content of the files that RUN/source is to hold."""
+    if run.model.config is not None:
+        content = json.dumps(run.model.config, indent=2).encode()
+        decoder_config(run.model.config, "`model.config` of the run file")
+    else:
+        assert run.model.folder is not None
+        model = folder / run.model.folder
+        if not (model / CONFIG).is_file():
+            raise RunError(f"model.folder has no {CONFIG}: {model}", next="check `model` in the run file")
+        content = (model / CONFIG).read_bytes()
+        read_decoder_config(model)
+    tokenizer = run.model.tokenizer or run.model.folder
+    copied = [folder / tokenizer / name for name in COPIED] if tokenizer else []
+    return {CONFIG: content, **{path.name: path.read_bytes() for path in copied if path.is_file()}}
+
+
+def _check_source(source: Path, files: dict[str, bytes]) -> None:
+    """Raise `RunError`, naming what differs, unless RUN/source holds these files."""
+    held = {path.name: path.read_bytes() for path in source.iterdir()}
+    different = [
+        f"model.{field}"
+        for field in changed_fields(*(json.loads(which.get(CONFIG, "{}")) for which in (held, files)))
+    ]
+    different += [
+        f"{name} of the tokenizer"
+        for name in sorted({*held, *files} - {CONFIG})
+        if held.get(name) != files.get(name)
+    ]
+    if different:
+        raise RunError(
+            f"the run folder {source.parent} was begun with another model than the run file's",
+            found="; ".join(different),
+            next="set the old values, or another `out`; where nothing in the folder is wanted, remove it",
+        )
+
+
+def build_model(run: Run, config: DecoderConfig, folder: Path, device: str) -> tuple[Transformer, DeviceMesh]:
+    """The model with its precision, recomputation and layout, its weights in place, and the mesh it lies on.
+
+    Weights are made after the layout is applied, so that no process ever holds them all.
+    """
+    layout = run.parallel
+    mesh = make_mesh(layout, device)
+    with torch.device("meta"):
+        model = Transformer(config)
+    convert(model, run.precision, device)
+    if run.qat is not None:
+        from torchwright.train.run.qat import fake_quantize
+
+        fake_quantize(model, run.qat)
+    if device == "cpu":
+        # The fused operator's backward pass is slow on CPUs.
+        model.use_attention(explicit_attention)
+    recompute(model, run.recompute)
+    # QAT rounds the weights that are written, which are float32.
+    whole = run.precision == "fp32" or run.qat is not None
+    parallelize(model, layout, mesh, compute=None if whole else torch.bfloat16)
+    model.to_empty(device=device)
+    model.tie()
+    if run.model.folder is not None:
+        load_weights(model, folder / run.model.folder)
+    else:
+        model.reset_parameters(run.seed)
+    if run.compile:
+        compile_blocks(model)
+    return model, mesh
+
+
+class Source(Protocol):
+    """Numbered windows of tokens, as `Windows`."""
+
+    def batch(self, first: int, rows: int) -> torch.Tensor: ...
+
+
+class Batches:
+    """The rows of a step that this process computes, in micro-batches."""
+
+    def __init__(self, run: Run, mesh: DeviceMesh, device: str) -> None:
+        layout = run.parallel
+        self._device, self._micro_batches = device, run.micro_batches
+        self._layout, self._mesh = layout, mesh
+        self.part = own_part_of_rows(layout, mesh)
+
+    def rows(self, rows: int) -> int:
+        """How many of the step's rows are this process's."""
+        return rows // self._layout.batch_ways
+
+    def of_step(self, step: Step, windows: Source) -> list[MicroBatch]:
+        """What this process reads in a step: its part of the rows, in order."""
+        rows = self.rows(step.rows)
+        first, micro = step.first + self.part * rows, rows // self._micro_batches
+        return [
+            self.prepare(windows.batch(first + number * micro, micro))
+            for number in range(self._micro_batches)
+        ]
+
+    def prepare(self, windows_BT: torch.Tensor) -> MicroBatch:
+        """Inputs and labels (B, T / cp) of whole windows (B, T + 1), with their places in the sequence.
+
+        Labels are shifted here, before the sequence is cut, so that the last token of a part keeps its label.
+        """
+        windows_BT = windows_BT.to(self._device)
+        own_T = own_tokens(windows_BT.shape[1] - 1, self._layout, self._mesh).to(self._device)
+        return MicroBatch(
+            # What is no token is no label either (`IGNORE`), and read as any.
+            ids_BT=windows_BT[:, :-1][:, own_T].clamp_min(0),
+            labels_BT=windows_BT[:, 1:][:, own_T],
+            positions_BT=own_T if self._layout.cp > 1 else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streams:
+    """The run's token shards, opened."""
+
+    train: Shards
+    validation: Shards | None
+
+
+def open_data(run: Run, config: DecoderConfig, folder: Path, source: Path, out: Path) -> Streams:
+    """Tokenize what is text (the first process), verify checksums, map everything.
+
+    Raises `DataError` for data that cannot be read or is less than one window, `RunError` for a begin token that the
+    model does not have.
+    """
+    if run.data.begin_every and config.bos is None:
+        raise RunError(
+            "data.begin_every leads windows with the begin token, and the model has none",
+            next="set bos_token_id in the model's config.json, or begin_every = 0",
+        )
+    end = config.eos[0] if config.eos else None
+
+    def shard_paths() -> tuple[list[Path], list[Path]]:
+        train, validation = (
+            token_shards(expand(patterns, folder), run.data.text, source, end, out / "tokens")
+            for patterns in (run.data.train, run.data.validation)
+        )
+        if run.data.verify:
+            verify_shards([*train, *validation])
+        return train, validation
+
+    train, validation = on_first(shard_paths)
+    streams = Streams(
+        train=Shards(train, config.vocabulary),
+        validation=Shards(validation, config.vocabulary) if validation else None,
+    )
+    window = max(run.context, run.schedule.decay_context or 0)
+    if streams.train.tokens < window:
+        raise DataError(
+            f"the training data is less than one window of {window} tokens",
+            found=f"{streams.train.tokens:,} tokens in {len(train)} files",
+            next="use a shorter window, or give more data",
+        )
+    return streams
+
+
+def windows_of(run: Run, shards: Shards, context: int, begin: int | None, phase: int) -> Windows:
+    """The walk of a phase of the run over the training shards."""
+    return Windows(
+        shards, context, run.data.seed + 1000 * phase, begin=begin, begin_every=run.data.begin_every
+    )

@@ -1,0 +1,154 @@
+"""One optimizer step: micro-batches forward and backward, the loss over all processes, clipping, the update.
+
+Also what is applied to a model before its first step: recomputation and compilation, layer by layer.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.utils import checkpoint
+
+from torchwright.train.model import Transformer
+from torchwright.train.model.loss import token_loss
+from torchwright.train.model.vocabulary import IGNORE
+from torchwright.train.parallel import clip_grad_norm, grad_norm
+
+LossFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""(ids, labels, positions or None) → (sum of the negative log-likelihood, labels that count)."""
+
+_SAVED = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.torchwright_train.ring_attention.default,
+)
+"""What selective recomputation keeps: what takes long to compute again."""
+_MARKS = (
+    torch.ops.profiler._record_function_enter.default,
+    torch.ops.profiler._record_function_enter_new.default,
+    torch.ops.profiler._record_function_exit.default,
+    torch.ops.profiler._record_function_exit._RecordFunction,
+)
+"""The profiler's marks. FSDP sets them around experts, which it gathers within a layer, more often when a layer is
+computed again; torch 2.13 counts every operator and takes that for another computation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """What one process computes at once: its part of rows and of sequences."""
+
+    ids_BT: torch.Tensor
+    labels_BT: torch.Tensor
+    positions_BT: torch.Tensor | None = None
+
+
+def recompute(model: Transformer, how: Literal["none", "selective", "full"]) -> None:
+    """Let each layer forget its activations and compute them again in the backward pass (Chen et al., 2016).
+
+    `full` keeps a layer's input alone; `selective` also what matrix products and attention gave.
+    """
+    if how == "none":
+        return
+    options: dict[str, Any] = {"use_reentrant": False}
+    if how == "selective":
+        checkpoint.SAC_IGNORED_OPS.update(_MARKS)
+        options["context_fn"] = functools.partial(
+            checkpoint.create_selective_checkpoint_contexts, list(_SAVED)
+        )
+    for layer in model.layers:
+        layer.forward = functools.partial(checkpoint.checkpoint, layer.forward, **options)
+
+
+def compile_blocks(model: Transformer) -> None:
+    """Compile every layer; they share code, so that the compiler runs once for all that are alike."""
+    for layer in model.layers:
+        layer.compile(dynamic=False)
+
+
+def loss_function(model: Transformer, *, compiled: bool) -> LossFunction:
+    """The model's loss, with the final norm, output layer and logarithm compiled as one if asked for."""
+    if not compiled:
+        return model.loss
+
+    def tail(hidden_BTE: torch.Tensor, labels_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return token_loss(model.logits(hidden_BTE), labels_BT)
+
+    compiled_tail = torch.compile(tail, dynamic=False)
+
+    def loss(
+        ids_BT: torch.Tensor, labels_BT: torch.Tensor, positions_BT: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return compiled_tail(model.hidden(ids_BT, positions_BT), labels_BT)
+
+    return loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFigures:
+    """What a step says, the same on every process."""
+
+    loss: float
+    """Nats per token of the batch, before the update."""
+    grad_norm: float
+    """Before clipping."""
+    leave: bool
+    """Whether any process was asked to leave."""
+    failed: bool
+    """Whether any process has something in the background that failed."""
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+def train_step(
+    model: Transformer,
+    loss: LossFunction,
+    batches: Sequence[MicroBatch],
+    *,
+    copies: int,
+    precision: AbstractContextManager[Any],
+    clip: float | None,
+    leave: bool = False,
+    failed: bool = False,
+) -> StepFigures:
+    """Gradients of one step, clipped to the norm `clip`; the optimizers have not moved yet.
+
+    Every sum is divided by the number of labels over all micro-batches of all processes, so that a token weighs the
+    same wherever it is computed and whatever company it keeps. `copies` processes see the same tokens (tensor
+    parallelism).
+    """
+    labels = labels_everywhere(batches, copies)
+    total = torch.zeros_like(labels)
+    for batch in batches:
+        with precision:
+            nll, _ = loss(batch.ids_BT, batch.labels_BT, batch.positions_BT)
+        (nll / labels.to(nll.dtype)).backward()
+        total += nll.detach()
+    # One message for the loss and for what one process must tell the others.
+    told = torch.stack([total / (labels * copies), total.new_tensor(leave), total.new_tensor(failed)])
+    if dist.get_world_size() > 1:
+        dist.all_reduce(told)
+    mean, leaving, failing = told.tolist()
+    norm = grad_norm(model.parameters()) if clip is None else clip_grad_norm(model.parameters(), clip)
+    return StepFigures(loss=mean, grad_norm=float(norm), leave=leaving > 0, failed=failing > 0)
+
+
+def labels_everywhere(batches: Sequence[MicroBatch], copies: int) -> torch.Tensor:
+    """How many labels count in a step, over all processes of which `copies` see the same."""
+    count = torch.stack([(batch.labels_BT != IGNORE).sum() for batch in batches]).sum().double()
+    if dist.get_world_size() > 1:
+        dist.all_reduce(count)
+    return count / copies

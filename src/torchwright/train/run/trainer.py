@@ -1,0 +1,309 @@
+"""One process's part of a run: steps, what comes between them, and what is left at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import shutil
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from torchwright.decoder.config import read_decoder_config
+from torchwright.devices import get_device
+from torchwright.devices.allocator import retain_where_possible
+from torchwright.errors import TorchwrightError
+from torchwright.ledger import Ledger
+from torchwright.stuck.watch import Beat
+from torchwright.train.data.streams import ORDER, Windows
+from torchwright.train.model import save_folder
+from torchwright.train.run import checkpoint
+from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
+from torchwright.train.run.config import FREE, Run, changed_fields
+from torchwright.train.run.evaluate import Evaluator
+from torchwright.train.run.learner import Learner
+from torchwright.train.run.metrics import Metrics, perplexity
+from torchwright.train.run.patience import patient
+from torchwright.train.run.schedule import Step, plan_step, steps
+from torchwright.train.run.setup import (
+    Place,
+    Signals,
+    on_first,
+    open_data,
+    windows_of,
+    write_source,
+)
+from torchwright.train.run.step import StepFigures
+from torchwright.train.shape import Shape
+
+MODEL = "model"
+"""The part of a run folder that holds the trained model."""
+
+
+class TrainingStopped(TorchwrightError):
+    """A run that cannot go on: a loss or gradient that is no number, or a process that is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a call of `train` ended."""
+
+    out: Path
+    steps: int
+    tokens: int
+    loss: float | None
+    """Of the last step; None where there was none left to do."""
+    validation_loss: float | None
+    effective_time: float
+    """Share of this process's time that went into steps."""
+    model: Path | None
+    """The trained model's folder; None where the run was asked to leave before its end."""
+    signal: int | None
+    """The signal that asked it to leave."""
+
+
+class Trainer:
+    """One process's part of a run."""
+
+    def __init__(
+        self, run: Run, folder: Path, out: Path, place: Place, ledger: Ledger, *, live: bool
+    ) -> None:
+        self.run, self.out, self.place, self.ledger = run, out, place, ledger
+        if place.device == "cpu":
+            retain_where_possible()  # activations and gradients come back in the same sizes every step
+        self.source = on_first(lambda: write_source(run, folder, out))
+        self.config = read_decoder_config(self.source)
+        self.streams = open_data(run, self.config, folder, self.source, out)
+        self.learner = Learner(run, self.config, folder, place.device)
+        self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
+        self.evaluator = Evaluator(run, self.config, self.source, self.streams.validation, place.device)
+        self.metrics = Metrics(out if place.first else None, steps=steps(run), live=live)
+        self.signals, self.device = Signals(), get_device(place.device)
+        self.peak_tflops = run.peak_tflops or on_first(lambda: _measured_peak(run, place.device))
+        self.done, self.validation_loss = 0, None
+        self._since = time.perf_counter(), 0
+        self._walks: dict[int, Windows] = {}
+        self._compiled: set[int] = set()
+
+    def resume(self) -> None:
+        """Take the state of the last checkpoint. Raises `CheckpointError` where it is damaged or of another run."""
+        folder = checkpoint.whole(self.checkpoints.folder)[-1]
+        described = checkpoint.describe(folder)
+        now = self._described()
+        if described.facts.get("order") != ORDER:
+            raise CheckpointError(
+                f"the checkpoint {folder} was made by a version that read the training data in another order",
+                found="windows cut file by file, without the ends of files; its place in that order means nothing here",
+                next="finish the run with the version that began it, or train anew into another `out`",
+            )
+        different = changed_fields(described.run, now.run, ignore=FREE)
+        different += changed_fields(described.facts, now.facts, ignore=("torch",))
+        if self.run.optimizer.name == "adamw8bit":
+            different += changed_fields({"layout": described.run["layout"]}, {"layout": now.run["layout"]})
+        if different:
+            raise CheckpointError(
+                f"the checkpoint {folder} is of another run",
+                found="; ".join(different),
+                allowed=f"changes of {', '.join(FREE)}",
+                next="set the old values, or another `out` for a run of its own",
+            )
+        if described.step > steps(self.run):
+            raise CheckpointError(
+                f"the checkpoint {folder} has gone further than the run file asks for",
+                found=f"{described.tokens:,} tokens; the run file has {self.run.tokens:,}",
+                next="set `tokens` to more, or train from an earlier checkpoint by moving this one away",
+            )
+        self.learner.optimizers.prepare()
+        checkpoint.load(folder, self._tensors())
+        self.done = described.step
+        self.ledger.resumed(step=self.done)
+
+    def go(self, beat: Beat) -> Outcome:
+        """Steps until the end, or until a signal asks to leave; both end in a checkpoint.
+
+        `beat` is called after each step, and with the patience for it before what may take long.
+        """
+        last = steps(self.run)
+        figures = None
+        with self.metrics, self.signals.noted():
+            self.metrics.begin(self.done, world=self.place.world, torch=torch.__version__)
+            self._since = time.perf_counter(), self.done
+            while self.done < last and not (figures and figures.leave):
+                figures = self.advance()
+                beat()
+                if self.done < last and not figures.leave:
+                    beat(math.inf)
+                    self._between()
+                    beat()
+            beat(math.inf)
+            with patient(self.run.timeout_s):
+                return self._finish(figures)
+
+    def advance(self) -> StepFigures:
+        """One step, and its figures where they are due."""
+        step = plan_step(self.run, self.done)
+        with self.ledger.phase("data_wait"):
+            windows = self._windows(step)
+            batches = self.learner.batches.of_step(step, windows)
+        with self.ledger.phase("step", step=self.done + 1):
+            # The compiler runs when it first meets a shape; what is left of that step is not worth telling apart.
+            new = self.run.compile and step.context not in self._compiled
+            with self.ledger.phase("compile") if new else contextlib.nullcontext():
+                figures = self.learner.gradients(
+                    batches, leave=self.signals.number is not None, failed=self.checkpoints.failed
+                )
+                self._compiled.add(step.context)
+            if figures.failed:
+                self.checkpoints.wait()  # raises its reason
+            if not figures.finite:
+                raise self._not_finite(step, figures, windows)
+            self.learner.update(step)
+        self.done += 1
+        if self.done % self.run.log_every == 0 or self.done == steps(self.run) or figures.leave:
+            self._show(step, figures)
+        return figures
+
+    def _windows(self, step: Step) -> Windows:
+        if step.phase not in self._walks:
+            self._walks[step.phase] = windows_of(
+                self.run, self.streams.train, step.context, self.config.bos, step.phase
+            )
+        return self._walks[step.phase]
+
+    def _between(self) -> None:
+        """Evaluation and checkpoint, where their intervals say so; their time is not the steps'."""
+        evaluate, save = (
+            bool(every) and self.done % every == 0
+            for every in (self.run.evaluation.every_steps, self.run.checkpoint.every_steps)
+        )
+        if evaluate:
+            self._evaluate()
+        if save:
+            with self.ledger.phase("checkpoint"):
+                self.checkpoints.save(self._tensors(), self._described())
+        if evaluate or save:
+            self._since = time.perf_counter(), self.done
+
+    def _evaluate(self) -> None:
+        with self.ledger.phase("evaluation"):
+            self.validation_loss = nll = self.evaluator.loss(self.learner.loss, self.learner.batches)
+            if nll is not None:
+                figures = {"validation_loss": nll, "validation_perplexity": perplexity(nll)}
+                self.metrics.figures(self.done, figures, event="evaluation")
+            for text in self.evaluator.samples(self.learner.model):
+                self.metrics.event("sample", at=self.done, text=text)
+                self.metrics.show(f"step {self.done}: {text}")
+
+    def _show(self, step: Step, figures: StepFigures) -> None:
+        (since, counted), now = self._since, time.perf_counter()
+        self._since = now, self.done
+        tokens_per_s, mfu = (self.done - counted) * self.run.batch_tokens / (now - since), None
+        if self.peak_tflops is not None:
+            achieved = Shape(self.config).model_flops(step.context) * tokens_per_s / self.place.world
+            mfu = achieved / (self.peak_tflops * 1e12)
+        self.metrics.figures(
+            self.done,
+            {
+                "tokens": self.done * self.run.batch_tokens,
+                "loss": figures.loss,
+                "lr": step.rate * self.run.optimizer.lr,
+                "grad_norm": figures.grad_norm,
+                "tokens_per_s": tokens_per_s,
+                "mfu": mfu,
+                "memory_bytes": self.device.peak_memory_bytes(),
+                "effective_time": self.ledger.effective(),
+            },
+        )
+
+    def _finish(self, figures: StepFigures | None) -> Outcome:
+        finished = self.done == steps(self.run)
+        if finished:
+            self._evaluate()
+        with self.ledger.phase("checkpoint"):
+            self.checkpoints.save(self._tensors(), self._described())
+            self.checkpoints.wait()
+            if finished:
+                self._write_model()
+        if finished and self.run.qat is not None:
+            with self.ledger.phase("evaluation"):
+                on_first(self._write_receipt)
+        return Outcome(
+            out=self.out,
+            steps=self.done,
+            tokens=self.done * self.run.batch_tokens,
+            loss=None if figures is None else figures.loss,
+            validation_loss=self.validation_loss,
+            effective_time=self.ledger.effective(),
+            model=self.out / MODEL if finished else None,
+            signal=None if finished else (self.signals.number or signal.SIGTERM),
+        )
+
+    def _write_model(self) -> None:
+        """RUN/model; that of a shorter run goes when the new one is whole."""
+        folder, new = self.out / MODEL, self.out / f"{MODEL}.new"
+        on_first(lambda: shutil.rmtree(new, ignore_errors=True))
+        save_folder(self.learner.model, self.config, new, source=self.source)
+
+        def swap() -> None:
+            if folder.exists():
+                shutil.rmtree(folder)
+            new.rename(folder)
+
+        on_first(swap)
+
+    def _write_receipt(self) -> None:
+        """That what is served is what was trained; on the first process, which loads the written model afresh."""
+        from torchwright.train.run.qat import write_receipt
+
+        assert self.run.qat is not None
+        rows = max(1, self.run.qat.receipt_tokens // self.run.context)
+        shards = self.streams.validation or self.streams.train
+        ids_BT = Windows(shards, self.run.context, 0).batch(0, rows)[:, :-1]
+        receipt = write_receipt(self.out / MODEL, ids_BT, self.run.qat, self.out)
+        self.metrics.event("qat_receipt", **dataclasses.asdict(receipt))
+        self.metrics.show(
+            f"QAT receipt ({receipt.scheme}): served logits differ from the trained ones by "
+            f"{receipt.served.relative:.2e} (relative), top-1 agreement {receipt.served.top1_agreement:.1%}"
+        )
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that a step changes, by name."""
+        parameters = {
+            f"model.{name}": value.detach() for name, value in self.learner.model.named_parameters()
+        }
+        return parameters | {
+            f"optimizer.{name}": value for name, value in self.learner.optimizers.tensors().items()
+        }
+
+    def _described(self) -> Described:
+        return Described(
+            step=self.done,
+            tokens=self.done * self.run.batch_tokens,
+            run=self.run.model_dump(mode="json"),
+            facts={
+                "torch": torch.__version__,
+                "order": ORDER,
+                "train_tokens": self.streams.train.tokens,
+                "train_files": self.streams.train.digest(),
+            },
+        )
+
+    def _not_finite(self, step: Step, figures: StepFigures, windows: Windows) -> TrainingStopped:
+        self.checkpoints.wait()
+        good = checkpoint.whole(self.checkpoints.folder)
+        return TrainingStopped(
+            f"step {step.number + 1} has a loss of {figures.loss} and a gradient norm of {figures.grad_norm}",
+            found=f"its batch: {windows.describe(step.first, step.rows)}; {step.tokens:,} tokens were seen before it",
+            allowed=f"the last good checkpoint is {good[-1]}" if good else "no checkpoint was written yet",
+            next="look at the batch, lower optimizer.lr or clip, and continue with --resume",
+        )
+
+
+def _measured_peak(run: Run, device: str) -> float | None:
+    """TFLOP/s of this process's device at most, in the type of the run's products."""
+    rates = get_device(device).ceilings().tflops
+    return rates.get("float32" if run.precision == "fp32" else "bfloat16")

@@ -1,0 +1,320 @@
+# pyright: basic
+"""Our end of a trial: gets it a process of its own, talks to it, and outlives whatever happens to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from torchwright.engines.spec import CallSpec
+from torchwright.facts import CaseTime, Coverage, Measurement, Quality, Step
+from torchwright.process import interrupts
+from torchwright.trial.fork_server import Forked, ForkServer, start
+
+
+class TrialFailed(Exception):
+    """A trial that crashed, hung, ran out of memory or raised: the reason, in words."""
+
+    def __init__(self, reason: str, *, details: str = "", timed_out: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.details, self.timed_out = reason, details, timed_out
+
+
+def _not_done(seconds: float) -> TrialFailed:
+    return TrialFailed(f"not done after {seconds:.0f} s, the time that was left", timed_out=True)
+
+
+@dataclass(kw_only=True)
+class Context:
+    """What every trial of one search shares."""
+
+    workload: Path
+    """The folder into which `travel.pack` has written the workload."""
+    device: str
+    threads: int
+    seed: int
+    scratch: Path
+    deadline: float
+    """time.monotonic() at which whatever runs is stopped."""
+    clock: Callable[[], float] = field(default=time.monotonic)
+    fork: bool = False
+    """Whether trials are forked from a server that has imported torch and unpacked the workload once for all."""
+    processes: list[TrialProcess] = field(default_factory=list)
+    """Those that were started and not closed, so that none outlives the block, whoever lost hold of it."""
+    _server: ForkServer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in list(self.processes):
+            process.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def server(self) -> ForkServer:
+        """The server that trials are forked from; started when the first asks for it, and again if it has ended."""
+        if self._server is not None and self._server.ended:
+            self._server.close()
+            self._server = None
+        if self._server is None:
+            self._server = ForkServer(self.workload, self.scratch)
+        return self._server
+
+    def remaining(self) -> float:
+        """Seconds until the deadline, never negative."""
+        return max(0.0, self.deadline - self.clock())
+
+
+class TrialProcess:
+    """A worker process of its own. `ask` sends one request and waits for its answer, or for the time limit.
+
+    One that needs an `environment` is started from nothing, also where the context's others are forked. Native code
+    has its temporary files in `folder`, or among the context's.
+    """
+
+    def __init__(
+        self, context: Context, environment: dict[str, str] | None = None, folder: Path | None = None
+    ) -> None:
+        self._context = context
+        self._ended = ""
+        self._log = tempfile.TemporaryFile(dir=context.scratch)  # noqa: SIM115
+        ours, theirs = socket.socketpair()
+        workload: dict[str, Any] = {}
+        try:
+            if context.fork and not environment:
+                self._process = self._forked(theirs)
+            else:
+                self._process = start("torchwright.trial.worker", theirs, self._log, environment)
+                workload = {"workload": str(context.workload), "path": sys.path}
+            self._connection = Connection(os.dup(ours.fileno()))
+        except BaseException:
+            self._log.close()
+            raise
+        finally:
+            ours.close()
+            theirs.close()
+        context.processes.append(self)
+        try:
+            self.ask(
+                "init",
+                device=context.device,
+                threads=context.threads,
+                seed=context.seed,
+                scratch=str(folder or context.scratch),
+                **workload,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def _forked(self, theirs: socket.socket) -> Forked:
+        allowed = self._context.remaining()
+        try:
+            return self._context.server().fork(theirs, self._log, allowed)
+        except TimeoutError as error:
+            raise _not_done(allowed) from error
+        except (EOFError, ConnectionError) as error:
+            raise TrialFailed("the process that trials are forked from has ended") from error
+
+    def ask(self, method: str, **arguments: Any) -> Any:
+        """The worker's answer.
+
+        Raises `TrialFailed` when it crashes, raises or is not done by the context's deadline, the worker's own
+        `TorchwrightError` when that is what it raised, and its `OSError` when the disk is full.
+        """
+        interrupts.check()
+        if self._ended:
+            raise TrialFailed(self._ended)
+        allowed = self._context.remaining()
+        try:
+            self._connection.send_bytes(pickle.dumps((method, arguments)))
+            if not interrupts.answered(self._connection, allowed):
+                self.close("stopped: it was not done in time")
+                raise _not_done(allowed)
+            kind, value = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionError) as error:
+            reason, tail = self._death(), self._tail()
+            self.close(reason)
+            raise TrialFailed(reason, details=tail) from error
+        if kind == "refused":
+            raise value
+        if kind == "failed":
+            name, line, trace = value
+            raise TrialFailed(f"{name}: {line}" if line else name, details=trace)
+        return value
+
+    def close(self, reason: str = "closed already") -> None:
+        """End the process and everything it started; what is asked of it from now on fails for `reason`."""
+        if self._ended:
+            return
+        self._ended = reason
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._connection.close()
+        self._log.close()
+        self._context.processes.remove(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _death(self) -> str:
+        try:
+            code = self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            return "hung up and did not end"
+        if code == -signal.SIGKILL:
+            return "killed (signal 9): most likely out of memory"
+        if code < 0:
+            return f"crashed ({signal.Signals(-code).name})"
+        return f"ended with exit code {code}"
+
+    def _tail(self) -> str:
+        with contextlib.suppress(OSError, ValueError):
+            self._log.seek(0)
+            return self._log.read()[-4000:].decode(errors="replace")
+        return ""
+
+
+@dataclass(kw_only=True)
+class Candidate:
+    """A prepared trial: a live process that can be timed in turn with others."""
+
+    steps: tuple[Step, ...]
+    process: TrialProcess
+    folder: Path | None
+    engine: Literal["eager", "jit", "aot", "native"]
+    dtype: str
+    threads: int | None
+    prepare_seconds: float
+    coverage: tuple[Coverage, ...]
+    weight_bytes: int
+    properties: frozenset[str]
+    calls: tuple[CallSpec, ...] = ()
+    """What its packages take."""
+    how: str = ""
+    """How it runs, where it is an artifact that was loaded."""
+    load_seconds: float = 0.0
+    original: Candidate | None = None
+    """The original in the same process, where it is there, too."""
+    quality: Quality | None = None
+    memory: int = 0
+    recompiles: int = 0
+    turns: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+
+    def turn(self) -> dict[str, float]:
+        """Time every case once more."""
+        seconds = self.process.ask("time")
+        self.turns.append(seconds)
+        return seconds
+
+    def settle(self, reference: Any, *, unseen: bool = False) -> None:
+        """Measure the metric and the memory; a storm of recompilations is refused here."""
+        self.quality = self.process.ask("compare", reference=reference, unseen=unseen)
+        answer = self.process.ask("memory")
+        self.memory, self.recompiles = answer["peak"], answer["recompiles"]
+
+    def close(self, *, keep: bool = False) -> None:
+        """End the process; remove what it compiled unless it is to be kept."""
+        self.process.close()
+        if self.folder and not keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def measurement(
+        self, repeats: dict[str, int], turns: Sequence[dict[str, float]] | None = None
+    ) -> Measurement:
+        """Medians over the turns so far."""
+        import statistics
+
+        rows = list(turns or self.turns)
+        cases = tuple(
+            CaseTime(name=name, seconds=statistics.median(row[name] for row in rows), repeat=repeat)
+            for name, repeat in repeats.items()
+        )
+        return Measurement(
+            seconds=sum(case.seconds * case.repeat for case in cases),
+            cases=cases,
+            peak_memory_bytes=self.memory,
+            weight_bytes=self.weight_bytes,
+            prepare_seconds=self.prepare_seconds,
+            quality=self.quality,
+            recompiles=self.recompiles,
+        )
+
+
+def environment_of(steps: Sequence[Step]) -> dict[str, str]:
+    """What must be set before a process with these steps starts."""
+    from torchwright.techniques.base import from_step
+
+    environment: dict[str, str] = {}
+    for step in steps:
+        environment |= from_step(step).environment()
+    return environment
+
+
+def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Sequence[str]) -> Candidate:
+    """Prepare `steps` in a process of their own; ahead-of-time packages are built in one and loaded in another.
+
+    Raises `TrialFailed` or the `TorchwrightError` with which a technique refused.
+    """
+    environment = environment_of(steps)
+    folder = Path(tempfile.mkdtemp(dir=context.scratch))
+    process = TrialProcess(context, environment)
+    try:
+        prepared = process.ask("prepare", steps=steps, folder=str(folder))
+        if prepared["engine"] == "aot":
+            process.close()
+            process = TrialProcess(context, environment, folder)  # packages are unpacked there, too
+            packages = {
+                spec.name: str(folder / f"package-{index}.pt2")
+                for index, spec in enumerate(prepared["calls"])
+            }
+            process.ask(
+                "load",
+                steps=steps,
+                packages=packages,
+                calls=prepared["calls"],
+                dtype=prepared["dtype"],
+                threads=prepared["threads"],
+                allocator=prepared["allocator"],
+            )
+        else:
+            folder.rmdir()
+    except BaseException:
+        process.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return Candidate(
+        steps=steps,
+        process=process,
+        folder=folder if prepared["engine"] == "aot" else None,
+        engine=prepared["engine"],
+        dtype=prepared["dtype"],
+        threads=prepared["threads"],
+        prepare_seconds=prepared["seconds"],
+        coverage=prepared["coverage"],
+        weight_bytes=prepared["weight_bytes"],
+        properties=prepared["properties"],
+        calls=prepared["calls"],
+    )

@@ -1,0 +1,162 @@
+"""The search's limits: time, trials that go wrong, and what the user asked for or forbade."""
+
+# pyright: reportOptionalMemberAccess=false
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from search_world import World, fake_world, names, product, row, rows, step
+from torchwright.errors import RefusedTechnique, TorchwrightError
+from torchwright.facts import Budget
+from torchwright.trial.client import Candidate, TrialFailed
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return fake_world(monkeypatch)
+
+
+# -------------------------------------------------------------------------------------------------- the time budget
+
+
+def test_without_time_steps_are_left_untried_and_the_total_stays_within_the_budget(world: World):
+    world.gain = product(fuse=2.0, quantize=1.5, pool=1.5)
+    world.cost = {"fuse": 40.0}
+    outcome = world.search(step("fuse"), step("quantize"), step("pool"))
+    assert rows(outcome) == {"fuse": "kept", "quantize": "untried", "pool": "untried"}
+    assert row(outcome, "pool").reason.startswith("it would need about 4")
+    assert "were left for trials" in row(outcome, "pool").reason
+    assert world.now <= world.budget.time_seconds
+
+
+def test_a_hanging_trial_is_stopped_when_the_time_ends_and_the_best_so_far_is_returned(world: World):
+    world.gain = product(half=2.0, fuse=9.0)
+    world.cost = {"fuse": 1e9}
+    outcome = world.search(step("half"), step("fuse"))
+    assert names(outcome) == ["half"]
+    assert row(outcome, "fuse").status == "untried"
+    assert "when the time for trials ended" in row(outcome, "fuse").reason
+    assert world.now <= 1.1 * world.budget.time_seconds
+
+
+@pytest.mark.parametrize("cost", [float(c) for c in range(0, 100, 7)])
+@pytest.mark.parametrize("seconds", [0.01, 0.3, 2.0])
+@pytest.mark.parametrize("budget", [15.0, 100.0])
+def test_wherever_the_time_ends_there_is_a_result_in_time(
+    world: World, cost: float, seconds: float, budget: float
+):
+    """Above all in the middle of a comparison: it must not end the original's or the best recipe's process."""
+    world.budget = Budget(max_drop=0.01, time_seconds=budget)
+    world.gain = product(half=1.5, fuse=2.0, pool=1.2)
+    world.cost = {"fuse": cost}
+    world.seconds = seconds
+    outcome = world.search(step("half"), step("fuse"), step("pool"))
+    assert outcome.speedup.low >= 1.0
+    assert outcome.seconds <= 1.1 * world.budget.time_seconds
+    assert world.alive == [(), outcome.best.steps][: 2 if outcome.best.steps else 1]
+
+
+def test_a_budget_too_small_for_the_original_is_an_error_that_says_so(world: World):
+    world.budget = Budget(time_seconds=0.5)
+    with pytest.raises(TorchwrightError, match=r"ended before the original was measured.*--time-budget"):
+        world.search(step("half"))
+    assert world.alive == []
+
+
+# --------------------------------------------------------------------------------------------- trials that go wrong
+
+
+@pytest.mark.parametrize(
+    "reason", ["crashed (SIGSEGV)", "killed (signal 9): most likely out of memory", "ValueError: bad shape"]
+)
+def test_a_trial_that_dies_becomes_a_row_with_its_reason(world: World, reason: str):
+    world.gain = product(half=2.0, fuse=2.0)
+    world.fails = {"half": TrialFailed(reason)}
+    outcome = world.search(step("half"), step("fuse"))
+    assert names(outcome) == ["fuse"]
+    assert (row(outcome, "half").status, row(outcome, "half").reason) == ("failed", reason)
+
+
+def test_a_trial_that_dies_while_it_is_timed_is_closed(world: World):
+    def dies(names: frozenset[str], turn: int) -> float:
+        if "half" in names:
+            raise TrialFailed("crashed (SIGABRT)")
+        return 1.0
+
+    world.later = dies
+    outcome = world.search(step("half"))
+    assert row(outcome, "half").status == "failed"
+    assert world.alive == [()]
+
+
+def test_a_technique_that_refuses_while_applied_becomes_a_row(world: World):
+    world.fails = {"half": RefusedTechnique("half cannot run here", found="no kernel for 3 channels")}
+    outcome = world.search(step("half"))
+    assert (row(outcome, "half").status, row(outcome, "half").reason) == (
+        "refused",
+        "no kernel for 3 channels",
+    )
+
+
+def test_an_original_that_cannot_run_is_an_error(world: World, monkeypatch):
+    def broken(*args: Any) -> Candidate:
+        raise TrialFailed("ValueError: bad")
+
+    monkeypatch.setattr("torchwright.trial.client.start_candidate", broken)
+    with pytest.raises(TorchwrightError, match=r"the original model cannot be run.*ValueError: bad"):
+        world.search()
+
+
+def test_an_interrupt_closes_every_process(world: World):
+    world.gain = product(half=2.0)
+
+    def interrupted(names: frozenset[str], turn: int) -> float:
+        if "fuse" in names:
+            raise KeyboardInterrupt
+        return 1.0
+
+    world.later = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        world.search(step("half"), step("fuse"))
+    assert world.alive == []
+
+
+# ---------------------------------------------------------------------------------------------- wanted and unwanted
+
+
+def test_a_wanted_step_that_cannot_run_is_an_error(world: World):
+    with pytest.raises(RefusedTechnique, match=r"elsewhere was asked for.*not on a cpu.*torchwright doctor"):
+        world.search(wanted=(step("elsewhere"),))
+    assert world.alive == []
+
+
+def test_a_wanted_step_that_this_model_refuses_is_an_error_with_the_reason(world: World):
+    with pytest.raises(RefusedTechnique, match="too few layers"):
+        world.search((step("fold"), "too few layers"), wanted=(step("fold"),))
+
+
+def test_a_wanted_step_that_refuses_while_applied_is_an_error(world: World):
+    world.fails = {"half": RefusedTechnique("half cannot run here", found="no kernel")}
+    with pytest.raises(RefusedTechnique, match="no kernel"):
+        world.search(wanted=(step("half"),))
+    assert world.alive == []
+
+
+def test_a_wanted_step_whose_needs_nobody_meets_is_an_error(world: World):
+    with pytest.raises(RefusedTechnique, match="the model has no: compiled"):
+        world.search(wanted=(step("tune"),), only=True)
+
+
+def test_only_what_is_wanted_is_tried_and_with_its_options(world: World):
+    world.gain = product(half=2.0, fuse=2.0)
+    outcome = world.search(step("half"), step("fuse"), wanted=(step("half", kind="f"),), only=True)
+    assert list(rows(outcome)) == ["half:kind=f"]
+
+
+def test_a_technique_to_be_left_out_is_never_tried(world: World):
+    world.gain = product(half=2.0, fuse=2.0)
+    outcome = world.search(step("half"), step("fuse"), without=frozenset({"fuse"}))
+    assert list(rows(outcome)) == ["half"]
+    assert all(step("fuse") not in steps for steps in world.started)

@@ -1,0 +1,534 @@
+"""The search: what is kept, what is dropped, and in which order things are tried."""
+
+# pyright: reportOptionalMemberAccess=false
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from search_world import Process, World, fake_world, lossy, names, product, row, rows, step
+from torchwright.errors import WorkloadError
+from torchwright.facts import Budget, Step
+from torchwright.search.compare import ROUNDS
+from torchwright.search.finish import Form, settle
+from torchwright.techniques.base import from_step
+from torchwright.trial.client import Candidate, TrialFailed
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return fake_world(monkeypatch)
+
+
+# ---------------------------------------------------------------------------------------------------- keep and drop
+
+
+def test_keeps_what_pays_and_reports_marginal_and_total(world: World):
+    world.gain = product(half=2.0, fuse=1.5)
+    outcome = world.search(step("half"), step("fuse"))
+    assert names(outcome) == ["half", "fuse"]
+    assert rows(outcome) == {"half": "kept", "fuse": "kept"}
+    assert row(outcome, "fuse").speedup.value == pytest.approx(1.5)
+    assert row(outcome, "fuse").total_speedup.value == pytest.approx(3.0)
+    assert row(outcome, "fuse").reason == "1.50x faster"
+    assert outcome.speedup.value == pytest.approx(3.0)
+    assert outcome.final.seconds == pytest.approx(world.seconds / 3)
+    assert outcome.notes == ()
+
+
+def test_drops_what_is_slower_and_what_is_inside_the_noise(world: World):
+    world.gain = product(fold=1.03, pool=0.5)
+    world.later = lambda names, turn: 1.1 if "fold" in names and turn % 3 == 0 else 1.0
+    outcome = world.search(step("fold"), step("pool"))
+    assert rows(outcome) == {"fold": "dropped", "pool": "dropped"}
+    assert "no gain outside the noise" in row(outcome, "fold").reason
+    assert "slower" in row(outcome, "pool").reason
+    assert outcome.best is world.searching.baseline
+
+
+def test_one_stalled_turn_does_not_discard_a_gain(world: World):
+    world.gain = product(fold=2.0)
+    world.later = lambda names, turn: 30.0 if "fold" in names and turn == 4 else 1.0
+    outcome = world.search(step("fold"))
+    assert row(outcome, "fold").status == "kept"
+    assert row(outcome, "fold").speedup.low == pytest.approx(2.0)
+
+
+def test_rounds_in_which_others_ran_are_made_up_for(world: World):
+    # Others take nine tenths of the candidate's time in more rounds than any median can bear.
+    world.gain = product(fold=2.0)
+    world.later = lambda names, turn: 10.0 if "fold" in names and turn % 3 else 1.0
+    world.waited = lambda names, turn: 0.9 if "fold" in names and turn % 3 else 0.0
+    found = row(world.search(step("fold")), "fold")
+    assert (found.status, found.speedup.busy) == ("kept", False)
+    assert found.speedup.value == pytest.approx(2.0)
+
+
+def test_on_a_busy_machine_the_low_end_is_claimed(world: World):
+    world.gain = product(fold=2.0)
+    world.later = lambda names, turn: 1.0 + 0.1 * (turn % 5)
+    world.waited = lambda names, turn: 0.5
+    outcome = world.ship(step("fold"))
+    assert outcome.speedup.busy
+    assert 1.0 < outcome.speedup.value == outcome.speedup.low < outcome.speedup.high
+    assert str(outcome.speedup).endswith("measured on a busy machine")
+
+
+def test_each_contestant_begins_as_many_rounds_as_the_others(world: World, monkeypatch):
+    begun: list[frozenset[str]] = []
+    real = Process.time
+
+    def time(self: Process) -> dict[str, float]:
+        begun.append(self.names)
+        return real(self)
+
+    world.gain = product(half=2.0, fuse=2.0)
+    monkeypatch.setattr(Process, "time", time)
+    world.search(step("half"), step("fuse"))
+    last = begun[-27:]
+    assert [set(last[i : i + 3]) for i in range(0, 27, 3)] == [{*last[:3]}] * 9
+    assert [last[i] for i in range(0, 27, 3)] == 3 * [last[0], last[3], last[6]]
+    assert len({last[0], last[3], last[6]}) == 3
+
+
+def test_what_was_asked_for_by_name_is_dropped_for_being_slower_and_not_for_the_noise(world: World):
+    world.gain = product(fold=1.03, pool=0.5)
+    world.later = lambda names, turn: 1.1 if "fold" in names and turn % 3 == 0 else 1.0
+    outcome = world.search(wanted=(step("fold"), step("pool")))
+    assert rows(outcome) == {"fold": "kept", "pool": "dropped"}
+    assert row(outcome, "fold").reason.startswith("asked for; ")
+
+
+def test_what_changes_the_whole_process_must_gain_more(world: World, monkeypatch):
+    monkeypatch.setattr(type(from_step(step("fold"))), "least_gain", 1.05)
+    world.gain = product(fold=1.03, pool=1.03)
+    outcome = world.search(step("fold"), step("pool"))
+    assert rows(outcome) == {"fold": "dropped", "pool": "kept"}
+    assert row(outcome, "fold").reason.endswith("less than the 1.05x that it must bring")
+
+
+def test_a_gain_below_one_per_cent_is_none_however_certain(world: World):
+    world.gain = product(fold=1.005)
+    assert rows(world.search(step("fold"))) == {"fold": "dropped"}
+
+
+def test_the_budget_is_held_against_the_upper_end_of_the_interval(world: World):
+    world.gain = product(half=3.0, fold=2.0)
+    world.drop = lambda steps: (0.004, 0.012) if any(s.name == "half" for s in steps) else (0.004, 0.009)
+    outcome = world.search(step("fold"), step("half"))
+    assert rows(outcome) == {"fold": "kept", "half": "dropped"}
+    assert row(outcome, "half").reason == "error drops by 0.40% (up to 1.20%), the budget is 1.00%"
+    assert row(outcome, "half").speedup is None  # accuracy first: nothing was timed
+
+
+def test_an_implausible_improvement_is_refused(world: World):
+    world.gain = product(half=3.0)
+    world.drop = lossy(half=-0.2)
+    outcome = world.search(step("half"))
+    assert rows(outcome) == {"half": "dropped"}
+    assert "improves by 20.00%: not the same function" in row(outcome, "half").reason
+
+
+def test_a_small_improvement_is_plausible(world: World):
+    world.gain = product(half=3.0)
+    world.drop = lossy(half=-0.02)
+    assert names(world.search(step("half"))) == ["half"]
+
+
+def test_all_variants_are_tried_and_the_best_is_kept(world: World):
+    """Of 64 cores, 32 threads pay 1.05x and 2 threads 4x."""
+    world.gain = product(**{"pool:size=32": 1.05, "pool:size=8": 1.5, "pool:size=2": 4.0})
+    outcome = world.search(*(step("pool", size=size) for size in (32, 8, 2, 1)))
+    assert names(outcome) == ["pool:size=2"]
+    assert list(rows(outcome).values()) == ["removed", "removed", "kept", "dropped"]
+    assert row(outcome, "pool:size=8").reason.endswith("then replaced by pool:size=2")
+
+
+def test_what_the_techniques_refuse_becomes_a_row_once(world: World):
+    outcome = world.search((step("half"), "too slow here"), (step("half", kind="f"), "too slow here"))
+    assert [(str(r.step), r.status, r.reason) for r in outcome.rungs] == [
+        ("half", "refused", "too slow here")
+    ]
+    assert world.started == [()]
+
+
+# ----------------------------------------------------------------------------------- never slower than the original
+
+
+def test_a_recipe_that_is_slower_in_the_last_comparison_gives_way_to_the_original(world: World):
+    world.gain = product(fuse=2.0)
+    world.later = lambda names, turn: 3.0 if "fuse" in names and len(world.started) > 2 else 1.0
+    outcome = world.ship(step("fuse"))
+    assert outcome.best.steps == ()
+    assert outcome.speedup.value == 1.0
+    assert rows(outcome) == {"fuse": "removed"}
+    assert row(outcome, "fuse").reason == "slower than the original at the end"
+    assert any("held in the last comparison: the original is returned" in note for note in outcome.notes)
+    assert outcome.final == outcome.baseline
+    assert world.alive == [()]
+
+
+def test_nothing_that_pays_gives_the_original_and_says_so(world: World):
+    outcome = world.ship(step("fold"))
+    assert outcome.best.steps == ()
+    assert outcome.notes == ("nothing was both faster and within the accuracy budget: this is the original",)
+    assert len(outcome.best.turns) >= ROUNDS[0]
+
+
+def test_nothing_that_meets_the_budget_gives_the_original(world: World):
+    world.budget = Budget(max_drop=0.0, time_seconds=100.0)
+    world.gain = product(half=4.0, fuse=4.0)
+    world.drop = lossy(half=1e-6, fuse=1e-6)
+    outcome = world.search(step("half"), step("fuse"))
+    assert outcome.best.steps == ()
+    assert set(rows(outcome).values()) == {"dropped"}
+
+
+def test_a_recipe_that_dies_in_the_last_comparison_gives_way_to_the_original(world: World):
+    world.gain = product(fuse=2.0)
+
+    def dies(names: frozenset[str], turn: int) -> float:
+        if "fuse" in names and len(world.started) > 2:
+            raise TrialFailed("crashed (SIGSEGV)")
+        return 1.0
+
+    world.later = dies
+    outcome = world.ship(step("fuse"))
+    assert outcome.best.steps == ()
+    assert rows(outcome) == {"fuse": "removed"}
+    assert any("crashed (SIGSEGV)" in note for note in outcome.notes)
+    assert world.alive == [()]
+
+
+def test_a_form_that_needs_less_of_the_caller_must_be_nearly_as_fast(world: World):
+    """Of forms that hold the first is taken; one far below what the search found gives way to the next."""
+    world.gain = product(fuse=4.0)
+    world.search(step("fuse"))
+    search, speeds = world.searching, {"slow": 3.0, "near": 1.05, "next": 1.0}
+    search.context.deadline = search.last_moment = 1e9
+
+    def started(name: str) -> Candidate:
+        world.later = lambda names, turn: speeds[name] if "fuse" in names else 1.0
+        return world.start(search.context, search.best.steps, ())
+
+    proved: list[Candidate] = []
+    forms = [Form(name=name, start=lambda name=name: started(name), prove=proved.append) for name in speeds]
+    outcome, form, candidate = settle(search, forms)
+    assert form is not None
+    assert form.name == "near"
+    assert candidate is not None
+    assert outcome.speedup.value == pytest.approx(4.0 / 1.05)
+    assert "as slow the recipe was 1.33x" in search.notes[0]
+    assert world.alive == [(), search.best.steps, candidate.steps]
+    assert proved == [candidate]
+
+
+@pytest.mark.parametrize(
+    ("factors", "claimed"),
+    [((1.0, 0.5, 1.6), (2.0, 1.25, 4.0)), ((1.0, None), (2.0, 2.0, 2.0)), ((0.9, 3.0, 2.5), (1.0, 1.0, 1.0))],
+)
+def test_a_claim_is_that_of_the_middle_process_and_spans_all(world: World, factors, claimed):
+    world.gain = product(fuse=2.0)
+    world.search(step("fuse"))
+    search, left = world.searching, list(factors)
+    search.context.deadline = search.last_moment = 1e9
+
+    def started() -> Candidate | None:
+        factor = left.pop(0)
+        world.later = lambda names, turn: factor if "fuse" in names else 1.0
+        return factor and world.start(search.context, search.best.steps, ())
+
+    first = started()
+    assert first is not None
+    form = Form(name="it", start=lambda: first, prove=lambda candidate: None, again=started)
+    outcome, _, candidate = settle(search, [form])
+    found = outcome.speedup
+    assert (found.value, found.low, found.high) == pytest.approx(claimed)
+    assert not left
+    ratio = outcome.baseline.seconds / outcome.final.seconds
+    assert ratio == pytest.approx(found.value), "what is printed beside the claim is that process's"
+    assert len(world.alive) == 3 if candidate else 1
+
+
+@pytest.mark.parametrize(
+    ("seen", "unseen", "kept"),
+    [
+        pytest.param(0.009, 0.011, ["half"], id="over the budget where nothing was chosen"),
+        pytest.param(0.009, 0.010, ["half", "fuse"], id="within it"),
+        pytest.param(
+            0.004, 0.011, ["half", "fuse"], id="so far below that it is not asked before the artifact is"
+        ),
+        pytest.param(0.009, None, ["half", "fuse"], id="no more data"),
+    ],
+)
+def test_what_was_chosen_is_judged_by_other_data(world: World, seen: float, unseen: float | None, kept):
+    def loss(of_both: float):
+        return lambda steps: of_both if "fuse" in {s.name for s in steps} else 0.002 if steps else 0.0
+
+    world.gain = product(half=2.0, fuse=2.0)
+    world.drop, world.unseen_drop = loss(seen), None if unseen is None else loss(unseen)
+    outcome = world.search(step("half"), step("fuse"))
+    assert names(outcome) == kept
+    assert outcome.speedup.value == pytest.approx(2.0 ** len(kept))
+    if len(kept) == 1:
+        assert rows(outcome) == {"half": "kept", "fuse": "removed"}
+        assert "1.10% on data by which nothing was chosen" in row(outcome, "fuse").reason
+
+
+def test_it_is_judged_so_also_where_the_last_trial_has_used_its_time_up(world: World):
+    """That trial's limit was the deadline still, and asking beyond it ended the search with nothing."""
+    world.gain, world.cost = product(half=2.0, fuse=2.0), {"fuse": 1000.0}
+    world.drop = world.unseen_drop = lambda steps: 0.009 * bool(steps)
+    outcome = world.search(step("half"), step("fuse"))
+    assert (names(outcome), rows(outcome)) == (["half"], {"half": "kept", "fuse": "untried"})
+
+
+def test_a_single_step_that_is_over_the_budget_on_other_data_leaves_the_original(world: World):
+    world.gain = product(half=2.0)
+    world.drop, world.unseen_drop = lambda steps: 0.009 * bool(steps), lambda steps: 0.02 * bool(steps)
+    outcome = world.search(step("half"))
+    assert outcome.best.steps == ()
+    assert rows(outcome) == {"half": "removed"}
+    assert world.alive == [()]
+
+
+# ------------------------------------------------------------------------------------------- drop-one, swaps, order
+
+
+def test_the_drop_one_pass_removes_what_no_longer_contributes_and_keeps_what_does(world: World):
+    # `half` pays alone and is worth nothing once `fuse` is there; `pool` goes on paying.
+    table = {"half": 1.2, "fuse": 2.0, "pool": 1.1}
+
+    def gain(names: frozenset[str]) -> float:
+        found = product(**table)(names)
+        return found / 1.2 if {"half", "fuse"} <= names else found
+
+    world.gain = gain
+    outcome = world.search(step("half"), step("fuse"), step("pool"))
+    assert names(outcome) == ["fuse", "pool"]
+    assert rows(outcome) == {"half": "removed", "fuse": "kept", "pool": "kept"}
+    assert row(outcome, "half").reason.startswith("without it the recipe is as good")
+    assert outcome.speedup.value == pytest.approx(2.2)
+
+
+def test_a_step_that_another_one_needs_is_never_dropped_alone(world: World):
+    world.gain = lambda names: 1.5 if "quantize" in names else 1.1 if "fuse" in names else 1.0
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert names(outcome) == ["quantize", "fuse"]
+
+
+def test_a_wanted_step_survives_the_drop_one_pass(world: World):
+    def gain(names: frozenset[str]) -> float:
+        return 2.0 if "fuse" in names else 1.2 if "fold" in names else 1.0
+
+    world.gain = gain
+    outcome = world.search(step("fold"), step("fuse"), wanted=(step("fold"),))
+    assert names(outcome) == ["fold", "fuse"]
+
+
+@pytest.mark.parametrize("error", [TrialFailed("crashed"), WorkloadError("the metric is NaN")])
+def test_a_failure_in_the_drop_one_pass_leaves_the_recipe_as_it_is(world: World, monkeypatch, error):
+    world.gain = product(half=1.2, fuse=1.25)
+
+    def drop(steps: tuple[Step, ...]) -> float:
+        if [s.name for s in steps] == ["fuse"]:
+            raise error
+        return 0.0
+
+    world.drop = drop
+    outcome = world.search(step("half"), step("fuse"))
+    assert names(outcome) == ["half", "fuse"]
+    assert any("without half failed" in note for note in outcome.notes)
+    assert world.alive == [(), outcome.best.steps]
+
+
+def test_a_step_takes_the_place_of_one_that_clashes_with_it(world: World):
+    world.gain = lambda names: {frozenset({"half"}): 2.0, frozenset({"static"}): 3.0}.get(names, 1.0)
+    outcome = world.search(step("half"), step("static"))
+    assert names(outcome) == ["static"]
+    assert rows(outcome) == {"half": "removed", "static": "kept"}
+    assert row(outcome, "static").reason == "1.50x faster, in place of half"
+    assert row(outcome, "half").reason.endswith("then replaced by static")
+
+
+def test_a_clashing_step_that_is_slower_leaves_the_recipe_alone(world: World):
+    world.gain = lambda names: {frozenset({"half"}): 2.0, frozenset({"static"}): 1.5}.get(names, 1.0)
+    outcome = world.search(step("half"), step("static"))
+    assert names(outcome) == ["half"]
+    assert rows(outcome) == {"half": "kept", "static": "dropped"}
+
+
+def test_what_an_engine_of_its_own_left_nothing_of_is_refused_without_a_trial(world: World):
+    """The original in float32 and compiled against the engine with its narrow weights would only cost time."""
+    world.gain = product(engine=4.0, repack=1.5, half=1.9, fuse=1.9, static=1.9, pool=1.2)
+    tried = [step(name) for name in ("engine", "half", "fuse", "static", "repack", "pool")]
+    outcome = world.search(*tried)
+    assert names(outcome) == ["engine", "repack", "pool"]
+    for name, need in (("half", "float32"), ("fuse", "eager"), ("static", "float32")):
+        assert row(outcome, name).status == "refused"
+        assert row(outcome, name).reason == (
+            f"engine runs the model on code of its own, which this cannot change (needs: {need})"
+        )
+        assert all(step(name) not in steps for steps in world.started)
+
+
+def test_large_gains_come_first_and_settings_last(world: World):
+    world.gain = product(half=2.0, fuse=1.5, fold=1.2, pool=1.2, settle=1.2, engine=0.5)
+    world.search(*(step(name) for name in ("settle", "pool", "fold", "fuse", "half", "engine")))
+    last = [steps[-1] if step("settle") not in steps else step("settle") for steps in world.started[1:]]
+    assert world.started[1:4] == [(step("engine"),), (step("half"),), (step("half"), step("fuse"))]
+    assert set(map(str, last[4:])) == {"pool", "settle"}
+
+
+def test_what_gains_less_but_more_a_second_does_not_take_the_time_of_the_largest_gain(world: World):
+    world.gain, world.cost = product(fuse=2.0, fold=1.2), {"fuse": 12.0}
+    world.budget, world.export_seconds = Budget(time_seconds=33.0), 1.5
+    outcome = world.search(step("fold"), step("fuse"))
+    assert world.started[1] == (step("fuse"),)
+    assert rows(outcome) == {"fuse": "kept", "fold": "untried"}
+
+
+def test_what_is_asked_for_by_name_is_tried_in_the_engines_place(world: World):
+    world.gain = product(engine=2.0, half=4.0)
+    outcome = world.search(step("engine"), wanted=(step("half"),))
+    assert names(outcome) == ["half"]
+    assert world.started[1] == (step("half"),)
+
+
+def test_an_engine_that_was_not_kept_is_in_nobodys_way(world: World):
+    world.gain = product(engine=0.5, half=1.9)
+    assert rows(world.search(step("engine"), step("half"))) == {"engine": "dropped", "half": "kept"}
+
+
+def test_a_step_waits_for_the_one_that_gives_what_it_needs(world: World):
+    world.gain = product(fuse=2.0, tune=1.2)
+    outcome = world.search(step("tune"), step("fuse"))
+    assert names(outcome) == ["tune", "fuse"]
+    assert [str(rung.step) for rung in outcome.rungs] == ["fuse", "tune"]
+
+
+def test_a_step_whose_need_nobody_gives_is_refused_in_words(world: World):
+    world.gain = product(fuse=0.5, tune=1.2)
+    outcome = world.search(step("tune"), step("fuse"))
+    assert rows(outcome) == {"fuse": "dropped", "tune": "refused"}
+    assert row(outcome, "tune").reason == "the model has no: compiled"
+
+
+def test_a_step_dropped_before_compilation_gets_a_second_chance_after_it(world: World):
+    world.gain = lambda names: {
+        frozenset({"fuse"}): 2.0,
+        frozenset({"fuse", "half"}): 4.0,
+        frozenset({"half"}): 0.8,
+    }.get(names, 1.0)
+    outcome = world.search(step("half"), step("fuse"))
+    assert names(outcome) == ["half", "fuse"]
+    assert rows(outcome) == {"fuse": "kept", "half": "kept"}
+    assert world.started.count((step("half"),)) == 1
+
+
+def test_second_chances_come_after_the_quantizations(world: World):
+    """Each of them takes the compiler once more, for less than a quantization gains."""
+    world.gain = lambda names: {
+        frozenset({"half"}): 0.8,
+        frozenset({"fuse"}): 2.0,
+        frozenset({"fuse", "quantize"}): 4.0,
+        frozenset({"fuse", "half", "quantize"}): 6.0,
+    }.get(names, 1.0)
+    outcome = world.search(step("half"), step("fuse"), step("quantize"))
+    assert names(outcome) == ["half", "quantize", "fuse"]
+    assert (step("half"), step("fuse")) not in world.started
+
+
+def test_a_second_chance_keeps_what_later_steps_take_away(world: World):
+    """A change of the graph needs the model as it was, which it is at its place, whatever was kept since."""
+    world.gain = lambda names: {
+        frozenset({"half"}): 2.0,
+        frozenset({"trim", "half"}): 1.9,
+        frozenset({"half", "fuse"}): 4.0,
+        frozenset({"trim", "half", "fuse"}): 8.0,
+    }.get(names, 1.0)
+    world.cost, world.export_seconds = {"fuse": 5.0}, 1.0
+    outcome = world.search(step("trim"), step("half"), step("fuse"))
+    assert names(outcome) == ["trim", "half", "fuse"]
+    assert world.started.count((step("trim"), step("half"))) == 1
+
+
+def test_narrow_weights_are_tried_together_with_a_compiler_that_gained_nothing_alone(world: World):
+    world.gain = lambda names: 2.0 if {"fuse", "quantize"} <= names else 1.0
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert names(outcome) == ["quantize", "fuse"]
+    assert rows(outcome) == {"fuse": "kept", "quantize": "kept"}
+    assert "kept for quantize" in row(outcome, "fuse").reason
+
+
+def test_a_compiler_that_failed_is_nobodys_company(world: World):
+    world.gain = lambda names: 2.0 if {"fuse", "quantize"} <= names else 1.0
+    world.drop = lambda steps: 0.5 if step("fuse") in steps else 0.0
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert rows(outcome) == {"fuse": "dropped", "quantize": "refused"}
+
+
+def test_a_step_dropped_for_accuracy_gets_no_second_chance(world: World):
+    world.gain = product(half=2.0, fuse=2.0)
+    world.drop = lossy(half=0.5)
+    world.search(step("half"), step("fuse"))
+    assert sum(step("half") in steps for steps in world.started) == 1
+
+
+# -------------------------------------------------------------------------------------------------- memory, payback
+
+
+def test_for_memory_a_step_is_kept_for_memory_and_not_for_speed(world: World):
+    world.budget = Budget(objective="memory", time_seconds=100.0)
+    world.gain = product(fold=5.0)
+    world.memory = lambda names: (400 if "half" in names else 1000) * 2**20
+    outcome = world.search(step("fold"), step("half"))
+    assert rows(outcome) == {"fold": "dropped", "half": "kept"}
+    assert row(outcome, "fold").reason == "400 MiB peak memory where the best so far has 400 MiB"
+    assert row(outcome, "half").reason == "600 MiB less memory"
+    assert row(outcome, "half").memory_change_bytes == -600 * 2**20
+
+
+def test_for_memory_nothing_is_kept_that_is_slower_than_the_original(world: World):
+    world.budget = Budget(objective="memory", time_seconds=100.0)
+    world.gain = product(half=0.5)
+    world.memory = lambda names: (400 if "half" in names else 1000) * 2**20
+    outcome = world.search(step("half"))
+    assert row(outcome, "half").reason.startswith("slower than the original")
+
+
+def test_payback_is_compilation_over_the_time_saved_per_call(world: World):
+    world.gain = product(fuse=2.0)
+    world.cost = {"fuse": 11.0}
+    found = row(world.search(step("fuse")), "fuse")
+    assert found.compile_seconds == 12.0
+    assert found.payback_calls == pytest.approx(12.0 / 0.005)
+
+
+def test_what_saves_nothing_never_pays_back_and_what_does_not_compile_costs_nothing(world: World):
+    world.gain = product(fuse=0.5, half=2.0)
+    outcome = world.search(step("half"), step("fuse"))
+    assert row(outcome, "fuse").payback_calls is None
+    assert row(outcome, "half").compile_seconds is None
+
+
+# ----------------------------------------------------------------------------------------------------------- events
+
+
+def test_events_tell_the_whole_story_in_order(world: World):
+    world.gain = product(half=2.0)
+    outcome = world.search(step("half"), (step("fold"), "no layer"))
+    kinds = [event.kind for event in world.events]
+    assert kinds == ["baseline", "rung", "trying", "rung"]
+    assert [e.rung for e in world.events if e.rung] == [row(outcome, "fold"), row(outcome, "half")]
+    assert all(a.elapsed <= b.elapsed for a, b in itertools.pairwise(world.events))
+    assert {event.time_budget for event in world.events} == {100.0}
+    assert world.events[0].best is None
+    assert world.events[-1].best == row(outcome, "half").total_speedup
+
+
+def test_at_the_end_only_the_best_candidate_is_alive(world: World):
+    world.gain = product(half=2.0, fuse=2.0, fold=0.9)
+    outcome = world.search(step("fold"), step("half"), step("fuse"))
+    assert world.alive == [(), outcome.best.steps]

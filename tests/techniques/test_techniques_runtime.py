@@ -1,0 +1,258 @@
+"""Regional compilation, allocator, and the techniques that need a CUDA device."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from torchwright.devices import allocator as malloc
+from torchwright.devices import get_device
+from torchwright.engines.runner import JitRunner
+from torchwright.errors import TorchwrightError, UnknownName
+from torchwright.facts import DeviceFacts
+from torchwright.techniques import Target
+from torchwright.techniques.allocator import Allocator
+from torchwright.techniques.base import Settings
+from torchwright.techniques.cuda_graphs import CudaGraphs
+from torchwright.techniques.dtype import Dtype
+from torchwright.techniques.regional import Regional
+from torchwright.techniques.shared.blocks import repeated_blocks
+from torchwright.techniques.sparse24 import Sparse24, prune24
+from torchwright.techniques.torchao import TorchAO
+from torchwright.workloads.base import Case
+from torchwright.workloads.module import ModuleWorkload
+
+CPU = DeviceFacts(kind="cpu", name="test")
+CUDA = DeviceFacts(kind="cuda", name="test")
+
+
+def make(model: nn.Module, *inputs: torch.Tensor, device: DeviceFacts = CPU) -> Target:
+    workload = ModuleWorkload(model, inputs)
+    return Target(model=workload.build(), workload=workload, device=device, properties={"eager"})
+
+
+def blocks(count: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.Sequential(*[nn.Linear(8, 8) for _ in range(count)]), nn.Linear(8, 2)
+    )
+
+
+class Residual(nn.Module):
+    """A block as people write them."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(x).relu()
+
+
+class Pair(nn.Sequential):
+    """A block that is a class of torch.nn but for its name."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(nn.Linear(inputs, outputs), nn.ReLU())
+
+
+class Steps(nn.Module):
+    """Blocks until the answer is large."""
+
+    def __init__(self, blocks: nn.ModuleList) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+            if x.abs().amax() > 1e6:
+                break
+        return x
+
+
+class TestRegional:
+    def test_sets_the_runner_up(self) -> None:
+        target = make(blocks(4), torch.randn(1, 4))
+        assert Regional().refuse(target) is None
+        Regional().apply(target)
+        assert (target.settings.engine, target.settings.regional) == ("jit", True)
+        assert target.settings.inductor == {"freezing": False}
+        coverage = target.coverage[0]
+        assert (coverage.changed, coverage.total) == (4, 6)
+        assert coverage.kernel == "torch.compile of 4 Linear"
+
+    def test_is_not_tried_on_what_compiles_ahead_of_time(self) -> None:
+        target = make(blocks(4), torch.randn(1, 4))
+        assert list(Regional().variants(target)) == [Regional()]
+        target.properties.add("exportable")
+        assert list(Regional().variants(target)) == []
+
+    @pytest.mark.parametrize("kind", [nn.Linear, Residual, Pair])
+    def test_one_graph_is_compiled_for_all_blocks(
+        self, kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Classes of torch.nn as well, around which control flow depends on the data."""
+        monkeypatch.setattr("torch.compile", functools.partial(torch.compile, backend="eager"))
+        torch._dynamo.reset()
+        counts = torch._dynamo.utils.counters  # pyright: ignore[reportAttributeAccessIssue]
+        counts.clear()
+        model = Steps(nn.ModuleList([kind(8, 8) for _ in range(6)])).eval().requires_grad_(False)
+        x = torch.randn(2, 8)
+        with torch.inference_mode():
+            wanted = model(x)
+            run = JitRunner(model, Settings(engine="jit", regional=True))
+            assert torch.equal(run(Case("forward", (x,))), wanted)
+        assert counts["stats"]["unique_graphs"] in (1, 2)  # the first block's input may be laid out otherwise
+        run.check_compiled()
+
+    def test_refuses_where_little_repeats(self) -> None:
+        assert "has 2;" in (Regional().refuse(make(blocks(2), torch.randn(1, 4))) or "")
+        assert "has 0;" in (Regional().refuse(make(nn.Linear(4, 4), torch.randn(1, 4))) or "")
+
+    def test_blocks_of_several_kinds_do_not_count(self) -> None:
+        mixed = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
+        assert repeated_blocks(mixed) == []
+        assert repeated_blocks(nn.Sequential(nn.ReLU(), nn.ReLU(), nn.ReLU())) == []
+        assert len(repeated_blocks(nn.ModuleDict({"a": blocks(5), "b": blocks(3)}))) == 5
+
+
+class TestAllocator:
+    def test_retain_keeps_freed_memory(self) -> None:
+        """In a process of its own, since there is no way back: a large block that was freed stays resident."""
+        code = """
+import ctypes, os, sys
+from torchwright.devices.allocator import apply_allocator
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
+apply_allocator(None if sys.argv[1] == "default" else sys.argv[1])
+size, before = 64 << 20, resident()
+block = libc.malloc(size); ctypes.memset(block, 1, size); libc.free(block)
+print(resident() - before)
+"""
+        kept = {}
+        for kind in ("default", "retain"):
+            result = subprocess.run(
+                [sys.executable, "-c", code, kind], capture_output=True, text=True, check=True
+            )
+            kept[kind] = int(result.stdout)
+        assert kept["default"] < 8 << 20
+        assert kept["retain"] >= 60 << 20
+
+    def test_only_retain_is_tried_unasked(self) -> None:
+        target = make(nn.Linear(4, 4), torch.randn(1, 4))
+        assert list(Allocator().variants(target)) == [Allocator()]
+        assert Allocator().environment() == {}
+        Allocator().apply(target)
+        assert target.settings.allocator == "retain"
+
+    def test_library_that_is_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(malloc, "FOLDERS", ())
+        monkeypatch.setattr(malloc.ctypes.util, "find_library", lambda name: None)
+        reason = Allocator(kind="tcmalloc").refuse(make(nn.Linear(4, 4), torch.randn(1, 4)))
+        assert reason == "libtcmalloc is not installed; on Debian or Ubuntu: apt install libtcmalloc-minimal4"
+        assert Allocator(kind="tcmalloc").environment() == {}
+
+    def test_library_that_is_there(self, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+        (tmp_path / "libjemalloc.so.2").touch()
+        monkeypatch.setattr(malloc, "FOLDERS", (str(tmp_path),))
+        technique = Allocator(kind="jemalloc")
+        assert technique.refuse(make(nn.Linear(4, 4), torch.randn(1, 4))) is None
+        assert technique.environment() == {"LD_PRELOAD": str(tmp_path / "libjemalloc.so.2")}
+
+    def test_off_the_cpu(self) -> None:
+        assert "cuda memory" in (
+            Allocator().refuse(make(nn.Linear(4, 4), torch.randn(1, 4), device=CUDA)) or ""
+        )
+
+    def test_refused_settings_are_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(malloc, "retain_fault", lambda: "another C library")
+        with pytest.raises(TorchwrightError, match="another C library"):
+            malloc.apply_allocator("retain")
+        malloc.apply_allocator(None)
+
+
+@pytest.mark.parametrize("cls", [CudaGraphs, Sparse24, TorchAO])
+def test_cuda_techniques_say_why_not_on_the_cpu(cls: type) -> None:
+    assert "CUDA" in (cls.available(CPU) or "") or "CPU" in (cls.available(CPU) or "")
+
+
+def test_cuda_graphs_run_through_torch_compile() -> None:
+    target = make(nn.Linear(4, 4), torch.randn(1, 4), device=CUDA)
+    target.settings.engine = "aot"
+    CudaGraphs().apply(target)
+    assert (target.settings.engine, target.settings.mode) == ("jit", "reduce-overhead")
+
+
+def test_modules_that_keep_float32_are_looked_up() -> None:
+    target = make(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(1, 4))
+    with pytest.raises(UnknownName, match="unknown layer in dtype:keep_float32 'fc1'"):
+        Dtype(keep_float32=("fc1",)).apply(target)
+    Dtype(keep_float32=("1",)).apply(target)
+    assert [p.dtype for p in target.model.parameters()] == [torch.bfloat16] * 2 + [torch.float32] * 2
+    assert "autocast" in (Dtype(keep_float32=("1",), autocast=True).refuse(target) or "")
+
+
+def test_prune_keeps_the_two_largest_of_four() -> None:
+    w_NK = torch.tensor([[1.0, -4.0, 3.0, 2.0, 0.0, 0.0, 5.0, 0.1]])
+    assert prune24(w_NK).tolist() == [[0, -4, 3, 0, 0, 0, 5, pytest.approx(0.1)]]
+    random = torch.randn(32, 64)
+    assert bool((prune24(random).reshape(-1, 4).count_nonzero(1) == 2).all())
+    assert float((random - prune24(random)).norm() / random.norm()) < 0.5
+
+
+def test_sparse_torch_has_no_cpu_kernel() -> None:
+    """The refusal's claim, held against torch itself."""
+    from torch.sparse import to_sparse_semi_structured
+
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        _ = to_sparse_semi_structured(prune24(torch.randn(64, 64)).half()) @ torch.randn(64, 64).half()
+
+
+def need_cuda() -> DeviceFacts:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return get_device("cuda").identify()
+
+
+@pytest.mark.cuda
+def test_sparse24_on_cuda() -> None:
+    facts = need_cuda()
+    model = (
+        nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.Linear(512, 10)).cuda().half()
+    )
+    x = torch.randn(64, 512, device="cuda", dtype=torch.float16)
+    target = make(model, x, device=facts)
+    target.compute_dtype = torch.float16
+    assert Sparse24().refuse(target) is None
+    pruned = target.workload.build()
+    for name in ("0.weight", "2.weight"):
+        pruned.get_parameter(name).data = prune24(pruned.get_parameter(name).data)
+    Sparse24().apply(target)
+    assert target.coverage[0].skipped == {"3": "narrower than 512 features"}
+    torch.testing.assert_close(target.model(x), pruned(x), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("config", ["int8_dynamic", "float8_dynamic", "int4_weight_only"])
+def test_torchao_on_cuda(config) -> None:
+    facts = need_cuda()
+    target = make(
+        nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).cuda(),
+        torch.randn(64, 512).cuda(),
+        device=facts,
+    )
+    technique = TorchAO(config=config)
+    reason = technique.refuse(target)
+    if reason:
+        pytest.skip(reason)
+    technique.apply(target)
+    x = torch.randn(64, 512, device="cuda")
+    expected = target.workload.build()(x)
+    assert float((target.model(x).float() - expected).norm() / expected.norm()) < 0.15
+    assert target.coverage[0].changed == 2

@@ -1,0 +1,424 @@
+"""Any module with inputs: forms of inputs, metrics, the caller's model left alone, factories and what goes wrong."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.utils import _pytree as pytree
+
+from torchwright.devices import get_device
+from torchwright.engines.apply import make_target
+from torchwright.errors import ModelError, WorkloadError
+from torchwright.facts import Step
+from torchwright.search.save import calibration_notes
+from torchwright.techniques.shared.int8 import observe_inputs
+from torchwright.workloads.base import CastBoundary, changed_tensors, fresh, own_tensors, to_dtype
+from torchwright.workloads.module import ModuleWorkload, from_factory, normalise
+
+
+class Mixer(nn.Module):
+    """Takes what it is given in any form and returns a nest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x, scale=1.0, extra=None):
+        y = self.dropout(self.linear(x)) * scale
+        return {"y": y if extra is None else y + extra["bias"], "count": x.shape[0]}
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Mixer()
+
+
+def run_of(model):
+    return lambda case: model(*case.args, **case.kwargs)
+
+
+def quality(workload, model):
+    reference = workload.observe(run_of(workload.build()), torch.float32)
+    return workload.compare(reference, workload.observe(run_of(model), torch.float32))
+
+
+class TestInputs:
+    @pytest.mark.parametrize(
+        ("inputs", "calls"),
+        [
+            (torch.ones(2), [(1, 0)]),
+            ((torch.ones(2), 3), [(2, 0)]),
+            ((), [(0, 0)]),
+            ({"x": torch.ones(2), "scale": 2.0}, [(0, 2)]),
+            ([torch.ones(2), (torch.ones(3), 1), {"x": torch.ones(4)}], [(1, 0), (2, 0), (0, 1)]),
+        ],
+    )
+    def test_every_form(self, inputs, calls):
+        assert [(len(args), len(kwargs)) for args, kwargs in normalise(inputs)] == calls
+
+    def test_an_empty_list(self, model):
+        with pytest.raises(WorkloadError, match=r"there are no inputs.*a tuple, a dict, a tensor"):
+            ModuleWorkload(model, [])
+
+    @pytest.mark.parametrize("inputs", [5, "text", None, {1, 2}, [torch.ones(1), 5], [[torch.ones(1)]]])
+    def test_forms_that_are_none(self, model, inputs):
+        with pytest.raises(WorkloadError, match=r"inputs of type \w+ cannot be passed to a model.*Allowed"):
+            ModuleWorkload(model, inputs)
+
+    def test_cases_carry_names_and_nested_arguments(self, model):
+        inputs = [{"x": torch.ones(2, 4), "extra": {"bias": torch.ones(3)}}, (torch.ones(5, 4), 2.0)]
+        workload = ModuleWorkload(model, inputs)
+        cases = workload.cases(torch.float32)
+        assert [case.name for case in cases] == ["shape 1", "shape 2"]
+        assert [workload.build()(*case.args, **case.kwargs)["count"] for case in cases] == [2, 5]
+        assert [case.name for case in ModuleWorkload(model, inputs[1]).cases(torch.float32)] == ["forward"]
+
+    def test_describe_names_shapes_and_types(self, model):
+        inputs = [
+            (torch.ones(2, 4, dtype=torch.bfloat16), 2.0),
+            {"x": torch.ones(5, 4), "extra": {"bias": torch.ones(3)}},
+        ]
+        description = ModuleWorkload(model, inputs).describe()
+        assert description["kind"] == "module"
+        assert description["model"] == "Mixer"
+        assert description["shapes"] == [
+            {"args": [["bfloat16", 2, 4], "2.0"], "kwargs": {}},
+            {"args": [], "kwargs": {"x": [["float32", 5, 4]], "extra": [["float32", 3]]}},
+        ]
+
+
+class TestModel:
+    def test_the_callers_model_is_left_alone(self, model):
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        workload = ModuleWorkload(model, torch.ones(2, 4))
+        built: Any = workload.build()
+        built.linear.weight.data.zero_()
+        built.half()
+        assert model.training
+        assert all(parameter.requires_grad for parameter in model.parameters())
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        again: Any = workload.build()
+        assert again.linear.weight.abs().sum() > 0
+
+    def test_built_models_are_in_eval_mode_without_gradients(self, model):
+        built: Any = ModuleWorkload(model, torch.ones(2, 4)).build()
+        assert not any(module.training for module in built.modules())
+        assert not any(parameter.requires_grad for parameter in built.parameters())
+
+    def test_shared_weights_stay_shared(self):
+        model: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+        built: Any = ModuleWorkload(model, torch.ones(1, 3)).build()
+        assert built[0].weight is built[1].weight
+
+    @pytest.mark.parametrize("thing", [torch.relu, nn.Linear, "path", None, 5])
+    def test_what_is_no_module(self, thing):
+        with pytest.raises(ModelError, match=r"the model is a \w+\. Allowed: a torch\.nn\.Module"):
+            ModuleWorkload(thing, torch.ones(1))
+
+    @pytest.mark.parametrize(
+        ("make", "words"),
+        [
+            (
+                lambda: torch.jit.script(nn.Linear(2, 2)),
+                r"TorchScript module \(Linear\)\. Allowed: the torch\.nn\.Module",
+            ),
+            (lambda: nn.Linear(2, 2, device="meta"), r"meta device, without data\. Next: load"),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+    def test_what_has_no_weights_to_change(self, make, words):
+        with pytest.raises(ModelError, match=words):
+            ModuleWorkload(make(), torch.ones(1, 2))
+
+    @torch.no_grad()
+    def test_parametrized_weights_are_computed_once_and_travel(self):
+        model = nn.Sequential(weight_norm(nn.Linear(4, 3)), spectral_norm(nn.Linear(3, 2))).eval()
+        x = torch.randn(5, 4)
+        workload = cloudpickle.loads(cloudpickle.dumps(ModuleWorkload(model, x)))
+        torch.testing.assert_close(workload.build()(x), model(x))
+        assert hasattr(model[0], "parametrizations")
+
+    def test_inputs_lose_their_history(self, model):
+        x = torch.ones(2, 4, requires_grad=True) * 2
+        (case,) = ModuleWorkload(model, {"x": x}).cases(torch.float32)
+        assert not case.kwargs["x"].requires_grad
+
+    def test_a_model_that_cannot_be_copied(self):
+        model = nn.Linear(2, 2)
+        model.cache = model.weight * 2  # a tensor in the middle of a graph
+        with pytest.raises(ModelError, match=r"the model Linear cannot be copied.*deepcopy"):
+            ModuleWorkload(model, torch.ones(1, 2))
+
+    def test_travels_by_cloudpickle(self, model):
+        class Local(nn.Module):
+            def forward(self, x):
+                return x + 1
+
+        workload = cloudpickle.loads(cloudpickle.dumps(ModuleWorkload(Local(), torch.ones(2))))
+        assert workload.build()(torch.ones(2)).tolist() == [2, 2]
+
+    def test_bfloat16_inside_float32_outside(self, model):
+        workload = ModuleWorkload(model, (torch.ones(2, 4), 1.0, {"bias": torch.ones(3)}))
+        cast: Any = workload.cast(workload.build(), torch.bfloat16, lambda name, module: False)
+        (case,) = workload.cases(torch.float32)
+        output = cast(*case.args)
+        assert type(cast) is CastBoundary
+        inner: Any = cast.inner
+        assert inner.linear.weight.dtype == torch.bfloat16
+        assert output["y"].dtype == torch.float32
+        assert output["count"] == 2
+        torch.testing.assert_close(output["y"], workload.build()(*case.args)["y"], rtol=0.02, atol=0.02)
+
+    def test_modules_kept_in_float32_and_integers_left_alone(self):
+        model = fresh(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)))
+        changed = to_dtype(model, torch.bfloat16, lambda name, module: name == "2")
+        assert changed == ["0", "1"]
+        dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+        assert dtypes["0.weight"] == dtypes["1.running_mean"] == torch.bfloat16
+        assert dtypes["2.weight"] == torch.float32
+        assert dtypes["1.num_batches_tracked"] == torch.int64
+
+
+class TestMetrics:
+    def test_relative_error_is_the_default_over_all_shapes_and_outputs(self, model):
+        workload = ModuleWorkload(model, [torch.ones(2, 4), torch.ones(3, 4)])
+        other: Any = workload.build()
+        assert quality(workload, other).drop == 0
+        other.linear.weight.data.mul_(1.01)
+        changed = quality(workload, other)
+        assert changed.metric == "relative error"
+        assert 1e-3 < changed.drop < 0.05
+
+    def test_bfloat16_outputs_are_compared_as_float32(self):
+        workload = ModuleWorkload(nn.Identity(), torch.ones(2, dtype=torch.bfloat16))
+        (seen,) = workload.observe(run_of(workload.build()), torch.float32)
+        assert [t.dtype for t in seen.outputs] == [torch.float32]
+
+    def test_classification_judges_by_agreement_over_every_shape(self):
+        logits = [torch.eye(5) for _ in range(5)]
+        workload = ModuleWorkload(nn.Identity(), logits, task="classification")
+        swap = torch.eye(5)[:, [1, 0, 2, 3, 4]]
+        reference = workload.observe(run_of(workload.build()), torch.float32)
+
+        def judged(wrong):
+            run = lambda case: swap if case.name == wrong else case.args[0]
+            return workload.compare(reference, workload.observe(run, torch.float32))
+
+        assert (judged("shape 2").metric, judged("shape 2").samples) == ("top-1 agreement", 15)
+        assert judged("shape 2").value == pytest.approx(1 - 2 / 15)
+        assert judged("shape 1").value == pytest.approx(1 - 2 / 5)  # what calibrated answers for itself
+        assert judged("shape 5").value == 1.0  # which judges what was chosen
+        last = workload.unseen()
+        assert last is not None
+        reference = last.observe(run_of(workload.build()), torch.float32)
+        run = lambda case: swap if case.name == "shape 5" else case.args[0]
+        assert last.compare(reference, last.observe(run, torch.float32)).value == pytest.approx(1 - 2 / 5)
+
+    @pytest.mark.parametrize(
+        ("inputs", "apart"),
+        [
+            ([torch.ones(2, 3)] * 3, None),
+            ([torch.ones(2, 3)] * 8, range(6, 8)),
+            ([*[torch.ones(2, 3)] * 7, torch.ones(4, 3)], None),  # a shape of its own is judged by the search
+        ],
+    )
+    def test_inputs_that_judge_what_was_chosen(self, inputs, apart):
+        workload = ModuleWorkload(nn.Identity(), inputs)
+        last = workload.unseen()
+        assert (last and last.sample) == apart
+        assert ModuleWorkload(nn.Identity(), inputs, metric=lambda model: 1.0).unseen() is None
+
+    def test_a_classifier_without_classes(self):
+        workload = ModuleWorkload(nn.Flatten(0), torch.tensor(1.0), task="classification")
+        with pytest.raises(WorkloadError, match="logits with the classes as last axis"):
+            workload.observe(lambda case: torch.tensor(1.0), torch.float32)
+
+    def test_an_unknown_task(self, model):
+        with pytest.raises(WorkloadError, match=r"unknown task 'detection'.*regression, classification"):
+            ModuleWorkload(model, torch.ones(2, 4), task="detection")
+
+    def test_outputs_that_cannot_be_compared(self):
+        workload = ModuleWorkload(nn.Identity(), ("text",))
+        with pytest.raises(WorkloadError, match=r"nothing that can be compared.*metric="):
+            workload.observe(run_of(workload.build()), torch.float32)
+
+    def test_a_metric_of_the_users_own_calls_the_model_as_it_likes(self, model):
+        def mean_answer(candidate):
+            assert isinstance(candidate, nn.Module)
+            return candidate(torch.ones(7, 4), scale=2.0)["y"].mean()
+
+        workload = ModuleWorkload(model, torch.ones(2, 4), metric=mean_answer)
+        other: Any = workload.build()
+        other.linear.weight.data.mul_(2)
+        result = quality(workload, other)
+        assert result.metric == "mean_answer"
+        assert result.value == pytest.approx(other(torch.ones(7, 4), scale=2.0)["y"].mean().item())
+        assert workload.describe()["metric"] == "mean_answer"
+
+    @pytest.mark.parametrize(("higher", "drop"), [(True, 0.1), (False, -0.1)])
+    def test_direction(self, model, higher, drop):
+        values = iter([1.0, 0.9])
+        workload = ModuleWorkload(
+            model, torch.ones(2, 4), metric=lambda m: next(values), higher_is_better=higher
+        )
+        assert quality(workload, model).drop == pytest.approx(drop)
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf])
+    def test_a_metric_that_is_no_number(self, model, value):
+        workload = ModuleWorkload(model, torch.ones(2, 4), metric=lambda m: value)
+        with pytest.raises(WorkloadError, match=r"the metric '<lambda>' returned (nan|inf) for the original"):
+            quality(workload, model)
+
+    @pytest.mark.parametrize(
+        "metric", [lambda m: None, lambda m: "high", lambda m: torch.ones(2), lambda m: m.missing]
+    )
+    def test_a_metric_that_fails(self, model, metric):
+        workload = ModuleWorkload(model, torch.ones(2, 4), metric=metric)
+        with pytest.raises(
+            WorkloadError, match=r"the metric '<lambda>' failed\. Found: \w+Error.*returns a number"
+        ):
+            quality(workload, model)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A current folder for factories, with the import state restored."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+class TestFactories:
+    def write(self, here, name: str, body: str) -> None:
+        (here / f"{name}.py").write_text(f"import torch\nfrom torch import nn\n{body}")
+
+    def test_a_module_of_the_current_folder(self, here):
+        self.write(here, "tw_good", "def make():\n    return nn.Linear(3, 2), torch.ones(4, 3)\n")
+        workload = from_factory("tw_good:make")
+        (case,) = workload.cases(torch.float32)
+        assert workload.build()(*case.args).shape == (4, 2)
+        assert workload.describe()["model"] == "tw_good:make"
+        assert str(here) in sys.path  # trial processes, which are given this path, can import it too
+
+    @pytest.mark.parametrize(
+        ("name", "body", "target", "words"),
+        [
+            ("tw_a", "", "tw_missing:make", r"'tw_missing:make' cannot be imported.*No module named"),
+            ("tw_b", "", "tw_b:make", r"cannot be imported.*no attribute 'make'"),
+            ("tw_c", "", "tw_c:", "cannot be imported"),
+            ("tw_d", "def make(:\n", "tw_d:make", "cannot be imported.*SyntaxError"),
+            ("tw_e", "1 / 0\n", "tw_e:make", "cannot be imported.*ZeroDivisionError"),
+            (
+                "tw_f",
+                "def make():\n    return {}['key']\n",
+                "tw_f:make",
+                "the factory 'tw_f:make' failed.*KeyError",
+            ),
+            ("tw_g", "def make(x):\n    pass\n", "tw_g:make", "failed.*TypeError"),
+            ("tw_h", "make = 5\n", "tw_h:make", "failed.*TypeError.*not callable"),
+            ("tw_i", "def make():\n    return nn.Linear(1, 1)\n", "tw_i:make", r"returned Linear.*a pair"),
+            ("tw_j", "def make():\n    return 1, 2\n", "tw_j:make", r"returned tuple.*a pair"),
+        ],
+    )
+    def test_what_goes_wrong(self, here, name, body, target, words):
+        self.write(here, name, body)
+        with pytest.raises(ModelError, match=words):
+            from_factory(target)
+
+    def test_inputs_that_are_none(self, here):
+        self.write(here, "tw_k", "def make():\n    return nn.Linear(1, 1), []\n")
+        with pytest.raises(WorkloadError, match="there are no inputs"):
+            from_factory("tw_k:make")
+
+
+class Drifting(nn.Module):
+    """Normalizes its input in place, as careless code does."""
+
+    def forward(self, x):
+        return x.sub_(0.5).div_(0.2) * 2
+
+
+def test_a_module_that_holds_a_nested_form_is_copied_without_a_warning():
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.form = pytree.tree_structure((1, [2]))
+
+    held: Any = ModuleWorkload(Holds(), ()).build()
+    assert held.form == pytree.tree_structure((1, [2]))
+
+
+class TestInputsThatAreChanged:
+    def test_every_call_is_given_the_users_own_values(self):
+        x = torch.rand(3, 4)
+        workload = ModuleWorkload(Drifting(), (x,))
+        for _ in range(3):
+            assert quality(workload, Drifting()).drop == 0
+            assert torch.equal(workload.cases(torch.float32)[0].args[0], x)
+
+    def test_tensors_stay_laid_out_as_they_were_and_keep_their_memory_in_common(self):
+        x = torch.ones(6, 8)
+        given = (x[::2], x.t(), x[:1].expand(3, 8))
+        own = own_tensors(given)
+        assert [t.stride() for t in own] == [t.stride() for t in given]
+        assert not changed_tensors(given, own)
+        own[1].zero_()
+        assert list(changed_tensors(given, own)) == [0, 1, 2]
+        assert x.all()
+
+    @pytest.mark.parametrize("task", ["regression", "classification"])
+    def test_what_no_longer_changes_its_input_is_another_function(self, task):
+        workload = ModuleWorkload(Drifting(), torch.rand(3, 4), task=task)
+        with pytest.raises(WorkloadError, match="does not change the same inputs in place"):
+            quality(workload, lambda x: Drifting()(x.clone()))
+
+    def test_a_wrong_change_counts_as_a_wrong_output(self):
+        def other(x):
+            answer = Drifting()(x)
+            x.mul_(1.5)
+            return answer
+
+        assert quality(ModuleWorkload(Drifting(), torch.rand(3, 4)), other).drop == pytest.approx(0.5)
+
+    def test_nan_and_minus_zero_are_no_change(self):
+        workload = ModuleWorkload(nn.Identity(), torch.tensor([math.nan, -0.0, math.inf]))
+        (seen,) = workload.observe(run_of(workload.build()), torch.float32)
+        assert not seen.changed
+
+
+class TestCalibration:
+    def test_some_of_several_inputs_calibrate(self, model):
+        workload = ModuleWorkload(model, [torch.rand(2, 4) for _ in range(8)])
+        assert [case.name for case in workload.calibration(torch.float32)] == ["shape 1", "shape 2"]
+        assert workload.calibrates_apart()
+
+    def test_int8_is_judged_on_inputs_that_it_has_not_seen(self):
+        """The second input is ten times as large as the one that sets the scales: it was calibrated on both."""
+        small = torch.rand(4, 4)
+        workload = ModuleWorkload(nn.Sequential(nn.Linear(4, 3)), [small, 10 * small])
+        target = make_target(workload, get_device("cpu").identify())
+        ranges = observe_inputs(target, (nn.Linear,))
+        assert [scale for scale, _ in ranges.values()] == [pytest.approx(small.max().item() / 255)]
+
+    def test_one_input_calibrates_and_is_judged_and_the_report_says_so(self, model):
+        x = torch.rand(2, 4)
+        alone, several = ModuleWorkload(model, x), ModuleWorkload(model, [x, x])
+        best: Any = SimpleNamespace(steps=(Step(name="int8_static"), Step(name="dtype")))
+        outcome: Any = SimpleNamespace(best=best)
+        assert not calibration_notes(outcome, several)
+        (note,) = calibration_notes(outcome, alone)
+        assert note.startswith("int8_static was calibrated on the inputs it is judged by")
