@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchwright.devices import base, check_name, cpu, cuda, default_name, devices, get_device
+from torchwright.devices import check_name, cpu, cuda, default_name, devices, get_device
 from torchwright.devices.base import DISTURBED_SECONDS, Ceilings, Device, fast_seconds
 from torchwright.devices.cpu import CPU
 from torchwright.devices.cuda import CUDA
@@ -172,7 +172,7 @@ def test_nothing_half_written_stays_behind(cache, monkeypatch, caplog):
     def refuse(*_: object) -> None:
         raise OSError("no")
 
-    monkeypatch.setattr(base.os, "replace", refuse)
+    monkeypatch.setattr(Path, "replace", refuse)
     Toy().facts()
     assert list((cache / "ceilings").iterdir()) == []
 

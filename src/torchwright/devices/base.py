@@ -6,8 +6,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,6 +17,7 @@ import torch
 
 from torchwright.facts import DeviceFacts
 from torchwright.paths import cache_folder
+from torchwright.process.files import replacing
 
 log = logging.getLogger(__name__)
 
@@ -144,14 +143,9 @@ def _read(path: Path) -> Ceilings | None:
 def _write(path: Path, identity: dict[str, object], ceilings: Ceilings) -> None:
     """Write to a temporary file and rename, so that another process reads all of it or nothing."""
     text = json.dumps({"measured_on": identity, "ceilings": dataclasses.asdict(ceilings)}, indent=2)
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            temporary = file.name
-            file.write(text)
-        os.replace(temporary, path)
+        with replacing(path) as beside:
+            beside.write_text(text)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         log.warning("the measured ceilings cannot be kept in %s: %s", path.parent, error)

@@ -7,13 +7,12 @@ compiler made, which on a CPU is most of a compilation. Objects are found again 
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 import zipfile
 from pathlib import Path
 
 from torchwright.errors import ArtifactError
+from torchwright.process.files import replacing
 
 NAME = re.compile(r"[0-9a-z]{2}/[0-9a-z]+(\.main)?\.so")
 LARGEST = 64 * 2**20
@@ -71,8 +70,6 @@ def _cache() -> Path:
 
 def _write(file: Path, content: bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, beside = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(content)
-    os.chmod(beside, 0o700)
-    os.replace(beside, file)
+    with replacing(file) as beside:
+        beside.touch(0o700)
+        beside.write_bytes(content)

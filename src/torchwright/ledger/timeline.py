@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from jinja2 import Environment, PackageLoader, PrefixLoader, StrictUndefined
 from torchwright.ledger import show
 from torchwright.ledger.account import Account, Piece
 from torchwright.ledger.buckets import BUCKETS, NANO
+from torchwright.process.files import replacing
 from torchwright.report import wording
 
 WIDTH, LANE, GAP = 1000, 26, 8
@@ -86,12 +86,8 @@ def write(account: Account, path: str | Path) -> None:
     """Write the page beside `path` and rename it there, with the folders above it where they are missing."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as beside:
         beside.write_text(render(account), encoding="utf-8")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _ranks_to_show(account: Account, ranks: list[int]) -> list[int]:

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from torchwright.process.files import replacing
 from torchwright.stuck.read import OWN
 
 ENTRIES = 2000
@@ -115,9 +116,8 @@ def write_dump(
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"rank_{rank}.json"
-    beside = folder / f".rank_{rank}.{os.getpid()}.{threading.get_ident()}"
-    beside.write_text(json.dumps(content), encoding="utf-8")
-    beside.replace(path)
+    with replacing(path) as beside:
+        beside.write_text(json.dumps(content), encoding="utf-8")
     return path
 
 

@@ -7,10 +7,8 @@ told to, when its parent dies, and when its own accounts turn out wrong; the par
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from torchwright.decoder.cache import PAGE
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.devices.allocator import retain_where_possible
 from torchwright.errors import ArtifactError, TorchwrightError
+from torchwright.process.orphans import die_with_parent
 from torchwright.serve.engine.embed import ServedEncoder
 from torchwright.serve.engine.engine import Engine
 from torchwright.serve.engine.memory import page_bytes, page_count
@@ -55,19 +54,19 @@ SWITCH_S = 5e-4
 and fill masks meanwhile."""
 IDLE_MS = 250
 """How long an idle engine waits for a message before it looks after its parent and its own accounts."""
-PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     begin_log()
-    _die_with_parent()
+    parent = options.parent or os.getppid()
+    die_with_parent(parent)
     sys.setswitchinterval(SWITCH_S)
     retain_where_possible()  # a step's logits are tens of megabytes, mapped afresh each time otherwise
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.set_hwm(0)  # the engine's own queue is what bounds the messages
         socket.connect(options.endpoint)
-        channel = Channel(socket, options.parent or os.getppid())
+        channel = Channel(socket, parent)
         try:
             served = open_served(options, channel)
         except TorchwrightError as error:
@@ -242,12 +241,6 @@ def _ready(engine: Engine, notices: list[str]) -> Ready:
         fingerprint=engine.fingerprint,
         notices=notices,
     )
-
-
-def _die_with_parent() -> None:
-    """On Linux at once, by a signal; elsewhere the engine looks after its parent between messages."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from torchwright.paths import file_digest
+from torchwright.process.files import replacing
 from torchwright.train.data.shards import CHECKSUMS, DataError, read_checksums
 
 if TYPE_CHECKING:
@@ -143,8 +144,7 @@ def tokenize(path: Path, tokenizer: Tokenizer, end: int | None) -> Iterator[np.n
 
 def write_shard(path: Path, pieces: Iterable[np.ndarray], kind: np.dtype) -> str:
     """Write a token shard piece by piece, beside its place, and rename it; its SHA-256."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
+    with replacing(path) as new:
         with new.open("wb") as file:
             count = 0
             _write_header(file, kind, count)
@@ -153,19 +153,13 @@ def write_shard(path: Path, pieces: Iterable[np.ndarray], kind: np.dtype) -> str
                 count += len(piece)
             file.seek(0)
             _write_header(file, kind, count)
-        digest = file_digest(new)
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
-    return digest
+        return file_digest(new)
 
 
 def write_checksums(folder: Path, known: dict[str, str]) -> None:
     """Write the folder's `checksums.json`, beside its place, and rename it."""
-    sums = folder / CHECKSUMS
-    beside = sums.with_name(f".{CHECKSUMS}.{os.getpid()}.new")
-    beside.write_text(json.dumps(known, indent=1, sort_keys=True))
-    beside.replace(sums)
+    with replacing(folder / CHECKSUMS) as beside:
+        beside.write_text(json.dumps(known, indent=1, sort_keys=True))
 
 
 def _write_header(file: BinaryIO, kind: np.dtype, count: int) -> None:

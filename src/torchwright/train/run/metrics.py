@@ -18,6 +18,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from torchwright.process.files import replacing
+
 FILE = "metrics.jsonl"
 UNITS = {"lr": ".2e", "loss": ".4f", "validation_loss": ".4f", "grad_norm": ".3f"}
 
@@ -63,9 +65,8 @@ class Metrics:
         if self._folder is not None:
             path = self._folder / FILE
             kept = [text for text, line in _lines(path) if line.get("step", line.get("at", 0)) <= at]
-            new = path.with_name(f".{FILE}")
-            new.write_text("".join(f"{text}\n" for text in kept), encoding="utf-8")
-            new.replace(path)
+            with replacing(path) as new:
+                new.write_text("".join(f"{text}\n" for text in kept), encoding="utf-8")
             self._file = path.open("a", buffering=1, encoding="utf-8")
             self._board = _tensorboard(self._folder, at)
         self.event("start", at=at, **facts)
