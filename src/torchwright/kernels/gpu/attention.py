@@ -30,7 +30,6 @@ PROGRAMS = 256
 MOST_SUMS = 1 << 26
 """Numbers that spans apart may write for one call, 256 MiB. Beyond it, which takes dozens of tokens at a context of
 100,000 and more, each tile's program takes all spans: a prompt's last chunk lasts as long as a whole one then."""
-LOG2_E = 1.4426950408889634
 
 
 @triton.jit

@@ -163,11 +163,6 @@ class Cluster:
         tier = next((tier for tier in self.tiers if distance < (tier.devices or 0)), self.tiers[-1])
         return size / (tier.bandwidth * tier.efficiency) + tier.latency
 
-    def slowest_link(self, group: Group) -> str:
-        """The name of the tier that bounds a large all-gather of the group."""
-        seconds = self._seconds(self.entering(group, 1.0))
-        return max(seconds, key=seconds.__getitem__, default="")
-
     def _seconds(self, bytes_of: dict[str, float]) -> dict[str, float]:
         tiers = {tier.name: tier.bandwidth * tier.efficiency for tier in self.tiers}
         return {name: size / tiers[name] for name, size in bytes_of.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torchwright.train.layout import Layout
 from torchwright.train.planning.cluster import Cluster
@@ -14,15 +13,6 @@ RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 LARGEST_MICRO_BATCH = 64
 MOST_PIECES = 4
 """Of a pipeline stage, where micro-batches are interleaved."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rejected:
-    """A layout that cannot be, its rule, and the numbers that decided."""
-
-    layout: Layout
-    rule: str
-    reason: str
 
 
 def layouts(devices: int, experts: int) -> Iterator[Layout]:
