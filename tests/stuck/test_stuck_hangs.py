@@ -103,7 +103,7 @@ def test_a_hang_is_named_by_its_ranks(folder: Path, name: str, capsys: pytest.Ca
     lines = [row["line"] for row in facts["rows"] if row["call"]]
     assert lines
     assert all(
-        re.search(r"train/hang_programs.py:\d+ ", line) for line in lines
+        re.search(r"stuck/hang_programs.py:\d+ ", line) for line in lines
     )  # the call site of each side
     said = (folder / f"{name}.txt").read_text()
     assert said.startswith(f"{kind}: ")

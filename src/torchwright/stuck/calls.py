@@ -11,7 +11,7 @@ from torchwright.errors import TorchwrightError
 _MACHINERY = re.compile(
     r"/torch/(distributed|nn|utils|autograd|multiprocessing|optim|library|fx|_\w+)\b|/torch/_ops\.py"
     r"|/(contextlib|threading|typing_extensions|runpy|spawn|_bootstrap)\.py$|/multiprocessing/|/concurrent/"
-    r"|^<frozen|^<string>|/stuck/"
+    r"|^<frozen|^<string>|/torchwright/stuck/"
 )
 """Files between a program's own line and the collective, or above its first line."""
 
