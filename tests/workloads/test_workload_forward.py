@@ -144,7 +144,9 @@ def test_outputs_are_those_of_transformers_in_one_graph(workload: ForwardWorkloa
     plain = getattr(transformers, workload.architecture).from_pretrained(workload.folder).eval()
     wanted, found = plain(**case.kwargs), model(**case.kwargs)
     assert found
-    assert all(torch.equal(found[name], wanted[name]) for name in found)
+    for name in found:  # not to the bit: some libraries' sums depend on where in memory the weights lie
+        largest = float(wanted[name].abs().max())
+        torch.testing.assert_close(found[name], wanted[name], rtol=0.0, atol=1e-6 * largest)
     graph = export(model, [case])["forward"].module()
     for name, value in graph(**case.kwargs).items():
         torch.testing.assert_close(value, found[name])
