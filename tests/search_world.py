@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from factories import make_device, make_quality, make_recipe
+from torchwright.engines.describe import Description
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Budget, Coverage, DeviceFacts, Event, Identity, Recipe, Rung, Step
 from torchwright.search.finish import Form, settle
@@ -21,6 +22,7 @@ from torchwright.search.loop import run
 from torchwright.search.state import Outcome, Search
 from torchwright.techniques.base import Phase, Technique, from_step, techniques
 from torchwright.trial.client import Candidate, Context, TrialFailed
+from torchwright.trial.values import Memory, Prepared
 
 UNSEEN_SECONDS = 0.01
 """What it takes to look at data that chooses nothing."""
@@ -305,13 +307,16 @@ class World:
             steps=steps,
             process=Process(self, context, steps),  # pyright: ignore[reportArgumentType]
             folder=None,
-            engine="aot" if compiled else "eager",
-            dtype="float32",
-            threads=None,
-            prepare_seconds=seconds,
-            coverage=tuple(Coverage(technique=step.name, changed=1, total=1) for step in steps),
-            weight_bytes=10,
-            properties=properties,
+            prepared=Prepared(
+                seconds=seconds,
+                engine="aot" if compiled else "eager",
+                dtype="float32",
+                threads=None,
+                allocator=None,
+                coverage=tuple(Coverage(technique=step.name, changed=1, total=1) for step in steps),
+                weight_bytes=10,
+                properties=properties,
+            ),
         )
 
 
@@ -348,8 +353,8 @@ class Process:
     def waited(self) -> float:
         return self.world.waited(self.names, self.turns)
 
-    def memory(self) -> dict[str, int]:
-        return {"peak": self.world.memory(self.names), "recompiles": 0}
+    def memory(self) -> Memory:
+        return Memory(peak=self.world.memory(self.names), recompiles=0)
 
     def observe(self, *, unseen: bool = False) -> str | None:
         if unseen:
@@ -364,20 +369,19 @@ class Process:
         drop, high = drop if isinstance(drop, tuple) else (drop, drop)
         return make_quality(drop, high, metric="error")
 
-    def describe(self, *, names: tuple[str, ...] | None) -> dict[str, Any]:
+    def describe(self, *, names: tuple[str, ...] | None) -> Description:
         self.world.asked.append(names)
-        return {
-            "device": make_device(),
-            "original": self.world.original,
-            "export_seconds": self.world.export_seconds,
-            "called_as_is": False,
-            "properties": ORIGINAL,
-            "variants": self.world.variants,
-            "operations": {},
-            "kernel_seconds": self.world.kernels,
-            "repeats": {"forward": 1},
-            "weight_bytes": 10,
-        }
+        return Description(
+            device=make_device(),
+            original=self.world.original,
+            export_seconds=self.world.export_seconds,
+            called_as_is=False,
+            properties=ORIGINAL,
+            variants=tuple(self.world.variants),
+            counts={},
+            kernel_seconds=self.world.kernels,
+            repeats={"forward": 1},
+        )
 
     def close(self) -> None:
         if self.steps in self.world.alive:

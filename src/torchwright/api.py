@@ -247,7 +247,7 @@ def verify(
     over = recipe.steps and quality.drop_high > recipe.budget.max_drop
     found = {
         "verdict": "broken" if over else verdict,
-        "runs_as": loaded["how"],
+        "runs_as": loaded.how,
         "speedup": str(speedup),
         **promise(recipe),
         "at_least": at_least,
@@ -256,7 +256,7 @@ def verify(
         "drop": quality.drop,
         "drop_high": quality.drop_high,
         "max_drop": recipe.budget.max_drop,
-        "notices": loaded["notices"],
+        "notices": list(loaded.notices),
     }
     if over:
         raise RegressionFound(
@@ -330,14 +330,14 @@ def bench(
         else:
             ready = process.ask("prepare", steps=())
         turns = [process.ask("time") for _ in range(VERIFY_ROUNDS)]
-        memory = process.ask("memory")["peak"]
+        memory = process.ask("memory").peak
     medians = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
-    result: dict[str, Any] = {"runs_as": ready.get("how", "the original, eager")}
+    result: dict[str, Any] = {"runs_as": ready.how if recipe else "the original, eager"}
     if recipe:
         result |= promise(recipe)
     if rows is not None:
         result["batch"] = rows
-    result["ready_s"] = ready["seconds"]
+    result["ready_s"] = ready.seconds
     described = workload.describe()
     for name, seconds in medians.items():
         result[f"{name}_s"] = seconds

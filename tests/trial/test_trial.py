@@ -232,7 +232,7 @@ def test_a_fork_server_that_was_killed_is_started_again(tmp_path: Path):
         with pytest.raises(TrialFailed, match="signal 9"):
             process.ask("prepare", steps=())
         with TrialProcess(shared) as another:
-            assert another.ask("prepare", steps=())["engine"] == "eager"
+            assert another.ask("prepare", steps=()).engine == "eager"
 
 
 # ------------------------------------------------------------------------------ errors that it survives
@@ -282,12 +282,12 @@ def test_neither_what_a_model_prints_nor_a_metric_that_raises_disturbs_the_answe
         context(Trap(chatter), tmp_path, fork=fork, metric=bad_metric) as shared,
         TrialProcess(shared) as process,
     ):
-        assert process.ask("prepare", steps=())["engine"] == "eager"
+        assert process.ask("prepare", steps=()).engine == "eager"
         with pytest.raises(WorkloadError, match=r"'bad_metric' failed.*KeyError"):
             process.ask("observe")
         assert process.ask("time")["forward"] > 0
         assert process.ask("waited") >= 0
-        assert process.ask("memory")["peak"] > 0
+        assert process.ask("memory").peak > 0
 
 
 # --------------------------------------------------------------------------------- models of any origin
@@ -355,9 +355,9 @@ def test_a_candidate_carries_what_the_worker_found_and_cleans_up(tmp_path: Path)
     shared.threads = 2
     candidate = start_candidate(shared, (step,), ["forward"])
     try:
-        assert (candidate.engine, candidate.threads, candidate.folder) == ("eager", 1, None)
-        assert [item.technique for item in candidate.coverage] == ["threads"]
-        assert candidate.weight_bytes == 4 * (4 * 4 + 4)
+        assert (candidate.prepared.engine, candidate.prepared.threads, candidate.folder) == ("eager", 1, None)
+        assert [item.technique for item in candidate.prepared.coverage] == ["threads"]
+        assert candidate.prepared.weight_bytes == 4 * (4 * 4 + 4)
         candidate.turn()
         measured = candidate.measurement({"forward": 3})
         assert measured.seconds == pytest.approx(3 * measured.cases[0].seconds)

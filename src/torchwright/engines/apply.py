@@ -3,23 +3,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
-from torchwright.engines.identity import identity
-from torchwright.engines.program import export
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import DeviceFacts, Step
-from torchwright.techniques.base import Target, Technique, from_step, in_order, techniques
-from torchwright.techniques.matmul_attention import AttentionCalls
+from torchwright.techniques.base import Target, from_step, in_order
 from torchwright.workloads.base import Workload
 
 DISCOVERED = frozenset({"sdpa", "exportable"})
-"""Properties that only `describe_target` looks for; a step that needs one was chosen because it is there."""
+"""Properties that only `describe.py` looks for; a step that needs one was chosen because it is there."""
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -62,69 +57,10 @@ def reshaped(workload: Workload, steps: Sequence[Step]) -> Workload:
     return workload
 
 
-def describe_target(target: Target, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Everything the search needs to know of the original before it tries anything.
-
-    With `names` these techniques alone are asked, and nothing is measured that only the choice among many needs.
-    """
-    from torchwright.measure.microbench import LinearCalls, linear_kernel_seconds
-    from torchwright.measure.roofline import count_operations
-
-    cases = target.workload.cases(torch.float32)
-    original = identity(target.model)
-    adapted = target.workload.adapt(target.model)
-    asked = [cls for _, cls in techniques] if names is None else [techniques.get(name) for name in names]
-    operations = {}
-    with torch.inference_mode():
-        with (
-            LinearCalls(adapted) as linears,
-            AttentionCalls() as attention,
-        ):  # one pass sees all: it may take seconds
-            for case in cases:
-                linears.repeat = case.repeat
-                operations[case.name] = count_operations(adapted, case)
-        if names is None and "linear" in target.properties:
-            target.kernel_seconds = linear_kernel_seconds(linears, target.device)
-    if attention.seen:
-        target.properties.add("sdpa")
-    begun = time.perf_counter()
-    if names is None or any("exportable" in cls.needs for cls in asked):
-        target.properties |= {"exportable"} if _exports(adapted, cases) else set()
-    export_seconds = time.perf_counter() - begun
-    return {
-        "device": target.device,
-        "original": original,
-        "properties": frozenset(target.properties),
-        "variants": [variant for cls in asked for variant in _variants(cls, target)],
-        "operations": operations,
-        "kernel_seconds": target.kernel_seconds,
-        "export_seconds": export_seconds,
-        "called_as_is": target.workload.called_as_is(),
-        "repeats": {case.name: case.repeat for case in cases},
-        "weight_bytes": weight_bytes(target.model),
-    }
-
-
-def _variants(cls: type[Technique], target: Target) -> list[tuple[Step, str | None]]:
-    """What is worth trying of one technique, each with the reason where it is not."""
-    blanket = cls.available(target.device)
-    if blanket:
-        return [(Step(name=cls.name), blanket)]
-    return [(technique.step(), technique.refuse(target)) for technique in cls().variants(target)]
-
-
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of parameters and buffers, those shared counted once."""
     seen = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()] if t.numel()}
     return sum(seen.values())
-
-
-def _exports(model: nn.Module, cases: Sequence[Any]) -> bool:
-    try:
-        export(model, cases)
-    except RefusedTechnique:
-        return False
-    return True
 
 
 def _properties(target: Target) -> set[str]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,22 +79,16 @@ class JitRunner:
         return most
 
 
-def build_packages(
-    target: Target, folder: Path, cases: Sequence[Case]
-) -> tuple[dict[str, float], list[CallSpec]]:
+def build_packages(target: Target, folder: Path, cases: Sequence[Case]) -> list[CallSpec]:
     """Export and compile every case into `folder`; keeps the portable graphs beside the packages.
 
-    Returns the seconds of each stage, and what each call takes. Raises `RefusedTechnique` when the model does not
-    export.
+    Returns what each call takes. Raises `RefusedTechnique` when the model does not export.
     """
-    start = time.perf_counter()
     programs = {
         name: rewritten(program, target.settings) for name, program in export(target.model, cases).items()
     }
     specs = [described(name, program) for name, program in programs.items()]
-    exported = time.perf_counter()
     write_programs(folder, programs)
-    written = time.perf_counter()
     packages = list(enumerate(programs.items()))
     inductor = target.settings.inductor
     # Compilation is one thread's work, so graphs are compiled side by side; measuring kernels meanwhile would not do.
@@ -110,8 +103,7 @@ def build_packages(
         for process in started:
             process.kill()
             process.wait()
-    end = time.perf_counter()
-    return {"export": exported - start, "compile": end - written}, specs
+    return specs
 
 
 def rewritten(program: ExportedProgram, settings: Settings) -> ExportedProgram:

@@ -14,8 +14,18 @@ from torchwright.facts import DeviceFacts, RooflinePoint
 from torchwright.workloads.base import Case
 
 
-def count_operations(model: nn.Module, case: Case) -> dict[str, int]:
-    """Operations (multiply and add apart) of matrix products, convolutions and attention; bytes in and out.
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What one call computes and moves, weights apart."""
+
+    operations: int
+    """Of matrix products, convolutions and attention; multiply and add apart."""
+    bytes: int
+    """In and out."""
+
+
+def count_operations(model: nn.Module, case: Case) -> Counts:
+    """One call, counted while it is made.
 
     Recurrent layers are not counted by torch's counter: their operations are those it sees, which may be none.
     """
@@ -31,7 +41,7 @@ def count_operations(model: nn.Module, case: Case) -> dict[str, int]:
         for leaf in pytree.tree_leaves((case.args, case.kwargs, output))
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
     )
-    return {"operations": counter.get_total_flops(), "bytes": moved}
+    return Counts(operations=counter.get_total_flops(), bytes=moved)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ AGAIN_GAIN = 1.05
 def first_queue(search: Search, left: Sequence[Step] = ()) -> list[Step]:
     """Steps to try, those among them that an earlier search has `left`; those refused outright become rows at once."""
     queue = _asked_for(search) + _variants(search)
-    variants = [step for step, _ in search.description["variants"]]
+    variants = [step for step, _ in search.description.variants]
     queue += [step for step in left if step not in variants and step not in queue]
     return queue + _open_again(search, queue)
 
@@ -58,8 +58,7 @@ def _variants(search: Search) -> list[Step]:
     asked, have_rows = {step.name for step in search.wanted}, [rung.step for rung in search.rungs]
     queue: list[Step] = []
     refused: set[tuple[str, str]] = set()
-    variants: list[tuple[Step, str | None]] = search.description["variants"]
-    for step, reason in [] if search.only else variants:
+    for step, reason in () if search.only else search.description.variants:
         if step.name in asked or step.name in search.without:
             continue
         if reason is None:
@@ -155,10 +154,10 @@ def _is_engine(technique: Technique) -> bool:
 
 def _blanket_refusal(search: Search, step: Step) -> str | None:
     cls = techniques.get(step.name)
-    for known, reason in search.description["variants"]:
+    for known, reason in search.description.variants:
         if known.name == step.name and reason and known.options == step.options:
             return reason
-    return cls.available(search.description["device"])
+    return cls.available(search.description.device)
 
 
 def with_step(
@@ -182,7 +181,7 @@ def with_step(
 def _hold_together(search: Search, steps: tuple[Step, ...]) -> bool:
     """Whether each step, in its place, finds what it needs: one of an early phase may lack nothing but what later steps
     of the recipe have taken away."""
-    have: frozenset[str] = search.description["properties"]
+    have = search.description.properties
     changes = [from_step(step) for step in steps]
     promised = frozenset[str]().union(*(change.gives for change in changes))
     for change in changes:
@@ -236,7 +235,7 @@ def untried_giver(search: Search, technique: Technique) -> Step | None:
 
 def cannot_pay(search: Search, technique: Technique) -> str | None:
     """The micro-benchmark's verdict: the most that faster linear layers can save, against the noise."""
-    times: dict[str, float] = search.description["kernel_seconds"]
+    times = search.description.kernel_seconds
     kernel = technique.kernel
     if (
         kernel is None

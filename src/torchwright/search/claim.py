@@ -140,7 +140,7 @@ class _Shipping:
         best, context = self.search.best, replace(self.search.context, fork=False)
         worker = trial.TrialProcess(context, trial.environment_of(best.steps))
         try:
-            answer = worker.ask("load_artifact", path=str(folder), trust=True, process=process)
+            opened = worker.ask("load_artifact", path=str(folder), trust=True, process=process)
         except BaseException:
             worker.close()
             raise
@@ -151,8 +151,7 @@ class _Shipping:
             turns=[],
             quality=None,
             memory=0,
-            how=answer["how"],
-            load_seconds=answer["seconds"],
+            how=opened.how,
         )
 
 
@@ -163,7 +162,7 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     if _settles_process(search.best.steps) or not workload.called_as_is():
         _fresh_original(search)
     original = search.best is search.baseline
-    forms = [shipping.form(name, original=original) for name in ways(search.best.engine, workload)]
+    forms = [shipping.form(name, original=original) for name in ways(search.best.prepared.engine, workload)]
     outcome, form, candidate = settle(search, forms)
     if form is None:
         name = ways("eager", workload)[-1]

@@ -38,7 +38,7 @@ def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
     if alike:
         return max(reversed(alike), key=lambda spent: _in_common(spent.steps, steps)).seconds
     compiling = any("compiled" in from_step(step).gives for step in steps)
-    exports = COMPILE_EXPORTS * search.description["export_seconds"] if compiling else 0.0
+    exports = COMPILE_EXPORTS * search.description.export_seconds if compiling else 0.0
     return search.spent[0].seconds + exports
 
 
@@ -62,14 +62,14 @@ def proof_seconds(search: Search, steps: Sequence[Step]) -> float:
     compiled = any("compiled" in from_step(step).gives for step in steps)
     again = ready_seconds(search, steps) if compiled else 0.0
     whole = again + least_proof_seconds(search) + OTHER_ROWS_SECONDS
-    if search.description["called_as_is"]:
+    if search.description.called_as_is:
         whole += another_process_seconds(search)
     return min(whole, PROOF_SHARE * search.budget.time_seconds)
 
 
 def least_proof_seconds(search: Search) -> float:
     """Choosing what answers which number of rows, where any is taken, and timing the artifact in one fresh process."""
-    choice = choice_seconds(search) if search.description["called_as_is"] else 0.0
+    choice = choice_seconds(search) if search.description.called_as_is else 0.0
     return choice + another_process_seconds(search)
 
 

@@ -62,13 +62,12 @@ def _measure_baseline(search: Search) -> None:
         search.spent.append(Spent(steps=(), seconds=clock() - begun))
         search.baseline.turn()
         begun = clock()
-        answer = process.ask("memory")
-        search.baseline.memory = answer["peak"]
+        search.baseline.memory = process.ask("memory").peak
         search.reference = process.ask("observe")
         search.baseline.quality = process.ask("compare", reference=search.reference, itself=True)
         search.settle_seconds = clock() - begun
         search.description = process.ask("describe", names=_asked(search))
-        search.repeats = search.description["repeats"]
+        search.repeats = search.description.repeats
     except TrialFailed as failure:
         search.baseline.close()
         raise _baseline_error(search, failure) from failure

@@ -73,7 +73,7 @@ def restore(search: Search) -> list[Step]:
     earlier = search.earlier
     if earlier is None:
         return []
-    structure = search.description["original"].structure
+    structure = search.description.original.structure
     if earlier.original is None or earlier.original.structure != structure:
         raise ArtifactError(
             "the earlier search cannot be continued: its original has other layers or weights of other shapes",
@@ -109,7 +109,7 @@ def _judged_alike(search: Search, earlier: Recipe) -> bool:
     then, now = earlier.baseline.quality, search.baseline.quality
     assert now is not None
     value = then is not None and math.isclose(then.reference, now.reference, rel_tol=1e-6)
-    return value and earlier.original == search.description["original"]
+    return value and earlier.original == search.description.original
 
 
 def _say(search: Search, text: str) -> None:

@@ -69,9 +69,9 @@ def make_recipe(
         search_seconds=outcome.seconds,
         roofline=_roofline(outcome, fingerprint.device),
         notes=(*outcome.notes, *calibration_notes(outcome, workload)),
-        engine=outcome.best.engine,
+        engine=outcome.best.prepared.engine,
         more_seconds=outcome.more_seconds,
-        original=outcome.description["original"],
+        original=outcome.description.original,
         command=command,
     )
 
@@ -100,9 +100,11 @@ def write_contents(folder: Path, scratch: Path, search: Search, workload: Worklo
     contents = Contents(
         manifest={
             "way": way,
-            "engine": {"package": "aot", "native": "native", "graphs": "eager"}.get(way, best.engine),
-            "dtype": best.dtype,
-            "threads": best.threads,
+            "engine": {"package": "aot", "native": "native", "graphs": "eager"}.get(
+                way, best.prepared.engine
+            ),
+            "dtype": best.prepared.dtype,
+            "threads": best.prepared.threads,
             "self_contained": way != "module",
         }
     )
@@ -114,9 +116,9 @@ def write_contents(folder: Path, scratch: Path, search: Search, workload: Worklo
         if best.folder is None:
             contents.manifest["calls"] = best.process.ask("package", folder=str(scratch))
         else:
-            contents.manifest["calls"] = best.calls
+            contents.manifest["calls"] = best.prepared.calls
         _copy_packages(best.folder or scratch, folder)
-    elif best.engine == "jit" and not _ask(best, "save_cache", folder=str(native)):
+    elif best.prepared.engine == "jit" and not _ask(best, "save_cache", folder=str(native)):
         contents.notes.append(NOT_KEPT)
     if not any(native.iterdir()):
         native.rmdir()
@@ -131,7 +133,7 @@ def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents
     best = search.best
     search.tell("stage", "the same for any number of rows and other sizes")
     rows_seconds = _room(search)
-    worth = compiled and 1.2 * best.prepare_seconds < rows_seconds
+    worth = compiled and 1.2 * best.prepared.seconds < rows_seconds
     with TrialProcess(search.context) as process:
         takes, forms = process.ask(
             "forms",
@@ -178,7 +180,7 @@ def _choose(scratch: Path, search: Search, takes: Takes, forms: Forms, *, compil
             folder=str(scratch),
             compiled=compiled,
             seconds=estimate.choice_seconds(search),
-            threads=search.best.threads,
+            threads=search.best.prepared.threads,
             allocator=_allocator(search.best),
         )
 
@@ -195,7 +197,7 @@ def _room(search: Search) -> float:
 def _one_row(scratch: Path, search: Search, takes: Takes, contents: Contents) -> CallSpec | None:
     """Compile for one row, where there is time for it."""
     best, seconds = search.best, _room(search)
-    if 1.2 * best.prepare_seconds > seconds:
+    if 1.2 * best.prepared.seconds > seconds:
         contents.notes.append(f"{artifact.ONE}: no time was left to compile for it")
         return None
     with TrialProcess(search.context) as process:
@@ -235,11 +237,11 @@ def _roofline(outcome: Outcome, device: DeviceFacts) -> tuple[RooflinePoint, ...
     for stage, measurement in stages:
         dtype = "float32" if stage == "original" else _arithmetic(outcome)
         for case in measurement.cases:
-            counts = outcome.description["operations"].get(case.name)
+            counts = outcome.description.counts.get(case.name)
             if counts:
                 work = Work(
-                    bytes=counts["bytes"] + measurement.weight_bytes,  # weights are read once a call
-                    operations={dtype: counts["operations"]},
+                    bytes=counts.bytes + measurement.weight_bytes,  # weights are read once a call
+                    operations={dtype: counts.operations},
                 )
                 points.append(point(case.name, case.seconds, work, device, stage))
     return tuple(found for found in points if found is not None)
@@ -247,5 +249,5 @@ def _roofline(outcome: Outcome, device: DeviceFacts) -> tuple[RooflinePoint, ...
 
 def _arithmetic(outcome: Outcome) -> str:
     """The type that most of the final model's multiplications are in."""
-    quantized = any("int8" in coverage.kernel for coverage in outcome.best.coverage)
-    return "int8" if quantized else outcome.best.dtype
+    quantized = any("int8" in coverage.kernel for coverage in outcome.best.prepared.coverage)
+    return "int8" if quantized else outcome.best.prepared.dtype

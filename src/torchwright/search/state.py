@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.engines.apply import DISCOVERED
+from torchwright.engines.describe import Description
 from torchwright.facts import Budget, Event, Interval, Measurement, Recipe, Rung, Step
 from torchwright.techniques.base import from_step
 from torchwright.trial.client import Candidate, Context
@@ -54,7 +55,7 @@ class Outcome:
     final: Measurement
     speedup: Interval
     rungs: tuple[Rung, ...]
-    description: dict[str, Any]
+    description: Description
     seconds: float
     notes: tuple[str, ...]
     more_seconds: float = 0.0
@@ -115,13 +116,13 @@ class Search:
     """What the metric saw of the original."""
     last_reference: Any = None
     """The same on data by which nothing is chosen; None where there is none."""
-    description: dict[str, Any] = field(default_factory=dict[str, Any])
+    description: Description = field(init=False)
     repeats: dict[str, int] = field(default_factory=dict[str, int])
 
     def have(self) -> frozenset[str]:
         """Properties of the best so far; those found by running the original hold for every recipe of it."""
-        described: frozenset[str] = self.description["properties"]
-        return (self.best.properties | described & DISCOVERED) if self.best.steps else described
+        described = self.description.properties
+        return (self.best.prepared.properties | described & DISCOVERED) if self.best.steps else described
 
     def over_budget(self, candidate: Candidate) -> bool:
         """Whether the metric may have dropped by more than was allowed."""
@@ -200,7 +201,7 @@ class Search:
         self, step: Step, candidate: Candidate, comparison: Comparison | None, status: Any, reason: str
     ) -> None:
         """A row for a candidate, with what was measured of it."""
-        compiled = candidate.prepare_seconds if candidate.engine != "eager" else None
+        compiled = candidate.prepared.seconds if candidate.prepared.engine != "eager" else None
         payback = None
         if comparison and compiled:
             saved = self.objective_median(self.baseline) - self.objective_median(candidate)
@@ -218,7 +219,7 @@ class Search:
                 quality=candidate.quality,
                 compile_seconds=compiled,
                 payback_calls=payback,
-                coverage=candidate.coverage,
+                coverage=candidate.prepared.coverage,
             )
         )
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from torchwright.engines.spec import CallSpec
-from torchwright.facts import CaseTime, Coverage, Measurement, Quality, Step
+from torchwright.facts import CaseTime, Measurement, Quality, Step
 from torchwright.process import interrupts
 from torchwright.trial.fork_server import Forked, ForkServer, start
+from torchwright.trial.values import Prepared
 
 
 class TrialFailed(Exception):
@@ -204,18 +204,10 @@ class Candidate:
     steps: tuple[Step, ...]
     process: TrialProcess
     folder: Path | None
-    engine: Literal["eager", "jit", "aot", "native"]
-    dtype: str
-    threads: int | None
-    prepare_seconds: float
-    coverage: tuple[Coverage, ...]
-    weight_bytes: int
-    properties: frozenset[str]
-    calls: tuple[CallSpec, ...] = ()
-    """What its packages take."""
+    """Where its packages are, if it has any."""
+    prepared: Prepared
     how: str = ""
     """How it runs, where it is an artifact that was loaded."""
-    load_seconds: float = 0.0
     original: Candidate | None = None
     """The original in the same process, where it is there, too."""
     quality: Quality | None = None
@@ -232,8 +224,8 @@ class Candidate:
     def settle(self, reference: Any, *, unseen: bool = False) -> None:
         """Measure the metric and the memory; a storm of recompilations is refused here."""
         self.quality = self.process.ask("compare", reference=reference, unseen=unseen)
-        answer = self.process.ask("memory")
-        self.memory, self.recompiles = answer["peak"], answer["recompiles"]
+        memory = self.process.ask("memory")
+        self.memory, self.recompiles = memory.peak, memory.recompiles
 
     def close(self, *, keep: bool = False) -> None:
         """End the process; remove what it compiled unless it is to be kept."""
@@ -256,8 +248,8 @@ class Candidate:
             seconds=sum(case.seconds * case.repeat for case in cases),
             cases=cases,
             peak_memory_bytes=self.memory,
-            weight_bytes=self.weight_bytes,
-            prepare_seconds=self.prepare_seconds,
+            weight_bytes=self.prepared.weight_bytes,
+            prepare_seconds=self.prepared.seconds,
             quality=self.quality,
             recompiles=self.recompiles,
         )
@@ -282,23 +274,11 @@ def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Seque
     folder = Path(tempfile.mkdtemp(dir=context.scratch))
     process = TrialProcess(context, environment)
     try:
-        prepared = process.ask("prepare", steps=steps, folder=str(folder))
-        if prepared["engine"] == "aot":
+        prepared: Prepared = process.ask("prepare", steps=steps, folder=str(folder))
+        if prepared.engine == "aot":
             process.close()
             process = TrialProcess(context, environment, folder)  # packages are unpacked there, too
-            packages = {
-                spec.name: str(folder / f"package-{index}.pt2")
-                for index, spec in enumerate(prepared["calls"])
-            }
-            process.ask(
-                "load",
-                steps=steps,
-                packages=packages,
-                calls=prepared["calls"],
-                dtype=prepared["dtype"],
-                threads=prepared["threads"],
-                allocator=prepared["allocator"],
-            )
+            process.ask("load", steps=steps, folder=str(folder), prepared=prepared)
         else:
             folder.rmdir()
     except BaseException:
@@ -308,13 +288,6 @@ def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Seque
     return Candidate(
         steps=steps,
         process=process,
-        folder=folder if prepared["engine"] == "aot" else None,
-        engine=prepared["engine"],
-        dtype=prepared["dtype"],
-        threads=prepared["threads"],
-        prepare_seconds=prepared["seconds"],
-        coverage=prepared["coverage"],
-        weight_bytes=prepared["weight_bytes"],
-        properties=prepared["properties"],
-        calls=prepared["calls"],
+        folder=folder if prepared.engine == "aot" else None,
+        prepared=prepared,
     )

@@ -18,10 +18,14 @@ import traceback
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchwright.errors import ModelError, TorchwrightError
 from torchwright.process.orphans import be_killed_first, die_with_parent
+from torchwright.trial.values import Memory, Opened, Prepared
+
+if TYPE_CHECKING:
+    from torchwright.engines.describe import Description
 
 TURN_SECONDS = 0.02
 """A turn of timing repeats a short call until it has taken this long."""
@@ -87,14 +91,14 @@ class Session:
         self.device, self.workload.device = get_device(device), device
         self.threads = threads
 
-    def describe(self, *, names: tuple[str, ...] | None = None) -> dict[str, Any]:
+    def describe(self, *, names: tuple[str, ...] | None = None) -> Description:
         """What can be tried on the original here: properties, variants with refusals, kernel times, operations."""
-        from torchwright.engines.apply import describe_target
+        from torchwright.engines.describe import describe_target
 
         self._build()
         return describe_target(self.target, names)
 
-    def prepare(self, *, steps: tuple[Any, ...], folder: str | None = None) -> dict[str, Any]:
+    def prepare(self, *, steps: tuple[Any, ...], folder: str | None = None) -> Prepared:
         """Apply steps and make the first answers. With `folder`, compile ahead of time into it and stop there."""
         import torch
 
@@ -112,10 +116,10 @@ class Session:
         apply_allocator(settings.allocator)
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        stages, calls = {}, []
+        calls: list[Any] = []
         if settings.engine == "aot":
             assert folder is not None
-            stages, calls = build_packages(self.target, Path(folder), graphs)
+            calls = build_packages(self.target, Path(folder), graphs)
         elif not steps:
             self.run = self.workload.original_run(self.target.model)
         else:
@@ -126,29 +130,19 @@ class Session:
             self._warm_up()
         if isinstance(self.runner, JitRunner):
             self.runner.check_compiled()
-        return {
-            "seconds": time.perf_counter() - start,
-            "stages": stages,
-            "calls": tuple(calls),
-            "engine": settings.engine,
-            "threads": settings.threads,
-            "allocator": settings.allocator,
-            "coverage": tuple(self.target.coverage),
-            "weight_bytes": weight_bytes(self.target.model),
-            "dtype": str(self.target.compute_dtype).removeprefix("torch."),
-            "properties": frozenset(self.target.properties),
-        }
+        return Prepared(
+            seconds=time.perf_counter() - start,
+            engine=settings.engine,
+            dtype=str(self.target.compute_dtype).removeprefix("torch."),
+            threads=settings.threads,
+            allocator=settings.allocator,
+            coverage=tuple(self.target.coverage),
+            weight_bytes=weight_bytes(self.target.model),
+            properties=frozenset(self.target.properties),
+            calls=tuple(calls),
+        )
 
-    def load(
-        self,
-        *,
-        steps: tuple[Any, ...],
-        packages: dict[str, str],
-        calls: tuple[Any, ...],
-        dtype: str,
-        threads: int | None,
-        allocator: str | None,
-    ) -> dict[str, Any]:
+    def load(self, *, steps: tuple[Any, ...], folder: str, prepared: Prepared) -> None:
         """Load what another process compiled; this one then has only what an artifact's user has."""
         import torch
 
@@ -157,20 +151,20 @@ class Session:
         from torchwright.engines.door import Door
         from torchwright.engines.package import Package
 
-        start = time.perf_counter()
-        apply_allocator(allocator)
-        if threads:
-            torch.set_num_threads(threads)
-        self.dtype = getattr(torch, dtype)
+        apply_allocator(prepared.allocator)
+        if prepared.threads:
+            torch.set_num_threads(prepared.threads)
+        self.dtype = getattr(torch, prepared.dtype)
         self.workload = reshaped(self.workload, steps)
         self.runner = Door(
-            [Package(Path(packages[spec.name]), spec) for spec in calls], strict=True, device=self.device.name
+            [Package(Path(folder) / f"package-{i}.pt2", spec) for i, spec in enumerate(prepared.calls)],
+            strict=True,
+            device=self.device.name,
         )
         self.run = self.workload.front(self.runner.run)
         self._warm_up()
-        return {"seconds": time.perf_counter() - start}
 
-    def load_artifact(self, *, path: str, trust: bool, process: bool = True) -> dict[str, Any]:
+    def load_artifact(self, *, path: str, trust: bool, process: bool = True) -> Opened:
         """Load an artifact as its user would, who has the model at hand where the artifact needs it."""
         import torch
 
@@ -184,7 +178,7 @@ class Session:
         self.dtype = getattr(torch, manifest.dtype)
         self.run = call_as_user(loaded, self.device.name)
         self._warm_up()
-        return {"seconds": time.perf_counter() - start, "how": loaded.how, "notices": loaded.notices}
+        return Opened(seconds=time.perf_counter() - start, how=loaded.how, notices=tuple(loaded.notices))
 
     def beside(self) -> None:
         """Have the original here, too, to be asked by `original`."""
@@ -349,7 +343,7 @@ class Session:
         """
         from torchwright.engines.runner import build_packages
 
-        return tuple(build_packages(self.target, Path(folder), self.workload.graphs(self._dtype()))[1])
+        return tuple(build_packages(self.target, Path(folder), self.workload.graphs(self._dtype())))
 
     def save_native(self, *, folder: str) -> bool:
         """Keep the native decoder's packed weights."""
@@ -387,7 +381,7 @@ class Session:
             return False
         return True
 
-    def memory(self) -> dict[str, int]:
+    def memory(self) -> Memory:
         """Peak memory of this process while it answers every case once, and recompilations so far."""
         import torch
 
@@ -399,7 +393,7 @@ class Session:
             for case in self._cases():
                 self.run(self._given(case))
         recompiles = JitRunner.recompiles() if isinstance(self.runner, JitRunner) else 0
-        return {"peak": self.device.peak_memory_bytes(), "recompiles": recompiles}
+        return Memory(peak=self.device.peak_memory_bytes(), recompiles=recompiles)
 
     @property
     def _is_original(self) -> bool:

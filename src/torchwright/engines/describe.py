@@ -1,0 +1,94 @@
+# pyright: basic
+"""What the search needs to know of an original before it tries anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from torchwright.engines.identity import identity
+from torchwright.engines.program import export
+from torchwright.errors import RefusedTechnique
+from torchwright.facts import DeviceFacts, Identity, Step
+from torchwright.measure.roofline import Counts, count_operations
+from torchwright.techniques.base import Target, Technique, techniques
+from torchwright.techniques.matmul_attention import AttentionCalls
+from torchwright.workloads.base import Case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """The original on this machine, and what can be tried on it."""
+
+    device: DeviceFacts
+    original: Identity
+    properties: frozenset[str]
+    variants: tuple[tuple[Step, str | None], ...]
+    """What is worth trying, each with the reason where it is not."""
+    counts: dict[str, Counts]
+    """Of each call."""
+    kernel_seconds: dict[str, float]
+    """As in `Target`."""
+    export_seconds: float
+    called_as_is: bool
+    """As in `Workload`."""
+    repeats: dict[str, int]
+    """Name of a call → how often it is made."""
+
+
+def describe_target(target: Target, names: Sequence[str] | None = None) -> Description:
+    """With `names` these techniques alone are asked, and nothing is measured that only the choice among many needs."""
+    from torchwright.measure.microbench import LinearCalls, linear_kernel_seconds
+
+    cases = target.workload.cases(torch.float32)
+    original = identity(target.model)
+    adapted = target.workload.adapt(target.model)
+    asked = [cls for _, cls in techniques] if names is None else [techniques.get(name) for name in names]
+    counts = {}
+    with torch.inference_mode():
+        with (
+            LinearCalls(adapted) as linears,
+            AttentionCalls() as attention,
+        ):  # one pass sees all: it may take seconds
+            for case in cases:
+                linears.repeat = case.repeat
+                counts[case.name] = count_operations(adapted, case)
+        if names is None and "linear" in target.properties:
+            target.kernel_seconds = linear_kernel_seconds(linears, target.device)
+    if attention.seen:
+        target.properties.add("sdpa")
+    begun = time.perf_counter()
+    if names is None or any("exportable" in cls.needs for cls in asked):
+        target.properties |= {"exportable"} if _exports(adapted, cases) else set()
+    export_seconds = time.perf_counter() - begun
+    return Description(
+        device=target.device,
+        original=original,
+        properties=frozenset(target.properties),
+        variants=tuple(variant for cls in asked for variant in _variants(cls, target)),
+        counts=counts,
+        kernel_seconds=target.kernel_seconds,
+        export_seconds=export_seconds,
+        called_as_is=target.workload.called_as_is(),
+        repeats={case.name: case.repeat for case in cases},
+    )
+
+
+def _variants(cls: type[Technique], target: Target) -> list[tuple[Step, str | None]]:
+    """What is worth trying of one technique, each with the reason where it is not."""
+    blanket = cls.available(target.device)
+    if blanket:
+        return [(Step(name=cls.name), blanket)]
+    return [(technique.step(), technique.refuse(target)) for technique in cls().variants(target)]
+
+
+def _exports(model: nn.Module, cases: Sequence[Case]) -> bool:
+    try:
+        export(model, cases)
+    except RefusedTechnique:
+        return False
+    return True

@@ -1,0 +1,45 @@
+"""What a trial answers, as frozen values. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchwright.engines.spec import CallSpec
+from torchwright.facts import Coverage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A model with its steps applied."""
+
+    seconds: float
+    """What it took: compilation and first calls, too."""
+    engine: str
+    dtype: str
+    threads: int | None
+    allocator: str | None
+    coverage: tuple[Coverage, ...]
+    weight_bytes: int
+    properties: frozenset[str]
+    calls: tuple[CallSpec, ...] = ()
+    """What its packages take, in their order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """An artifact that was loaded."""
+
+    seconds: float
+    how: str
+    """What runs, in the words of `Loaded.how`."""
+    notices: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What a process needed while it answered every call once."""
+
+    peak: int
+    """Bytes."""
+    recompiles: int
+    """So far."""
