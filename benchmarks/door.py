@@ -26,8 +26,8 @@ from torchwright.engines.call import parameters_of
 from torchwright.engines.door import Door
 from torchwright.engines.module import OptimizedModule
 from torchwright.engines.package import Package
+from torchwright.engines.packaging import described
 from torchwright.engines.program import compile_program, export_one
-from torchwright.engines.runner import described
 from torchwright.engines.spec import Takes
 from torchwright.engines.takes import tensors_of
 from torchwright.workloads.base import Case

@@ -12,7 +12,7 @@ from torchwright.errors import TorchwrightError
 from torchwright.facts import Interval
 from torchwright.techniques.base import techniques
 from torchwright.trial.client import Context, TrialFailed
-from torchwright.trial.worker import Session
+from torchwright.trial.session import Session
 
 TRIED = ("dtype", "compile", "int8_dynamic", "threads")
 """Techniques that are cheap to ask whether they can run."""
@@ -68,7 +68,7 @@ def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = N
     for room in ("torchwright.trial.client", "torchwright.search.save", "torchwright.api"):
         monkeypatch.setattr(f"{room}.TrialProcess", InProcessTrial)
     monkeypatch.setattr("torchwright.search.compare.COMPARE_SECONDS", 0.0)
-    monkeypatch.setattr("torchwright.trial.worker.TURN_SECONDS", 0.0)
+    monkeypatch.setattr("torchwright.trial.timed.TURN_SECONDS", 0.0)
     monkeypatch.setattr("torchwright.search.claim.ROWS_SECONDS", 0.0)
     monkeypatch.setattr("torchwright.search.finish.PROCESSES", 1)
     monkeypatch.setattr(
@@ -80,7 +80,7 @@ def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = N
     known = {name: target for name, target in techniques._targets.items() if name in TRIED}
     monkeypatch.setattr(techniques, "_targets", known)
     if speedup is not None:
-        monkeypatch.setattr("torchwright.trial.worker.Session.waited", lambda session: 0.0)
+        monkeypatch.setattr("torchwright.trial.session.Session.waited", lambda session: 0.0)
         decree = Interval(value=speedup, low=speedup * 0.99, high=speedup * 1.01)
         monkeypatch.setattr("torchwright.search.compare.paired_speedup", lambda before, after: decree)
         monkeypatch.setattr("torchwright.api.paired_speedup", lambda before, after: decree)

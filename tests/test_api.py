@@ -29,7 +29,7 @@ from torchwright.errors import (
 )
 from torchwright.facts import Interval
 from torchwright.report import view
-from torchwright.trial.worker import Session
+from torchwright.trial.session import Session
 from torchwright.workloads import accuracy
 
 X = torch.linspace(-1, 1, 4 * 16).reshape(4, 16)
@@ -404,7 +404,7 @@ def test_bench_takes_any_number_of_rows_where_the_artifact_does(
     real = Session.time
 
     def time(self: Session) -> dict[str, float]:
-        timed.append(len(self._cases()[0].args[0]))
+        timed.append(len(self.calls.cases[0].args[0]))
         return real(self)
 
     monkeypatch.setattr(Session, "time", time)
@@ -430,7 +430,7 @@ def test_bench_of_a_process_that_dies_is_an_error_in_words(
     def broken(self: Any) -> None:
         raise RuntimeError("bad luck")
 
-    monkeypatch.setattr("torchwright.trial.worker.Session.time", broken)
+    monkeypatch.setattr("torchwright.trial.session.Session.time", broken)
     with pytest.raises(tw.TorchwrightError, match=r"could not be measured.*RuntimeError: bad luck"):
         api.bench(factory)
 

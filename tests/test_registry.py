@@ -1,5 +1,5 @@
 from collections import OrderedDict
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
@@ -12,9 +12,7 @@ from torchwright.registry import Registry
 def points(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     """What installed packages declare; the list is read when a registry is first used."""
     declared: list[EntryPoint] = []
-    monkeypatch.setattr(
-        registry_module, "entry_points", lambda group: [p for p in declared if p.group == group]
-    )
+    monkeypatch.setattr(registry_module, "_installed", lambda: EntryPoints(declared))
     return declared
 
 

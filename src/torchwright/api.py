@@ -19,6 +19,7 @@ from torchwright.answer import is_artifact, promise, refuse_for_artifact
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.folder import Manifest
 from torchwright.devices import default_name
+from torchwright.engines.base import engines
 from torchwright.errors import (
     ArtifactError,
     Inconclusive,
@@ -311,7 +312,7 @@ def bench(
         refuse_for_artifact(target, **decoder, device=device)
         recipe, manifest = artifact.open_artifact(Path(target))
         where = recipe.fingerprint.device.kind
-        if manifest.engine == "native":  # which takes any size, not only the one it was searched at
+        if engines.get(manifest.engine).whole:  # which takes any size, not only the one it was searched at
             searched = {name: recipe.workload.get(name) for name in options}
             given = {name: value for name, value in options.items() if value is not None}
             return decode_bench.bench(target, where, trust=trust, **(searched | given))

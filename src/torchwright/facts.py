@@ -274,7 +274,7 @@ class Recipe:
     search_seconds: float
     roofline: tuple[RooflinePoint, ...] = ()
     notes: tuple[str, ...] = ()
-    engine: Literal["eager", "jit", "aot", "native"] = "eager"
+    engine: str = "eager"
     runs_as: str = ""
     """What was measured in the last comparison, loaded in a fresh process: `speedup` is of this."""
     rows: tuple[RowsTime, ...] = ()

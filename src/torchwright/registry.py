@@ -9,10 +9,11 @@ A built-in is declared as "module:attribute" and imported on first use, so that 
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from importlib.metadata import EntryPoints, entry_points
+from typing import Generic, TypeVar, cast
 
 from torchwright.errors import TorchwrightError, unknown
 
@@ -60,7 +61,7 @@ class Registry(Generic[T]):
         if self._scanned:
             return
         self._scanned = True
-        for point in entry_points(group=self.group):
+        for point in _installed().select(group=self.group):
             if self._targets.get(point.name, point.value) != point.value:
                 raise TorchwrightError(
                     f"two packages register the {self.kind} '{point.name}'",
@@ -68,3 +69,9 @@ class Registry(Generic[T]):
                     next="uninstall one of them",
                 )
             self._targets[point.name] = point.value
+
+
+@functools.cache
+def _installed() -> EntryPoints:
+    """What installed packages declare, read once for all registries: each look takes milliseconds of every start."""
+    return cast(EntryPoints, entry_points())  # Python 3.11 has a dict of them with the same `select`

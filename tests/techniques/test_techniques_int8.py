@@ -18,8 +18,8 @@ from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.call import spec_of
 from torchwright.engines.package import Package
+from torchwright.engines.packaging import rewritten
 from torchwright.engines.program import compile_program, export, functional
-from torchwright.engines.runner import rewritten
 from torchwright.engines.sensitivity import rank_modules
 from torchwright.errors import UnknownName
 from torchwright.facts import Step

@@ -12,7 +12,7 @@ from torch import nn
 
 from torchwright.devices import allocator as malloc
 from torchwright.devices import get_device
-from torchwright.engines.runner import JitRunner
+from torchwright.engines.jit import Jit
 from torchwright.errors import TorchwrightError, UnknownName
 from torchwright.facts import DeviceFacts
 from torchwright.techniques import Target
@@ -105,10 +105,10 @@ class TestRegional:
         x = torch.randn(2, 8)
         with torch.inference_mode():
             wanted = model(x)
-            run = JitRunner(model, Settings(engine="jit", regional=True))
+            run = Jit(model, Settings(engine="jit", regional=True))
             assert torch.equal(run(Case("forward", (x,))), wanted)
         assert counts["stats"]["unique_graphs"] in (1, 2)  # the first block's input may be laid out otherwise
-        run.check_compiled()
+        run.check()
 
     def test_refuses_where_little_repeats(self) -> None:
         assert "has 2;" in (Regional().refuse(make(blocks(2), torch.randn(1, 4))) or "")

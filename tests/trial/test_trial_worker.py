@@ -11,7 +11,7 @@ from torch import nn
 from torchwright.devices import get_device
 from torchwright.errors import WorkloadError
 from torchwright.facts import Step
-from torchwright.trial.worker import Session
+from torchwright.trial.session import Session
 from torchwright.workloads.module import ModuleWorkload
 
 SEEN: list[tuple[float, int]] = []
@@ -66,7 +66,7 @@ def test_inputs_that_nobody_changes_are_given_as_they_are() -> None:
     session = session_of(Reading())
     first = len(SEEN)
     session.time()
-    assert {place for _, place in SEEN[first:]} == {session._cases()[0].args[0].data_ptr()}
+    assert {place for _, place in SEEN[first:]} == {session.calls.cases[0].args[0].data_ptr()}
 
 
 def test_a_type_that_loses_the_change_is_refused_in_words() -> None:

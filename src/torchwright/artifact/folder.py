@@ -33,16 +33,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from torchwright.engines.spec import CallSpec, Takes
+from torchwright.engines.base import MODEL as MODEL
+from torchwright.engines.base import NATIVE as NATIVE
+from torchwright.engines.base import Way, engines
+from torchwright.engines.spec import CallSpec, Takes, package_file
 from torchwright.errors import ArtifactError
 from torchwright.facts import RECIPE_FORMAT, Fingerprint, Recipe, to_json
 from torchwright.json_file import read_bytes, read_json, typed
 from torchwright.paths import cache_folder, file_digest
 from torchwright.process import folders, interrupts
 
-RECIPE, MANIFEST, REPORT, NATIVE, MODEL = "recipe.json", "manifest.json", "report.html", "native", "model"
-GRAPH_CACHE, MACHINE_CODE = "cache.bin", "code.zip"
-"""What torch.compile compiled, in NATIVE."""
+RECIPE, MANIFEST, REPORT = "recipe.json", "manifest.json", "report.html"
 SIGNATURE = "signature"
 ROWS, GENERAL = "any number of rows", "any sizes"
 """Names of graphs beside those of the example's calls."""
@@ -54,7 +55,6 @@ LARGEST = 64 * 2**20
 """Bytes of RECIPE and of MANIFEST."""
 MOST_FILES = 100_000
 T = TypeVar("T")
-ENGINES = ("eager", "jit", "aot", "native")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 MOST_THREADS = 4096
 LARGEST_SIZE = 2**24
@@ -74,9 +74,8 @@ class Manifest:
     engine: str
     dtype: str
     threads: int | None = None
-    way: Literal["", "native", "package", "graphs", "rebuild", "module"] = ""
-    """What was measured: the native decoder, compiled packages, the graphs operator by operator, the model made anew
-    from its folder, or the recipe on the caller's own module. Artifacts of before do not say."""
+    way: Way | Literal[""] = ""
+    """What was measured. Artifacts of before do not say."""
     calls: tuple[CallSpec, ...] = ()
     """Of the packages, in their order."""
     rows: Literal["free", "both", "pieces", "fixed"] = "fixed"
@@ -100,7 +99,7 @@ class Manifest:
 
 def packages(names: Sequence[str], rows: str, one_row: CallSpec | None) -> list[tuple[str, str]]:
     """(name of the call, file of its package) of what is compiled; `names` are those of the example's calls."""
-    fixed = [(name, f"package-{index}.pt2") for index, name in enumerate(names)]
+    fixed = [(name, package_file(index)) for index, name in enumerate(names)]
     free = [(ROWS, ROWS_PACKAGE)]
     one = [(ONE, ONE_PACKAGE)] if one_row is not None else []
     return {"free": free, "both": [*fixed, *free]}.get(rows, fixed) + one
@@ -240,6 +239,8 @@ def _read(path: Path) -> tuple[Recipe, Manifest]:
             raise ArtifactError(f"{path} is not an artifact", found=f"no {name}", next="optimize again")
     _check_links(path)
     recipe, manifest = _parsed(path / RECIPE, Recipe), _parsed(path / MANIFEST, Manifest)
+    _check_engine(path, recipe.engine)
+    _check_engine(path, manifest.engine)
     _check_manifest(path, manifest)
     _check_workload(path, recipe.workload)
     _signed(path)
@@ -260,11 +261,15 @@ def _parsed(path: Path, kind: type[T]) -> T:
     return typed(data, kind, str(path))
 
 
+def _check_engine(path: Path, name: str) -> None:
+    if name not in engines.names():
+        remedy = "install the package that brings this engine, or optimize again"
+        raise _damaged(path, f"the engine {name[:80]!r}", remedy)
+
+
 def _check_manifest(path: Path, manifest: Manifest) -> None:
     """What the types of its fields do not say."""
     threads = manifest.threads
-    if manifest.engine not in ENGINES:
-        raise _damaged(path, f"the engine {manifest.engine[:80]!r}")
     if manifest.dtype not in DTYPES:
         raise _damaged(path, f"the dtype {manifest.dtype[:80]!r}")
     if threads is not None and not 1 <= threads <= MOST_THREADS:

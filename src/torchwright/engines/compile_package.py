@@ -49,7 +49,8 @@ if __name__ == "__main__":
     die_with_parent(int(sys.argv[4]))
 
     from torchwright.engines.program import compile_program, read_programs
+    from torchwright.engines.spec import package_file
 
     folder, name, index = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     settings = json.loads(sys.stdin.read())
-    compile_program(read_programs(folder, trust=True)[name], folder / f"package-{index}.pt2", settings)
+    compile_program(read_programs(folder, trust=True)[name], folder / package_file(index), settings)

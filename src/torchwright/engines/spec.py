@@ -25,6 +25,11 @@ Kind = Literal["POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD", "VAR_POSITIONAL", "KE
 """Of parameters, by their names in `inspect`."""
 
 
+def package_file(index: int) -> str:
+    """How the package of a workload's call of this number is called."""
+    return f"package-{index}.pt2"
+
+
 class NotHeld(WorkloadError):
     """A graph with free sizes that does not hold for the sizes of a call."""
 

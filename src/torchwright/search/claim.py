@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.artifact import folder as artifact
+from torchwright.engines.base import Way
 from torchwright.errors import TorchwrightError
 from torchwright.facts import Interval, ProcessGain, Recipe, RowsTime, Step
 from torchwright.measure.clock import Rounds, paired_speedup
@@ -76,11 +77,11 @@ class _Shipping:
     workload: Workload
     scratch: Path
     provisional: Provisional
-    made: dict[str, tuple[Path, Contents]] = field(default_factory=dict)
-    how: dict[str, str] = field(default_factory=dict)
+    made: dict[Way, tuple[Path, Contents]] = field(default_factory=dict)
+    how: dict[Way, str] = field(default_factory=dict)
     rows: tuple[RowsTime, ...] = ()
 
-    def form(self, name: str, *, original: bool = False) -> Form:
+    def form(self, name: Way, *, original: bool = False) -> Form:
         return Form(
             name=name,
             start=lambda: self._start(name),
@@ -89,7 +90,7 @@ class _Shipping:
             itself=original and name in ("rebuild", "module"),
         )
 
-    def write(self, name: str) -> None:
+    def write(self, name: Way) -> None:
         """The whole artifact in one form."""
         search = self.search
         search.context.deadline = search.context.clock() + WRITE_SECONDS
@@ -100,7 +101,7 @@ class _Shipping:
         search.notes += contents.notes
         self.made[name] = folder, contents
 
-    def _start(self, name: str) -> Candidate:
+    def _start(self, name: Way) -> Candidate:
         search = self.search
         self.write(name)
         folder, contents = self.made[name]
@@ -109,7 +110,7 @@ class _Shipping:
         self.how[name] = candidate.how
         return candidate
 
-    def _again(self, name: str) -> Candidate | None:
+    def _again(self, name: Way) -> Candidate | None:
         search = self.search
         shares = self.workload.called_as_is() and not _settles_process(search.best.steps)
         needed = (
@@ -125,7 +126,7 @@ class _Shipping:
             candidate.original = replace(self.search.baseline, process=beside, turns=[])
         return candidate
 
-    def _prove(self, name: str, candidate: Candidate) -> None:
+    def _prove(self, name: Way, candidate: Candidate) -> None:
         """The speed-up at other numbers of rows, then the metric, whose own tensors would change the timing."""
         self.rows = _other_rows(self.search, candidate, self.made[name][1])
         unseen = self.search.last_reference is not None
@@ -162,10 +163,10 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     if _settles_process(search.best.steps) or not workload.called_as_is():
         _fresh_original(search)
     original = search.best is search.baseline
-    forms = [shipping.form(name, original=original) for name in ways(search.best.prepared.engine, workload)]
+    forms = [shipping.form(name, original=original) for name in ways(search.best, workload)]
     outcome, form, candidate = settle(search, forms)
     if form is None:
-        name = ways("eager", workload)[-1]
+        *_, name = ways(search.best, workload)
         _forget(shipping, name)
     else:
         name = form.name
@@ -190,7 +191,7 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     return found
 
 
-def _forget(shipping: _Shipping, name: str) -> None:
+def _forget(shipping: _Shipping, name: Way) -> None:
     """Make room for a form that was tried with a recipe that did not hold."""
     shipping.made.pop(name, None)
     for folder in (shipping.scratch / f"as-{name}", shipping.scratch / f"for-{name}"):

@@ -10,7 +10,7 @@ from torchwright.measure.clock import Rounds, paired_speedup
 from torchwright.search.state import FINISH_SHARE, Comparison, Search
 from torchwright.techniques.base import from_step
 from torchwright.trial.client import Candidate, TrialFailed
-from torchwright.trial.worker import TURN_SECONDS
+from torchwright.trial.timed import TURN_SECONDS
 
 ROUNDS = (9, 25)
 """Fewest and most paired turns of one comparison, those apart in which others ran: of nine no single one moves an end

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from torchwright.engines.base import Way
 from torchwright.errors import TorchwrightError
 from torchwright.facts import Interval, Step
 from torchwright.search import estimate
@@ -134,7 +135,7 @@ def finish(search: Search) -> Outcome:
 class Form:
     """One way to run the recipe for good: an artifact that is written, loaded in a fresh process and timed there."""
 
-    name: str
+    name: Way
     start: Callable[[], Candidate]
     """Raises `TrialFailed` or a `TorchwrightError` where it cannot be made or run."""
     prove: Callable[[Candidate], None]

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torchwright.artifact import folder as artifact
 from torchwright.engines.apply import reshaped
+from torchwright.engines.base import Way, engines
 from torchwright.engines.program import GRAPHS, TENSORS
 from torchwright.engines.spec import CallSpec, Takes
 from torchwright.errors import RefusedTechnique
@@ -23,25 +24,16 @@ from torchwright.trial.client import Candidate, TrialFailed, TrialProcess
 from torchwright.trial.forms import Chosen, Forms
 from torchwright.workloads.base import Workload
 
-NOT_KEPT = "nothing of what torch compiled can be kept here: who loads this compiles again at the first call"
 GENERAL_SECONDS = 20.0
 """torch.export with every size free takes a second for most models, and minutes for a few."""
 LATE_SHARE = 0.1
 """Of the time budget: by how much compiling for other numbers of rows may overrun it."""
 
 
-def ways(engine: str, workload: Workload) -> list[str]:
-    """The forms that a recipe of this engine may ship in, those that need less of the caller first."""
-    own = "rebuild" if workload.files(weights=True) else "module"
-    match engine:
-        case "native":
-            return ["native"]
-        case "aot":
-            return ["package"]
-        case "jit":
-            return ["package", own]
-        case _:
-            return ["rebuild"] if own == "rebuild" else ["graphs", "module"]
+def ways(best: Candidate, workload: Workload) -> dict[Way, str]:
+    """The ways in which the recipe may ship, those that need less of the caller first, each with its engine's name."""
+    own: Way = "rebuild" if workload.files(weights=True) else "module"
+    return engines.get(best.prepared.engine).ways(own)
 
 
 @dataclass(kw_only=True)
@@ -87,7 +79,7 @@ def calibration_notes(outcome: Outcome, workload: Workload) -> list[str]:
     ]
 
 
-def write_contents(folder: Path, scratch: Path, search: Search, workload: Workload, way: str) -> Contents:
+def write_contents(folder: Path, scratch: Path, search: Search, workload: Workload, way: Way) -> Contents:
     """Everything of an artifact but recipe, report and manifest, in one form.
 
     `scratch` is a place for what is compiled for it. Raises `RefusedTechnique` for a form that the model does not
@@ -97,35 +89,43 @@ def write_contents(folder: Path, scratch: Path, search: Search, workload: Worklo
     native = folder / artifact.NATIVE
     native.mkdir()
     _ask(best, "self_test", path=str(folder / "selftest"))
+    engine = ways(best, workload)[way]
     contents = Contents(
         manifest={
             "way": way,
-            "engine": {"package": "aot", "native": "native", "graphs": "eager"}.get(
-                way, best.prepared.engine
-            ),
+            "engine": engine,
             "dtype": best.prepared.dtype,
             "threads": best.prepared.threads,
             "self_contained": way != "module",
         }
     )
-    if way == "native":
-        best.process.ask("save_native", folder=str(folder))
-    elif way in ("package", "graphs") and workload.called_as_is():
+    if way in ("package", "graphs") and workload.called_as_is():
         _write_forms(folder, scratch, search, contents, compiled=way == "package")
     elif way == "package":
+        calls = best.prepared.calls
         if best.folder is None:
-            contents.manifest["calls"] = best.process.ask("package", folder=str(scratch))
-        else:
-            contents.manifest["calls"] = best.prepared.calls
+            calls = best.process.ask("package", engine=engine, folder=str(scratch))
+        contents.manifest["calls"] = calls
         _copy_packages(best.folder or scratch, folder)
-    elif best.prepared.engine == "jit" and not _ask(best, "save_cache", folder=str(native)):
-        contents.notes.append(NOT_KEPT)
+    else:
+        contents.notes += _kept(best, folder, needed=way == "native")
     if not any(native.iterdir()):
         native.rmdir()
     for name, file in workload.files(weights=way == "rebuild").items():
         (folder / artifact.MODEL / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(file, folder / artifact.MODEL / name)
     return contents
+
+
+def _kept(best: Candidate, folder: Path, *, needed: bool) -> list[str]:
+    """Have the engine write what it keeps, and say what is to be noted; unless it is `needed` it only saves time."""
+    try:
+        note = best.process.ask("keep", folder=str(folder))
+    except (TrialFailed, RefusedTechnique):
+        if needed:
+            raise
+        return []
+    return [note] if note else []
 
 
 def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents, *, compiled: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.engines.apply import DISCOVERED
+from torchwright.engines.base import engines
 from torchwright.engines.describe import Description
 from torchwright.facts import Budget, Event, Interval, Measurement, Recipe, Rung, Step
 from torchwright.techniques.base import from_step
@@ -201,7 +202,8 @@ class Search:
         self, step: Step, candidate: Candidate, comparison: Comparison | None, status: Any, reason: str
     ) -> None:
         """A row for a candidate, with what was measured of it."""
-        compiled = candidate.prepared.seconds if candidate.prepared.engine != "eager" else None
+        compiles = engines.get(candidate.prepared.engine).compiles
+        compiled = candidate.prepared.seconds if compiles else None
         payback = None
         if comparison and compiled:
             saved = self.objective_median(self.baseline) - self.objective_median(candidate)

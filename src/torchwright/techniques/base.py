@@ -75,7 +75,8 @@ class Phase(enum.IntEnum):
 class Settings:
     """How the model is run, apart from what the model is. Applied inside a trial's own process only."""
 
-    engine: Literal["eager", "jit", "aot", "native"] = "eager"
+    engine: str = "eager"
+    """Of the registry of engines (`engines/base.py`)."""
     inductor: dict[str, Any] = field(default_factory=dict)
     """Overrides of torch._inductor.config, patched around compilation."""
     dynamic: bool | None = False

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from torchwright.engines.base import engines
 from torchwright.facts import CaseTime, Measurement, Quality, Step
 from torchwright.process import interrupts
 from torchwright.trial.fork_server import Forked, ForkServer, start
@@ -204,7 +205,7 @@ class Candidate:
     steps: tuple[Step, ...]
     process: TrialProcess
     folder: Path | None
-    """Where its packages are, if it has any."""
+    """What its engine compiled into files, if it does."""
     prepared: Prepared
     how: str = ""
     """How it runs, where it is an artifact that was loaded."""
@@ -266,7 +267,7 @@ def environment_of(steps: Sequence[Step]) -> dict[str, str]:
 
 
 def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Sequence[str]) -> Candidate:
-    """Prepare `steps` in a process of their own; ahead-of-time packages are built in one and loaded in another.
+    """Prepare `steps` in a process of their own; what an engine compiles into files is loaded in another.
 
     Raises `TrialFailed` or the `TorchwrightError` with which a technique refused.
     """
@@ -275,7 +276,8 @@ def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Seque
     process = TrialProcess(context, environment)
     try:
         prepared: Prepared = process.ask("prepare", steps=steps, folder=str(folder))
-        if prepared.engine == "aot":
+        apart = engines.get(prepared.engine).apart
+        if apart:
             process.close()
             process = TrialProcess(context, environment, folder)  # packages are unpacked there, too
             process.ask("load", steps=steps, folder=str(folder), prepared=prepared)
@@ -288,6 +290,6 @@ def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Seque
     return Candidate(
         steps=steps,
         process=process,
-        folder=folder if prepared.engine == "aot" else None,
+        folder=folder if apart else None,
         prepared=prepared,
     )

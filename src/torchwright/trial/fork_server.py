@@ -165,7 +165,7 @@ def _prepared(*, workload: str, path: list[str]) -> Any:
     torch.set_num_threads(1)  # copying a tensor would start threads, of which a child knows and has none
     import torch._inductor.compile_fx
 
-    from torchwright.trial.worker import Session
+    from torchwright.trial.session import Session
 
     session = Session()
     session.unpack(workload, path)
@@ -182,7 +182,7 @@ def _run_trial(session: Any, server: int, connection: int, log: int) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        worker.work(session, connection, server)
+        worker.work(connection, server, session)
         code = 0
     finally:
         os._exit(code)

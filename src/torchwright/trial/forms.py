@@ -25,6 +25,7 @@ from torchwright.artifact.folder import GENERAL, ONE, ONE_PACKAGE, ROWS, ROWS_PA
 from torchwright.engines.door import Call, Door
 from torchwright.engines.graphs import GraphCall
 from torchwright.engines.package import Package
+from torchwright.engines.packaging import described, rewritten
 from torchwright.engines.program import (
     FreeSizes,
     compile_program,
@@ -35,8 +36,7 @@ from torchwright.engines.program import (
     write_programs,
 )
 from torchwright.engines.results import layout_of
-from torchwright.engines.runner import described, rewritten
-from torchwright.engines.spec import CallSpec, Takes
+from torchwright.engines.spec import CallSpec, Takes, package_file
 from torchwright.engines.takes import tensors_of, with_rows, with_tensors
 from torchwright.errors import TorchwrightError, WorkloadError, first_line
 from torchwright.process.limits import TimeIsUp, time_limit
@@ -132,7 +132,7 @@ def build_forms(
     inductor = target.settings.inductor
     if packages:
         for index, case in enumerate(cases):
-            compile_program(programs[case.name], folder / f"package-{index}.pt2", inductor)
+            compile_program(programs[case.name], folder / package_file(index), inductor)
     if ROWS in found:
         try:
             with time_limit(rows_seconds or 0.0):
@@ -178,7 +178,7 @@ def choose(
     After `seconds` no other number of rows is begun. `threads` is the number that the packages and graphs use; the
     original has this process's.
     """
-    fixed = Package(folder / "package-0.pt2", forms.calls[0])
+    fixed = Package(folder / package_file(0), forms.calls[0])
     programs = read_programs(folder, trust=True)
     chosen = replace(
         check_graphs(model, case, takes, forms, programs, fixed), rows="pieces" if takes.pieces else "fixed"

@@ -1,56 +1,58 @@
 # pyright: basic, reportAttributeAccessIssue=false, reportPrivateImportUsage=false
-"""Running a target through torch.compile, and building ahead-of-time packages of it."""
+"""Running a model through torch.compile."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 
-from torchwright.engines import compile_package
-from torchwright.engines.call import NotPlain, spec_of
-from torchwright.engines.program import (
-    compile_program,
-    export,
-    functional,
-    ignore_library_warnings,
-    write_programs,
-)
-from torchwright.engines.spec import CallSpec
+from torchwright.engines.base import NATIVE, Engine, Kept, Ready, Way
+from torchwright.engines.machine_code import keep_machine_code, restore_machine_code
+from torchwright.engines.program import ignore_library_warnings
 from torchwright.errors import RefusedTechnique, TorchwrightError, first_line
 from torchwright.techniques.base import Settings, Target
 from torchwright.techniques.shared.blocks import repeated_blocks
 from torchwright.workloads.base import Case
 
+GRAPHS, CODE = "cache.bin", "code.zip"
+"""What torch keeps of its compiled graphs, and what its C++ compiler made of them."""
 RECOMPILE_LIMIT = 8
 """torch's own limit, after which Dynamo falls back to eager without a word; here it is a failure."""
+NOT_KEPT = "nothing of what torch compiled can be kept here: who loads this compiles again at the first call"
 
 
 class RecompileStorm(TorchwrightError):
     """torch.compile kept recompiling: the model's shapes or Python values change at every call."""
 
 
-class JitRunner:
+class Jit(Engine):
     """Calls the model through torch.compile; settings are patched around every call that may compile."""
 
+    name: ClassVar[str] = "jit"
+    how: ClassVar[str] = "torch.compile"
+    cache: ClassVar[tuple[str, ...]] = (GRAPHS, CODE)
+
     def __init__(self, model: nn.Module, settings: Settings) -> None:
-        self.model, self.settings = model, settings
+        self.settings = settings
         if settings.regional:
             self._compiled: Callable[..., Any] = compile_regions(model, settings)
         else:
             self._compiled = torch.compile(model, dynamic=settings.dynamic, mode=settings.mode)
 
+    @classmethod
+    def prepare(cls, target: Target, folder: Path | None = None) -> Self:
+        return cls(target.model, target.settings)
+
     def __call__(self, case: Case) -> Any:
         with torch._inductor.config.patch(self.settings.inductor), ignore_library_warnings():
             return self._compiled(*case.args, **case.kwargs)
 
-    @staticmethod
-    def check_compiled() -> None:
+    def check(self) -> None:
         """Raise `RefusedTechnique` where Dynamo compiled nothing in this process, and runs the original in silence."""
         counts = torch._dynamo.utils.counters
         if counts["stats"]["unique_graphs"]:
@@ -62,8 +64,7 @@ class JitRunner:
             found=f"torch.compile compiled nothing of it: {reason}",
         )
 
-    @staticmethod
-    def recompiles() -> int:
+    def recompiles(self) -> int:
         """Compilations of one frame beyond its first, over the whole process.
 
         Raises `RecompileStorm` at the limit after which Dynamo would run eagerly in silence.
@@ -78,54 +79,33 @@ class JitRunner:
             )
         return most
 
+    @classmethod
+    def ways(cls, own: Way) -> dict[Way, str]:
+        return {"package": "aot", own: cls.name}
 
-def build_packages(target: Target, folder: Path, cases: Sequence[Case]) -> list[CallSpec]:
-    """Export and compile every case into `folder`; keeps the portable graphs beside the packages.
+    def keep(self, folder: Path) -> str | None:
+        """What torch.compile compiled in this process, for who makes the model anew: it is no loss if that fails."""
+        native = folder / NATIVE
+        try:
+            graphs = torch.compiler.save_cache_artifacts()
+            if graphs is not None:
+                (native / GRAPHS).write_bytes(graphs[0])
+            code = keep_machine_code(native / CODE)
+        except Exception:  # of torch's cache, whatever was compiled
+            return NOT_KEPT
+        return None if code or graphs is not None else NOT_KEPT
 
-    Returns what each call takes. Raises `RefusedTechnique` when the model does not export.
-    """
-    programs = {
-        name: rewritten(program, target.settings) for name, program in export(target.model, cases).items()
-    }
-    specs = [described(name, program) for name, program in programs.items()]
-    write_programs(folder, programs)
-    packages = list(enumerate(programs.items()))
-    inductor = target.settings.inductor
-    # Compilation is one thread's work, so graphs are compiled side by side; measuring kernels meanwhile would not do.
-    apart = [] if inductor.get("max_autotune") else packages[1:]
-    started = [compile_package.start(folder, name, index, inductor) for index, (name, _) in apart]
-    try:
-        for index, (_, program) in packages[: len(packages) - len(apart)]:
-            compile_program(program, folder / f"package-{index}.pt2", inductor)
-        for process in started:
-            compile_package.finish(process)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    return specs
+    @classmethod
+    def load(cls, kept: Kept) -> Ready | None:
+        return kept.graphs(compiled=True)
 
-
-def rewritten(program: ExportedProgram, settings: Settings) -> ExportedProgram:
-    """The graph with what the recipe changes in every graph: in its functional form, where anything is changed."""
-    if settings.rewrites:
-        program = functional(program)
-    for rewrite in settings.rewrites:
-        rewrite(program.graph_module)
-    return program
-
-
-def described(name: str, program: ExportedProgram) -> CallSpec:
-    """`spec_of`, with a graph that plain data cannot describe as a refusal."""
-    try:
-        return spec_of(name, program)
-    except NotPlain as error:
-        raise RefusedTechnique(
-            "the exported graph's inputs cannot be described",
-            found=str(error),
-            allowed="sizes that are numbers, or free by themselves",
-            next="engine=jit compiles it as it is called",
-        ) from error
+    @classmethod
+    def restore(cls, folder: Path) -> None:
+        """Let torch.compile find what it compiled when the artifact was made."""
+        if (folder / GRAPHS).is_file():
+            torch.compiler.load_cache_artifacts((folder / GRAPHS).read_bytes())
+        if (folder / CODE).is_file():
+            restore_machine_code(folder / CODE)
 
 
 def compile_regions(model: nn.Module, settings: Settings) -> nn.Module:

@@ -1,0 +1,157 @@
+# pyright: basic
+"""The ways to run an artifact: what its engine can load of it, or its model made anew with the recipe's steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from torchwright.artifact import folder as artifact
+from torchwright.artifact.compiled import CompiledCalls
+from torchwright.artifact.fingerprint import fingerprint_here
+from torchwright.artifact.folder import Manifest
+from torchwright.devices.allocator import apply_allocator
+from torchwright.engines.base import Ready, engines
+from torchwright.engines.eager import Eager
+from torchwright.errors import ArtifactError, RefusedTechnique
+from torchwright.facts import Recipe
+from torchwright.workloads.base import fresh
+
+
+class Ways:
+    """An artifact whose files are whole, as it is opened here for one caller. Engines see it as `Kept`."""
+
+    def __init__(
+        self,
+        path: Path,
+        recipe: Recipe,
+        manifest: Manifest,
+        *,
+        trust: bool,
+        process: bool,
+        original: nn.Module | None,
+        strict: bool,
+    ) -> None:
+        self.path, self.recipe, self.manifest = path, recipe, manifest
+        self.engine = engines.get(manifest.engine)
+        self.threads = manifest.threads
+        self.notices: list[str] = []
+        here = fingerprint_here(recipe.fingerprint.device.kind, measured=False)
+        self.facts, self.device = here.device, here.device.kind
+        self.refusal = artifact.same_machine(recipe.fingerprint, here)
+        self._trusted, self._process = trust or artifact.is_own(path), process
+        if self.refusal is None and not self._trusted:
+            self.refusal = (
+                "it was not built by this user on this machine (trust, or --trust, loads it all the same)"
+            )
+        self._calls = CompiledCalls(
+            path=path,
+            recipe=recipe,
+            manifest=manifest,
+            here=here,
+            trusted=self._trusted,
+            original=None if original is None else _later_called(original),
+            strict=strict,
+            say=self.say,
+        )
+
+    def best(self, model: nn.Module | None) -> Ready:
+        """The fastest way that this machine and the caller's trust allow, or the recipe on the caller's `model`."""
+        self._settle_process()
+        if model is not None and not self.engine.whole:
+            return self._replay(model)
+        ready = self.engine.load(self)
+        if ready is not None:
+            return ready
+        if not self.manifest.self_contained:
+            raise ArtifactError(
+                f"{self.path} holds no model: its recipe is for a module of your own",
+                found=f"{self.recipe.workload.get('model')}, at {self.recipe.speedup} of the original's speed",
+                next="pass your own: tw.load(DIR, model=fresh_module) replays the recipe on it",
+            )
+        return self._rebuild()
+
+    def say(self, notice: str) -> None:
+        self.notices.append(notice)
+
+    def packages(self, how: str) -> Ready:
+        return self._calls.packages(how)
+
+    def graphs(self, *, compiled: bool) -> Ready | None:
+        return self._calls.graphs(compiled=compiled)
+
+    def _settle_process(self) -> None:
+        """Change what the recipe changes of the whole process, unless the caller refuses it."""
+        for step in self.recipe.steps:
+            if step.name != "allocator":
+                continue
+            if not self._process:
+                self.say("process=False: this process goes on handing freed memory back")
+                return
+            apply_allocator(str(step.options.get("kind", "retain")))
+            self.say(
+                "this process keeps freed memory from now on, as the recipe wants it; "
+                "tw.load(…, process=False) does without"
+            )
+
+    def _rebuild(self) -> Ready:
+        from torchwright.engines.apply import apply_steps, make_target
+        from torchwright.workloads.detect import from_description
+
+        folder = self.path / artifact.MODEL
+        described = self.recipe.workload | {"eval_text": None}  # nothing is judged here
+        workload = from_description(described, folder if folder.is_dir() else None, trust=self._trusted)
+        target = make_target(workload, self.facts)
+        apply_steps(target, self.recipe.steps)
+        if not self.recipe.steps:
+            target.model = workload.adapt(target.model)
+        return self._prepared(target)
+
+    def _replay(self, model: nn.Module) -> Ready:
+        from torchwright.artifact.tree import read_self_test
+        from torchwright.engines.apply import apply_steps, make_target
+        from torchwright.workloads.module import ModuleWorkload
+
+        has_inputs = (self.path / "selftest.json").is_file()  # of a class of their own they cannot be kept
+        kept = read_self_test(self.path / "selftest") if has_inputs else {"args": (), "kwargs": {}}
+        workload = ModuleWorkload(model, kept["args"] or kept["kwargs"])
+        target = make_target(workload, self.facts)
+        how = "the recipe on the caller's model"
+        if not self.recipe.steps:  # the original, with nothing around it that would cost a microsecond
+            return Ready(how=how, run=Eager(target.model), answers=target.model)
+        try:
+            apply_steps(target, self.recipe.steps)
+        except TypeError as error:
+            if has_inputs:
+                raise
+            raise ArtifactError(
+                "the recipe cannot be replayed without inputs, and the model's own are nothing that a file can keep",
+                found=str(error),
+                next="call result.model in the process that optimized it",
+            ) from error
+        except RefusedTechnique as error:
+            raise ArtifactError(
+                "the recipe cannot be replayed on this model", found=error.found or error.summary
+            ) from error
+        return replace(self._prepared(target), how=how)
+
+    def _prepared(self, target: Any) -> Ready:
+        """A model that was made anew, with what was kept of an earlier preparation."""
+        engine, native = engines.get(target.settings.engine).stand_in(), self.path / artifact.NATIVE
+        if any((native / name).is_file() for name in engine.cache):
+            if self.refusal is None:
+                engine.restore(native)
+            else:
+                self.say(f"compiled cache left aside: {self.refusal}; compiling afresh")
+        return Ready(how=engine.how, run=engine.prepare(target))
+
+
+def _later_called(module: nn.Module) -> Callable[..., Any]:
+    """A copy of the caller's module in eval mode, made when it is first called."""
+    make = functools.cache(lambda: fresh(module))
+    return lambda *args, **kwargs: make()(*args, **kwargs)

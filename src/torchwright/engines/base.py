@@ -1,0 +1,151 @@
+"""The engine contract: what runs a prepared model, keeps what an artifact needs for that, and loads it again.
+
+    engine = engines.get("jit").prepare(target)
+    engine(case)
+
+A package of its own adds one by an entry point of the group `torchwright.engines`; a technique names it in
+`Settings.engine`. Importing this imports no torch, and none of the engines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+
+from torchwright.engines.spec import CallSpec
+from torchwright.registry import Registry
+
+if TYPE_CHECKING:
+    from torchwright.techniques.base import Target
+    from torchwright.workloads.base import Case, Run
+
+engines: Registry[type[Engine]] = Registry(
+    "engine",
+    group="torchwright.engines",
+    builtins={
+        "eager": "torchwright.engines.eager:Eager",
+        "jit": "torchwright.engines.jit:Jit",
+        "aot": "torchwright.engines.aot:Aot",
+        "native": "torchwright.engines.native:Native",
+    },
+)
+
+Way = Literal["native", "package", "graphs", "rebuild", "module"]
+"""What an artifact holds: files of its engine's own, compiled packages and the graphs they come from, graphs alone,
+the folder from which the model is made anew, or nothing of it, for the recipe on the caller's own module."""
+NATIVE, MODEL = "native", "model"
+"""Folders of an artifact: compiled code for one machine; configuration, tokenizer and weights."""
+SAME_MACHINE_ERROR = 1e-2
+OTHER_MACHINE_ERROR = 0.1
+"""Largest relative error of the self-test's output: the same code rounds alike, other code and other ISAs do not."""
+
+
+@dataclass(kw_only=True)
+class Ready:
+    """One way to run an artifact."""
+
+    how: str
+    """As in `Loaded.how`."""
+    run: Run
+    door: Any = None
+    """The `Door` that takes calls as a user makes them, if there is one."""
+    answers: Any = None
+    """What the user calls, where it is made from neither of these."""
+    tolerance: float = OTHER_MACHINE_ERROR
+
+
+class Kept(Protocol):
+    """An artifact, as the engine sees it that loads it. Its files are whole."""
+
+    path: Path
+    device: str
+    threads: int | None
+    refusal: str | None
+    """Why its compiled code is not loaded: it is of another machine, or of somebody who is not trusted."""
+
+    def say(self, notice: str) -> None:
+        """Tell the user."""
+        ...
+
+    def packages(self, how: str) -> Ready:
+        """Its compiled code, said to run as `how`. Only where there is no `refusal`."""
+        ...
+
+    def graphs(self, *, compiled: bool) -> Ready | None:
+        """Its portable graphs, compiled here or run operator by operator; None where it has none."""
+        ...
+
+
+class Engine:
+    """A prepared model, called case by case. Made by `prepare`, in the process that runs it."""
+
+    name: ClassVar[str]
+    how: ClassVar[str]
+    """What is said to run where this does (`Loaded.how`)."""
+    compiles: ClassVar[bool] = True
+    """Whether `prepare` takes time that calls must pay back."""
+    apart: ClassVar[bool] = False
+    """Whether `prepare` writes files, which `opened` runs in a process that has seen neither model nor compiler."""
+    whole: ClassVar[bool] = False
+    """Whether its artifact is plain data of a whole model: it is read while its checksums are compared, takes any size
+    of call, and needs no module of the caller's."""
+    cache: ClassVar[tuple[str, ...]] = ()
+    """Files of compiled code that `keep` may leave in NATIVE, for `restore`."""
+    calls: tuple[CallSpec, ...] = ()
+    """What was written of an engine that is `apart`."""
+
+    # ------------------------------------------------------------------------------------------- prepare, run
+
+    @classmethod
+    def prepare(cls, target: Target, folder: Path | None = None) -> Self:
+        """Compile or convert a model to which all steps were applied.
+
+        What is `apart` is written into `folder`; another engine is given none. Raises `RefusedTechnique` where it
+        cannot take the model.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def opened(cls, folder: Path, calls: tuple[CallSpec, ...], device: str) -> Self:
+        """What `prepare` of an engine that is `apart` has written, in another process."""
+        raise NotImplementedError
+
+    def __call__(self, case: Case) -> Any:
+        """Run one call."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise `RefusedTechnique` where the first calls have shown that it does not run the model after all."""
+
+    def recompiles(self) -> int:
+        """How often calls have made it compile again. Raises a `TorchwrightError` where that has no end."""
+        return 0
+
+    # --------------------------------------------------------------------------------------------------- keep
+
+    @classmethod
+    def ways(cls, own: Way) -> dict[Way, str]:
+        """The ways in which its recipes may ship, those that need least of the caller first, each with the engine that
+        runs it. `own` is how the model is made anew: `rebuild` or `module`."""
+        return {own: cls.name}
+
+    def keep(self, folder: Path) -> str | None:
+        """Write what an artifact in `folder` needs of this; what the recipe should note is returned."""
+        return None
+
+    # --------------------------------------------------------------------------------------------------- load
+
+    @classmethod
+    def load(cls, kept: Kept) -> Ready | None:
+        """What an artifact itself can run; None where its model must be made anew, and prepared again."""
+        return None
+
+    @classmethod
+    def stand_in(cls) -> type[Engine]:
+        """What runs its recipe on a model that is made anew, of whose calls no sizes are known; it is not `apart`."""
+        return cls
+
+    @classmethod
+    def restore(cls, folder: Path) -> None:
+        """Let `prepare` find what `keep` has left in `folder`, an artifact's NATIVE; `cache` says what may be there."""

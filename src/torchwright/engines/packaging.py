@@ -1,0 +1,65 @@
+# pyright: basic, reportPrivateUsage=false
+"""Building ahead-of-time packages of a target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch.export import ExportedProgram
+
+from torchwright.engines import compile_package
+from torchwright.engines.call import NotPlain, spec_of
+from torchwright.engines.program import compile_program, export, functional, write_programs
+from torchwright.engines.spec import CallSpec, package_file
+from torchwright.errors import RefusedTechnique
+from torchwright.techniques.base import Settings, Target
+
+
+def build_packages(target: Target, folder: Path) -> list[CallSpec]:
+    """Export and compile every call into `folder`; keeps the portable graphs beside the packages.
+
+    Returns what each call takes. Raises `RefusedTechnique` when the model does not export.
+    """
+    cases = target.workload.graphs(target.compute_dtype)
+    programs = {
+        name: rewritten(program, target.settings) for name, program in export(target.model, cases).items()
+    }
+    specs = [described(name, program) for name, program in programs.items()]
+    write_programs(folder, programs)
+    packages = list(enumerate(programs.items()))
+    inductor = target.settings.inductor
+    # Compilation is one thread's work, so graphs are compiled side by side; measuring kernels meanwhile would not do.
+    apart = [] if inductor.get("max_autotune") else packages[1:]
+    started = [compile_package.start(folder, name, index, inductor) for index, (name, _) in apart]
+    try:
+        for index, (_, program) in packages[: len(packages) - len(apart)]:
+            compile_program(program, folder / package_file(index), inductor)
+        for process in started:
+            compile_package.finish(process)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return specs
+
+
+def rewritten(program: ExportedProgram, settings: Settings) -> ExportedProgram:
+    """The graph with what the recipe changes in every graph: in its functional form, where anything is changed."""
+    if settings.rewrites:
+        program = functional(program)
+    for rewrite in settings.rewrites:
+        rewrite(program.graph_module)
+    return program
+
+
+def described(name: str, program: ExportedProgram) -> CallSpec:
+    """`spec_of`, with a graph that plain data cannot describe as a refusal."""
+    try:
+        return spec_of(name, program)
+    except NotPlain as error:
+        raise RefusedTechnique(
+            "the exported graph's inputs cannot be described",
+            found=str(error),
+            allowed="sizes that are numbers, or free by themselves",
+            next="engine=jit compiles it as it is called",
+        ) from error

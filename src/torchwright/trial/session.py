@@ -1,0 +1,346 @@
+# pyright: basic, reportAttributeAccessIssue=false
+"""What a trial's process has, and what can be asked of it. The compiler is imported by requests that need it alone."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchwright.engines.base import Engine, engines
+from torchwright.trial.values import Memory, Opened, Prepared
+
+if TYPE_CHECKING:
+    from torchwright.engines.describe import Description
+    from torchwright.trial.timed import TimedCalls
+
+
+class Session:
+    """One trial's state; every public method is a request."""
+
+    calls: TimedCalls
+
+    def __init__(self) -> None:
+        self.target: Any = None
+        self.run: Any = None
+        self.engine: Engine | None = None
+        """None where an artifact was loaded."""
+        self._trouble: BaseException | None = None
+
+    def unpack(self, workload: str, path: list[str]) -> None:
+        """Unpack the workload that our own parent process wrote; what goes wrong in it is said by `init`."""
+        sys.path[:] = path
+        from torchwright.trial import travel
+
+        try:
+            self.workload = travel.unpack(Path(workload))
+        except BaseException as error:
+            self._trouble = error
+
+    def init(
+        self,
+        *,
+        device: str,
+        threads: int,
+        seed: int,
+        scratch: str,
+        workload: str | None = None,
+        path: list[str] | None = None,
+    ) -> None:
+        """Get the workload, where it is not here already, and the device ready.
+
+        This process ends by being killed: what native code leaves among temporary files, unpacked packages above all,
+        lies in `scratch`. Python's own stay where they were, and below them what torch compiles and keeps.
+        """
+        import torch
+
+        from torchwright.devices import get_device
+
+        tempfile.gettempdir()  # it remembers its answer
+        os.environ["TMPDIR"] = scratch
+        if workload is not None:
+            self.unpack(workload, path or sys.path)
+        if self._trouble is not None:
+            raise self._trouble
+        torch.manual_seed(seed)
+        torch.set_num_threads(threads)
+        self.seed = seed
+        self.device, self.workload.device = get_device(device), device
+        self.threads = threads
+
+    def describe(self, *, names: tuple[str, ...] | None = None) -> Description:
+        """What can be tried on the original here: properties, variants with refusals, kernel times, operations."""
+        from torchwright.engines.describe import describe_target
+
+        self._build()
+        return describe_target(self.target, names)
+
+    def prepare(self, *, steps: tuple[Any, ...], folder: str | None = None) -> Prepared:
+        """Apply steps and make the first answers; an engine that is `apart` compiles into `folder` and stops there."""
+        import torch
+
+        from torchwright.devices.allocator import apply_allocator
+        from torchwright.engines.apply import apply_steps, weight_bytes
+
+        start = time.perf_counter()
+        self._build()
+        apply_steps(self.target, steps)
+        self.workload = self.target.workload
+        settings = self.target.settings
+        apply_allocator(settings.allocator)
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        engine = engines.get(settings.engine)
+        self.engine = engine.prepare(self.target, Path(folder) if folder and engine.apart else None)
+        if not engine.apart:
+            self.run = (
+                self.workload.front(self.engine) if steps else self.workload.original_run(self.target.model)
+            )
+            self._make_calls()
+            self.engine.check()
+        return Prepared(
+            seconds=time.perf_counter() - start,
+            engine=settings.engine,
+            dtype=str(self.target.compute_dtype).removeprefix("torch."),
+            threads=settings.threads,
+            allocator=settings.allocator,
+            coverage=tuple(self.target.coverage),
+            weight_bytes=weight_bytes(self.target.model),
+            properties=frozenset(self.target.properties),
+            calls=self.engine.calls,
+        )
+
+    def load(self, *, steps: tuple[Any, ...], folder: str, prepared: Prepared) -> None:
+        """Load what another process compiled; this one then has only what an artifact's user has."""
+        import torch
+
+        from torchwright.devices.allocator import apply_allocator
+        from torchwright.engines.apply import reshaped
+
+        apply_allocator(prepared.allocator)
+        if prepared.threads:
+            torch.set_num_threads(prepared.threads)
+        self.dtype = getattr(torch, prepared.dtype)
+        self.workload = reshaped(self.workload, steps)
+        engine = engines.get(prepared.engine)
+        self.engine = engine.opened(Path(folder), prepared.calls, self.device.name)
+        self.run = self.workload.front(self.engine)
+        self._make_calls()
+
+    def load_artifact(self, *, path: str, trust: bool, process: bool = True) -> Opened:
+        """Load an artifact as its user would, who has the model at hand where the artifact needs it."""
+        import torch
+
+        from torchwright.artifact.folder import open_artifact
+        from torchwright.artifact.load import call_as_user, load
+
+        start = time.perf_counter()
+        manifest = open_artifact(Path(path))[1]
+        own = None if manifest.self_contained else self.workload.build()
+        loaded = load(path, model=own, trust=trust, process=process)
+        self.dtype = getattr(torch, manifest.dtype)
+        self.run = call_as_user(loaded, self.device.name)
+        self._make_calls()
+        return Opened(seconds=time.perf_counter() - start, how=loaded.how, notices=tuple(loaded.notices))
+
+    def beside(self) -> None:
+        """Have the original here, too, to be asked by `original`."""
+        import torch
+
+        other = Session()
+        other.workload, other.device, other.seed, other.dtype = (
+            self.workload,
+            self.device,
+            self.seed,
+            torch.float32,
+        )
+        model = self.workload.build().to(self.device.name)
+        other.run = self.workload.original_run(model)
+        other._make_calls()
+        self._original = other
+
+    def original(self, *, request: str, arguments: dict[str, Any]) -> Any:
+        """What the original in this process answers to a request."""
+        return getattr(self._original, request)(**arguments)
+
+    def keep_memory(self) -> None:
+        """Run the original in a process that keeps freed memory, as the recipe's does."""
+        from torchwright.devices.allocator import apply_allocator
+
+        apply_allocator("retain")
+
+    def forms(
+        self,
+        *,
+        steps: tuple[Any, ...],
+        folder: str,
+        packages: bool,
+        rows_seconds: float | None,
+        general_seconds: float,
+    ) -> tuple[Any, Any]:
+        """What the original takes beside its example, and the recipe's model in all its forms."""
+        from torchwright.engines.apply import apply_steps
+        from torchwright.engines.takes import probe
+        from torchwright.trial.forms import build_forms
+
+        self._build()
+        takes = probe(self.target.model, self.workload.cases(self._dtype())[0])
+        apply_steps(self.target, steps)
+        cases = self.target.workload.graphs(self._dtype())
+        return takes, build_forms(
+            self.target,
+            cases,
+            takes,
+            Path(folder),
+            packages=packages,
+            rows_seconds=rows_seconds,
+            general_seconds=general_seconds,
+        )
+
+    def choose_forms(
+        self,
+        *,
+        takes: Any,
+        forms: Any,
+        folder: str,
+        compiled: bool,
+        seconds: float,
+        threads: int | None,
+        allocator: str | None,
+    ) -> Any:
+        """How the artifact answers other calls than the example's best."""
+        from torchwright.devices.allocator import apply_allocator
+        from torchwright.engines.program import read_programs
+        from torchwright.trial.forms import check_graphs, choose
+
+        apply_allocator(allocator)
+        self._build()
+        model, case = self.target.model, self.workload.cases(self._dtype())[0]
+        if not compiled:
+            return check_graphs(model, case, takes, forms, read_programs(Path(folder), trust=True))
+        return choose(model, case, takes, forms, Path(folder), seconds=seconds, threads=threads)
+
+    def one_row(
+        self, *, steps: tuple[Any, ...], takes: Any, folder: str, seconds: float
+    ) -> tuple[Any, str | None]:
+        """Compile the recipe's model for one row: what it takes, or None and the reason."""
+        from torchwright.engines.apply import apply_steps
+        from torchwright.trial.forms import build_one_row
+
+        self._build()
+        apply_steps(self.target, steps)
+        (case,) = self.target.workload.graphs(self._dtype())
+        return build_one_row(self.target, case, takes, Path(folder), seconds)
+
+    def resize(self, *, batched: tuple[int, ...], rows: int | None) -> None:
+        """Time another number of rows than the example's from now on; None is the example's again."""
+        from torchwright.engines.takes import with_rows
+
+        cases = self._cases()
+        self._make_calls(cases if rows is None else [with_rows(case, batched, rows) for case in cases])
+
+    def observe(self, *, unseen: bool = False) -> Any:
+        """What the metric sees of this model, also on data that the search has not seen; None without such data."""
+        import torch
+
+        workload = self.workload.unseen() if unseen else self.workload
+        if workload is None:
+            return None
+
+        torch.manual_seed(self.seed)
+        run = self.run
+        if self._is_original:
+            adapted = self.workload.adapt(self.target.model)
+            self.workload.check_adapted(self.target.model, adapted)
+            run = lambda case: adapted(*case.args, **case.kwargs)
+        with torch.inference_mode():
+            return workload.observe(run, self._dtype())
+
+    def compare(self, *, reference: Any, itself: bool = False, unseen: bool = False) -> Any:
+        """The metric of this model beside the original's; `itself` says that this is the original."""
+        workload = (unseen and self.workload.unseen()) or self.workload
+        quality = workload.compare(reference, reference if itself else self.observe(unseen=unseen))
+        return replace(quality, unseen=unseen)
+
+    def sensitivity(self, *, steps: tuple[Any, ...]) -> list[tuple[str, float]]:
+        """Modules that `steps` would change, most sensitive first, with the error each causes by itself."""
+        from torchwright.engines.sensitivity import rank_modules
+
+        self._build()
+        return rank_modules(self.target, steps)
+
+    def time(self) -> dict[str, float]:
+        """One turn: seconds a call of every case."""
+        return self.calls.turn()
+
+    def waited(self) -> float:
+        """The share of the last turn that a thread of this process, ready to run, waited for a core: others ran."""
+        return self.calls.waited
+
+    def package(self, *, engine: str, folder: str) -> tuple[Any, ...]:
+        """Compile by an engine that is `apart` what ran by another, for those who load it; what each call takes.
+
+        Raises `RefusedTechnique` where it cannot.
+        """
+        return engines.get(engine).prepare(self.target, Path(folder)).calls
+
+    def keep(self, *, folder: str) -> str | None:
+        """Have the engine write what an artifact in `folder` needs of it; what the recipe should note."""
+        return self.engine.keep(Path(folder))
+
+    def self_test(self, *, path: str) -> bool:
+        """Keep the first case's inputs and outputs; False where they are nothing that a file can keep."""
+        import torch
+
+        from torchwright.artifact.tree import write_tree
+        from torchwright.workloads.accuracy import flatten
+
+        case = self._cases()[0]
+        try:
+            with torch.inference_mode():
+                inputs = {"name": case.name, "args": case.args, "kwargs": case.kwargs}
+                kept = torch.utils._pytree.tree_map(_clone, inputs)
+                torch.manual_seed(self.seed)
+                write_tree(Path(path), {**kept, "seed": self.seed, "output": flatten(self.run(case))})
+        except TypeError:
+            return False
+        return True
+
+    def memory(self) -> Memory:
+        """Peak memory of this process while it answers every case once, and recompilations so far."""
+        gc.collect()
+        self.device.reset_peak_memory()
+        self.calls.each_once()
+        recompiles = self.engine.recompiles() if self.engine is not None else 0
+        return Memory(peak=self.device.peak_memory_bytes(), recompiles=recompiles)
+
+    @property
+    def _is_original(self) -> bool:
+        return self.target is not None and not self.target.coverage
+
+    def _build(self) -> None:
+        from torchwright.engines.apply import make_target
+
+        if self.target is None:
+            self.target = make_target(self.workload, self.device.facts())
+
+    def _dtype(self) -> Any:
+        return self.target.compute_dtype if self.target is not None else self.dtype
+
+    def _cases(self) -> list[Any]:
+        return self.workload.cases(self._dtype())
+
+    def _make_calls(self, cases: list[Any] | None = None) -> None:
+        """Make the workload's calls, or these, and time them from now on."""
+        from torchwright.trial.timed import TimedCalls
+
+        self.calls = TimedCalls(self.run, cases or self._cases(), self.device, original=self._is_original)
+
+
+def _clone(value: Any) -> Any:
+    return value.clone() if hasattr(value, "clone") else value
