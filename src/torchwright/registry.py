@@ -24,11 +24,15 @@ class Registry(Generic[T]):
     """Names of one kind, resolved on first use.
 
     Raises `UnknownName` (with the nearest name) for a name nobody registered, and `TorchwrightError` when an
-    entry point claims a name that is taken or cannot be imported.
+    entry point claims a name that is taken or cannot be imported. `next` is what the first says to do, where no
+    command lists this kind.
     """
 
-    def __init__(self, kind: str, *, group: str, builtins: Mapping[str, str]) -> None:
+    def __init__(
+        self, kind: str, *, group: str, builtins: Mapping[str, str], next: str | None = None
+    ) -> None:
         self.kind, self.group = kind, group
+        self._next = next or f"`torchwright {kind}s` lists them"
         self._targets = dict(builtins)
         self._loaded: dict[str, T] = {}
         self._scanned = False
@@ -42,7 +46,7 @@ class Registry(Generic[T]):
         """The class registered under `name`."""
         self._scan()
         if name not in self._targets:
-            raise unknown(self.kind, name, self._targets, next=f"`torchwright {self.kind}s` lists them")
+            raise unknown(self.kind, name, self._targets, next=self._next)
         if name not in self._loaded:
             module, _, attribute = self._targets[name].partition(":")
             try:

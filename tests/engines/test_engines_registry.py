@@ -17,11 +17,12 @@ import in_process
 import torchwright as tw
 from small_artifacts import INPUT, copied, edit, made
 from torchwright.artifact import folder as artifact
-from torchwright.engines.base import Engine, Kept, Ready, Way, engines
+from torchwright.engines.base import NATIVE, Engine, Kept, Ready, Way, engines
+from torchwright.engines.jit import Jit
 from torchwright.engines.spec import CallSpec
 from torchwright.errors import ArtifactError, UnknownName
 from torchwright.facts import Coverage
-from torchwright.techniques.base import Phase, Target, Technique, techniques
+from torchwright.techniques.base import Phase, Settings, Target, Technique, techniques
 from torchwright.workloads.base import Case
 
 FILE = "weights.safetensors"
@@ -66,11 +67,13 @@ class Table(Engine):
 
 
 class Counting(Engine):
-    """The model itself, with its calls counted."""
+    """The model itself, with its calls counted; what it keeps stands for compiled code."""
 
     name: ClassVar[str] = "counting"
     how: ClassVar[str] = "counted"
+    cache: ClassVar[tuple[str, ...]] = ("code",)
     count: ClassVar[int] = 0
+    restored: ClassVar[list[str]] = []
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -83,6 +86,13 @@ class Counting(Engine):
     def __call__(self, case: Case) -> Any:
         Counting.count += 1
         return self.model(*case.args, **case.kwargs)
+
+    def keep(self, folder: Path) -> str | None:
+        (folder / NATIVE / "code").write_text("compiled")
+
+    @classmethod
+    def restore(cls, folder: Path) -> None:
+        cls.restored.append((folder / "code").read_text())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +138,7 @@ def test_one_that_keeps_files_of_its_own_is_loaded_from_them(tmp_path: Path) -> 
     torch.testing.assert_close(loaded.model(INPUT), linear()(INPUT))
 
 
-def test_one_that_keeps_nothing_runs_the_recipe_on_the_callers_module(tmp_path: Path) -> None:
+def test_one_that_keeps_no_model_runs_the_recipe_on_the_callers_module(tmp_path: Path) -> None:
     path = made(tmp_path, linear(), ["outside:by=counting"])
     assert artifact.open_artifact(path)[1].way == "module"
     with pytest.raises(ArtifactError, match="holds no model"):
@@ -136,6 +146,16 @@ def test_one_that_keeps_nothing_runs_the_recipe_on_the_callers_module(tmp_path: 
     loaded, before = tw.load(path, model=linear()), Counting.count
     torch.testing.assert_close(loaded.model(INPUT), linear()(INPUT))
     assert Counting.count == before + 1
+
+
+def test_what_one_keeps_of_compiled_code_is_restored_for_who_trusts_it(tmp_path: Path) -> None:
+    path = made(tmp_path, linear(), ["outside:by=counting"])
+    Counting.restored.clear()
+    stranger = tw.load(path, model=linear())
+    assert (Counting.restored, len(stranger.notices)) == ([], 1)
+    assert stranger.notices[0].startswith("compiled cache left aside: it was not built by this user")
+    assert tw.load(path, model=linear(), trust=True).notices == []
+    assert Counting.restored == ["compiled"]
 
 
 @pytest.mark.parametrize("name", ["recipe.json", "manifest.json"])
@@ -149,8 +169,23 @@ def test_an_artifact_of_an_engine_that_is_not_here_says_what_to_install(
 
 
 def test_an_engine_that_nobody_registered_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UnknownName, match="did you mean 'native'"):
+    with pytest.raises(UnknownName, match=r"did you mean 'native'.*install the package"):
         engines.get("nativ")
+
+
+def fail() -> None:
+    raise RuntimeError("cannot be pickled")
+
+
+@pytest.mark.parametrize("cached", [lambda: None, fail])
+def test_a_recipe_says_where_nothing_of_torchs_code_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: Any
+) -> None:
+    monkeypatch.setattr("torch.compiler.save_cache_artifacts", cached)
+    monkeypatch.setattr("torchwright.engines.jit.keep_machine_code", lambda path: False)
+    note = Jit(linear(), Settings()).keep(tmp_path)
+    assert note is not None
+    assert "compiles again at the first call" in note
 
 
 @pytest.mark.parametrize(

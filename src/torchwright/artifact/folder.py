@@ -263,7 +263,7 @@ def _parsed(path: Path, kind: type[T]) -> T:
 
 def _check_engine(path: Path, name: str) -> None:
     if name not in engines.names():
-        remedy = "install the package that brings this engine, or optimize again"
+        remedy = "install the package that brings it, or optimize again"
         raise _damaged(path, f"the engine {name[:80]!r}", remedy)
 
 

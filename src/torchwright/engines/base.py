@@ -29,6 +29,7 @@ engines: Registry[type[Engine]] = Registry(
         "aot": "torchwright.engines.aot:Aot",
         "native": "torchwright.engines.native:Native",
     },
+    next="install the package that brings it",
 )
 
 Way = Literal["native", "package", "graphs", "rebuild", "module"]
@@ -138,7 +139,10 @@ class Engine:
 
     @classmethod
     def load(cls, kept: Kept) -> Ready | None:
-        """What an artifact itself can run; None where its model must be made anew, and prepared again."""
+        """What an artifact itself can run; None where its model must be made anew, and prepared again.
+
+        What of its files is code may be run only where there is no `kept.refusal`.
+        """
         return None
 
     @classmethod

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx.graph import CodeGen
 
-from torchwright.engines.results import laid_out, result_builder, with_constants
+from torchwright.engines.results import call_result
 from torchwright.engines.spec import CallSpec, NotHeld
 
 
@@ -31,7 +31,7 @@ class GraphCall:
         self._places = [index for index, value in enumerate(self._template) if value is _TENSOR]
         out_spec = program.call_spec.out_spec
         assert out_spec is not None
-        self.build = with_constants(laid_out(result_builder(out_spec), layouts), spec.results)
+        self.build = call_result(out_spec, layouts, spec.results)
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
         arguments = list(self._template)

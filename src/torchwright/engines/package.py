@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchwright.engines.results import laid_out, result_builder, with_constants
+from torchwright.engines.results import call_result
 from torchwright.engines.spec import CallSpec
 from torchwright.errors import ArtifactError
 from torchwright.kernels.cpu import build as kernels
@@ -38,8 +38,7 @@ class Package:
             raise ArtifactError(
                 f"the compiled code in {path} cannot be loaded", found=str(error).splitlines()[0]
             ) from error
-        build = result_builder(self._loader.get_call_spec()[1])
-        self.build = with_constants(laid_out(build, layouts), spec.results)
+        self.build = call_result(self._loader.get_call_spec()[1], layouts, spec.results)
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
         # One call runs at a time. The loader sees to that, too, but holds the interpreter's lock while it waits, and

@@ -16,6 +16,13 @@ from torchwright.errors import ArtifactError
 Builder = Callable[[list[Any]], Any]
 
 
+def call_result(
+    spec: str | pytree.TreeSpec, layouts: Sequence[tuple[int, ...] | None], results: Sequence[str]
+) -> Builder:
+    """What makes the result of a call as the original gives it: its form, its layout in memory, its constants."""
+    return with_constants(laid_out(result_builder(spec), layouts), results)
+
+
 def result_builder(spec: str | pytree.TreeSpec) -> Builder:
     """What makes a result of flat outputs; `spec` is pytree's, or its JSON.
 

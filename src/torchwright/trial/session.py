@@ -98,9 +98,10 @@ class Session:
         engine = engines.get(settings.engine)
         self.engine = engine.prepare(self.target, Path(folder) if folder and engine.apart else None)
         if not engine.apart:
-            self.run = (
-                self.workload.front(self.engine) if steps else self.workload.original_run(self.target.model)
-            )
+            if steps:
+                self.run = self.workload.front(self.engine)
+            else:
+                self.run = self.workload.original_run(self.target.model)
             self._make_calls()
             self.engine.check()
         return Prepared(
@@ -291,6 +292,7 @@ class Session:
 
     def keep(self, *, folder: str) -> str | None:
         """Have the engine write what an artifact in `folder` needs of it; what the recipe should note."""
+        assert self.engine is not None
         return self.engine.keep(Path(folder))
 
     def self_test(self, *, path: str) -> bool:
