@@ -181,7 +181,7 @@ def _choose(scratch: Path, search: Search, takes: Takes, forms: Forms, *, compil
             compiled=compiled,
             seconds=estimate.choice_seconds(search),
             threads=search.best.prepared.threads,
-            allocator=_allocator(search.best),
+            allocator=search.best.prepared.allocator,
         )
 
 
@@ -206,11 +206,6 @@ def _one_row(scratch: Path, search: Search, takes: Takes, contents: Contents) ->
         )
     contents.notes += [note] if note else []
     return one
-
-
-def _allocator(best: Candidate) -> str | None:
-    found = [step.options.get("kind", "retain") for step in best.steps if step.name == "allocator"]
-    return found[0] if found else None
 
 
 def _copy_packages(source: Path, folder: Path) -> None:
