@@ -22,6 +22,7 @@ from torch.nn import functional as F
 import turns
 from torchwright.kernels.cpu import build
 from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import BF16
 
 K, N, COPIES, ROUNDS = 2048, 8192, 6, 40
 ROWS = (1, 4, 16, 64, 256, 512)
@@ -37,7 +38,7 @@ def main() -> None:
         raise SystemExit(fault)
     torch.manual_seed(0)
     weights = [torch.randn(N, K, dtype=torch.bfloat16) / K**0.5 for _ in range(COPIES)]
-    layers = [PackedLinear(weight_NK, None, "bf16") for weight_NK in weights]
+    layers = [PackedLinear(weight_NK, None, BF16) for weight_NK in weights]
     rows = []
     for count in ROWS:
         x_BK = torch.randn(count, K, dtype=torch.bfloat16)

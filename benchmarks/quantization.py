@@ -20,6 +20,7 @@ from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.facts import Step
 from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import BF16, GROUPS, W4A8, W4A16, W8A8, Scheme, scheme_of
 from torchwright.techniques.base import Target
 from torchwright.techniques.shared.packed_weights import mean_products, mean_squares
 from torchwright.techniques.shared.wrapping import replace_module
@@ -31,13 +32,13 @@ CALIBRATIONS: dict[str, Calibration] = {
     ", calibrated": mean_squares,
     ", GPTQ": mean_products,
 }
-WAYS: list[tuple[str, str, int, Calibration]] = [
-    ("bf16", "bf16", 32, CALIBRATIONS[""]),
-    ("w8a8", "w8a8", 32, CALIBRATIONS[""]),
+WAYS: list[tuple[str, Scheme, Calibration]] = [
+    ("bf16", BF16, CALIBRATIONS[""]),
+    ("w8a8", W8A8, CALIBRATIONS[""]),
     *[
-        (f"{scheme} g{group}{how}", scheme, group, calibration)
-        for scheme in ("w4a8", "w4a16")
-        for group in (32, 64, 128)
+        (f"{scheme.name} g{group}{how}", scheme_of(scheme.name, group), calibration)
+        for scheme in (W4A8, W4A16)
+        for group in GROUPS
         for how, calibration in CALIBRATIONS.items()
     ],
 ]
@@ -59,8 +60,8 @@ def main() -> None:
     print("| weights | loss of perplexity | at most | KL | top-1 agreement | MB of linear weights |")
     print("|---|---|---|---|---|---|", flush=True)
     rows: list[dict[str, Any]] = []
-    for name, scheme, group, calibration in WAYS:
-        rows.append({"weights": name, **judge(workload, reference, scheme, group, calibration)})
+    for name, scheme, calibration in WAYS:
+        rows.append({"weights": name, **judge(workload, reference, scheme, calibration)})
         row = rows[-1]
         print(
             f"| {name} | {row['drop']:.2%} | {row['drop_high']:.2%} | {row['kl_divergence']:.5f} "
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def judge(
-    workload: LanguageWorkload, reference: Any, scheme: str, group: int, calibration: Calibration
+    workload: LanguageWorkload, reference: Any, scheme: Scheme, calibration: Calibration
 ) -> dict[str, Any]:
     """The metric of one way of rounding every linear layer, the output layer too."""
     target = make_target(workload, get_device("cpu").facts())
@@ -79,9 +80,7 @@ def judge(
     importance = calibration(target)
     for layer in [module for module in target.model.modules() if isinstance(module, PackedLinear)]:
         if scheme != layer.scheme:
-            packed = PackedLinear(
-                layer.wide_weight(), layer.bias, scheme, group_size=group, importance=importance.get(layer)
-            )
+            packed = PackedLinear(layer.wide_weight(), layer.bias, scheme, importance=importance.get(layer))
             replace_module(target.model, layer, packed)
     with torch.inference_mode():
         seen = workload.observe(lambda case: target.model(*case.args, **case.kwargs), torch.bfloat16)

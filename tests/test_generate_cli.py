@@ -27,7 +27,7 @@ from torchwright.cli import main
 from torchwright.decoder.load import KV_DTYPES
 from torchwright.errors import WorkloadError
 from torchwright.kernels import ops
-from torchwright.kernels.linear import SCHEMES
+from torchwright.scheme import ASKED
 
 CONTEXT = 256
 HELLO = "Hello, world"
@@ -175,12 +175,7 @@ def test_without_kernels_it_says_so_and_runs_in_float32(kept, capsys, monkeypatc
 def test_the_values_in_the_help_are_those_of_the_code(capsys):
     assert main(["generate", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert (
-        f"--quantize {'|'.join(name for name in SCHEMES if name != 'bf16')}".replace(
-            "--quantize ", "--quantize none|"
-        )
-        in text
-    )
+    assert f"--quantize none|{'|'.join(ASKED)}[:group_size=N]" in text
     (kv,) = (word for word in text.split() if word.startswith("bf16|int8"))
     assert set(kv.split("|")) == KV_DTYPES.keys()
     assert f"--dtype {'|'.join(answer.DTYPES)}" in text

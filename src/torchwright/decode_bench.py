@@ -198,15 +198,14 @@ def _is_linear(module: nn.Module) -> bool:
 def _scheme(module: Any) -> str:
     if not isinstance(module, PackedLinear):
         return _name(module.weight.dtype)
-    grouped = module.scheme not in ("bf16", "w8a8")
-    return f"{module.scheme}:group_size={module.group_size}" if grouped else module.scheme
+    return str(module.scheme)
 
 
 def _arithmetic(module: Any) -> str:
     """The type that a layer's products are in."""
     if not isinstance(module, PackedLinear):
         return _name(module.weight.dtype)
-    return "bfloat16" if module.scheme.endswith("bf16") else "int8"
+    return module.scheme.products
 
 
 def _linear_operations(model: LoadedDecoder, tokens: int, last_tokens: int) -> defaultdict[str, float]:
@@ -216,9 +215,7 @@ def _linear_operations(model: LoadedDecoder, tokens: int, last_tokens: int) -> d
         if _is_linear(module):
             rows = last_tokens if name == "head" else tokens * _expert_share(model.config, name)
             layer: Any = module
-            digits = (
-                2 if _scheme(module).startswith("w4a16") else 1
-            )  # 16-bit activations are multiplied twice
+            digits = module.scheme.digits if isinstance(module, PackedLinear) else 1
             found[_arithmetic(module)] += 2 * digits * rows * layer.in_features * layer.out_features
     return found
 

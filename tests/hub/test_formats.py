@@ -156,7 +156,7 @@ def test_integers_go_into_the_asked_scheme_where_a_row_has_one_scale(
     assert loaded.stored == f"{CASES[case][1]}: {became}"
     down: Any = loaded.decoder.layers[0].mlp.down
     wanted = model.model.layers[0].mlp.down_proj.weight
-    assert down.scheme == name
+    assert down.scheme.name == name
     assert torch.allclose(down.wide_weight(), wanted, rtol=1e-6, atol=0) == same
 
 

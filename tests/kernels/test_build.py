@@ -17,7 +17,8 @@ import torch
 from torchwright.kernels import ops, reference
 from torchwright.kernels.cpu import build
 from torchwright.kernels.cpu.build import BuildError
-from torchwright.kernels.linear import SCHEMES, PackedLinear
+from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import MADE
 
 Compiler = Callable[..., Path]
 
@@ -220,7 +221,7 @@ def test_the_reference_serves_without_kernels(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
     assert torch.equal(ops.add_rms_norm(x, x, weight, 1e-5)[0], reference.add_rms_norm(x, x, weight, 1e-5)[0])
     assert torch.equal(ops.gated(x, "silu"), reference.gated(x, "silu"))
-    for scheme in SCHEMES:
+    for scheme in MADE.values():
         layer = PackedLinear(torch.randn(70, 96), None, scheme)
         assert torch.equal(layer(x), layer.reference(x))
     k, v = torch.zeros(2, 2, 16, 16), torch.zeros(2, 2, 16, 16)

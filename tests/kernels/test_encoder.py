@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from torchwright.kernels import pack
 from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import W8A8
 
 LAYER_ERROR = {torch.float32: 1e-3, torch.bfloat16: 5e-3}
 """Relative (Frobenius): an input that falls between two steps may be rounded the other way; bfloat16 rounds twice."""
@@ -32,7 +33,7 @@ SHAPES = [(2, 3, 64, 64, 32), (1, 4, 197, 197, 64), (2, 2, 5, 7, 16), (1, 2, 33,
 def test_what_follows_a_layer(isa: str, native: Any, dtype: torch.dtype, name: str, residual: bool) -> None:
     torch.manual_seed(3)
     for rows, K, N in ((1, 33, 17), (37, 96, 200)):
-        layer = PackedLinear(torch.randn(N, K) / K**0.5, torch.randn(N), "w8a8")
+        layer = PackedLinear(torch.randn(N, K) / K**0.5, torch.randn(N), W8A8)
         x = (4 * torch.randn(rows, K)).to(dtype)
         more = torch.randn(rows, N).to(dtype) if residual else None
         got = native.linear_w8a8_fused(x, *tensors(layer), N, name, more)
@@ -59,7 +60,7 @@ def exact_layer(layer: PackedLinear, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_rows_without_a_range_and_rows_that_are_not_finite(isa: str, native: Any) -> None:
-    layer = PackedLinear(torch.randn(70, 40), torch.randn(70), "w8a8")
+    layer = PackedLinear(torch.randn(70, 40), torch.randn(70), W8A8)
     x = torch.randn(4, 40)
     x[0], x[1, 3], x[2, 39] = 2.5, torch.nan, torch.inf
     y = native.linear_w8a8_fused(x, *tensors(layer), 70, "none", None)
@@ -69,7 +70,7 @@ def test_rows_without_a_range_and_rows_that_are_not_finite(isa: str, native: Any
 
 
 def test_a_residual_of_another_shape_is_refused(native: Any) -> None:
-    layer = PackedLinear(torch.randn(64, 64), None, "w8a8")
+    layer = PackedLinear(torch.randn(64, 64), None, W8A8)
     call, x = native.linear_w8a8_fused, torch.randn(2, 64)
     with pytest.raises(ValueError, match="residual is"):
         call(x, *tensors(layer), 64, "none", torch.randn(3, 64))

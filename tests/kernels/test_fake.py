@@ -8,19 +8,20 @@ import pytest
 import torch
 
 from torchwright.kernels import fake
-from torchwright.kernels.linear import SCHEMES, PackedLinear
+from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import MADE
 
 
 def packed(scheme: str) -> PackedLinear:
     torch.manual_seed(0)
-    return PackedLinear(torch.randn(70, 96), torch.randn(70), scheme)
+    return PackedLinear(torch.randn(70, 96), torch.randn(70), MADE[scheme])
 
 
 def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
     """Operator → arguments of one call."""
     torch.manual_seed(0)
     x, weight = torch.randn(2, 3, 96).to(kind), torch.randn(96)
-    linear = {scheme: packed(scheme) for scheme in SCHEMES}
+    linear = {scheme: packed(scheme) for scheme in MADE}
     k, v = (
         torch.zeros(4, 2, 8, 16, 2, dtype=torch.bfloat16),
         torch.zeros(4, 2, 8, 16, 2, dtype=torch.bfloat16),
@@ -69,7 +70,7 @@ def test_every_operator_with_tensors_has_one(native: Any) -> None:
     assert all(hasattr(fake, name) for name in samples(torch.float32))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_compile_sees_one_graph(native: Any, scheme: str) -> None:
     layer = packed(scheme)
     graph = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
@@ -78,7 +79,7 @@ def test_compile_sees_one_graph(native: Any, scheme: str) -> None:
         assert torch.equal(graph(x), layer(x))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_export_keeps_the_operator(native: Any, scheme: str) -> None:
     layer, x = packed(scheme), torch.randn(5, 96)
     program = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))

@@ -8,6 +8,7 @@ import torch
 from torchwright.kernels import pack
 from torchwright.kernels.gptq import gptq_w4
 from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import GROUPS, W4A8
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -24,7 +25,7 @@ def wide(found: tuple[torch.Tensor, torch.Tensor, torch.Tensor], group: int) -> 
     return integers * multipliers.repeat_interleave(group, 1)[:, : integers.shape[1]] * scale_N[:, None]
 
 
-@pytest.mark.parametrize("group", pack.GROUPS)
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize(("N", "K"), [(70, 256), (33, 200)])
 def test_the_output_is_nearer(N: int, K: int, group: int) -> None:
     weight, x = randn(N, K), correlated(600, K)
@@ -61,7 +62,7 @@ def test_features_that_were_never_seen_keep_their_weight() -> None:
 def test_a_layer_takes_the_products() -> None:
     weight, x = randn(70, 96), correlated(400, 96)
     moments = x.T @ x / len(x)
-    layer = PackedLinear(weight, None, "w4a8", importance=moments)
+    layer = PackedLinear(weight, None, W4A8, importance=moments)
     torch.testing.assert_close(
         layer.wide_weight().double(), wide(gptq_w4(weight, 32, moments), 32), rtol=1e-6, atol=0
     )

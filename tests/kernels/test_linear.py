@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from torchwright.kernels import pack, pack_grouped
-from torchwright.kernels.linear import KEPT, SCHEMES, PackedForm, PackedLinear
+from torchwright.kernels.linear import PackedForm, PackedLinear
 from torchwright.kernels.reference import LEVELS_8, LEVELS_16
+from torchwright.scheme import BF16, GROUPS, KEPT, MADE, W4BF16, scheme_of
 
 GROUPED = [*[(scheme, 32) for scheme in ("bf16", "w8a8")]] + [
-    (scheme, group) for scheme in ("w4a8", "w4a16") for group in pack.GROUPS
+    (scheme, group) for scheme in ("w4a8", "w4a16") for group in GROUPS
 ]
 """Each scheme with each group size that means something to it."""
 SHAPES = [(1, 1), (16, 64), (37, 17), (64, 128), (65, 63), (100, 200), (130, 321)]
@@ -30,15 +30,15 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def make(scheme: str, N: int, K: int, group: int = 32, *, bias: bool = True, seed: int = 0) -> PackedLinear:
     weight = randn(N, K, seed=seed) / K**0.5
-    return PackedLinear(weight, randn(N, seed=seed + 1) if bias else None, scheme, group_size=group)
+    return PackedLinear(weight, randn(N, seed=seed + 1) if bias else None, scheme_of(scheme, group))
 
 
 def exact(layer: PackedLinear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The layer's float64 result on activations rounded as its scheme rounds them, and its sum of magnitudes."""
-    if layer.scheme == "bf16":
+    if layer.scheme.name == "bf16":
         rounded = x.bfloat16().double()
     else:
-        wide, levels = x.float(), LEVELS_16 if layer.scheme == "w4a16" else LEVELS_8
+        wide, levels = x.float(), LEVELS_16 if layer.scheme.name == "w4a16" else LEVELS_8
         peak = wide.abs().amax(-1, keepdim=True)
         step = torch.where(peak > 0, torch.tensor(float(levels)) / peak, 0)
         rounded = torch.round(wide * step).double() * (peak.double() / levels)
@@ -50,7 +50,7 @@ def exact(layer: PackedLinear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 
 def check(layer: PackedLinear, x: torch.Tensor) -> None:
     wanted, size = exact(layer, x)
-    allowed = TOLERANCE[layer.scheme] * size
+    allowed = TOLERANCE[layer.scheme.name] * size
     if x.dtype == torch.bfloat16:
         allowed += 2**-8 * wanted.abs()
     for y in (layer(x), layer.reference(x)):
@@ -65,11 +65,11 @@ def check(layer: PackedLinear, x: torch.Tensor) -> None:
 def call(native: Any, layer: PackedLinear, x: torch.Tensor, **changed: Any) -> torch.Tensor:
     """The operator as the layer calls it, with some arguments changed."""
     arguments = {"weight": layer.packed, "bias": layer.bias, "features": layer.out_features}
-    if layer.scheme != "bf16":
+    if layer.scheme.name != "bf16":
         arguments["scale"] = layer.scale
-    if layer.scheme.startswith("w4"):
-        arguments["group_size"] = layer.group_size
-    return getattr(native, f"linear_{layer.scheme}")(x, **{**arguments, **changed})
+    if layer.scheme.name.startswith("w4"):
+        arguments["group_size"] = layer.scheme.group
+    return getattr(native, f"linear_{layer.scheme.name}")(x, **{**arguments, **changed})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -100,7 +100,7 @@ def test_rows_do_not_depend_on_each_other(isa: str, scheme: str, group: int, dty
 
 def test_threads_do_not_change_a_bit(isa: str) -> None:
     x = randn(200, 200)
-    layers = [make(scheme, 300, 200) for scheme in SCHEMES]
+    layers = [make(scheme, 300, 200) for scheme in MADE]
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -111,27 +111,32 @@ def test_threads_do_not_change_a_bit(isa: str) -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("group", pack_grouped.GROUPS)
+@pytest.mark.parametrize("group", W4BF16.groups)
 @pytest.mark.parametrize("scheme", KEPT)
 def test_kept_integers_give_the_bits_of_their_bfloat16(isa: str, scheme: str, group: int) -> None:
-    top = 2 ** KEPT[scheme]
+    top = 2 ** KEPT[scheme].weight_bits
     for N, K in [*SHAPES, (140, 136)]:
         random = torch.Generator().manual_seed(N + K)
         integers = torch.randint(0, top, (N, K), generator=random, dtype=torch.uint8)
         scale = (randn(N, -(-K // group)) / 50).half().float()
         zeros = torch.randint(0, top, scale.shape, generator=random)
-        layer = PackedLinear.from_groups(integers, scale, -zeros * scale, randn(N), scheme, group_size=group)
+        layer = PackedLinear.from_groups(integers, scale, -zeros * scale, randn(N), scheme_of(scheme, group))
         each = [part.repeat_interleave(group, 1)[:, :K] for part in (zeros, scale)]
         wide = (integers.double() - each[0]) * each[1]
         assert torch.equal(layer.wide_weight(), wide.bfloat16().float())
-        plain = PackedLinear(wide, randn(N), "bf16")
+        plain = PackedLinear(wide, randn(N), BF16)
         for rows in (0, 1, 2, 5, 6, 7, 33, 130):
             x = randn(rows, K, seed=rows)
             assert torch.equal(layer(x), plain(x)), f"{rows} rows of {N} x {K}"
-    form = PackedForm(scheme=scheme, in_features=K, out_features=N, group_size=group)
+    form = PackedForm(scheme=scheme_of(scheme, group), in_features=K, out_features=N)
     assert layer.form == form
     with pytest.raises(ValueError, match="are not those of"):
         PackedLinear.from_packed(form, {"packed": layer.packed[1:]})
+
+
+def test_no_weight_is_rounded_to_a_scheme_of_kept_integers() -> None:
+    with pytest.raises(ValueError, match="integers that were chosen elsewhere"):
+        PackedLinear(randn(64, 64), None, W4BF16)
 
 
 def test_wrong_kept_integers_are_refused(native: Any) -> None:
@@ -145,7 +150,7 @@ def test_wrong_kept_integers_are_refused(native: Any) -> None:
             native.linear_grouped(x, packed, None, 64, group, bits)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_strides_do_not_matter(native: Any, scheme: str) -> None:
     layer, x = make(scheme, 70, 96), randn(96, 5).T
     assert torch.equal(layer(x), layer(x.contiguous()))
@@ -153,7 +158,7 @@ def test_strides_do_not_matter(native: Any, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_extremes(isa: str, scheme: str, dtype: torch.dtype) -> None:
     """Rows of huge and of tiny values, an outlier among small ones, and zeros that give the bias."""
     layer = make(scheme, 70, 200)
@@ -171,7 +176,7 @@ def test_extremes(isa: str, scheme: str, dtype: torch.dtype) -> None:
     assert torch.equal(layer(x[3:5]), layer.bias.to(dtype).expand(2, -1))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_rows_too_small_to_scale_are_zeros(isa: str, scheme: str) -> None:
     """127 / max|x| has no float32 below 3.7e-37: such rows must not become NaN or integers without meaning."""
     layer, x = make(scheme, 70, 200, bias=False), randn(3, 200) * torch.tensor([[1e-37], [1e-39], [1e-44]])
@@ -180,17 +185,17 @@ def test_rows_too_small_to_scale_are_zeros(isa: str, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_sums_have_room(isa: str, scheme: str, sign: int) -> None:
     """All products at their largest and of one sign, over a long row."""
     weight = torch.ones(66, 16384)
     weight[1::2] = -1
-    check(PackedLinear(weight, None, scheme, group_size=128), torch.full((3, 16384), float(sign)))
+    check(PackedLinear(weight, None, scheme_of(scheme, 128)), torch.full((3, 16384), float(sign)))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_what_is_not_a_number_stays_so(isa: str, scheme: str, dtype: torch.dtype, bad: float) -> None:
     """A fault upstream shows in all of its row, wherever it stands, and in no other row."""
     layer, x = make(scheme, 70, 200), randn(6, 200).to(dtype)
@@ -206,7 +211,7 @@ def test_what_is_not_a_number_stays_so(isa: str, scheme: str, dtype: torch.dtype
             assert torch.equal(y[row], clean[row])
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_float64_takes_the_reference(scheme: str) -> None:
     layer, x = make(scheme, 70, 96), randn(3, 96).double()
     assert layer(x).dtype == torch.float64
@@ -214,7 +219,7 @@ def test_float64_takes_the_reference(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_rows_of_another_width_are_refused(scheme: str, dtype: torch.dtype) -> None:
     """Also one that the padding of the packed weight would swallow."""
     layer = make(scheme, 16, 40)
@@ -223,7 +228,7 @@ def test_rows_of_another_width_are_refused(scheme: str, dtype: torch.dtype) -> N
             layer(torch.zeros(2, width, dtype=dtype))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_arguments_are_checked(native: Any, scheme: str) -> None:
     layer, x = make(scheme, 70, 96), randn(3, 96)
     assert call(native, layer, x).shape == (3, 70)
@@ -269,15 +274,16 @@ def test_packed_tensors_make_the_layer_again(scheme: str, group: int) -> None:
     assert again.form == layer.form
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_packed_tensors_must_fit(scheme: str) -> None:
     layer = make(scheme, 70, 200)
     tensors, form = dict(layer.named_buffers()), layer.form
 
     def refused(found: dict[str, torch.Tensor] = tensors, **changed: Any) -> None:
-        values = {"scheme": scheme, "in_features": 200, "out_features": 70, "group_size": form.group_size}
+        values = {"scheme": scheme, "in_features": 200, "out_features": 70, "group_size": 32}
+        assert values == form.as_dict()
         with pytest.raises(ValueError, match=r"tensors|scheme|group_size|features"):
-            PackedLinear.from_packed(PackedForm(**{**values, **changed}), found)
+            PackedLinear.from_packed(PackedForm.from_dict({**values, **changed}), found)
 
     refused(out_features=129)
     refused(out_features=71)  # the bias

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchwright.kernels import pack
-from torchwright.kernels.linear import SCHEMES, PackedLinear
+from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import GROUPS, MADE
 
 SIZES = {"N": st.integers(1, 140), "K": st.integers(1, 300), "seed": st.integers(0, 2**31)}
 
@@ -70,7 +71,7 @@ def test_bf16_comes_back(N: int, K: int, seed: int) -> None:
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(**SIZES, group=st.sampled_from(pack.GROUPS))
+@given(**SIZES, group=st.sampled_from(GROUPS))
 def test_w4_comes_back(N: int, K: int, seed: int, group: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     integers = torch.randint(-8, 8, (N, K), generator=generator).to(torch.int8)
@@ -120,7 +121,7 @@ def test_w8_is_off_by_half_a_step(N: int, K: int, seed: int, size: float) -> Non
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(**SIZES, group=st.sampled_from(pack.GROUPS), size=st.sampled_from([1e-3, 1.0, 1e6]))
+@given(**SIZES, group=st.sampled_from(GROUPS), size=st.sampled_from([1e-3, 1.0, 1e6]))
 def test_w4_is_never_worse_than_its_plain_multiplier(
     N: int, K: int, seed: int, group: int, size: float
 ) -> None:
@@ -138,7 +139,7 @@ def test_w4_is_never_worse_than_its_plain_multiplier(
         assert bool((error <= floor * (1 + 1e-5) + 1e-12 * size**2).all())
 
 
-@pytest.mark.parametrize("group", pack.GROUPS)
+@pytest.mark.parametrize("group", GROUPS)
 def test_the_kernel_searches_as_the_reference(isa: str, native: Any, group: int) -> None:
     """A weight between two integers, and two scales that lose the same, may fall to either side."""
     weight, importance = randn(37, 384) * randn(37, 1, seed=1).exp(), randn(384, seed=2).square()
@@ -189,12 +190,12 @@ def test_w4_beats_the_symmetric_range() -> None:
     assert weighted(weight, pack.quantize_w4(weight, 32), 32, torch.ones(1024)).sum() < 0.85 * common
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_zeros_stay_zeros(scheme: str) -> None:
     weight = randn(70, 100)
     weight[3] = 0
     weight[4, :32] = 0
-    wide = PackedLinear(weight, None, scheme).wide_weight()
+    wide = PackedLinear(weight, None, MADE[scheme]).wide_weight()
     assert not wide[3].any()
     assert not wide[4, :32].any()
     assert wide[4, 32:].any()
@@ -205,7 +206,7 @@ def test_zeros_stay_zeros(scheme: str) -> None:
 )
 def test_wide_weight_is_near_the_weight(scheme: str, loss: float) -> None:
     weight = randn(70, 100)
-    wide = PackedLinear(weight, None, scheme).wide_weight()
+    wide = PackedLinear(weight, None, MADE[scheme]).wide_weight()
     assert wide.shape == weight.shape
     assert float((wide - weight).norm() / weight.norm()) < loss
 

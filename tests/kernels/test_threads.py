@@ -15,7 +15,8 @@ import torch
 
 from torchwright.kernels.cpu import build
 from torchwright.kernels.cpu.threads import own_threads, torch_threads
-from torchwright.kernels.linear import SCHEMES, PackedLinear
+from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import MADE
 
 STRESS = Path(__file__).with_name("pool_stress.cpp")
 
@@ -26,8 +27,8 @@ def calls(native: Any) -> dict[str, Callable[[], torch.Tensor]]:
     weight = torch.randn(900, 512)
     for rows in (1, 7, 600):
         x = torch.randn(rows, 512)
-        for scheme in SCHEMES:
-            layer = PackedLinear(weight, None, scheme)
+        for scheme in MADE:
+            layer = PackedLinear(weight, None, MADE[scheme])
             made[f"{scheme} {rows}"] = lambda layer=layer, x=x: layer(x)
         made[f"norm {rows}"] = lambda x=x: native.rms_norm(x, torch.ones(512), 1e-5)
         made[f"gated {rows}"] = lambda x=x: native.gated(x, "silu")
@@ -105,9 +106,10 @@ FORKS = """
 import os, torch
 from torchwright.kernels.cpu import build
 from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import W8A8
 from torchwright.kernels.cpu.threads import own_threads
 assert build.load() is None
-layer, x = PackedLinear(torch.randn(900, 512), None, "w8a8"), torch.randn(600, 512)
+layer, x = PackedLinear(torch.randn(900, 512), None, W8A8), torch.randn(600, 512)
 with own_threads(4):
     expected = layer(x)
     child = os.fork()

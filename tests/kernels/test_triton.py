@@ -13,6 +13,7 @@ from nested import can_interpret, run_file
 from torchwright.kernels import pack
 from torchwright.kernels.gpu import operators
 from torchwright.kernels.gpu import pack as gpu_pack
+from torchwright.scheme import GROUPS
 
 HERE = Path(__file__).parent
 CHECKS = ["triton_linear.py", "triton_pointwise.py", "triton_attention.py"]
@@ -50,7 +51,7 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Triton is not installed" in (operators.load() or "")
 
 
-@pytest.mark.parametrize("group", pack.GROUPS)
+@pytest.mark.parametrize("group", GROUPS)
 def test_packing_is_undone(group: int) -> None:
     """And takes as many bytes as on a CPU, so that one description fits both."""
     random = torch.Generator().manual_seed(group)

@@ -12,7 +12,8 @@ from triton_device import DEVICE, ops, poison, randn
 from torchwright.kernels import pack
 from torchwright.kernels.gpu import linear, operators
 from torchwright.kernels.limits import LONGEST
-from torchwright.kernels.linear import SCHEMES, PackedLinear
+from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import MADE, scheme_of
 
 SHAPES = [(37, 17), (130, 200)]
 """Output and input features, neither full panels nor full groups."""
@@ -37,13 +38,13 @@ def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(scheme: str, N: int, K: int, group: int = 32, *, bias: bool = True, seed: int = 0) -> PackedLinear:
     weight = randn(N, K, seed=seed).cpu() / K**0.5
     offsets = randn(N, seed=seed + 1).cpu() if bias else None
-    return PackedLinear(weight, offsets, scheme, group_size=group, device=DEVICE).to(DEVICE)
+    return PackedLinear(weight, offsets, scheme_of(scheme, group), device=DEVICE).to(DEVICE)
 
 
 def check(layer: PackedLinear, x: torch.Tensor) -> None:
     """Against float64 on activations rounded as the scheme rounds them."""
     wide = x.float()
-    if layer.scheme.endswith("16"):
+    if layer.scheme.name.endswith("16"):
         rounded = wide.bfloat16().double()
     else:
         peak = wide.abs().amax(-1, keepdim=True)
@@ -71,7 +72,7 @@ def test_against_float64(scheme: str, group: int) -> None:
     assert make(scheme, 5, 7, group)(randn(0, 7)).shape == (0, 5)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_rows_do_not_depend_on_each_other(scheme: str) -> None:
     """To the bit: over row counts that take other tiles, and spans in one program or in one each."""
     layer = make(scheme, 64, 192)
@@ -91,13 +92,13 @@ def test_few_rows_take_spans_apart() -> None:
     assert linear.plan(200, 64, 192, 8, whole=True).spans == 1
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_the_same_weight_as_on_a_cpu(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Integers, multipliers and scales: whatever was calibrated for one device holds on the other."""
     weight = randn(70, 150, seed=5).cpu()
-    here = PackedLinear(weight, None, scheme, group_size=64, device=DEVICE)
+    here = PackedLinear(weight, None, scheme_of(scheme, 64), device=DEVICE)
     monkeypatch.setattr(operators, "takes", lambda device: False)
-    cpu = PackedLinear(weight, None, scheme, group_size=64, device=DEVICE)
+    cpu = PackedLinear(weight, None, scheme_of(scheme, 64), device=DEVICE)
     assert here.layout is not cpu.layout
     assert cpu.layout is pack
     assert torch.equal(here.wide_weight(), cpu.wide_weight())
@@ -129,7 +130,7 @@ def test_what_is_no_number_stays_in_its_row(scheme: str) -> None:
     assert not y[2].isfinite().any()
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", MADE)
 def test_operators_pass_the_checks_of_torch(scheme: str) -> None:
     """Schema, fake implementation, and tracing with dynamic shapes."""
     layer = make(scheme, 37, 64)

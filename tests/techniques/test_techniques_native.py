@@ -20,6 +20,7 @@ from torchwright.engines.sensitivity import rank_modules
 from torchwright.errors import ArtifactError, ModelError, RefusedTechnique, UnknownName
 from torchwright.facts import Step
 from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import W4A8
 from torchwright.techniques import techniques
 from torchwright.techniques.base import from_step, parse_step
 from torchwright.workloads.language import LanguageWorkload
@@ -99,7 +100,7 @@ def test_a_call_timed_by_itself_needs_no_call_before_it(folder: Path, text: Path
 
 def test_sensitive_layers_keep_more_bits(folder: Path, text: Path) -> None:
     target = target_of(folder, text, "native", "w4a8:skip=decoder.head+decoder.layers.0.mlp.down")
-    schemes = {n: m.scheme for n, m in target.model.named_modules() if isinstance(m, PackedLinear)}
+    schemes = {n: m.scheme.name for n, m in target.model.named_modules() if isinstance(m, PackedLinear)}
     assert {name for name, scheme in schemes.items() if scheme == "w8a8"} == {
         "decoder.head",
         "decoder.layers.0.mlp.down",
@@ -141,7 +142,7 @@ def test_calibration_lowers_what_counts(folder: Path, text: Path) -> None:
         x, wide = inputs[name], layer.wide_weight()
         importance = x.square().mean(0)
         for weights in (None, importance):
-            packed = PackedLinear(wide, None, "w4a8", importance=weights)
+            packed = PackedLinear(wide, None, W4A8, importance=weights)
             error = ((packed.wide_weight() - wide).square() * importance).sum().item()
             plain, weighed = (plain + error, weighed) if weights is None else (plain, weighed + error)
     assert weighed < plain

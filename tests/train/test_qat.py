@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from torchwright.decoder import read_decoder_config
 from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import scheme_of
 from torchwright.train.model import Transformer
 from torchwright.train.run.config import Qat
 from torchwright.train.run.loop import train
@@ -37,7 +38,7 @@ def test_a_layer_computes_what_its_packed_form_does(qat: Qat) -> None:
     nn.init.normal_(linear.weight, generator=generator)
     x = torch.randn(9, 200, generator=generator) * torch.logspace(-3, 3, 9)[:, None]
     x[4] = 0
-    packed = PackedLinear(linear.weight.detach(), linear.bias, qat.scheme, group_size=qat.group_size)
+    packed = PackedLinear(linear.weight.detach(), linear.bias, scheme_of(qat.scheme, qat.group_size))
     fake = FakeQuantizedLinear.around(linear, qat)
     assert torch.equal(rounded_weight(linear.weight, qat), packed.wide_weight())
     with torch.no_grad():

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from torchwright.scheme import ASKED
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 quiet_option = click.option("--quiet", is_flag=True, help="No live progress; the result alone.")
 trust_option = click.option(
@@ -39,7 +41,7 @@ def decoder_options(command: Callable[..., Any]) -> Callable[..., Any]:
         (
             (
                 "--quantize",
-                "none|w8a8|w4a8|w4a16[:group_size=N]",
+                f"none|{'|'.join(ASKED)}[:group_size=N]",
                 "none",
                 "Weights: as they are, 8 bits, or 4 bits in groups of 32, 64 or 128, rounded to nearest.",
             ),

@@ -16,8 +16,8 @@ from torchwright.devices import get_device
 from torchwright.errors import ModelError, unknown
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.kernels import ops
-from torchwright.kernels.linear import SCHEMES, PackedLinear
-from torchwright.kernels.pack import GROUPS
+from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import BF16, Scheme, read_scheme
 from torchwright.workloads.huggingface import read_config, resolve
 from torchwright.workloads.language import generation_eos
 
@@ -52,14 +52,14 @@ def load_decoder(
     if kv not in KV_DTYPES:
         raise unknown("type of cached keys and values", kv, KV_DTYPES)
     place = torch.device(device)
-    scheme, group_size = _scheme(quantize)
-    keep = None if make_linear else _repacker(quantize, scheme, group_size, dtype, place)
-    make_linear = make_linear or _linear_maker(scheme, group_size, dtype, place)
+    scheme = read_scheme(quantize)
+    keep = None if make_linear else _repacker(quantize, scheme, dtype, place)
+    make_linear = make_linear or _linear_maker(scheme, dtype, place)
     path = resolve(str(folder))
     config = read_decoder_config(path)
     checkpoint = Checkpoint(path, read_config(path))
     weights = DecoderWeights(
-        config, checkpoint, dtype, make_linear, place, rounded=scheme != "none", repack=keep
+        config, checkpoint, dtype, make_linear, place, rounded=scheme is not None, repack=keep
     )
     decoder = Decoder(config, weights).eval()
     stored = None
@@ -73,50 +73,33 @@ def stop_ids(config: DecoderConfig, folder: Path) -> tuple[int, ...]:
     return tuple(sorted({*config.eos, *generation_eos(folder)}))
 
 
-def _scheme(quantize: str | None) -> tuple[str, int]:
-    """The scheme and the size of groups that were asked for."""
-    scheme, _, option = (quantize or "none").partition(":")
-    known = ["none", *(name for name in SCHEMES if name != "bf16")]
-    if scheme not in known:
-        raise unknown("quantization", scheme, known)
-    key, _, value = option.partition("=")
-    allowed = [str(size) for size in GROUPS]
-    if option and (key != "group_size" or value not in allowed or not scheme.startswith("w4")):
-        raise ModelError(
-            f"quantize='{quantize}'", allowed=f"group_size={' or '.join(allowed)}, for 4-bit weights only"
-        )
-    return scheme, int(value) if option else GROUPS[0]
-
-
-def _linear_maker(scheme: str, group_size: int, dtype: torch.dtype, device: torch.device) -> MakeLinear:
+def _linear_maker(scheme: Scheme | None, dtype: torch.dtype, device: torch.device) -> MakeLinear:
     """What makes a linear layer: PyTorch's own in float32, packed ones else, where the kernels are there."""
-    if scheme == "none":
-        if dtype == torch.float32 or ops.on(device, dtype) is None:
-            return plain_linear
-        scheme = "bf16"
-    return lambda weight, bias: PackedLinear(weight, bias, scheme, group_size=group_size, device=device)
+    if scheme is None and (dtype == torch.float32 or ops.on(device, dtype) is None):
+        return plain_linear
+    return lambda weight, bias: PackedLinear(weight, bias, scheme or BF16, device=device)
 
 
 def _repacker(
-    quantize: str | None, scheme: str, group_size: int, dtype: torch.dtype, device: torch.device
+    quantize: str | None, scheme: Scheme | None, dtype: torch.dtype, device: torch.device
 ) -> Repack | None:
     """What takes a checkpoint's own integers: into the scheme that was asked for, or, where none was and the model
     computes in bfloat16, into the one that is theirs."""
-    if scheme != "none":
-        return lambda weights, bias: repack(weights, bias, scheme, group_size, device)
+    if scheme is not None:
+        return lambda weights, bias: repack(weights, bias, scheme, device)
     if quantize is not None or dtype == torch.float32 or ops.on(device, dtype) is None:
         return None
     return lambda weights, bias: repack_as_stored(weights, bias, device)
 
 
-def _became(repacked: Mapping[str, int], scheme: str, dtype: torch.dtype) -> str:
+def _became(repacked: Mapping[str, int], scheme: Scheme | None, dtype: torch.dtype) -> str:
     """What became of weights that were quantized: how many layers of which scheme, "" where they were made wide."""
     name = str(dtype).removeprefix("torch.")
     if not repacked:
         return f"read as {name}"
     wide = f"dequantized to {name}"
-    if scheme != "none":
-        wide = f"dequantized, then rounded to {scheme}"
+    if scheme is not None:
+        wide = f"dequantized, then rounded to {scheme.name}"
     words = {kept: f"repacked as {kept}" if kept else wide for kept in repacked}
     if len(words) == 1:
         return next(iter(words.values()))

@@ -6,7 +6,6 @@ decoder.json          the form of each packed layer, for which kind of device, a
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from contextlib import closing
 from io import FileIO
@@ -39,7 +38,7 @@ def write_packed(model: LoadedDecoder, folder: Path) -> None:
     forms: dict[str, dict[str, Any]] = {}
     for name, module in model.decoder.named_modules():
         if isinstance(module, PackedLinear):
-            forms[name] = dataclasses.asdict(module.form)
+            forms[name] = module.form.as_dict()
     kv = next(name for name, dtype in KV_DTYPES.items() if dtype == model.kv_dtype)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in model.decoder.state_dict().items()}
     save_file(tensors, folder / TENSORS)
@@ -55,7 +54,7 @@ def read_packed(folder: Path, model_folder: Path, device: str = "cpu") -> Loaded
     """
     try:
         described = read_json(folder / FORMS)
-        forms = {name: PackedForm(**form) for name, form in described["layers"].items()}
+        forms = {name: PackedForm.from_dict(form) for name, form in described["layers"].items()}
         kv_dtype = KV_DTYPES[described["kv"]]
         config = read_decoder_config(model_folder)
         for_gpu = bool(described.get("for_gpu"))

@@ -7,19 +7,15 @@ from collections.abc import Sequence
 import torch
 
 from torchwright.hub.weight import Grouped, Integers
-from torchwright.kernels import pack, pack_grouped
 from torchwright.kernels.gpu import operators as gpu
-from torchwright.kernels.linear import KEPT, PackedLinear
-
-BITS = {"w8a8": 8, "w4a8": 4, "w4a16": 4}
-"""Of a scheme's weights."""
+from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import KEPT, W8A8, Scheme, scheme_of
 
 
 def repack(
     weights: Sequence[Grouped],
     bias_N: torch.Tensor | None,
-    scheme: str,
-    group_size: int,
+    scheme: Scheme,
     device: torch.device,
 ) -> PackedLinear | None:
     """The layer of `scheme` around the integers of weights that lie one below the other, or None where they do not fit.
@@ -27,7 +23,7 @@ def repack(
     They fit where a row has one scale and its integers lie around zero: the layouts' scales of groups are whole
     multiples of the row's, and other groups' would have to be rounded to them.
     """
-    if not all(weight.bits == BITS[scheme] and weight.group >= weight.shape[1] for weight in weights):
+    if not all(weight.bits == scheme.weight_bits and weight.group >= weight.shape[1] for weight in weights):
         return None
     parts = [weight.part(0, weight.shape[0]) for weight in weights]
     if any(part.zeros_NG is not None or part.least_NG is not None for part in parts):
@@ -37,7 +33,6 @@ def repack(
         torch.cat([part.scales_NG[:, 0] for part in parts]),
         bias_N,
         scheme,
-        group_size=group_size,
         device=device,
     )
 
@@ -50,24 +45,26 @@ def repack_as_stored(
     None for inputs that are not in the order of their groups, for groups that no layout has, and on GPUs.
     """
     if all(weight.bits == 8 and weight.activations == 8 for weight in weights):
-        return repack(weights, bias_N, "w8a8", pack.GROUPS[0], device)
+        return repack(weights, bias_N, W8A8, device)
     sizes = {_group(weight) for weight in weights}
     ordered = all(weight.group_of_K is None for weight in weights)
     if len(sizes) > 1 or None in sizes or not ordered or gpu.takes(device):
         return None
     group = next(size for size in sizes if size)
     bits = max(weight.bits for weight in weights)
-    scheme = next(name for name, width in KEPT.items() if width >= bits)
-    each = [_parts(weight, group, KEPT[scheme]) for weight in weights]
+    name = next(name for name, scheme in KEPT.items() if scheme.weight_bits >= bits)
+    scheme = scheme_of(name, group)
+    each = [_parts(weight, group, scheme.weight_bits) for weight in weights]
     integers, scale, offset = (torch.cat(parts) for parts in zip(*each, strict=True))
-    return PackedLinear.from_groups(integers, scale, offset, bias_N, scheme, group_size=group)
+    return PackedLinear.from_groups(integers, scale, offset, bias_N, scheme)
 
 
 def _group(weight: Grouped) -> int | None:
     """The layouts' size of groups for a weight: its own, or the largest that divides it."""
-    if weight.group in pack_grouped.GROUPS:
+    sizes = next(iter(KEPT.values())).groups
+    if weight.group in sizes:
         return weight.group
-    widest = pack_grouped.GROUPS[-1]
+    widest = sizes[-1]
     return widest if weight.group >= weight.shape[1] or weight.group % widest == 0 else None
 
 

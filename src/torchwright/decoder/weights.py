@@ -142,7 +142,7 @@ class DecoderWeights:
         if self.repack and len(grouped) == len(weights):
             made = self.repack(grouped, bias_N)
             if made is not None:
-                self.repacked[made.scheme] += 1
+                self.repacked[made.scheme.name] += 1
                 return made
         if all(map(self.checkpoint.format.holds, names)):
             self.repacked[""] += 1

@@ -14,6 +14,7 @@ from torchwright.hub.files import TOGETHER
 from torchwright.hub.formats.base import READABLE, Format, formats
 from torchwright.hub.formats.plain import Unquantized
 from torchwright.hub.weight import Plain, Weight, fill
+from torchwright.scheme import ASKED
 
 QUANTIZATION = "quantization_config"
 
@@ -86,6 +87,6 @@ def _format(path: Path | str, config: dict[str, Any]) -> tuple[type[Format], Fie
             f"{path} describes a checkpoint quantized by {method or 'an unnamed method'}, which is not read here",
             found=f"{QUANTIZATION}.quant_method: {method}",
             allowed=f"{', '.join(formats.names())}; or weights in float32, bfloat16 or float16",
-            next="take the model's original checkpoint and quantize it here with --quantize w8a8, w4a8 or w4a16",
+            next=f"take the model's original checkpoint and quantize it here with --quantize {'|'.join(ASKED)}",
         )
     return formats.get(method), Fields(path, quantization, f"{QUANTIZATION}.")

@@ -24,8 +24,6 @@ from torchwright.kernels.cpu import build
 
 PANEL, BLOCK, DEPTH = 64, 16, 64
 BLOCK_ELEMENTS = 1 << 19
-GROUPS = (32, 64, 128)
-"""Group sizes of 4-bit weights."""
 SHRINKS = (0.64, 1.03)
 """Range of fractions of the scale that covers a group's largest weight; the multiplier in it with the least weighted
 error is taken."""

@@ -14,9 +14,6 @@ from torch.nn import functional as F
 
 from torchwright.kernels.pack import BLOCK, PANEL, padded_depth
 
-GROUPS = (16, 32, 64, 128)
-WIDTHS = (4, 8)
-"""Bits of an integer."""
 HALF, PAIR = BLOCK // 2, 2
 
 

@@ -26,6 +26,7 @@ PAIRED = 5
 SMALLEST_STEP = 1e-38
 """Rows whose step would not be beyond it are quantized to zeros: its inverse has no float32."""
 LEVELS_8, LEVELS_16 = 127, 254 * 127 + 126
+LEVELS = {8: LEVELS_8, 16: LEVELS_16}
 """Integers on each side of zero. Those of 16 bits are two digits to the base 254, each within ±127."""
 QUERY_BLOCK = 128
 """Queries that meet all keys at once, so that the scores of a long prompt fit in memory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torchwright.scheme import W8A8, Scheme
 from torchwright.techniques.shared.packed_weights import GroupedWeights
 
 
@@ -13,4 +14,4 @@ class W4A8(GroupedWeights):
     """Native decoder: 4-bit weights in groups, scales chosen by calibration, on 8-bit activations."""
 
     name: ClassVar[str] = "w4a8"
-    wider: ClassVar[str] = "w8a8"
+    wider: ClassVar[Scheme] = W8A8

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torchwright.scheme import BF16, Scheme
 from torchwright.techniques.shared.packed_weights import PackedWeights
 
 
@@ -13,4 +14,4 @@ class W8A8(PackedWeights):
     """Native decoder: 8-bit weights, one scale an output feature, on activations quantized per token."""
 
     name: ClassVar[str] = "w8a8"
-    wider: ClassVar[str] = "bf16"
+    wider: ClassVar[Scheme] = BF16

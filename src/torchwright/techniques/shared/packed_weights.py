@@ -14,14 +14,9 @@ from torchwright.facts import Coverage, DeviceFacts
 from torchwright.kernels import ops
 from torchwright.kernels.linear import PackedLinear
 from torchwright.kernels.pack import finite
+from torchwright.scheme import SCHEMES, Scheme, scheme_of
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import known_names, named, replace_module
-
-KERNELS = {
-    "w8a8": "int8 weights, int8 rows",
-    "w4a8": "int4 weights, int8 rows",
-    "w4a16": "int4 weights, 16-bit rows",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +27,7 @@ class PackedWeights(Technique):
     own_kernels: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"decoder", "wide_weights"})
     removes: ClassVar[frozenset[str]] = frozenset({"wide_weights"})
-    wider: ClassVar[str]
+    wider: ClassVar[Scheme]
     """What the layers of `skip` are packed as."""
 
     skip: tuple[str, ...] = ()
@@ -43,9 +38,8 @@ class PackedWeights(Technique):
         return ops.fault(device.kind)
 
     @property
-    def group(self) -> int:
-        """Inputs that share a scale, where the scheme has groups."""
-        return 32
+    def scheme(self) -> Scheme:
+        return SCHEMES[self.name]
 
     def importance(self, target: Target) -> dict[nn.Module, torch.Tensor]:
         """What calibration says of each layer's input features, for schemes that ask; see `PackedLinear`."""
@@ -55,11 +49,11 @@ class PackedWeights(Technique):
         layers = dict(named(target.model, PackedLinear))
         asked = known_names(f"{self.name}:skip", self.skip, layers)
         importance = self.importance(target)
-        skipped = {}
+        skipped: dict[str, str] = {}
         for name, layer in layers.items():
-            scheme = self.name
+            scheme = self.scheme
             if name in asked:
-                scheme, skipped[name] = self.wider, f"kept in {self.wider}: among the most sensitive"
+                scheme, skipped[name] = self.wider, f"kept in {self.wider.name}: among the most sensitive"
             if scheme != layer.scheme:
                 wide_NK = finite(layer.wide_weight(), name)
                 packed = self._packed(layer, wide_NK, scheme, importance.get(layer))
@@ -70,7 +64,7 @@ class PackedWeights(Technique):
                 changed=len(layers) - len(skipped),
                 total=len(layers),
                 unit="layers",
-                kernel=KERNELS[self.name],
+                kernel=f"int{self.scheme.weight_bits} weights, {_rows(self.scheme)} rows",
                 skipped=skipped,
             )
         )
@@ -80,7 +74,7 @@ class PackedWeights(Technique):
             return None
         expected = module.forward(x).float()  # not module(x): the ranking calls this from a hook on it
         mean_squares_K = x.float().square().flatten(0, -2).mean(0)
-        packed = self._packed(module, module.wide_weight(), self.name, mean_squares_K)
+        packed = self._packed(module, module.wide_weight(), self.scheme, mean_squares_K)
         got = packed.forward(x).float()
         norm = expected.norm()
         return ((got - expected).norm() / norm).item() if norm > 0 else 0.0
@@ -89,7 +83,7 @@ class PackedWeights(Technique):
         return replace(self, skip=names)
 
     def _packed(
-        self, layer: PackedLinear, wide_NK: torch.Tensor, scheme: str, importance: torch.Tensor | None
+        self, layer: PackedLinear, wide_NK: torch.Tensor, scheme: Scheme, importance: torch.Tensor | None
     ) -> PackedLinear:
         """In place of `layer`. Integers are chosen on the CPU, wherever they will lie."""
         device = layer.packed.device
@@ -97,7 +91,6 @@ class PackedWeights(Technique):
             wide_NK.cpu(),
             None if layer.bias is None else layer.bias.cpu(),
             scheme,
-            group_size=self.group,
             importance=None if importance is None else importance.cpu(),
             device=device,
         )
@@ -115,11 +108,15 @@ class GroupedWeights(PackedWeights):
     """Each weight by itself, or each making up for the errors of those before it (slower; Frantar et al., 2023)."""
 
     @property
-    def group(self) -> int:
-        return self.group_size
+    def scheme(self) -> Scheme:
+        return scheme_of(self.name, self.group_size)
 
     def importance(self, target: Target) -> dict[nn.Module, torch.Tensor]:
         return mean_products(target) if self.rounding == "gptq" else mean_squares(target)
+
+
+def _rows(scheme: Scheme) -> str:
+    return "int8" if scheme.digits == 1 else f"{scheme.input_bits}-bit"
 
 
 def mean_squares(target: Target) -> dict[nn.Module, torch.Tensor]:

@@ -21,6 +21,7 @@ from torchwright.decoder import read_decoder_config
 from torchwright.decoder.load import load_decoder
 from torchwright.kernels import pack, reference
 from torchwright.kernels.linear import PackedLinear
+from torchwright.scheme import scheme_of
 from torchwright.train.model import Transformer, load_weights
 from torchwright.train.model.blocks import Experts, activate
 from torchwright.train.run.config import Qat
@@ -62,12 +63,13 @@ def rounded_weight(weight_NK: torch.Tensor, qat: Qat) -> torch.Tensor:
     """The values that the packed weight stands for, in float32; the gradient is the weight's."""
     with torch.no_grad():
         wide_NK = weight_NK.detach().float()
-        if qat.scheme == "w8a8":
+        group = scheme_of(qat.scheme, qat.group_size).group
+        if group is None:
             integers_NK, scale_N = pack.quantize_w8(wide_NK)
             value_NK = integers_NK.float()
         else:
-            integers_NK, times_NG, scale_N = pack.quantize_w4(wide_NK, qat.group_size)
-            times_NK = times_NG.float().repeat_interleave(qat.group_size, 1)[:, : wide_NK.shape[1]]
+            integers_NK, times_NG, scale_N = pack.quantize_w4(wide_NK, group)
+            times_NK = times_NG.float().repeat_interleave(group, 1)[:, : wide_NK.shape[1]]
             value_NK = integers_NK.float() * times_NK
         value_NK *= scale_N[:, None]
     return _Through.apply(weight_NK, value_NK)  # type: ignore[return-value]
@@ -160,13 +162,14 @@ def write_receipt(folder: Path, ids_BT: torch.Tensor, qat: Qat, out: Path) -> Re
     trained = fresh(rounded=True)(ids_BT).float()
     converted = fresh(rounded=True)
     convert(converted)
-    scheme = qat.scheme if qat.scheme == "w8a8" else f"{qat.scheme}:group_size={qat.group_size}"
     receipt = Receipt(
         scheme=qat.scheme,
         group_size=qat.group_size,
         tokens=ids_BT.numel(),
         converted=difference(trained, converted(ids_BT)),
-        served=difference(trained, load_decoder(folder, quantize=scheme).logits(ids_BT)),
+        served=difference(
+            trained, load_decoder(folder, quantize=str(scheme_of(qat.scheme, qat.group_size))).logits(ids_BT)
+        ),
         unquantized=difference(trained, fresh(rounded=False)(ids_BT)),
     )
     (out / RECEIPT).write_text(json.dumps(asdict(receipt), indent=1))
@@ -180,7 +183,7 @@ def convert(model: Transformer) -> None:
             parent, _, last = name.rpartition(".")
             qat = module.qat
             weight = pack.finite(module.weight.detach(), name)
-            packed = PackedLinear(weight, module.bias, qat.scheme, group_size=qat.group_size)
+            packed = PackedLinear(weight, module.bias, scheme_of(qat.scheme, qat.group_size))
             setattr(model.get_submodule(parent), last, packed)
 
 

@@ -1,0 +1,130 @@
+"""How a linear layer keeps its weights and rounds its inputs: one value for each way. No torch here.
+
+bf16             weights and inputs in bfloat16
+w8a8             8-bit weights, one scale for each output feature; each row of inputs is rounded to 8 bits
+w4a8, w4a16      4-bit weights in groups along the input; each row of inputs is rounded to 8 or 16 bits
+w4bf16, w8bf16   the integers of a quantized checkpoint; they compute to the bit what bf16 does with what they stand for
+
+The names stand in artifacts and on the command line. What a name means is asked of its `Scheme`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torchwright.errors import ModelError, unknown
+
+GROUPS = (32, 64, 128)
+"""Sizes of the groups of weights that are rounded here. The first is taken where nobody says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """One way to keep weights and to multiply them."""
+
+    name: str
+    operator: str
+    """Of `torch.ops.torchwright` and `torch.ops.torchwright_gpu`."""
+    weight_bits: int
+    input_bits: int | None = None
+    """Of the integers that inputs are rounded to, each row with a scale of its own; None for bfloat16."""
+    groups: tuple[int, ...] = ()
+    """Sizes that a group of weights may have; none where the whole row shares one scale."""
+    group: int | None = None
+    """Weights along the input that share a multiplier, or a scale and an offset."""
+    group_bytes: int = 0
+    """Of a group, beside its integers."""
+    kept: bool = False
+    """Whether it keeps integers that were chosen elsewhere; no weight is rounded to it here."""
+
+    def __str__(self) -> str:
+        """As `read_scheme` reads it."""
+        return self.name if self.group is None else f"{self.name}:group_size={self.group}"
+
+    @property
+    def scaled(self) -> bool:
+        """Whether each output feature has a scale."""
+        return self.input_bits is not None
+
+    def bytes_of(self, weights: int) -> int:
+        """Of so many weights in whole groups, with what their groups have."""
+        return weights * self.weight_bits // 8 + (
+            weights // self.group * self.group_bytes if self.group else 0
+        )
+
+    @property
+    def products(self) -> Literal["int8", "bfloat16"]:
+        """The type of what is multiplied: which of a machine's measured rates counts."""
+        return "int8" if self.scaled else "bfloat16"
+
+    @property
+    def digits(self) -> int:
+        """Products for one weight and input: an input of 16 bits is multiplied as two digits of 8."""
+        return (self.input_bits or 8) // 8
+
+
+BF16 = Scheme(name="bf16", operator="linear_bf16", weight_bits=16)
+W8A8 = Scheme(name="w8a8", operator="linear_w8a8", weight_bits=8, input_bits=8)
+W4A8 = Scheme(
+    name="w4a8",
+    operator="linear_w4a8",
+    weight_bits=4,
+    input_bits=8,
+    groups=GROUPS,
+    group=GROUPS[0],
+    group_bytes=1,
+)
+W4A16 = replace(W4A8, name="w4a16", operator="linear_w4a16", input_bits=16)
+W4BF16 = Scheme(
+    name="w4bf16",
+    operator="linear_grouped",
+    weight_bits=4,
+    groups=(16, *GROUPS),
+    group=GROUPS[0],
+    group_bytes=8,
+    kept=True,
+)
+W8BF16 = replace(W4BF16, name="w8bf16", weight_bits=8)
+
+SCHEMES = {scheme.name: scheme for scheme in (BF16, W8A8, W4A8, W4A16, W4BF16, W8BF16)}
+MADE = {name: scheme for name, scheme in SCHEMES.items() if not scheme.kept}
+"""What weights are rounded to here."""
+KEPT = {name: scheme for name, scheme in SCHEMES.items() if scheme.kept}
+"""What integers that were chosen elsewhere are kept in."""
+ASKED = {name: scheme for name, scheme in MADE.items() if scheme.scaled}
+"""What a user can name."""
+
+
+def scheme_of(name: str, group: int = GROUPS[0]) -> Scheme:
+    """The scheme of a name, with groups of this size where it has groups.
+
+    Raises `ValueError` where there is none.
+    """
+    if name not in SCHEMES:
+        raise ValueError(f"scheme is {name}; one of {', '.join(SCHEMES)} is wanted")
+    scheme = SCHEMES[name]
+    allowed = scheme.groups or GROUPS
+    if group not in allowed:
+        raise ValueError(f"group_size is {group}; one of {', '.join(map(str, allowed))} is wanted")
+    return replace(scheme, group=group) if scheme.groups else scheme
+
+
+def read_scheme(quantize: str | None) -> Scheme | None:
+    """The scheme that a user names, such as `w8a8` or `w4a8:group_size=64`; None for none.
+
+    Raises `UnknownName` for another name, and `ModelError` for an option that the scheme does not have.
+    """
+    name, _, option = (quantize or "none").partition(":")
+    if name not in ("none", *ASKED):
+        raise unknown("quantization", name, ("none", *ASKED))
+    scheme = ASKED.get(name)
+    if not option:
+        return scheme
+    key, _, value = option.partition("=")
+    if scheme is None or key != "group_size" or value not in map(str, scheme.groups):
+        raise ModelError(
+            f"quantize='{quantize}'",
+            allowed=f"group_size={' or '.join(map(str, GROUPS))}, for 4-bit weights only",
+        )
+    return scheme_of(name, int(value))
