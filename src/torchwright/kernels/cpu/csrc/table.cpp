@@ -10,10 +10,24 @@
 
 namespace TW_ISA {
 const tw::Kernels& table() {
-  static const tw::Kernels all{TW_STRING(TW_ISA), quantize,      widen_row, linear_w8, linear_w4,  linear_bf16,
-                               linear_grouped,
-                               attention,         add_stretches, rms_norm,  gated,     rope_store, quantize_w4,
-                               quantize_centered, finish,   dense_attention};
+  static const tw::Kernels all{
+      .name = TW_STRING(TW_ISA),
+      .quantize = quantize,
+      .widen_row = widen_row,
+      .linear_w8 = linear_w8,
+      .linear_w4 = linear_w4,
+      .linear_bf16 = linear_bf16,
+      .linear_grouped = linear_grouped,
+      .attention = attention,
+      .add_stretches = add_stretches,
+      .rms_norm = rms_norm,
+      .gated = gated,
+      .rope_store = rope_store,
+      .quantize_w4 = quantize_w4,
+      .quantize_centered = quantize_centered,
+      .finish = finish,
+      .dense_attention = dense_attention,
+  };
   return all;
 }
 }  // namespace TW_ISA
