@@ -17,7 +17,8 @@ from torchwright.engines.package import Package
 from torchwright.engines.program import compile_program, export, functional, read_programs, write_programs
 from torchwright.facts import Step
 from torchwright.kernels.cpu import build
-from torchwright.techniques.int8_rows import RowLinear
+from torchwright.kernels.limits import LONGEST
+from torchwright.techniques.int8_rows import Int8Rows, RowLinear
 from torchwright.techniques.shared.encoder_graph import drop_masks, fuse_layers
 from torchwright.workloads.module import ModuleWorkload
 
@@ -184,3 +185,10 @@ def test_attention_that_the_kernel_does_not_take_is_named() -> None:
     assert (row.changed, row.total) == (1, 3)
     assert row.skipped["call 0"] == "it is causal"
     assert "keys (1, 2, 8, 8), values (1, 2, 8, 16)" in row.skipped["call 2"]
+
+
+def test_a_layer_that_is_too_wide_for_the_kernel_is_not_ranked() -> None:
+    assert Int8Rows().module_error(nn.Linear(LONGEST + 1, 1), torch.randn(2, LONGEST + 1)) is None
+    error = Int8Rows().module_error(nn.Linear(64, 16), torch.randn(2, 64))
+    assert error is not None
+    assert 0 < error < RESULT_ERROR

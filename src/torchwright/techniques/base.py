@@ -132,7 +132,10 @@ class Technique:
         return (self,)
 
     def refuse(self, target: Target) -> str | None:
-        """The reason it cannot or need not run here, in words and with the number that decided, or None."""
+        """The reason it cannot or need not run here, in words and with the number that decided, or None.
+
+        Asked only where `available` names no reason.
+        """
         return None
 
     def reshape(self, workload: Workload) -> Workload:

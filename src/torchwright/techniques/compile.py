@@ -44,9 +44,6 @@ class Compile(Technique):
         if several:
             yield replace(self, engine="jit", freezing=False, dynamic=True)
 
-    def refuse(self, target: Target) -> str | None:
-        return self.available(target.device)
-
     def apply(self, target: Target) -> None:
         settings = target.settings
         settings.engine = self.engine

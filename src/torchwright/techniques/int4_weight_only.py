@@ -43,9 +43,6 @@ class Int4WeightOnly(Technique):
         return "int4"
 
     def refuse(self, target: Target) -> str | None:
-        fault = self.available(target.device)
-        if fault:
-            return fault
         skipped = skips(target.model, self)
         total = sum(1 for _ in named(target.model, nn.Linear))
         if total and len(skipped) == total:

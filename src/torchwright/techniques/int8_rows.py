@@ -7,8 +7,9 @@ loses, and needs no calibration. What follows a layer, and layers that read one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -17,44 +18,31 @@ from torchwright.facts import DeviceFacts
 from torchwright.kernels import pack
 from torchwright.kernels.cpu import build
 from torchwright.kernels.limits import LONGEST
-from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.encoder_graph import fuse_layers
-from torchwright.techniques.shared.int8 import layer_error, swap_layers
+from torchwright.techniques.shared.int8_layers import Int8Layers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int8Rows(Technique):
+class Int8Rows(Int8Layers):
     """Linear layers on 8-bit weights and activations, a scale for each row, fused with what follows them."""
 
     name: ClassVar[str] = "int8_rows"
-    phase: ClassVar[Phase] = Phase.WEIGHTS
     own_kernels: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset({"float_weights", "linear", "compiled"})
-    removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
-
-    skip: tuple[str, ...] = ()
-    """Names of layers that stay in floating point."""
+    kernels: ClassVar[str] = "packed w8a8"
+    rewrite: ClassVar[Callable[[torch.fx.GraphModule], None]] = staticmethod(fuse_layers)
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
         return build.load() if device.kind == "cpu" else "its kernels are for CPUs"
 
-    def apply(self, target: Target) -> None:
-        swap_layers(
-            target, self.name, self.skip, (nn.Linear,), _by_rows, kernel="packed w8a8", rewrite=fuse_layers
-        )
+    @property
+    def kernel(self) -> str | None:
+        return None  # the micro-benchmark has no row of it
 
-    def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
-        return layer_error(module, x, (nn.Linear,), RowLinear)
-
-    def retreat(self, names: tuple[str, ...]) -> Self | None:
-        return replace(self, skip=names)
-
-
-def _by_rows(layer: nn.Linear) -> nn.Module | str:
-    if layer.in_features > LONGEST:
-        return f"it has {layer.in_features} input features, the kernel sums {LONGEST}"
-    return RowLinear(layer)
+    def replace_layer(self, layer: Any) -> nn.Module | str:
+        if layer.in_features > LONGEST:
+            return f"it has {layer.in_features} input features, the kernel sums {LONGEST}"
+        return RowLinear(layer)
 
 
 class RowLinear(nn.Module):

@@ -5,54 +5,35 @@ Batch norms are folded first, so that activation and residual addition can join 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
 from torch import nn
 
-from torchwright.facts import DeviceFacts
-from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.shared import int8
+from torchwright.techniques.base import Target
 from torchwright.techniques.shared.batchnorm import fold
+from torchwright.techniques.shared.int8 import LAYERS, Int8Layer, observe_inputs
+from torchwright.techniques.shared.int8_layers import Int8Layers, Replacement
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int8Static(Technique):
+class Int8Static(Int8Layers):
     """Linear layers and convolutions on 8-bit weights and activations, activation scales fixed by calibration."""
 
     name: ClassVar[str] = "int8_static"
-    phase: ClassVar[Phase] = Phase.WEIGHTS
     needs: ClassVar[frozenset[str]] = frozenset({"float_weights", "layers", "compiled"})
-    removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
     calibrates: ClassVar[bool] = True
+    kinds: ClassVar[tuple[type[nn.Module], ...]] = LAYERS
 
-    skip: tuple[str, ...] = ()
-    """Names of layers that stay in floating point."""
-
-    @classmethod
-    def available(cls, device: DeviceFacts) -> str | None:
-        return None if device.kind == "cpu" else "its kernels are oneDNN's, for x86 CPUs"
-
-    @property
-    def kernel(self) -> str | None:
-        return "int8"
-
-    def apply(self, target: Target) -> None:
+    def replacements(self, target: Target) -> Replacement:
         if "batch_norm" in target.properties:
             # What stands between a convolution and its activation keeps both from one kernel.
             fold(target.model, target.workload.cases(target.compute_dtype))
-        ranges = int8.observe_inputs(target, int8.LAYERS)
+        ranges = observe_inputs(target, self.kinds)
 
         def replacement(layer: nn.Module) -> nn.Module | str:
             if layer not in ranges:
                 return "it is not called on the calibration inputs"
-            return int8.Int8Layer(layer, ranges[layer])
+            return Int8Layer(layer, ranges[layer])
 
-        int8.swap_layers(target, self.name, self.skip, int8.LAYERS, replacement)
-
-    def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
-        return int8.layer_error(module, x, int8.LAYERS)
-
-    def retreat(self, names: tuple[str, ...]) -> Self | None:
-        return replace(self, skip=names)
+        return replacement

@@ -44,9 +44,6 @@ class Sparse24(Technique):
         return None
 
     def refuse(self, target: Target) -> str | None:
-        fault = self.available(target.device)
-        if fault:
-            return fault
         reasons = [self._skip(layer, None) for _, layer in named(target.model, nn.Linear)]
         if all(reasons):
             return f"none of {len(reasons)} linear layers can be sparse: {'; '.join(sorted(set(map(str, reasons))))}"

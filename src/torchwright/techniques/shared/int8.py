@@ -13,17 +13,14 @@ from __future__ import annotations
 import functools
 import importlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the quantized_decomposed operators
 from torch import nn
 
-from torchwright.facts import Coverage
 from torchwright.techniques.base import Target
-from torchwright.techniques.shared.int8_graph import share_integers
-from torchwright.techniques.shared.wrapping import known_names, layer_input, named, replace_module
+from torchwright.techniques.shared.wrapping import layer_input
 
 ops = torch.ops.quantized_decomposed
 EPSILON = 1e-5
@@ -32,7 +29,6 @@ BODIES = (torch.float32, torch.bfloat16)
 """Types in which Inductor matches the layer around the integers; another type computes in float32."""
 REGISTER = "_register_quantization_weight_pack_pass"
 """The function's name in torch, and in torchao, which took it over."""
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,80 +131,6 @@ def register_patterns() -> None:
         if not hasattr(own, REGISTER):
             importlib.import_module("torchao.quantization")  # registers operators that the patterns name
             getattr(importlib.import_module("torchao.quantization.pt2e.inductor_passes.x86"), REGISTER)()
-
-
-def quantizable(
-    model: nn.Module, skip: set[str], kinds: tuple[type[nn.Module], ...]
-) -> Iterator[tuple[str, Any, str]]:
-    """(name, layer, reason to leave it alone or '') for every layer of these kinds."""
-    for name, module in named(model, kinds):
-        reason = ""
-        if name in skip:
-            reason = "left in float: among the most sensitive"
-        elif isinstance(module, nn.Conv2d) and (
-            module.padding_mode != "zeros" or isinstance(module.padding, str)
-        ):
-            reason = "the padding is not a number of zeros"
-        elif isinstance(module, nn.Linear) and type(module) is not nn.Linear:
-            reason = f"a {type(module).__name__} is read by its owner, not called"
-        elif module.weight.dtype not in FLOATS:
-            reason = f"its weight is {module.weight.dtype}"
-        yield name, module, reason
-
-
-def swap_layers(
-    target: Target,
-    technique: str,
-    skip: Sequence[str],
-    kinds: tuple[type[nn.Module], ...],
-    replacement: Callable[[Any], nn.Module | str],
-    *,
-    kernel: str = "oneDNN int8 (u8 x s8)",
-    rewrite: Callable[[torch.fx.GraphModule], None] = share_integers,
-) -> None:
-    """Put `replacement(layer)`, or say why not, and record the coverage; `rewrite` is for the exported graph."""
-    skipped: dict[str, str] = {}
-    asked = known_names(f"{technique}:skip", skip, (name for name, _ in named(target.model, kinds)))
-    found = list(quantizable(target.model, asked, kinds))
-    for name, layer, reason in found:
-        new = reason or replacement(layer)
-        if isinstance(new, str):
-            skipped[name] = new
-        else:
-            replace_module(target.model, layer, new)
-    register_patterns()
-    target.settings.rewrites.append(rewrite)
-    target.coverage.append(
-        Coverage(
-            technique=technique,
-            changed=len(found) - len(skipped),
-            total=len(found),
-            unit="layers",
-            kernel=kernel,
-            skipped=skipped,
-        )
-    )
-
-
-def dynamic(layer: nn.Module) -> Int8Layer:
-    """The layer with the scale of its input chosen at every call."""
-    return Int8Layer(layer, None)
-
-
-def layer_error(
-    module: nn.Module,
-    x: torch.Tensor,
-    kinds: tuple[type[nn.Module], ...],
-    replacement: Callable[[Any], nn.Module] = dynamic,
-) -> float | None:
-    """Relative error of one layer's output with 8-bit weights and activations on input `x`."""
-    if not isinstance(module, kinds) or (isinstance(module, nn.Linear) and type(module) is not nn.Linear):
-        return None
-    layer: Any = module
-    expected = layer.forward(x).float()  # not layer(x): the ranking calls this from a hook on the layer
-    got = replacement(module)(x).float()
-    norm = expected.norm()
-    return ((got - expected).norm() / norm).item() if norm > 0 else 0.0
 
 
 def observe_inputs(target: Target, kinds: tuple[type[nn.Module], ...]) -> dict[nn.Module, tuple[float, int]]:

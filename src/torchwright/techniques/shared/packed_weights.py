@@ -16,7 +16,7 @@ from torchwright.kernels.linear import PackedLinear
 from torchwright.kernels.pack import finite
 from torchwright.scheme import SCHEMES, Scheme, scheme_of
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.shared.wrapping import known_names, named, replace_module
+from torchwright.techniques.shared.wrapping import known_names, named, relative_error, replace_module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +75,7 @@ class PackedWeights(Technique):
         expected = module.forward(x).float()  # not module(x): the ranking calls this from a hook on it
         mean_squares_K = x.float().square().flatten(0, -2).mean(0)
         packed = self._packed(module, module.wide_weight(), self.scheme, mean_squares_K)
-        got = packed.forward(x).float()
-        norm = expected.norm()
-        return ((got - expected).norm() / norm).item() if norm > 0 else 0.0
+        return relative_error(expected, packed.forward(x).float())
 
     def retreat(self, names: tuple[str, ...]) -> Self | None:
         return replace(self, skip=names)

@@ -96,6 +96,12 @@ def outputs(model: nn.Module, cases: Sequence[Case]) -> list[torch.Tensor]:
     return found
 
 
+def relative_error(expected: torch.Tensor, got: torch.Tensor) -> float:
+    """By the Frobenius norm; 0 where zeros are expected."""
+    norm = expected.norm()
+    return ((got - expected).norm() / norm).item() if norm > 0 else 0.0
+
+
 def worst_error(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> float:
     """The largest relative error (Frobenius norm) of any tensor; infinite where the outputs do not correspond."""
     if [t.shape for t in before] != [t.shape for t in after]:

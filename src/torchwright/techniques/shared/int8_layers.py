@@ -1,0 +1,115 @@
+"""What the techniques share that put 8-bit layers in the place of a model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+
+from torchwright.facts import Coverage, DeviceFacts
+from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.shared.int8 import Int8Layer, register_patterns
+from torchwright.techniques.shared.int8_graph import share_integers
+from torchwright.techniques.shared.wrapping import known_names, named, relative_error, replace_module
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+Replacement = Callable[[Any], nn.Module | str]
+"""From a layer to what takes its place, or to the reason why it stays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8Layers(Technique):
+    """Layers of some kinds on 8-bit weights and activations; those of `skip` stay as they are."""
+
+    phase: ClassVar[Phase] = Phase.WEIGHTS
+    needs: ClassVar[frozenset[str]] = frozenset({"float_weights", "linear", "compiled"})
+    removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
+    kinds: ClassVar[tuple[type[nn.Module], ...]] = (nn.Linear,)
+    kernels: ClassVar[str] = "oneDNN int8 (u8 x s8)"
+    """What the layers run on, in words."""
+    rewrite: ClassVar[Callable[[torch.fx.GraphModule], None]] = staticmethod(share_integers)
+    """For the exported graph: what its layers can share."""
+
+    skip: tuple[str, ...] = ()
+    """Names of layers that stay in floating point."""
+
+    @classmethod
+    def available(cls, device: DeviceFacts) -> str | None:
+        return None if device.kind == "cpu" else "its kernels are oneDNN's, for x86 CPUs"
+
+    @property
+    def kernel(self) -> str | None:
+        return "int8"
+
+    def replace_layer(self, layer: Any) -> nn.Module | str:
+        """An 8-bit layer that needs no calibration, or the reason why there is none."""
+        return Int8Layer(layer, None)
+
+    def replacements(self, target: Target) -> Replacement:
+        """What `apply` puts in the place of layers; it may prepare the model and calibrate first."""
+        return self.replace_layer
+
+    def apply(self, target: Target) -> None:
+        replacement = self.replacements(target)
+        names = (name for name, _ in named(target.model, self.kinds))
+        asked = known_names(f"{self.name}:skip", self.skip, names)
+        found = list(quantizable(target.model, asked, self.kinds))
+        skipped: dict[str, str] = {}
+        for name, layer, reason in found:
+            new = reason or replacement(layer)
+            if isinstance(new, str):
+                skipped[name] = new
+            else:
+                replace_module(target.model, layer, new)
+        register_patterns()
+        target.settings.rewrites.append(self.rewrite)
+        target.coverage.append(
+            Coverage(
+                technique=self.name,
+                changed=len(found) - len(skipped),
+                total=len(found),
+                unit="layers",
+                kernel=self.kernels,
+                skipped=skipped,
+            )
+        )
+
+    def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
+        if not isinstance(module, self.kinds) or _read_by_owner(module):
+            return None
+        replaced = self.replace_layer(module)
+        if isinstance(replaced, str):
+            return None
+        layer: Any = module
+        # Not layer(x): the ranking calls this from a hook on the layer.
+        return relative_error(layer.forward(x).float(), replaced(x).float())
+
+    def retreat(self, names: tuple[str, ...]) -> Self | None:
+        return replace(self, skip=names)
+
+
+def quantizable(
+    model: nn.Module, skip: set[str], kinds: tuple[type[nn.Module], ...]
+) -> Iterator[tuple[str, Any, str]]:
+    """(name, layer, reason to leave it alone or '') for every layer of these kinds."""
+    for name, module in named(model, kinds):
+        reason = ""
+        if name in skip:
+            reason = "left in float: among the most sensitive"
+        elif isinstance(module, nn.Conv2d) and (
+            module.padding_mode != "zeros" or isinstance(module.padding, str)
+        ):
+            reason = "the padding is not a number of zeros"
+        elif _read_by_owner(module):
+            reason = f"a {type(module).__name__} is read by its owner, not called"
+        elif module.weight.dtype not in FLOATS:
+            reason = f"its weight is {module.weight.dtype}"
+        yield name, module, reason
+
+
+def _read_by_owner(module: nn.Module) -> bool:
+    """Whether it is a linear layer whose owner reads the weight instead of calling the layer."""
+    return isinstance(module, nn.Linear) and type(module) is not nn.Linear
