@@ -38,7 +38,7 @@ from torchwright.decoder.cache import PAGE
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import load_decoder
 from torchwright.serve.engine.engine import Engine
-from torchwright.serve.options import Options
+from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import SamplingOptions, Submit
 from torchwright.workloads.language import BUNDLED
 
@@ -84,7 +84,7 @@ def request(ids: list[int], new: int, **more: Any) -> Submit:
 
 def make_engine(model: LoadedDecoder, tokens: int, **options: Any) -> Engine:
     """An engine with room for `tokens` and a page more for each running sequence."""
-    found = Options(**{"speculate": "none", **options})
+    found = EngineOptions(**{"speculate": "none", **options})
     return Engine(model, pages=tokens // PAGE + 2 * found.max_running, options=found)
 
 

@@ -19,7 +19,8 @@ from torchwright.decoder import load_decoder
 from torchwright.decoder.packed import read_packed, write_packed
 from torchwright.kernels import ops
 from torchwright.serve.folder import find
-from torchwright.serve.preflight import Wish, preflight
+from torchwright.serve.options import EngineOptions
+from torchwright.serve.preflight import preflight
 from torchwright.workloads.detect import from_target
 
 BUNDLED = Path(__file__).parents[2] / "src/torchwright/bundled"
@@ -87,10 +88,10 @@ def test_serve_finds_a_file_and_knows_its_size(gguf: Path, awq: Path) -> None:
     target = find(str(gguf))
     assert target.name == "bundled.gguf"
     assert (target.folder / "tokenizer.json").is_file()
-    plain = preflight(find(None), Wish(max_running=8))
+    plain = preflight(find(None), EngineOptions(max_running=8))
     assert plain
     for path, low, high in ((gguf, 0.9, 1.5), (awq, 0.3, 0.8)):
-        found = preflight(find(str(path)), Wish(max_running=8))
+        found = preflight(find(str(path)), EngineOptions(max_running=8))
         assert found
         assert low < found.weight_bytes / plain.weight_bytes < high
         assert found.token_bytes == plain.token_bytes

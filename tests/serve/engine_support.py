@@ -13,7 +13,7 @@ import torch
 
 from torchwright.decoder import LoadedDecoder, load_decoder
 from torchwright.serve.engine.engine import Engine
-from torchwright.serve.options import Options
+from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import Finish, Grammar, SamplingOptions, Submit, Timing, TokenLogprob
 from torchwright.workloads.language import BUNDLED
 
@@ -54,7 +54,7 @@ def request(id: str, ids: list[int], max_tokens: int = 8, **options: Any) -> Sub
 def engine(loaded: LoadedDecoder, *, pages: int = 256, **options: Any) -> Engine:
     clock = options.pop("clock", None)
     extra = {} if clock is None else {"clock": clock}
-    return Engine(loaded, pages=pages, options=Options(**options), **extra)
+    return Engine(loaded, pages=pages, options=EngineOptions(**options), **extra)
 
 
 Results = dict[tuple[str, int], Result]

@@ -17,7 +17,7 @@ from torchwright.decoder.layers import MixtureOfExperts
 from torchwright.errors import TorchwrightError
 from torchwright.serve.engine.engine import Engine
 from torchwright.serve.limits import PROMPTS, SEQUENCES
-from torchwright.serve.options import Options
+from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import Cancel
 
 
@@ -379,7 +379,7 @@ def test_a_model_on_stock_operators_is_not_deterministic(model: LoadedDecoder) -
     stock = load_decoder(BUNDLED, torch.float32)
     with pytest.raises(TorchwrightError, match="--no-deterministic"):
         Engine(stock, pages=8)
-    made = Engine(stock, pages=8, options=Options(deterministic=False))
+    made = Engine(stock, pages=8, options=EngineOptions(deterministic=False))
     made.submit(request("a", [5, 6, 7], 8))
     assert drain(made)["a", 0].tokens == stock.generate([5, 6, 7], max_new_tokens=8, stop=[])
 
@@ -421,7 +421,7 @@ def test_a_time_out_counts_in_the_queue_too(model: LoadedDecoder) -> None:
 )
 def test_options_out_of_range_are_refused_by_name(options: dict[str, int]) -> None:
     with pytest.raises(TorchwrightError, match=next(iter(options))):
-        Options(**options)
+        EngineOptions(**options)
 
 
 def test_thousands_of_short_requests_leave_nothing_behind(model: LoadedDecoder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import socket
 import struct
 import sys
@@ -17,9 +18,10 @@ from torchwright import cli
 from torchwright.artifact.folder import RECIPE
 from torchwright.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError
 from torchwright.serve import preflight as room
-from torchwright.serve.command import KEY_VARIABLE, Options, _listen, api_keys, engine_command, parse_bytes
+from torchwright.serve.command import KEY_VARIABLE, _listen, api_keys, engine_command, parse_bytes
 from torchwright.serve.folder import BUNDLED_NAME, find
-from torchwright.serve.preflight import Wish, preflight
+from torchwright.serve.options import EngineOptions, ServerOptions
+from torchwright.serve.preflight import preflight
 
 MIB = 1 << 20
 CONFIG = {
@@ -53,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def figures(path: Path, **wish: Any) -> room.Preflight:
-    found = preflight(find(str(path)), Wish(**{"max_running": 8, **wish}))
+    found = preflight(find(str(path)), EngineOptions(**{"max_running": 8, **wish}))
     assert found is not None
     return found
 
@@ -93,7 +95,13 @@ def test_bytes_and_requests_are_counted(folder: Path) -> None:
     assert found.full_requests == 8
     assert (found.ttft_s, found.advice) == (None, None)
     assert "torchwright doctor" in str(found)
-    assert figures(folder, quantize="w4a8").weight_bytes == 512 * (2 * 1000 + 4096 // 2 + 1000 // 2)
+    rounded = 512 * (4096 + 1000)
+    assert figures(folder, quantize="w8a8").weight_bytes == 512 * 2 * 1000 + rounded
+    assert figures(folder, quantize="w4a8").weight_bytes == 512 * 2 * 1000 + rounded // 2 + rounded // 32
+    fewer = figures(folder, quantize="w4a16:group_size=128").weight_bytes
+    assert fewer == 512 * 2 * 1000 + rounded // 2 + rounded // 128
+    with pytest.raises(TorchwrightError, match="unknown quantization 'w4'"):
+        figures(folder, quantize="w4")
     assert figures(folder, kv="int8").token_bytes == 4 * 2 * 2 * (64 + 4)
 
 
@@ -134,11 +142,14 @@ def test_times_are_predicted_from_measured_ceilings(folder: Path, tmp_path: Path
     kept = tmp_path / "cache" / "ceilings"
     kept.mkdir(parents=True)
     measured_on = {"device": {"kind": "cpu"}, "torch": version("torch")}
-    ceilings = {"read_gb_per_s": 10.0, "tflops": {"bfloat16": 1.0}}
+    ceilings = {"read_gb_per_s": 10.0, "tflops": {"bfloat16": 1.0, "int8": 2.0}}
     (kept / "a.json").write_text(json.dumps({"measured_on": measured_on, "ceilings": ceilings}))
     found = figures(folder)
     assert found.tpot_s == pytest.approx(found.weight_bytes / 10e9)
     assert found.ttft_s == pytest.approx(2 * 512 * (4096 + 1000) * 512 / 1e12)
+    assert figures(folder, quantize="w8a8").ttft_s == pytest.approx(found.ttft_s / 2)
+    # Its 16-bit inputs are multiplied as two digits of 8 bits.
+    assert figures(folder, quantize="w4a16").ttft_s == pytest.approx(found.ttft_s)
 
 
 def test_files_that_cannot_be_read_are_named(folder: Path) -> None:
@@ -163,18 +174,58 @@ def test_other_texts_are_no_sizes(text: str) -> None:
         parse_bytes(text)
 
 
-def test_the_engine_understands_its_command() -> None:
+def test_the_engine_is_told_what_the_server_was() -> None:
     from torchwright.serve.engine.process import parser
 
-    options = Options(
-        kv_memory=123, max_context=64, quantize="w4a8", kv="int8", trust=True, deterministic=False
+    options = EngineOptions(
+        model="folder",
+        kv_memory=123,
+        max_context=64,
+        quantize="w4a8",
+        kv="int8",
+        trust=True,
+        speculate_rows=3,
+        prefix_cache=False,
     )
-    words = engine_command("ipc://x", "folder", options)
+    words = engine_command("ipc://x", options)
     assert words[:3] == [sys.executable, "-m", "torchwright.serve.engine.process"]
     given = parser().parse_args(words[3:])
-    assert (given.model, given.kv_memory, given.max_context, given.quantize) == ("folder", 123, 64, "w4a8")
-    assert (given.trust, given.deterministic, given.speculate) == (True, False, "ngram")
-    assert parser().parse_args(engine_command("ipc://x", None, Options())[3:]).model is None
+    assert (given.endpoint, given.parent) == ("ipc://x", os.getpid())
+    assert EngineOptions.from_json(given.options) == options
+    assert EngineOptions.from_json("{}") == EngineOptions()
+
+
+def test_every_option_of_the_command_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[ServerOptions] = []
+    monkeypatch.setattr("torchwright.serve.command.serve", lambda options, say: passed.append(options) or 0)
+    words = (
+        "--port 0 --max-running 8 --max-queue 9 --step-tokens 10 --max-context 11 --kv-memory 1MiB --kv int8"
+    )
+    words += " --no-prefix-cache --no-deterministic --speculate none --quantize w8a8 --dtype fp32 --trust"
+    assert cli.main(["serve", "folder", *words.split()]) == 0
+    engine = EngineOptions(
+        model="folder",
+        quantize="w8a8",
+        kv="int8",
+        dtype="fp32",
+        trust=True,
+        kv_memory=MIB,
+        step_tokens=10,
+        max_running=8,
+        max_queue=9,
+        max_context=11,
+        speculate="none",
+        prefix_cache=False,
+        deterministic=False,
+    )
+    assert passed == [ServerOptions(port=0, engine=engine)]
+    assert cli.main(["serve"]) == 0
+    assert passed[1] == ServerOptions()
+
+
+def test_more_answers_than_a_step_has_tokens_are_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--max-running", "600"]) == 2
+    assert "--step-tokens 600" in capsys.readouterr().err
 
 
 def test_keys_come_from_options_a_file_or_the_environment(
@@ -183,13 +234,13 @@ def test_keys_come_from_options_a_file_or_the_environment(
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     file = tmp_path / "keys"
     file.write_text("from-file\r\n\n second \n")
-    assert api_keys(Options()) == []
-    assert api_keys(Options(api_keys=["a", "b"])) == ["a", "b"]
-    assert api_keys(Options(api_key_file=file)) == ["from-file", "second"]
-    assert api_keys(Options(api_keys=["a"], api_key_file=file)) == ["a", "from-file", "second"]
+    assert api_keys(ServerOptions()) == []
+    assert api_keys(ServerOptions(api_keys=["a", "b"])) == ["a", "b"]
+    assert api_keys(ServerOptions(api_key_file=file)) == ["from-file", "second"]
+    assert api_keys(ServerOptions(api_keys=["a"], api_key_file=file)) == ["a", "from-file", "second"]
     monkeypatch.setenv(KEY_VARIABLE, "one two")
-    assert api_keys(Options()) == ["one", "two"]
-    assert api_keys(Options(api_key_file=file)) == ["from-file", "second"]
+    assert api_keys(ServerOptions()) == ["one", "two"]
+    assert api_keys(ServerOptions(api_key_file=file)) == ["from-file", "second"]
 
 
 @pytest.mark.parametrize("holds", ["", " \n", "zwölf\n", "two words\n", None])
@@ -200,12 +251,12 @@ def test_a_place_without_a_key_does_not_open_the_server(
     if holds is not None:
         file.write_text(holds)
     with pytest.raises(WorkloadError, match=str(file)):
-        api_keys(Options(api_key_file=file))
+        api_keys(ServerOptions(api_key_file=file))
     with pytest.raises(WorkloadError, match="--api-key holds"):
-        api_keys(Options(api_keys=[(holds or "").strip(" ")]))
+        api_keys(ServerOptions(api_keys=[(holds or "").strip(" ")]))
     monkeypatch.setenv(KEY_VARIABLE, "")
     with pytest.raises(WorkloadError, match=KEY_VARIABLE):
-        api_keys(Options())
+        api_keys(ServerOptions())
 
 
 def test_what_cannot_be_served_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,7 +269,7 @@ def test_what_cannot_be_served_ends_the_command(capsys: pytest.CaptureFixture[st
 
 
 def test_who_comes_before_the_server_is_there_waits_for_it() -> None:
-    with _listen(Options(port=0)) as listening:
+    with _listen(ServerOptions(port=0)) as listening:
         socket.create_connection(listening.getsockname()).close()
 
 

@@ -23,8 +23,9 @@ from folders import encoder, eval_text, save
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.load import load
 from torchwright.errors import TorchwrightError
-from torchwright.serve.engine.process import ServedDecoder, ServedEncoder, open_served, parser, serve_encoder
+from torchwright.serve.engine.process import ServedDecoder, ServedEncoder, open_served, serve_encoder
 from torchwright.serve.limits import SEQUENCES
+from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import (
     Cancel,
     Embed,
@@ -49,7 +50,7 @@ WAIT_S = 120
 class Peer:
     """The HTTP process's end of the socket."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.PAIR)
         self.socket.setsockopt(zmq.RCVTIMEO, WAIT_S * 1000)
@@ -62,7 +63,8 @@ class Peer:
             "torchwright.serve.engine.process",
             "--endpoint",
             endpoint,
-            *arguments,
+            "--options",
+            EngineOptions(**options).to_json(),
         ]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}  # enough for the bundled model
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
@@ -108,7 +110,7 @@ class Peer:
 
 @pytest.fixture
 def peer(tmp_path: Path) -> Iterator[Peer]:
-    peer = Peer(tmp_path, "--max-running", "4", "--kv-memory", str(8 << 20))
+    peer = Peer(tmp_path, max_running=4, kv_memory=8 << 20)
     yield peer
     peer.close()
 
@@ -228,13 +230,12 @@ class Script:
         return messages
 
 
-def opened(*arguments: str) -> ServedDecoder | ServedEncoder:
-    options = parser().parse_args(["--endpoint", "ipc://unused", *arguments])
-    return open_served(options, cast(Any, Script()))
+def opened(**options: Any) -> ServedDecoder | ServedEncoder:
+    return open_served(EngineOptions(**options), cast(Any, Script()))
 
 
 def test_what_cannot_be_served_is_said_before_the_end(tmp_path: Path) -> None:
-    peer = Peer(tmp_path, "--quantize", "w3")
+    peer = Peer(tmp_path, quantize="w3")
     try:
         failed = peer.opened()
         assert isinstance(failed, Failed)
@@ -245,17 +246,17 @@ def test_what_cannot_be_served_is_said_before_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "word"),
+    ("options", "word"),
     [
-        (["--model", "/nowhere"], "nowhere"),
-        (["--dtype", "fp32"], "--no-deterministic"),
-        (["--kv-memory", "10"], "--kv-memory"),
-        (["--max-running", "0"], "max_running"),
+        ({"model": "/nowhere"}, "nowhere"),
+        ({"dtype": "fp32"}, "--no-deterministic"),
+        ({"kv_memory": 10}, "--kv-memory"),
+        ({"max_running": 0}, "max_running"),
     ],
 )
-def test_a_refusal_names_what_to_change(arguments: list[str], word: str) -> None:
+def test_a_refusal_names_what_to_change(options: dict[str, Any], word: str) -> None:
     with pytest.raises(TorchwrightError, match=word):
-        opened(*arguments)
+        opened(**options)
 
 
 def test_a_decoder_on_a_card_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,17 +276,19 @@ def test_an_artifact_of_the_native_decoder_is_served(tmp_path: Path) -> None:
     folder = save_tiny(build("llama"), tmp_path / "model")
     shutil.copy(BUNDLED / "tokenizer.json", folder)
     path = str(native_artifact(folder, tmp_path / "artifact"))
-    served = opened("--model", path, "--max-running", "2")
+    options = {"model": path, "max_running": 2, "max_queue": 3, "step_tokens": 4, "prefix_cache": False}
+    served = opened(**options)
     assert isinstance(served, ServedDecoder)
+    assert served.engine.options == EngineOptions(**options)
     assert served.ready.vocabulary == 128
     assert served.engine.submit(request("a", [5, 6], 4)) is None
     assert len(drain(served.engine)["a", 0].tokens) == 4
     with pytest.raises(TorchwrightError, match="--quantize w8a8 is not for"):
-        opened("--model", path, "--quantize", "w8a8")
+        opened(model=path, quantize="w8a8")
 
 
 def test_an_artifact_of_a_sentence_encoder_embeds(encoder_artifact: Path) -> None:
-    served = opened("--model", str(encoder_artifact))
+    served = opened(model=str(encoder_artifact))
     assert isinstance(served, ServedEncoder)
     assert (served.ready.kind, served.ready.context) == ("encoder", 32)
     texts = ["a small sentence", "another one", "one", "two", "three", "four"]
@@ -316,7 +319,7 @@ def test_an_artifact_of_a_sentence_encoder_embeds(encoder_artifact: Path) -> Non
 
 
 def test_texts_that_nobody_waits_for_are_not_embedded(encoder_artifact: Path) -> None:
-    served = opened("--model", str(encoder_artifact))
+    served = opened(model=str(encoder_artifact))
     assert isinstance(served, ServedEncoder)
     for id in "ab":
         assert served.submit(Embed(id=id, texts=["a text"] * 9)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,9 +12,9 @@ import click
 from torchwright.cli.options import decoder_options, trust_option
 from torchwright.errors import TorchwrightError
 from torchwright.process.interrupts import importing
-from torchwright.serve.options import Options
+from torchwright.serve.options import EngineOptions, ServerOptions
 
-ENGINE = Options()
+ENGINE = EngineOptions()
 
 
 def _bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -79,6 +80,22 @@ def _serve_command() -> ModuleType:
     help="Answers in progress at the same time.",
 )
 @click.option(
+    "--max-queue",
+    type=click.IntRange(min=1),
+    default=ENGINE.max_queue,
+    show_default=True,
+    metavar="N",
+    help="Answers that wait for their turn. What comes beyond is refused with status 429.",
+)
+@click.option(
+    "--step-tokens",
+    type=click.IntRange(min=1),
+    default=ENGINE.step_tokens,
+    show_default=True,
+    metavar="N",
+    help="Tokens of one step, at least as many as run. Fewer make answers wait less for the prompts of others.",
+)
+@click.option(
     "--kv-memory",
     callback=_bytes,
     metavar="SIZE",
@@ -98,6 +115,12 @@ def _serve_command() -> ModuleType:
     default=ENGINE.speculate,
     show_default=True,
     help="Propose tokens from what stands in the text already; the answer is the same.",
+)
+@click.option(
+    "--prefix-cache/--no-prefix-cache",
+    default=ENGINE.prefix_cache,
+    show_default=True,
+    help="Keep what was computed of a prompt for others that begin alike.",
 )
 @click.option(
     "--wait-ready",
@@ -120,4 +143,6 @@ def command(model: str | None, **options: Any) -> int:
     running requests finish, a second one stops at once.
     """
     room = _serve_command()
-    return room.serve(model, room.Options(**options), click.echo)
+    names = [field.name for field in dataclasses.fields(EngineOptions) if field.name in options]
+    engine = EngineOptions(model=model, **{name: options.pop(name) for name in names})
+    return room.serve(ServerOptions(engine=engine, **options), click.echo)

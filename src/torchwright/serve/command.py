@@ -10,71 +10,42 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
 
 from torchwright.errors import WorkloadError
 from torchwright.serve.background import in_background
 from torchwright.serve.folder import Target, find
-from torchwright.serve.options import Options as EngineOptions
-from torchwright.serve.preflight import Wish, preflight
+from torchwright.serve.options import EngineOptions, ServerOptions
+from torchwright.serve.preflight import preflight
 from torchwright.serve.wire.launch import Launcher
 
 for _package in ("uvicorn", "starlette", "zmq", "msgspec", "prometheus_client", "xgrammar"):
     if find_spec(_package) is None:  # before an engine is started in vain
         raise ModuleNotFoundError(f"No module named '{_package}'", name=_package)
 
-ENGINE = EngineOptions()
-"""Its defaults are the server's."""
 KEY_VARIABLE = "TORCHWRIGHT_API_KEY"
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How a model is served."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """0 takes a free one, which is printed."""
-    api_keys: Sequence[str] = ()
-    api_key_file: Path | None = None
-    allowed_hosts: Sequence[str] = ()
-    max_running: int = ENGINE.max_running
-    kv_memory: int | None = None
-    """Bytes; None is half of the available memory."""
-    max_context: int | None = ENGINE.max_context
-    speculate: Literal["ngram", "none"] = ENGINE.speculate
-    log_requests: bool = False
-    wait_ready: bool = False
-    """Serve in the background, and return when requests are taken."""
-    deterministic: bool = ENGINE.deterministic
-    quantize: str | None = None
-    kv: str | None = None
-    dtype: str | None = None
-    trust: bool = False
-
-
-def serve(target: str | None, options: Options, say: Callable[[str], None]) -> int:
+def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
     """Serve until Ctrl-C; returns the exit code. `say` is given what the user should read.
 
     Raises `ModelError`, `ArtifactError` or `WorkloadError` for what cannot be served, before or while it is loaded.
     """
     begun = time.perf_counter()
     keys = api_keys(options)
-    found = find(target)
+    found = find(options.engine.model)
     if found.artifact is not None:
-        _refuse_for_artifact(found, options)
+        _refuse_for_artifact(found, options.engine)
     listening = _listen(options)
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if options.wait_ready and (code := in_background(listening, url, say)) is not None:
         return code
-    _print_preflight(found, options, say)
-    launcher = Launcher(lambda endpoint: engine_command(endpoint, target, options))
+    _print_preflight(found, options.engine, say)
+    launcher = Launcher(lambda endpoint: engine_command(endpoint, options.engine))
     try:
         launcher.start_ahead()
         from torchwright.serve.http import server  # half a second, in which the engine gets ahead
@@ -95,7 +66,7 @@ def serve(target: str | None, options: Options, say: Callable[[str], None]) -> i
     return 0
 
 
-def api_keys(options: Options) -> list[str]:
+def api_keys(options: ServerOptions) -> list[str]:
     """The keys of the options, or of the environment where they name none.
 
     Raises `WorkloadError` for a place that holds none: who names one does not mean an open server.
@@ -123,23 +94,10 @@ def _lines(file: Path) -> list[str]:
         raise WorkloadError(f"{file} cannot be read", found=str(error)) from error
 
 
-def engine_command(endpoint: str, target: str | None, options: Options) -> list[str]:
+def engine_command(endpoint: str, options: EngineOptions) -> list[str]:
     """The command that starts the engine's process."""
-    words = [sys.executable, "-m", "torchwright.serve.engine.process", "--endpoint", endpoint]
-    given: dict[str, Any] = {
-        "--parent": os.getpid(),
-        "--model": target,
-        "--max-running": options.max_running,
-        "--kv-memory": options.kv_memory,
-        "--max-context": options.max_context,
-        "--speculate": options.speculate,
-        "--quantize": options.quantize,
-        "--kv": options.kv,
-        "--dtype": options.dtype,
-    }
-    words += [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
-    words.append("--deterministic" if options.deterministic else "--no-deterministic")
-    return [*words, "--trust"] if options.trust else words
+    words = [sys.executable, "-m", "torchwright.serve.engine.process"]
+    return [*words, "--endpoint", endpoint, "--parent", str(os.getpid()), "--options", options.to_json()]
 
 
 def parse_bytes(text: str) -> int:
@@ -150,22 +108,14 @@ def parse_bytes(text: str) -> int:
     return round(float(match[1]) * UNITS[match[2] or ""])
 
 
-def _print_preflight(target: Target, options: Options, say: Callable[[str], None]) -> None:
-    wish = Wish(
-        quantize=options.quantize,
-        kv=options.kv,
-        dtype=options.dtype,
-        kv_memory=options.kv_memory,
-        max_context=options.max_context,
-        max_running=options.max_running,
-    )
-    figures = preflight(target, wish)
+def _print_preflight(target: Target, options: EngineOptions, say: Callable[[str], None]) -> None:
+    figures = preflight(target, options)
     say(f"serving '{target.name}' from {target.artifact or target.folder}")
     if figures is not None:
         say(str(figures))
 
 
-def _refuse_for_artifact(target: Target, options: Options) -> None:
+def _refuse_for_artifact(target: Target, options: EngineOptions) -> None:
     settled = {"--quantize": options.quantize, "--kv": options.kv, "--dtype": options.dtype}
     given = [f"{flag} {value}" for flag, value in settled.items() if value is not None]
     if given:
@@ -175,7 +125,7 @@ def _refuse_for_artifact(target: Target, options: Options) -> None:
         )
 
 
-def _listen(options: Options) -> socket.socket:
+def _listen(options: ServerOptions) -> socket.socket:
     """The listening socket; taken before anything is loaded, so that a port in use is known at once."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

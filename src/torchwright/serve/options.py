@@ -1,9 +1,12 @@
-"""What a user can choose of the engine."""
+"""What a user can choose of a server, and of the engine behind it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal, Self
 
 from torchwright.errors import WorkloadError
 from torchwright.serve.limits import SEQUENCES
@@ -13,9 +16,18 @@ KV_SHARE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """How the engine runs."""
+class EngineOptions:
+    """Which model the engine runs, and how. The server's process sends them to the engine's as they are."""
 
+    model: str | None = None
+    """An artifact, a Hugging Face folder or a hub id; the bundled model without it."""
+    quantize: str | None = None
+    kv: str | None = None
+    dtype: str | None = None
+    trust: bool = False
+    """Load compiled code that somebody else built."""
+    kv_memory: int | None = None
+    """Bytes for keys and values; `KV_SHARE` of the available memory without it."""
     step_tokens: int = 512
     """Tokens of one step at most, prompts and answers together."""
     max_running: int = 64
@@ -39,5 +51,29 @@ class Options:
         if self.step_tokens < self.max_running:
             raise WorkloadError(
                 f"step_tokens {self.step_tokens} is less than max_running {self.max_running}",
-                next="every running sequence needs one token of a step",
+                next=f"every running sequence needs one token of a step: --step-tokens {self.max_running}",
             )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What `to_json` wrote."""
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """How a model is served."""
+
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes a free one, which is printed."""
+    api_keys: Sequence[str] = ()
+    api_key_file: Path | None = None
+    allowed_hosts: Sequence[str] = ()
+    log_requests: bool = False
+    wait_ready: bool = False
+    """Serve in the background, and return when requests are taken."""

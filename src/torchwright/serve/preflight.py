@@ -15,32 +15,17 @@ from typing import Any
 
 from torchwright.errors import ModelError
 from torchwright.paths import cache_folder
+from torchwright.scheme import ASKED, BF16, Scheme, read_scheme
 from torchwright.serve.folder import Target
-from torchwright.serve.options import KV_SHARE
+from torchwright.serve.options import KV_SHARE, EngineOptions
 from torchwright.serve.text.codec import read_json
 from torchwright.tensor_header import read_header
 
 PROMPT = 512
 """Tokens of the prompt whose time to first token is predicted."""
 KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
-WEIGHT_BYTES = {"none": 2.0, "w8a8": 1.0, "w4a8": 0.5, "w4a16": 0.5}
-RATE = {"none": "bfloat16", "w4a16": "bfloat16", "w8a8": "int8", "w4a8": "int8"}
-"""The products' type under each scheme."""
 KEEPS = ("awq", "gptq", "gguf", "compressed-tensors", "torchao")
 """Formats whose integers stay as they are where a layout has them (decoder/repack.py)."""
-FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What was asked for on the command line."""
-
-    quantize: str | None = None
-    kv: str | None = None
-    dtype: str | None = None
-    kv_memory: int | None = None
-    max_context: int | None = None
-    max_running: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,26 +63,26 @@ class Preflight:
         return "\n".join([*lines, *([f"advice     {self.advice}"] if self.advice else [])])
 
 
-def preflight(target: Target, wish: Wish) -> Preflight | None:
+def preflight(target: Target, options: EngineOptions) -> Preflight | None:
     """The figures of a language model; None for a sentence encoder, which has no cache."""
     if target.encoder:
         return None
     config = read_json(target.folder / "config.json")
-    scheme = (wish.quantize or "none").partition(":")[0]
-    kv = wish.kv or wish.dtype or "bf16"
-    plain = 4 if wish.dtype == "fp32" else 2
+    scheme = read_scheme(options.quantize)
+    kv = options.kv or options.dtype or "bf16"
+    plain = _plain(options)
     if config.get("quantization_config") is not None and target.artifact is None:
-        weights, parameters = _quantized_weights(target, config, wish, plain)
+        weights, parameters = _quantized_weights(target, config, options, scheme)
     else:
         weights, parameters = _weights(target, scheme, plain)
     token_bytes = _token_bytes(target, config, kv)
     longest = _integer(config, "max_position_embeddings")
-    context = min(longest, wish.max_context or longest)
+    context = min(longest, options.max_context or longest)
     available = available_bytes()
     room = max(0, available - weights)
-    kv_bytes = wish.kv_memory if wish.kv_memory is not None else int(available * KV_SHARE)
-    kv_bytes = min(kv_bytes, wish.max_running * context * token_bytes)
-    ttft, tpot = _predict(weights, parameters, RATE.get(scheme, "bfloat16"))
+    kv_bytes = options.kv_memory if options.kv_memory is not None else int(available * KV_SHARE)
+    kv_bytes = min(kv_bytes, options.max_running * context * token_bytes)
+    ttft, tpot = _predict(weights, parameters, scheme or BF16)
     return Preflight(
         weight_bytes=weights,
         token_bytes=token_bytes,
@@ -107,7 +92,7 @@ def preflight(target: Target, wish: Wish) -> Preflight | None:
         full_requests=kv_bytes / (context * token_bytes),
         ttft_s=ttft,
         tpot_s=tpot,
-        advice=_advice(wish, scheme, kv, weights, room, kv_bytes, context, token_bytes),
+        advice=_advice(options, scheme, kv, weights, room, kv_bytes, context, token_bytes),
     )
 
 
@@ -128,11 +113,23 @@ def gib(count: float) -> str:
 
 
 def _advice(
-    wish: Wish, scheme: str, kv: str, weights: int, room: int, kv_bytes: int, context: int, token_bytes: int
+    options: EngineOptions,
+    scheme: Scheme | None,
+    kv: str,
+    weights: int,
+    room: int,
+    kv_bytes: int,
+    context: int,
+    token_bytes: int,
 ) -> str | None:
     whole = context * token_bytes
-    if not room and scheme == "none":
-        return f"the weights do not fit into memory: --quantize w4a8 takes about {gib(weights / 4)}"
+    if not room and scheme is None:
+        count = weights // _plain(options)
+        small = min(ASKED.values(), key=lambda scheme: scheme.bytes_of(count))
+        return (
+            f"the weights do not fit into memory: --quantize {small.name} "
+            f"takes about {gib(small.bytes_of(count))}"
+        )
     if not room:
         return "the weights do not fit into memory: take a smaller model"
     if kv_bytes >= whole and kv_bytes <= room:
@@ -148,7 +145,12 @@ def _advice(
     return f"not one request of {context} tokens fits: --max-context {room // token_bytes // 16 * 16}"
 
 
-def _weights(target: Target, scheme: str, plain: int) -> tuple[int, int]:
+def _plain(options: EngineOptions) -> int:
+    """Bytes of a number that is not quantized."""
+    return 4 if options.dtype == "fp32" else 2
+
+
+def _weights(target: Target, scheme: Scheme | None, plain: int) -> tuple[int, int]:
     """(bytes in memory, parameters that every token is multiplied with)."""
     if target.artifact is not None:
         files = [target.artifact / "decoder.safetensors", *sorted(target.artifact.glob("**/*.safetensors"))]
@@ -157,7 +159,8 @@ def _weights(target: Target, scheme: str, plain: int) -> tuple[int, int]:
         return stored.stat().st_size, sum(
             math.prod(shape) for name, shape in shapes.items() if "embed" not in name
         )
-    total, parameters, has_head, embedding = 0.0, 0, False, 0
+    rounded = scheme.bytes_of if scheme else lambda count: count * plain
+    total, parameters, has_head, embedding = 0, 0, False, 0
     files = sorted(target.folder.glob("*.safetensors"))
     if not files:
         raise ModelError(f"{target.folder} has no *.safetensors", next="serve a folder that has weights")
@@ -169,14 +172,16 @@ def _weights(target: Target, scheme: str, plain: int) -> tuple[int, int]:
             continue
         has_head = has_head or "lm_head" in name
         parameters += size
-        total += size * (WEIGHT_BYTES.get(scheme, 2.0) if len(shape) > 1 and scheme != "none" else plain)
+        total += rounded(size) if len(shape) > 1 else size * plain
     if not has_head:  # the output layer is the embedding, packed once more
         parameters += embedding
-        total += embedding * (plain if scheme == "none" else WEIGHT_BYTES.get(scheme, 2.0))
-    return round(total), parameters
+        total += rounded(embedding)
+    return total, parameters
 
 
-def _quantized_weights(target: Target, config: dict[str, Any], wish: Wish, plain: int) -> tuple[int, int]:
+def _quantized_weights(
+    target: Target, config: dict[str, Any], options: EngineOptions, scheme: Scheme | None
+) -> tuple[int, int]:
     """`_weights` of a quantized checkpoint, whose files' shapes are not the model's: by the sizes in config.json.
 
     Integers that stay as they are take what their files take; whatever is made wide or rounded anew takes its own size.
@@ -189,13 +194,12 @@ def _quantized_weights(target: Target, config: dict[str, Any], wish: Wish, plain
     feed_forward = config.get("moe_intermediate_size") or _integer(config, "intermediate_size")
     embedding = _integer(config, "vocab_size") * E
     layer = 2 * E * head_dim * (heads + kv_heads) + 3 * E * feed_forward * experts
-    parameters = layers * layer + embedding
-    if wish.quantize is None and plain == 2 and config["quantization_config"].get("quant_method") in KEEPS:
+    parameters, plain = layers * layer + embedding, _plain(options)
+    if options.quantize is None and plain == 2 and config["quantization_config"].get("quant_method") in KEEPS:
         files = [file for pattern in ("*.safetensors", "*.gguf") for file in target.folder.glob(pattern)]
         return sum(file.stat().st_size for file in files) + embedding * plain, parameters
-    scheme = (wish.quantize or "none").partition(":")[0]
-    each = plain if scheme == "none" else WEIGHT_BYTES.get(scheme, 2.0)
-    return round(parameters * each) + embedding * plain, parameters
+    linear = parameters * plain if scheme is None else scheme.bytes_of(parameters)
+    return linear + embedding * plain, parameters
 
 
 def _shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -228,13 +232,14 @@ def _integer(config: dict[str, Any], key: str) -> int:
     return value
 
 
-def _predict(weights: int, parameters: int, rate: str) -> tuple[float | None, float | None]:
+def _predict(weights: int, parameters: int, scheme: Scheme) -> tuple[float | None, float | None]:
     """(seconds to the first token, seconds for each further one) at this machine's measured ceilings."""
     ceilings = _ceilings()
-    if ceilings is None or rate not in ceilings["tflops"]:
+    if ceilings is None or scheme.products not in ceilings["tflops"]:
         return None, None
     read = weights / (ceilings["read_gb_per_s"] * 1e9)
-    compute = 2 * parameters * PROMPT / (ceilings["tflops"][rate] * 1e12)
+    operations = 2 * scheme.digits * parameters * PROMPT
+    compute = operations / (ceilings["tflops"][scheme.products] * 1e12)
     return max(read, compute), read
 
 

@@ -35,7 +35,7 @@ from torchwright.serve.engine.sampling import Chooser
 from torchwright.serve.engine.scheduler import Plan, Scheduler
 from torchwright.serve.engine.speculate import LARGEST_PROPOSAL, Lookup
 from torchwright.serve.grammar.masks import Grammars
-from torchwright.serve.options import Options
+from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import Cancel, Finish, Output, Refused, Stats, StepOutput, Submit
 
 log = logging.getLogger("torchwright.serve")
@@ -57,10 +57,10 @@ class Engine:
         loaded: LoadedDecoder,
         *,
         pages: int,
-        options: Options | None = None,
+        options: EngineOptions | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.loaded, self.options, self._clock = loaded, options or Options(), clock
+        self.loaded, self.options, self._clock = loaded, options or EngineOptions(), clock
         self._cores = CoreShare(clock, time.thread_time)
         config, options = loaded.config, self.options
         if options.deterministic:

@@ -1,4 +1,4 @@
-"""The engine's process: `python -m torchwright.serve.engine.process --endpoint ipc://… [--model DIR|MODEL] …`.
+"""The engine's process: `python -m torchwright.serve.engine.process --endpoint ipc://… --options {…}`.
 
 It connects to the HTTP process's socket, loads the model, and then takes messages between steps. It ends when it is
 told to, when its parent dies, and when its own accounts turn out wrong; the parent starts another.
@@ -27,7 +27,7 @@ from torchwright.serve.engine.embed import ServedEncoder
 from torchwright.serve.engine.engine import Engine
 from torchwright.serve.engine.memory import page_bytes, page_count
 from torchwright.serve.log import begin_log
-from torchwright.serve.options import Options
+from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import (
     Cancel,
     Embed,
@@ -57,18 +57,18 @@ IDLE_MS = 250
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
+    given = parser().parse_args(arguments)
     begin_log()
-    parent = options.parent or os.getppid()
+    parent = given.parent or os.getppid()
     die_with_parent(parent)
     sys.setswitchinterval(SWITCH_S)
     retain_where_possible()  # a step's logits are tens of megabytes, mapped afresh each time otherwise
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.set_hwm(0)  # the engine's own queue is what bounds the messages
-        socket.connect(options.endpoint)
+        socket.connect(given.endpoint)
         channel = Channel(socket, parent)
         try:
-            served = open_served(options, channel)
+            served = open_served(EngineOptions.from_json(given.options), channel)
         except TorchwrightError as error:
             channel.send(Failed(text=str(error)))
             return error.exit_code
@@ -168,8 +168,8 @@ def serve_encoder(served: ServedEncoder, channel: Channel) -> None:
             channel.send(served.step())
 
 
-def open_served(options: argparse.Namespace, channel: Channel) -> ServedDecoder | ServedEncoder:
-    """The model of the command line, ready to answer; raises `TorchwrightError` for what cannot be served."""
+def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | ServedEncoder:
+    """The model of the options, ready to answer; raises `TorchwrightError` for what cannot be served."""
     channel.send(Loading(text=f"loading {options.model or 'the bundled model'}"))
     if options.model is not None and is_artifact(options.model):
         refuse_for_artifact(options.model, quantize=options.quantize, kv=options.kv, dtype=options.dtype)
@@ -204,16 +204,7 @@ def open_served(options: argparse.Namespace, channel: Channel) -> ServedDecoder 
     return ServedDecoder(engine, _ready(engine, notices))
 
 
-def _engine(model: LoadedDecoder, options: argparse.Namespace) -> Engine:
-    known = Options(
-        step_tokens=options.step_tokens,
-        max_running=options.max_running,
-        max_queue=options.max_queue,
-        max_context=options.max_context,
-        speculate=options.speculate,
-        prefix_cache=options.prefix_cache,
-        deterministic=options.deterministic,
-    )
+def _engine(model: LoadedDecoder, options: EngineOptions) -> Engine:
     context = min(model.config.context, options.max_context or model.config.context)
     pages = page_count(
         model.config,
@@ -222,7 +213,7 @@ def _engine(model: LoadedDecoder, options: argparse.Namespace) -> Engine:
         max_running=options.max_running,
         kv_memory=options.kv_memory,
     )
-    return Engine(model, pages=pages, options=known)
+    return Engine(model, pages=pages, options=options)
 
 
 def _ready(engine: Engine, notices: list[str]) -> Ready:
@@ -245,26 +236,14 @@ def _ready(engine: Engine, notices: list[str]) -> Ready:
 
 def parser() -> argparse.ArgumentParser:
     """The process's own command line; `torchwright serve` writes it."""
-    default = Options()
     made = argparse.ArgumentParser(
         prog="torchwright.serve.engine.process", description="The engine's process."
     )
-    add, switch = made.add_argument, argparse.BooleanOptionalAction
-    add("--endpoint", required=True, help="the HTTP process's ZeroMQ PAIR socket")
-    add("--parent", type=int, help="the process that it ends with; it may have ended while this one began")
-    add("--model", help="an artifact, a Hugging Face folder or a hub id; the bundled model without it")
-    add("--quantize")
-    add("--kv")
-    add("--dtype")
-    add("--trust", action="store_true", help="load compiled code that somebody else built")
-    add("--kv-memory", type=int, help="bytes for keys and values")
-    add("--max-context", type=int, default=default.max_context)
-    add("--max-running", type=int, default=default.max_running)
-    add("--max-queue", type=int, default=default.max_queue)
-    add("--step-tokens", type=int, default=default.step_tokens)
-    add("--speculate", choices=("ngram", "none"), default=default.speculate)
-    add("--prefix-cache", action=switch, default=default.prefix_cache)
-    add("--deterministic", action=switch, default=default.deterministic)
+    made.add_argument("--endpoint", required=True, help="the HTTP process's ZeroMQ PAIR socket")
+    made.add_argument(
+        "--parent", type=int, help="the process that it ends with; it may have ended while this one began"
+    )
+    made.add_argument("--options", default="{}", help="`EngineOptions` in JSON")
     return made
 
 
