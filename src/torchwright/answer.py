@@ -25,9 +25,9 @@ from torchwright.decoder.sampling import Sampling
 from torchwright.devices import default_name
 from torchwright.errors import ArtifactError, ModelError, WorkloadError, unknown
 from torchwright.facts import Recipe
+from torchwright.hub.text_stream import TextStream
 from torchwright.kernels import ops
 from torchwright.report import view
-from torchwright.text_stream import TextStream
 from torchwright.workloads.generation import Generator
 from torchwright.workloads.language import BUNDLED
 

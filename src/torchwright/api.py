@@ -38,6 +38,7 @@ from torchwright.facts import (
     Recipe,
     RooflinePoint,
 )
+from torchwright.hub.folder import WEIGHTS
 from torchwright.measure.clock import paired_speedup
 from torchwright.measure.roofline import Work, point
 from torchwright.process import folders, interrupts
@@ -51,7 +52,6 @@ from torchwright.trial.client import Context, TrialFailed, TrialProcess
 from torchwright.trial.travel import pack
 from torchwright.workloads.base import Workload
 from torchwright.workloads.detect import from_description, from_target
-from torchwright.workloads.huggingface import WEIGHTS
 from torchwright.workloads.module import ModuleWorkload
 
 VERIFY_ROUNDS = 9

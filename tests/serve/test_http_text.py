@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchwright.errors import ModelError
+from torchwright.hub.text_stream import HELD_TOKENS, INCOMPLETE, TextStream
 from torchwright.serve.folder import find
 from torchwright.serve.text.codec import StopStrings, Tokenizer
-from torchwright.text_stream import HELD_TOKENS, INCOMPLETE, TextStream
 
 TOKENIZER = Tokenizer(find(None).folder)
 TEXT = "Zwölf Boxkämpfer 🥊 jagen\n\tVictor; naïve 日本語 \\x"

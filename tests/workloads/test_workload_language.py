@@ -12,7 +12,7 @@ import torch
 from folders import VOCABULARY, causal, change_json, eval_text, save
 from torchwright.engines.program import export
 from torchwright.errors import ModelError, WorkloadError
-from torchwright.workloads.generation import need_tokenizer
+from torchwright.hub.tokenizer import open_tokenizer
 from torchwright.workloads.language import DECODE_STEPS, LanguageWorkload
 from torchwright.workloads.texts import BUNDLED
 
@@ -198,7 +198,7 @@ class TestMetric:
             return torch.zeros(2, len(case.args[3]), VOCABULARY)
 
         workload.observe(run, torch.float32)
-        spell, written = need_tokenizer(workload.folder).decode, text.read_text()
+        spell, written = open_tokenizer(workload.folder).decode, text.read_text()
 
         def places(batches):
             starts = [written.index(spell(row)) for ids_BT in batches for row in ids_BT.tolist()]
@@ -211,7 +211,7 @@ class TestMetric:
     @pytest.mark.parametrize(("batch", "prompt_tokens"), [(1, 128), (32, 128), (32, 512)])
     def test_the_bundled_model_calibrates_on_the_text_that_is_kept_for_it(self, batch, prompt_tokens):
         workload = LanguageWorkload(batch=batch, prompt_tokens=prompt_tokens)
-        kept, spell = (BUNDLED / "calibration.txt").read_text(), need_tokenizer(BUNDLED).decode
+        kept, spell = (BUNDLED / "calibration.txt").read_text(), open_tokenizer(BUNDLED).decode
         *prefills, decode = workload.calibration(torch.float32)
         assert {case.args[0].shape for case in prefills} == {(batch, prompt_tokens)}
         assert all(spell(row) in kept for case in prefills for row in case.args[0].tolist())

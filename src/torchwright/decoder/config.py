@@ -100,7 +100,7 @@ def read_decoder_config(folder: Path) -> DecoderConfig:
 
     Raises what `decoder_config` does, and `ModelError` for a config.json that is missing or no JSON.
     """
-    from torchwright.workloads.huggingface import read_config
+    from torchwright.hub.folder import read_config
 
     return decoder_config(read_config(folder), folder / "config.json")
 

@@ -15,10 +15,10 @@ from torchwright.decoder.weights import DecoderWeights, MakeLinear, Repack, plai
 from torchwright.devices import get_device
 from torchwright.errors import ModelError, unknown
 from torchwright.hub.checkpoint import Checkpoint
+from torchwright.hub.folder import read_config, resolve
 from torchwright.kernels import ops
 from torchwright.kernels.linear import PackedLinear
 from torchwright.scheme import BF16, Scheme, read_scheme
-from torchwright.workloads.huggingface import read_config, resolve
 from torchwright.workloads.language import generation_eos
 
 KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}

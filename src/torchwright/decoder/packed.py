@@ -22,11 +22,11 @@ from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import KV_DTYPES, stop_ids
 from torchwright.decoder.model import Decoder
 from torchwright.errors import ArtifactError
+from torchwright.hub.tensor_header import read_header
 from torchwright.json_file import read_json
 from torchwright.kernels.cpu.memory import HUGE, lasting, read
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.linear import PackedForm, PackedLinear
-from torchwright.tensor_header import read_header
 
 TENSORS, FORMS = "decoder.safetensors", "decoder.json"
 PARTS = {"qkv": "attention.qkv", "o": "attention.o", "gate_up": "mlp.gate_up", "down": "mlp.down"}

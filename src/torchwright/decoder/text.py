@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchwright.errors import ModelError, WorkloadError
-from torchwright.text_stream import TextStream
-from torchwright.workloads.generation import load_tokenizer
-from torchwright.workloads.huggingface import read_object
+from torchwright.errors import WorkloadError
+from torchwright.hub.text_stream import TextStream
+from torchwright.hub.tokenizer import find_tokenizer, tokenizer_settings
 
 __all__ = ["Text", "TextStream"]
 
@@ -21,13 +20,11 @@ class Text:
     """
 
     def __init__(self, folder: Path, bos: int | None) -> None:
-        try:
-            self._tokenizer: Any = load_tokenizer(folder)
-        except Exception as error:  # tokenizers raises no class of its own
-            raise ModelError(f"{folder / 'tokenizer.json'} cannot be read", found=str(error)) from error
+        self._tokenizer: Any = find_tokenizer(folder)
         if self._tokenizer is None:
             raise WorkloadError(f"{folder} has no tokenizer.json", next="pass token ids instead of text")
-        self._bos = bos if _adds_bos(folder) else None
+        # Some tokenizer.json leave the begin-of-text token to the library.
+        self._bos = bos if tokenizer_settings(folder).get("add_bos_token") is True else None
 
     def encode(self, text: str) -> list[int]:
         """Token ids with the special tokens that the model expects around a text."""
@@ -37,9 +34,3 @@ class Text:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
-
-
-def _adds_bos(folder: Path) -> bool:
-    """Whether tokenizer_config.json asks for the begin-of-text token; some tokenizer.json leave that to the library."""
-    path = folder / "tokenizer_config.json"
-    return path.is_file() and read_object(path).get("add_bos_token") is True

@@ -1,8 +1,7 @@
-"""The files of a model folder: JSON objects, and tensors of safetensors files by name."""
+"""The tensors of a folder's safetensors files, by name."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from torchwright.errors import ModelError
+from torchwright.hub.folder import read_object
 
 INDEX = "model.safetensors.index.json"
 TOGETHER = "check that config.json and the *.safetensors belong together"
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; raises `ModelError` when the file holds anything else."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON", found=str(error)) from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{path} is not a JSON object", found=type(data).__name__)
-    return data
 
 
 class TensorFiles:

@@ -9,9 +9,11 @@ from typing import Any
 
 from torchwright.artifact.folder import MANIFEST, MODEL, RECIPE
 from torchwright.errors import ArtifactError, ModelError
+from torchwright.hub.folder import download, is_hub_id
 from torchwright.hub.gguf.folder import opened
 
 BUNDLED_NAME = "torchwright-bundled"
+TARGETS = "an artifact folder, a Hugging Face folder, or a hub id"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +50,12 @@ def find(target: str | None) -> Target:
         return Target(name=path.resolve().name, folder=path / MODEL, artifact=path, encoder=reads)
     if path.exists():
         path, name = opened(path), path.resolve().name
-    elif target.count("/") == 1 and not target.startswith((".", "/", "~")):
-        path, name = _downloaded(target), target
+    elif is_hub_id(target):
+        path, name = download(target, allowed=TARGETS), target
     else:
         raise ModelError(
             f"there is no model at {target}",
-            allowed="an artifact folder, a Hugging Face folder, or a hub id",
+            allowed=TARGETS,
             next="`torchwright serve` with no model serves the bundled one",
         )
     if (path / "modules.json").is_file():
@@ -82,18 +84,4 @@ def _workload(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtifactError(
             f"{path / RECIPE} cannot be read", found=f"{type(error).__name__}: {error}", next="optimize again"
-        ) from error
-
-
-def _downloaded(target: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.jinja2", "tokenizer*"]
-    try:
-        return Path(snapshot_download(target, allow_patterns=patterns))
-    except Exception as error:  # the library's own, and its network's
-        raise ModelError(
-            f"'{target}' is neither a folder here nor a model that the hub gave",
-            found=f"{type(error).__name__}: {str(error).splitlines()[0]}",
-            allowed="an artifact folder, a Hugging Face folder, or a hub id",
         ) from error

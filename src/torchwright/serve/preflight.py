@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.errors import ModelError
+from torchwright.hub.folder import find_object
+from torchwright.hub.tensor_header import read_header
 from torchwright.paths import cache_folder
 from torchwright.scheme import ASKED, BF16, Scheme, read_scheme
 from torchwright.serve.folder import Target
 from torchwright.serve.options import KV_SHARE, EngineOptions
-from torchwright.serve.text.codec import read_json
-from torchwright.tensor_header import read_header
 
 PROMPT = 512
 """Tokens of the prompt whose time to first token is predicted."""
@@ -67,7 +67,7 @@ def preflight(target: Target, options: EngineOptions) -> Preflight | None:
     """The figures of a language model; None for a sentence encoder, which has no cache."""
     if target.encoder:
         return None
-    config = read_json(target.folder / "config.json")
+    config = find_object(target.folder / "config.json")
     scheme = read_scheme(options.quantize)
     kv = options.kv or options.dtype or "bf16"
     plain = _plain(options)
@@ -213,7 +213,7 @@ def _shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _token_bytes(target: Target, config: dict[str, Any], kv: str) -> int:
     if target.artifact is not None:
-        kv = str(read_json(target.artifact / "decoder.json").get("kv", kv))
+        kv = str(find_object(target.artifact / "decoder.json").get("kv", kv))
     if kv not in KV_BYTES:
         raise ModelError(f"--kv {kv}", allowed=", ".join(KV_BYTES))
     heads = _integer(config, "num_attention_heads")
@@ -249,7 +249,7 @@ def _ceilings() -> dict[str, Any] | None:
         cache_folder().glob("ceilings/*.json"), key=lambda file: file.stat().st_mtime, reverse=True
     )
     for file in files:
-        found = read_json(file)
+        found = find_object(file)
         measured_on = found.get("measured_on", {})
         same = measured_on.get("torch") == version("torch")
         if same and measured_on.get("device", {}).get("kind") == "cpu":

@@ -28,7 +28,7 @@ def from_target(target: str | None, **options: Any) -> Workload:
 
         _refuse_options(workloads.get("module"), target, given, positional=2)
         return from_factory(target)
-    from torchwright.workloads.huggingface import resolve
+    from torchwright.hub.folder import resolve
 
     folder = resolve(target)
     workload = _make(kind_of(folder), target, folder, given)
@@ -70,7 +70,7 @@ def from_description(
     given = {key: value for key, value in description.items() if key in accepted and value is not None}
     where = folder
     if where is None and label != "bundled":
-        from torchwright.workloads.huggingface import resolve
+        from torchwright.hub.folder import resolve
 
         where = resolve(label)
     try:
@@ -106,7 +106,7 @@ def kind_of(folder: Path) -> type[Workload]:
 
     Raises `ModelError`, which lists what is supported, when there is none.
     """
-    from torchwright.workloads.huggingface import read_config
+    from torchwright.hub.folder import read_config
 
     modules = folder / "modules.json"
     config = {} if modules.is_file() and not (folder / "config.json").is_file() else read_config(folder)

@@ -14,9 +14,10 @@ from torch import nn
 
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
+from torchwright.hub.folder import model_files, read_config
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, batches_to_judge
-from torchwright.workloads.huggingface import load_model, model_files, parameter_count, read_config
+from torchwright.workloads.huggingface import load_model, parameter_count
 from torchwright.workloads.rows import Layout, RowsWorkload
 from torchwright.workloads.sentences import Sentences
 from torchwright.workloads.texts import own_text

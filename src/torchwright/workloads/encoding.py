@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 
 from torchwright.errors import ModelError, WorkloadError
+from torchwright.hub.folder import find_object
+from torchwright.hub.tokenizer import open_tokenizer
 from torchwright.workloads.base import Case, Run
-from torchwright.workloads.generation import need_tokenizer
-from torchwright.workloads.huggingface import read_object
 from torchwright.workloads.rows import Batcher, Layout, fixed_calls, inputs_of
 
 Activation = Literal["none", "sigmoid", "softmax"]
@@ -193,8 +193,7 @@ class TextModel:
 
     def _config(self, name: str = "config.json") -> dict[str, Any]:
         assert self._folder is not None  # its tokenizer has been read from there
-        path = self._folder / name
-        return read_object(path) if path.is_file() else {}
+        return find_object(self._folder / name)
 
 
 class Tokens:
@@ -255,7 +254,7 @@ def plain_tokenizer(folder: Path, cut: int | None) -> Any:
 
     Raises `ModelError` where the folder has none.
     """
-    tokenizer = need_tokenizer(folder)
+    tokenizer = open_tokenizer(folder)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if cut is not None:

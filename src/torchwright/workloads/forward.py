@@ -14,16 +14,11 @@ from torch import nn
 
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
+from torchwright.hub.folder import model_files, read_config
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, batches_to_judge
 from torchwright.workloads.encoder import MODEL_TYPES
-from torchwright.workloads.huggingface import (
-    load_model,
-    model_class,
-    model_files,
-    parameter_count,
-    read_config,
-)
+from torchwright.workloads.huggingface import load_model, model_class, parameter_count
 from torchwright.workloads.reading import SOUNDS, Reader
 from torchwright.workloads.rows import Layout, RowsWorkload
 from torchwright.workloads.texts import own_text

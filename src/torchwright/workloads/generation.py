@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from torchwright.errors import ArtifactError, ModelError, WorkloadError
+from torchwright.errors import ArtifactError, WorkloadError
+from torchwright.hub.tokenizer import find_tokenizer
 from torchwright.json_file import typed
 from torchwright.workloads.base import Case, Run
 
@@ -110,7 +111,7 @@ class Generator:
         self, run: Run, geometry: Geometry, dtype: torch.dtype, folder: Path | None, device: str = "cpu"
     ):
         self._run, self.geometry, self._dtype, self._device = run, geometry, dtype, device
-        self._tokenizer = load_tokenizer(folder) if folder else None
+        self._tokenizer = find_tokenizer(folder) if folder else None
 
     def __call__(self, ids_BT: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V) in float32 of token ids (B, T), at most one cache long."""
@@ -290,28 +291,3 @@ def as_list(prompts: Any) -> tuple[list[Any], bool]:
 
 def _all_ids(row: Any) -> bool:
     return isinstance(row, list | tuple) and all(type(token) is int for token in row)
-
-
-def need_tokenizer(folder: Path) -> Any:
-    """The folder's fast tokenizer; raises `ModelError` where it has none."""
-    tokenizer = load_tokenizer(folder)
-    if tokenizer is None:
-        raise ModelError(
-            f"{folder} has no tokenizer.json",
-            allowed="a fast tokenizer's file beside the model",
-            next="transformers writes one: AutoTokenizer.from_pretrained(…).save_pretrained(FOLDER)",
-        )
-    return tokenizer
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """The folder's fast tokenizer, or None where it has no tokenizer.json; raises `ModelError` for one that is none."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return None
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more specific
-        raise ModelError(f"{path} is no tokenizer", found=str(error)) from error

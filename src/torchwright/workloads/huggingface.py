@@ -1,4 +1,4 @@
-"""Reading Hugging Face folders and hub ids; transformers is imported only when a model is built."""
+"""Models as transformers builds them from a Hugging Face folder; it is imported only when one is built."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +14,8 @@ from torch import nn
 
 from torchwright.errors import ModelError
 from torchwright.hub.checkpoint import QUANTIZATION, Checkpoint
-from torchwright.hub.files import read_object
-from torchwright.hub.gguf.folder import opened
+from torchwright.hub.folder import find_object
 from torchwright.quiet import quiet_import
-
-WEIGHTS = ("*.safetensors", "*.gguf")
-"""Files of tensors."""
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json.
-
-    Raises `ModelError` when the folder or the file is not there or is not JSON.
-    """
-    if not folder.exists():
-        raise ModelError(
-            f"there is no model at {folder}",
-            allowed="a Hugging Face folder, a GGUF file, a hub id, package.module:factory, or an artifact folder",
-            next="`torchwright optimize` with no model runs the bundled one",
-        )
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ModelError(
-            f"{folder} has no config.json",
-            found=", ".join(sorted(p.name for p in folder.iterdir())[:6]) if folder.is_dir() else "a file",
-            allowed="a Hugging Face folder: config.json beside *.safetensors",
-        )
-    return read_object(path)
 
 
 def model_class(name: object) -> Any:
@@ -65,8 +39,7 @@ def load_model(folder: Path, auto: str) -> nn.Module:
     """
     import torch
 
-    path = folder / "config.json"
-    config = read_object(path) if path.is_file() else {}
+    config = find_object(folder / "config.json")
     try:
         with quiet_transformers():
             import transformers
@@ -147,43 +120,6 @@ def parameter_count(folder: Path, vocabulary: int = 0) -> int:
             shapes = [file.get_slice(key).get_shape() for key in file.keys()]  # noqa: SIM118
         count += sum(math.prod(shape) for shape in shapes if not shape or shape[0] != vocabulary)
     return count
-
-
-def resolve(target: str) -> Path:
-    """A local folder for a path, a GGUF file or a hub id; hub ids are downloaded by transformers' own library.
-
-    Raises `ModelError` when it is none of them.
-    """
-    path = Path(target)
-    looks_like_id = target.count("/") == 1 and not target.startswith((".", "/", "~"))
-    if path.exists() or not looks_like_id:
-        return opened(path)
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(
-            snapshot_download(target, allow_patterns=["*.json", "*.safetensors", "*.txt", "tokenizer*"])
-        )
-    except Exception as error:
-        raise ModelError(
-            f"'{target}' is neither a folder here nor a model that the hub gave",
-            found=f"{type(error).__name__}: {str(error).splitlines()[0]}",
-            allowed="a Hugging Face folder, a GGUF file, a hub id, package.module:factory, or an artifact folder",
-        ) from error
-
-
-def model_files(folder: Path, *, weights: bool, parts: Sequence[str] = ()) -> dict[str, Path]:
-    """Configuration, tokenizer and licence files of a folder and its `parts`, and their safetensors if asked.
-
-    Path inside the folder → the file.
-    """
-    patterns = ["*.json", "*.jinja", "*.txt", "LICENSE*", "*.model", *(WEIGHTS if weights else [])]
-    places = dict.fromkeys([folder, *(folder / part for part in parts)])
-    files = {
-        path for place in places for pattern in patterns for path in place.glob(pattern) if path.is_file()
-    }
-    wanted = sorted(path for path in files if weights or not path.name.endswith(".safetensors.index.json"))
-    return {path.relative_to(folder).as_posix(): path for path in wanted}
 
 
 @contextlib.contextmanager

@@ -10,9 +10,10 @@ from torch import nn
 
 from torchwright.errors import WorkloadError
 from torchwright.facts import Quality
+from torchwright.hub.folder import model_files, read_config
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, Workload, batches_to_judge
-from torchwright.workloads.huggingface import load_model, model_files, parameter_count, read_config
+from torchwright.workloads.huggingface import load_model, parameter_count
 from torchwright.workloads.pictures import Pictures
 
 SAMPLE_IMAGES = 512

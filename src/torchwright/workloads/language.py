@@ -11,11 +11,12 @@ from torch import nn
 
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Quality
+from torchwright.hub.folder import find_object, model_files, read_config
+from torchwright.hub.tokenizer import open_tokenizer
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, Workload, batches_to_judge, to_dtype
 from torchwright.workloads.encoder import embeds
-from torchwright.workloads.generation import Geometry, call, need_tokenizer, new_cache
-from torchwright.workloads.huggingface import read_object
+from torchwright.workloads.generation import Geometry, call, new_cache
 from torchwright.workloads.texts import (
     BUNDLED,
     BUNDLED_TEXTS,
@@ -190,7 +191,6 @@ class LanguageWorkload(Workload):
         return True
 
     def files(self, *, weights: bool) -> dict[str, Path]:
-        from torchwright.workloads.huggingface import model_files
 
         files = model_files(self.folder, weights=weights)
         return {name: path for name, path in files.items() if path not in (self.eval_text, *BUNDLED_TEXTS)}
@@ -222,7 +222,6 @@ class LanguageWorkload(Workload):
             )
 
     def _geometry(self) -> Geometry:
-        from torchwright.workloads.huggingface import read_config
 
         config = read_config(self.folder)
         text = standard_fields(config)
@@ -275,7 +274,7 @@ class LanguageWorkload(Workload):
         Raises `WorkloadError` where there are fewer than `count` to judge by, or than one prompt to calibrate with.
         """
         if not hasattr(self, "_ids"):
-            tokenizer = need_tokenizer(self.folder)
+            tokenizer = open_tokenizer(self.folder)
             self._ids: Split[list[int]] = read_texts(self.eval_text).map(
                 lambda text: tokenizer.encode(text, add_special_tokens=False).ids
             )
@@ -368,7 +367,7 @@ def generation_eos(folder: Path) -> tuple[int, ...]:
     Raises `ModelError` for a file that is no JSON object or names no ids.
     """
     path = folder / "generation_config.json"
-    value = read_object(path).get("eos_token_id") if path.is_file() else None
+    value = find_object(path).get("eos_token_id")
     ids = _ids(value)
     if not all(type(token) is int for token in ids):
         raise ModelError(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from torchwright.errors import ModelError
-from torchwright.workloads.huggingface import read_object
+from torchwright.hub.folder import find_object
 
 PATCH_PIXELS = 16 * 16
 """Operations are estimated as 2 per parameter for every patch of this many pixels: exact for a ViT-B/16, and within
@@ -84,8 +84,7 @@ def picture(seed: int, shape: tuple[int, int, int]) -> torch.Tensor:
 
 
 def _processor(folder: Path) -> dict[str, Any]:
-    path = folder / "preprocessor_config.json"
-    return read_object(path) if path.is_file() else {}
+    return find_object(folder / "preprocessor_config.json")
 
 
 def _size(folder: Path, config: dict[str, Any], processor: dict[str, Any]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import torch
 
 from torchwright.errors import ModelError
 from torchwright.hub.fields import Fields
-from torchwright.hub.files import read_object
+from torchwright.hub.folder import read_object
 from torchwright.hub.formats.base import Format
 from torchwright.hub.gguf.blocks import BLOCKS
 from torchwright.hub.gguf.folder import FILE

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from torchwright.errors import WorkloadError
+from torchwright.hub.tokenizer import find_tokenizer
 from torchwright.quiet import quiet_import
 from torchwright.serve.wire.messages import Grammar
-from torchwright.workloads.generation import load_tokenizer
 
 TOKEN_SECONDS = 0.25
 """Of processor time, to follow a grammar by one token; one that takes longer ends its request. A filling thread cannot
@@ -38,7 +38,7 @@ def tokenizer_info(folder: Path, vocabulary: int, stop_ids: list[int]) -> Any:
         import xgrammar
         from transformers import PreTrainedTokenizerFast
 
-    tokenizer = load_tokenizer(folder)
+    tokenizer = find_tokenizer(folder)
     if tokenizer is None:
         raise WorkloadError(f"{folder} has no tokenizer.json", next="grammars need one")
     if not stop_ids:

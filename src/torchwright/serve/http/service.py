@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torchwright.hub.folder import find_object
 from torchwright.serve.api_error import ApiError, invalid, unavailable
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.limits import Limits
@@ -18,7 +19,6 @@ from torchwright.serve.openai.prepare import Model
 from torchwright.serve.openai.reading import Reader
 from torchwright.serve.openai.room import check_model
 from torchwright.serve.text.chat import ChatTemplate
-from torchwright.serve.text.codec import read_json
 from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.messages import Ready
 from torchwright.serve.wire.metrics import Metrics
@@ -55,7 +55,7 @@ class Service:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The model's config.json."""
-        return read_json(self.folder / "config.json")
+        return find_object(self.folder / "config.json")
 
     @cached_property
     def template(self) -> ChatTemplate:

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
+from torchwright.hub.text_stream import TextStream
 from torchwright.serve.api_error import ApiError, unavailable
 from torchwright.serve.openai.prepare import Prepared
 from torchwright.serve.text.codec import StopStrings, Tokenizer
@@ -13,7 +14,6 @@ from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.mailbox import Dropped, Item, Lost
 from torchwright.serve.wire.messages import Output, Refused, Timing, TokenLogprob
 from torchwright.serve.wire.metrics import Metrics
-from torchwright.text_stream import TextStream
 
 
 class Gone(Exception):

@@ -19,8 +19,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from torchwright.errors import ModelError
+from torchwright.hub.folder import find_object
+from torchwright.hub.tokenizer import tokenizer_settings
 from torchwright.serve.api_error import invalid
-from torchwright.serve.text.codec import read_json
 
 FILES = ("chat_template.jinja", "chat_template.jinja2")
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -50,7 +51,7 @@ class ChatTemplate:
     """A model folder's chat template. Raises `ModelError` for one that cannot be parsed."""
 
     def __init__(self, folder: Path) -> None:
-        settings = read_json(folder / "tokenizer_config.json")
+        settings = tokenizer_settings(folder)
         found = _find(folder, settings)
         self.plain = not found
         """Whether the folder has none, so that `PLAIN` serves."""
@@ -121,7 +122,7 @@ def _find(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     for name in FILES:
         if (folder / name).is_file():
             return {"default": (folder / name).read_text("utf-8")}
-    found = read_json(folder / "chat_template.json").get("chat_template") or settings.get("chat_template")
+    found = find_object(folder / "chat_template.json").get("chat_template") or settings.get("chat_template")
     if found is None:
         return {}
     if isinstance(found, str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from torchwright.errors import ModelError
+from torchwright.hub.tokenizer import TOKENIZER, open_tokenizer, tokenizer_settings
 from torchwright.serve.text.longest_token import byte_alphabet, longest_token
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -20,19 +19,11 @@ class Tokenizer:
     """The tokenizer of a model folder. Raises `ModelError` where there is none or it cannot be read."""
 
     def __init__(self, folder: Path) -> None:
-        from tokenizers import Tokenizer as Fast
-
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ModelError(f"{folder} has no tokenizer.json", next="serve a folder that has one")
-        try:
-            spec = path.read_bytes()
-            self._fast: Any = Fast.from_buffer(spec)
-        except Exception as error:  # tokenizers raises no class of its own
-            raise ModelError(f"{path} cannot be read", found=str(error)) from error
+        self._fast = open_tokenizer(folder)
+        spec = (folder / TOKENIZER).read_bytes()
         self.longest = longest_token(msgspec.json.decode(spec))
         """Characters that one token stands for at most; None where no number of tokens is sure."""
-        settings = read_json(folder / "tokenizer_config.json")
+        settings = tokenizer_settings(folder)
         self._fast.no_truncation()
         self._fast.no_padding()
         self._bos = self._id(settings.get("bos_token")) if settings.get("add_bos_token") is True else None
@@ -119,16 +110,3 @@ class StopStrings:
             if text[at] in self._first and any(stop.startswith(text[at:]) for stop in self._stops):
                 return at
         return len(text)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, empty where there is no file; raises `ModelError` for anything else in it."""
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON", found=str(error)) from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{path} is not a JSON object", found=type(data).__name__)
-    return data

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from torchwright.errors import TorchwrightError
+from torchwright.hub.tensor_header import read_header
 from torchwright.paths import file_digest
-from torchwright.tensor_header import read_header
 
 CHECKSUMS = "checksums.json"
 SAFETENSORS_TYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U64": np.uint64}

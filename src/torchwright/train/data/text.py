@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
+from torchwright.hub.tokenizer import TOKENIZER, open_tokenizer
 from torchwright.paths import file_digest
 from torchwright.process.files import replacing
 from torchwright.train.data.shards import CHECKSUMS, DataError, read_checksums
@@ -65,16 +66,16 @@ def token_shards(
     texts = [path for path in files if _is_text(path, text)]
     if not texts:
         return list(files)
-    tokenizer_file = tokenizer_folder / "tokenizer.json"
+    tokenizer_file = tokenizer_folder / TOKENIZER
     if not tokenizer_file.is_file():
         raise DataError(
             f"{texts[0]} is text, and there is no tokenizer to read it with",
-            found=f"no tokenizer.json in {tokenizer_folder}",
+            found=f"no {TOKENIZER} in {tokenizer_folder}",
             next="set `model.tokenizer` to a folder with a tokenizer.json, or give token shards",
         )
     key = hashlib.sha256(f"{file_digest(tokenizer_file)} {end}".encode())
     shards = {path: cache / _shard_name(path, key.copy()) for path in texts}
-    _tokenize_all(shards, tokenizer_file, end, cache)
+    _tokenize_all(shards, tokenizer_folder, end, cache)
     return [shards.get(path, path) for path in files]
 
 
@@ -99,10 +100,8 @@ def _shard_name(path: Path, key: hashlib._Hash) -> str:
     return f"{path.stem[:40]}-{key.hexdigest()[:16]}.npy"
 
 
-def _tokenize_all(shards: dict[Path, Path], tokenizer_file: Path, end: int | None, cache: Path) -> None:
+def _tokenize_all(shards: dict[Path, Path], tokenizer_folder: Path, end: int | None, cache: Path) -> None:
     """Make the shards (text → shard) that are not there yet, each with its checksum."""
-    from tokenizers import Tokenizer
-
     cache.mkdir(parents=True, exist_ok=True)
     known = read_checksums(cache)
     missing = {
@@ -110,7 +109,7 @@ def _tokenize_all(shards: dict[Path, Path], tokenizer_file: Path, end: int | Non
     }
     if not missing:
         return
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer = open_tokenizer(tokenizer_folder)
     kind = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
     since = 0
     for path, shard in missing.items():

@@ -18,9 +18,9 @@ from torchwright.decoder.families import FAMILIES, Names
 from torchwright.errors import ModelError
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.files import INDEX
+from torchwright.hub.folder import model_files, read_object
 from torchwright.train.model.fill import fill, whole
 from torchwright.train.model.transformer import Transformer
-from torchwright.workloads.huggingface import model_files, read_object
 
 SHARD_BYTES = 4 * 2**30
 """The most bytes of one file, unless a single tensor is larger."""

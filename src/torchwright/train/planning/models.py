@@ -9,7 +9,7 @@ from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture, r
 from torchwright.decoder.families import FAMILIES
 from torchwright.errors import unknown
 from torchwright.hub.fields import Fields
-from torchwright.workloads.huggingface import read_object
+from torchwright.hub.folder import read_object
 
 
 def _llama(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torchwright.decoder.config import DecoderConfig, decoder_config, read_decoder_config
 from torchwright.devices.cpu import usable_memory_bytes
+from torchwright.hub.folder import resolve
 from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.parallel.apply import check_fits
 from torchwright.train.prove.compare import RankReport
@@ -19,7 +20,6 @@ from torchwright.train.prove.diagnose import Divergence, diagnose, worst
 from torchwright.train.prove.launch import EXACT, Around, columns, run_layout
 from torchwright.train.prove.shrink import shrink
 from torchwright.train.run import config as runs
-from torchwright.workloads.huggingface import resolve
 
 PROCESSES = 8
 """The most processes of one run, by default."""

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from torchwright.tensor_header import read_header
+from torchwright.hub.tensor_header import read_header
 
 
 def write(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from torchwright.text_stream import HELD_TOKENS, INCOMPLETE, TextStream
+from torchwright.hub.text_stream import HELD_TOKENS, INCOMPLETE, TextStream
 
 
 class Bytes:
@@ -53,5 +53,5 @@ def test_an_unfinished_character_is_the_rest_and_a_stream_can_be_used_again():
 
 
 def test_it_needs_no_torch():
-    code = "import sys, torchwright.text_stream; sys.exit('torch' in sys.modules)"
+    code = "import sys, torchwright.hub.text_stream; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

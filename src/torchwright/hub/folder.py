@@ -1,0 +1,96 @@
+"""Folders as Hugging Face lays them out: their files, and how a path or a hub id becomes one. No torch here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torchwright.errors import ModelError
+from torchwright.hub.gguf.folder import opened
+
+WEIGHTS = ("*.safetensors", "*.gguf")
+"""Files of tensors."""
+FETCHED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.jinja2", "tokenizer*")
+"""Files of a hub's model that are downloaded: no pickle, no code."""
+TARGETS = "a Hugging Face folder, a GGUF file, a hub id, package.module:factory, or an artifact folder"
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; raises `ModelError` when the file holds anything else."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not JSON", found=str(error)) from error
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} is not a JSON object", found=type(data).__name__)
+    return data
+
+
+def find_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, empty where there is no file; raises `ModelError` for anything else in it."""
+    return read_object(path) if path.is_file() else {}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json.
+
+    Raises `ModelError` when the folder or the file is not there or is not JSON.
+    """
+    if not folder.exists():
+        raise ModelError(
+            f"there is no model at {folder}",
+            allowed=TARGETS,
+            next="`torchwright optimize` with no model runs the bundled one",
+        )
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(
+            f"{folder} has no config.json",
+            found=", ".join(sorted(p.name for p in folder.iterdir())[:6]) if folder.is_dir() else "a file",
+            allowed="a Hugging Face folder: config.json beside *.safetensors",
+        )
+    return read_object(path)
+
+
+def resolve(target: str) -> Path:
+    """A local folder for a path, a GGUF file or a hub id; hub ids are downloaded by transformers' own library.
+
+    Raises `ModelError` when it is none of them.
+    """
+    path = Path(target)
+    return opened(path) if path.exists() or not is_hub_id(target) else download(target, allowed=TARGETS)
+
+
+def is_hub_id(target: str) -> bool:
+    """Whether it looks like one: an owner and a name."""
+    return target.count("/") == 1 and not target.startswith((".", "/", "~"))
+
+
+def download(name: str, *, allowed: str) -> Path:
+    """The folder of a hub id, fetched where it is not here yet; raises `ModelError` where the hub gives none."""
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, allow_patterns=list(FETCHED)))
+    except Exception as error:  # the library's own, and its network's
+        raise ModelError(
+            f"'{name}' is neither a folder here nor a model that the hub gave",
+            found=f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}",
+            allowed=allowed,
+        ) from error
+
+
+def model_files(folder: Path, *, weights: bool, parts: Sequence[str] = ()) -> dict[str, Path]:
+    """Configuration, tokenizer and licence files of a folder and its `parts`, and their safetensors if asked.
+
+    Path inside the folder → the file.
+    """
+    patterns = ["*.json", "*.jinja", "*.txt", "LICENSE*", "*.model", *(WEIGHTS if weights else [])]
+    places = dict.fromkeys([folder, *(folder / part for part in parts)])
+    files = {
+        path for place in places for pattern in patterns for path in place.glob(pattern) if path.is_file()
+    }
+    wanted = sorted(path for path in files if weights or not path.name.endswith(".safetensors.index.json"))
+    return {path.relative_to(folder).as_posix(): path for path in wanted}
