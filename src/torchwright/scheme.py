@@ -55,7 +55,7 @@ class Scheme:
 
     @property
     def products(self) -> Literal["int8", "bfloat16"]:
-        """The type of what is multiplied: which of a machine's measured rates counts."""
+        """The type of what a CPU multiplies: which measured rate counts. A GPU rounds 16-bit inputs to bfloat16."""
         return "int8" if self.scaled else "bfloat16"
 
     @property
