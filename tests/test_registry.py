@@ -1,4 +1,3 @@
-from collections import OrderedDict
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
@@ -16,25 +15,36 @@ def points(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     return declared
 
 
+class One:
+    name = "one"
+
+
+class Three:
+    name = "three"
+
+
+class Nameless:
+    def __init__(self) -> None:
+        self.name = "three"
+
+
 def make() -> Registry[type]:
-    return Registry(
-        "shelf", group="test.shelves", builtins={"one": "collections:OrderedDict", "two": "nowhere:X"}
-    )
+    return Registry("shelf", group="test.shelves", builtins={"one": f"{__name__}:One", "two": "nowhere:X"})
 
 
 def test_a_built_in_is_imported_on_first_use(points):
     registry = make()
     assert registry.names() == ["one", "two"]
-    assert registry.get("one") is OrderedDict
+    assert registry.get("one") is One
     assert registry.get("one") is registry.get("one")
 
 
 def test_an_entry_point_comes_through_the_same_door(points):
-    points.append(EntryPoint("three", "collections:Counter", "test.shelves"))
+    points.append(EntryPoint("three", f"{__name__}:Three", "test.shelves"))
     points.append(EntryPoint("other", "collections:deque", "another.group"))
     registry = make()
     assert registry.names() == ["one", "two", "three"]
-    assert registry.get("three").__name__ == "Counter"
+    assert registry.get("three") is Three
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one(points):
@@ -51,7 +61,7 @@ def test_a_name_that_two_packages_claim_is_refused(points):
 
 
 def test_the_same_target_twice_is_no_clash(points):
-    points.append(EntryPoint("one", "collections:OrderedDict", "test.shelves"))
+    points.append(EntryPoint("one", f"{__name__}:One", "test.shelves"))
     assert make().names() == ["one", "two"]
 
 
@@ -63,5 +73,17 @@ def test_a_target_that_cannot_be_imported_is_named(points, target):
 
 
 def test_iteration_imports_everything_in_order(points):
-    registry = Registry("shelf", group="test.shelves", builtins={"b": "builtins:dict", "a": "builtins:list"})
-    assert list(registry) == [("b", dict), ("a", list)]
+    here = {"three": f"{__name__}:Three", "one": f"{__name__}:One"}
+    registry = Registry("shelf", group="test.shelves", builtins=here)
+    assert list(registry) == [("three", Three), ("one", One)]
+
+
+@pytest.mark.parametrize(
+    ("target", "found"), [("One", "name = 'one'"), ("Nameless", "no class attribute `name`")]
+)
+def test_a_class_of_another_name_is_refused_in_words(points, target, found):
+    points.append(EntryPoint("three", f"{__name__}:{target}", "test.shelves"))
+    with pytest.raises(TorchwrightError, match="and that class has another name") as caught:
+        make().get("three")
+    assert found in str(caught.value)
+    assert "write name = 'three' in the class" in str(caught.value)

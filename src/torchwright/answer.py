@@ -19,7 +19,7 @@ import torch
 
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.load import load
-from torchwright.decoder.generate import PREFILL_CHUNK, LoadedDecoder
+from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import load_decoder
 from torchwright.decoder.sampling import Sampling
 from torchwright.devices import default_name
@@ -28,7 +28,7 @@ from torchwright.facts import Recipe
 from torchwright.hub.text_stream import TextStream
 from torchwright.kernels import ops
 from torchwright.report import view
-from torchwright.workloads.generation import Generator
+from torchwright.workloads.generation import Writer
 from torchwright.workloads.language import BUNDLED
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -42,7 +42,7 @@ NARROWING = ("top_k", "top_p", "min_p")
 class Opened:
     """A language model that is ready to answer."""
 
-    model: LoadedDecoder | Generator
+    model: Writer
     notices: tuple[str, ...] = ()
     """What the user should know about how it runs."""
     recipe: Recipe | None = None
@@ -121,7 +121,7 @@ def open_model(
         refuse_for_artifact(target, quantize=quantize, kv=kv, dtype=dtype, device=device)
         loaded = load(target, trust=trust)
         model, recipe, notices = loaded.model, loaded.recipe, tuple(loaded.notices)
-        if not isinstance(model, LoadedDecoder | Generator):
+        if not isinstance(model, Writer):
             raise ArtifactError(
                 f"{target} holds no language model",
                 found=f"the workload '{loaded.recipe.workload.get('kind')}'",
@@ -144,7 +144,7 @@ def promise(recipe: Recipe) -> dict[str, str | None]:
 
 
 def ask(
-    model: LoadedDecoder | Generator,
+    model: Writer,
     prompt: str,
     *,
     on_text: Callable[[str], None],
@@ -158,10 +158,17 @@ def ask(
     """
     _check_text(prompt)
     sampling = dict(sampling or {})
-    text: Any = model.text if isinstance(model, LoadedDecoder) else model
-    ids = text.encode(prompt)
-    limit = max(1, min(NEW_TOKENS, _room(model, len(ids)))) if max_new_tokens is None else max_new_tokens
-    stream, pieces, times = TextStream(text), list[str](), list[float]()
+    more = [_flag(name) for name in sampling if name not in model.sampling]
+    if more:
+        raise WorkloadError(
+            f"this artifact does not take {', '.join(more)}",
+            found="its engine has fixed calls",
+            allowed=", ".join(_flag(name) for name in sorted({*model.sampling, "seed"})),
+            next="optimize again with `--with native`",
+        )
+    ids = model.encode(prompt)
+    limit = max(1, min(NEW_TOKENS, model.room(len(ids)))) if max_new_tokens is None else max_new_tokens
+    stream, pieces, times = TextStream(model), list[str](), list[float]()
 
     def say(piece: str) -> None:
         if piece:
@@ -173,7 +180,7 @@ def ask(
         say(stream.put(token))
 
     begun = time.perf_counter()
-    _run(model, ids, limit, seed, sampling, take)
+    model.write(ids, limit, seed=seed, on_token=take, **sampling)
     say(stream.rest())
     return Answer(
         text="".join(pieces),
@@ -212,44 +219,6 @@ def _decoder(
         raise unknown("dtype", dtype, DTYPES)
     name = dtype or ("bf16" if ops.fault(device) is None else "fp32")
     return load_decoder(BUNDLED if target is None else target, DTYPES[name], quantize, kv, device=device)
-
-
-def _run(
-    model: LoadedDecoder | Generator,
-    ids: list[int],
-    limit: int,
-    seed: int,
-    sampling: dict[str, Any],
-    on_token: Callable[[int], None],
-) -> None:
-    if isinstance(model, LoadedDecoder):
-        for _, token in model.tokens([ids], limit, seed, None, PREFILL_CHUNK, Sampling.of(sampling)):
-            on_token(token)
-        return
-    more = [_flag(name) for name in sampling if name != "temperature"]
-    if more:
-        raise WorkloadError(
-            f"this artifact does not take {', '.join(more)}",
-            found="its engine has fixed calls",
-            allowed="--temperature, --seed",
-            next="optimize again with `--with native`",
-        )
-    with torch.inference_mode():
-        model.generate(
-            ids,
-            max_new_tokens=limit,
-            seed=seed,
-            on_token=lambda row, token: on_token(token),
-            **sampling,
-        )
-
-
-def _room(model: LoadedDecoder | Generator, tokens: int) -> int:
-    """How many new tokens fit after a prompt."""
-    if isinstance(model, LoadedDecoder):
-        return model.config.context - tokens
-    geometry = model.geometry
-    return min(geometry.slots, geometry.context) - tokens - -tokens % geometry.chunk
 
 
 def _check_text(prompt: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import statistics
 import time
@@ -50,7 +51,7 @@ from torchwright.search.state import Request
 from torchwright.techniques.base import parse_step, techniques
 from torchwright.trial.client import Context, TrialFailed, TrialProcess
 from torchwright.trial.travel import pack
-from torchwright.workloads.base import Workload
+from torchwright.workloads.base import Workload, class_of
 from torchwright.workloads.detect import from_description, from_target
 from torchwright.workloads.module import ModuleWorkload
 
@@ -135,6 +136,7 @@ def optimize_cli(
     new_tokens: int | None,
     tokens: int | None,
     eval_text: str | None,
+    settings: Sequence[str] = (),
     with_steps: Sequence[str],
     without: Sequence[str],
     device: str | None,
@@ -148,7 +150,7 @@ def optimize_cli(
     wanted = [parse_step(text) for text in with_steps]
     never = _known(without)
     options: dict[str, Any] = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
-    options |= {"tokens": tokens, "eval_text": eval_text}
+    options |= {"tokens": tokens, "eval_text": eval_text} | _settings(settings)
     if target and is_artifact(target):
         recipe, _ = artifact.open_artifact(Path(target))
         workload = _workload_of(Path(target), recipe, trust=False, **options)
@@ -167,6 +169,22 @@ def optimize_cli(
     )
     recipe = run_optimize(request, folder, on_event)
     return Result(folder, recipe)
+
+
+def _settings(words: Sequence[str]) -> dict[str, Any]:
+    """Options from NAME=VALUE; a value is what it says as JSON, or else the text itself."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        if not (text and name.replace("-", "_").isidentifier()):
+            raise WorkloadError(
+                f"--set {word}", allowed="NAME=VALUE", next="`torchwright workloads` lists names"
+            )
+        try:
+            found[name.replace("-", "_")] = json.loads(text)
+        except ValueError:
+            found[name.replace("-", "_")] = text
+    return found
 
 
 def asked_and_failed(
@@ -339,20 +357,13 @@ def bench(
     if rows is not None:
         result["batch"] = rows
     result["ready_s"] = ready.seconds
-    described = workload.describe()
     for name, seconds in medians.items():
         result[f"{name}_s"] = seconds
-    if "geometry" in described:
-        sequences = described["batch"]
-        result |= {
-            "ttft_s": medians["prefill"],
-            "tpot_s": medians["decode"],
-            "prefill_tokens_per_s": sequences * described["prompt_tokens"] / medians["prefill"],
-            "decode_tokens_per_s": sequences / medians["decode"],
-        }
+    rates = workload.rates(workload.describe(), medians)
+    result |= rates
     result["peak_memory_bytes"] = memory
     points = {found.case: found for found in _bounds(recipe if rows is None else None, medians)}
-    for name in medians if "geometry" in described else points:
+    for name in medians if rates else points:
         result |= decode_bench.roofline_facts(name, points.get(name))
     return result
 
@@ -415,7 +426,7 @@ def _workload_of(
 
     `cases_only` makes do with the self-test's inputs where only calls are needed; `options` replace the recipe's.
     """
-    if recipe.workload.get("kind") == "module":
+    if class_of(recipe.workload).from_code:
         if cases_only and (path / "selftest.json").is_file():
             from torchwright.artifact.tree import read_self_test
 

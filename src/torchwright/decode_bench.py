@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -103,10 +103,7 @@ def bench(
         "new_tokens": sizes.new_tokens,
         "turns": len(turns),
         "ready_s": ready,
-        "ttft_s": ttft,
-        "tpot_s": tpot,
-        "prefill_tokens_per_s": sizes.batch * sizes.prompt_tokens / ttft,
-        "decode_tokens_per_s": sizes.batch / tpot,
+        **LanguageWorkload.rates(asdict(sizes), {"prefill": ttft, "decode": tpot}),
         "peak_memory_bytes": peak,
         "loading_peak_memory_bytes": loading,
     }

@@ -24,8 +24,8 @@ class Registry(Generic[T]):
     """Names of one kind, resolved on first use.
 
     Raises `UnknownName` (with the nearest name) for a name nobody registered, and `TorchwrightError` when an
-    entry point claims a name that is taken or cannot be imported. `next` is what the first says to do, where no
-    command lists this kind.
+    entry point claims a name that is taken, cannot be imported, or names a class that calls itself otherwise.
+    `next` is what the first says to do, where no command lists this kind.
     """
 
     def __init__(
@@ -48,18 +48,31 @@ class Registry(Generic[T]):
         if name not in self._targets:
             raise unknown(self.kind, name, self._targets, next=self._next)
         if name not in self._loaded:
-            module, _, attribute = self._targets[name].partition(":")
-            try:
-                self._loaded[name] = getattr(importlib.import_module(module), attribute)
-            except (ImportError, AttributeError) as error:
-                raise TorchwrightError(
-                    f"the {self.kind} '{name}' is registered as {self._targets[name]} but cannot be imported",
-                    found=str(error),
-                ) from error
+            self._loaded[name] = self._load(name)
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[tuple[str, T]]:
         return ((name, self.get(name)) for name in self.names())
+
+    def _load(self, name: str) -> T:
+        target = self._targets[name]
+        module, _, attribute = target.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise TorchwrightError(
+                f"the {self.kind} '{name}' is registered as {target} but cannot be imported",
+                found=str(error),
+            ) from error
+        # Recipes, options and the documentation know it by the class's name.
+        own = getattr(found, "name", None)
+        if own != name:
+            raise TorchwrightError(
+                f"the {self.kind} '{name}' is registered as {target}, and that class has another name",
+                found=f"name = {own!r}" if own is not None else "no class attribute `name`",
+                next=f"write name = {name!r} in the class, or give the entry point the class's name",
+            )
+        return found
 
     def _scan(self) -> None:
         if self._scanned:

@@ -520,21 +520,24 @@ def test_nothing_that_a_recipe_names_is_opened_without_trust(tmp_path: Path, cha
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("kind", "field", "value"),
     [
-        ("layout", {"shapes": [[1, 8]], "pad": 0, "prompt": "", "cut": None, "part": "../../etc"}),
-        ("layout", {"shapes": [], "pad": 0, "prompt": "", "cut": None, "part": "."}),
-        ("layout", {"shapes": [[1, "8"]]}),
-        ("layout", 5),
-        ("geometry", {}),
-        ("geometry", {"layers": 2**40}),
-        ("batch", 2**40),
-        ("batch", "1"),
+        ("encoder", "layout", {"shapes": [[1, 8]], "pad": 0, "prompt": "", "cut": None, "part": "../../etc"}),
+        ("encoder", "layout", {"shapes": [], "pad": 0, "prompt": "", "cut": None, "part": "."}),
+        ("encoder", "layout", {"shapes": [[1, "8"]]}),
+        ("encoder", "layout", 5),
+        ("language", "geometry", {}),
+        ("language", "geometry", {"layers": 2**40}),
+        ("encoder", "layout", None),
+        ("forward", "layout", {"shapes": [[1, 8]]}),
+        ("image", "batch", 2**40),
+        ("language", "batch", "1"),
+        ("encoder", "tokens", 0),
     ],
 )
-def test_a_workload_of_odd_numbers_is_damaged(eager: Path, tmp_path: Path, field: str, value: Any):
+def test_a_workload_of_odd_numbers_is_damaged(eager: Path, tmp_path: Path, kind: str, field: str, value: Any):
     copy = copied(eager, tmp_path)
-    edit(copy / "recipe.json", lambda recipe: recipe["workload"].update({field: value}))
+    edit(copy / "recipe.json", lambda recipe: recipe["workload"].update({"kind": kind, field: value}))
     with pytest.raises(ArtifactError, match=r"is damaged.*workload"):
         load(copy)
 

@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 from torchwright.devices import get_device
 from torchwright.engines.apply import make_target
 from torchwright.errors import ModelError, WorkloadError
-from torchwright.facts import Step
+from torchwright.facts import Interval, Step
+from torchwright.search.claim import disturbed
 from torchwright.search.save import calibration_notes
 from torchwright.techniques.shared.int8 import observe_inputs
 from torchwright.workloads.base import CastBoundary, changed_tensors, fresh, own_tensors, to_dtype
@@ -343,6 +344,21 @@ class TestFactories:
         self.write(here, "tw_k", "def make():\n    return nn.Linear(1, 1), []\n")
         with pytest.raises(WorkloadError, match="there are no inputs"):
             from_factory("tw_k:make")
+
+
+def test_what_verify_refuses_is_not_suggested(tmp_path, monkeypatch):
+    (tmp_path / "again_factory.py").write_text(
+        "import torch\ndef make():\n    return torch.nn.Linear(2, 2), torch.ones(1, 2)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    busy = Interval(value=2.0, low=1.0, high=3.0)
+    assert "`torchwright verify` measures again" in disturbed(busy, from_factory("again_factory:make"))
+    for workload in (
+        ModuleWorkload(nn.Linear(2, 2), torch.ones(1, 2)),
+        ModuleWorkload(nn.Linear(2, 2), torch.ones(1, 2), metric=lambda model: 1.0),
+    ):
+        assert disturbed(busy, workload).endswith("optimizing once more measures again")
 
 
 class Drifting(nn.Module):

@@ -106,7 +106,7 @@ def test_buckets_change_the_calls_and_not_the_answers(workload: ForwardWorkload)
         return model(**case.kwargs)
 
     reference = workload.observe(lambda case: model(**case.kwargs), torch.float32)
-    candidate = bucketed.observe(bucketed.front(run), torch.float32)
+    candidate = bucketed.observe(bucketed.front(run, bucketed.describe()), torch.float32)
     torch.testing.assert_close(candidate["logits"], reference["logits"], rtol=1e-4, atol=1e-4)
     assert seen <= shapes
 

@@ -57,8 +57,6 @@ MOST_FILES = 100_000
 T = TypeVar("T")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 MOST_THREADS = 4096
-LARGEST_SIZE = 2**24
-"""Rows or tokens of a workload."""
 DIGEST = re.compile(r"[0-9a-f]{64}")
 SIGNED = re.compile(rb"([0-9a-f]{64})\n?")
 KEY_BYTES = 32
@@ -93,6 +91,8 @@ class Manifest:
     signatures: dict[str, str] = field(default_factory=dict)
     """Of artifacts of before."""
     self_contained: bool = True
+    served_as: Literal["", "writer", "reader"] | None = None
+    """What `Workload.served_as` says, for who asks without torch; artifacts of before do not say."""
     files: dict[str, str] = field(default_factory=dict)
     """Relative path → SHA-256 in hexadecimal; everything but this file and the signature."""
 
@@ -189,7 +189,11 @@ def finish(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> str | None
     for name in names:  # safetensors writes files that nobody else may read
         (folder / name).chmod((folder / RECIPE).stat().st_mode)
     files = {name: file_digest(folder / name) for name in names}
-    (folder / MANIFEST).write_text(json.dumps(asdict(Manifest(**manifest, files=files)), indent=2) + "\n")
+    from torchwright.workloads.base import class_of
+
+    served_as = class_of(recipe.workload).served_as(recipe.workload)
+    whole = Manifest(**manifest, served_as=served_as, files=files)
+    (folder / MANIFEST).write_text(json.dumps(asdict(whole), indent=2) + "\n")
     signed = sign(folder / MANIFEST)
     if signed is None:
         return (
@@ -285,21 +289,11 @@ def _check_manifest(path: Path, manifest: Manifest) -> None:
 
 def _check_workload(path: Path, workload: dict[str, Any]) -> None:
     """What is read of a recipe's workload without making one; the rest is checked by who makes it."""
-    for name in ("batch", "tokens", "prompt_tokens", "new_tokens"):
-        value = workload.get(name)
-        if value is not None and not (type(value) is int and 1 <= value <= LARGEST_SIZE):
-            raise _damaged(path, f"workload.{name} is {str(value)[:80]!r}")
+    from torchwright.workloads.base import class_of
+
+    cls = class_of(workload)
     try:
-        if workload.get("layout"):
-            from torchwright.workloads.rows import Layout
-
-            Layout.from_dict(workload["layout"])
-            if workload.get("kind") != "encoder" and not isinstance(workload.get("inputs"), dict):
-                raise ArtifactError("a model of rows does not say what it reads")
-        if workload.get("geometry") is not None:
-            from torchwright.workloads.generation import Geometry
-
-            Geometry.from_dict(workload["geometry"])
+        cls.check(workload)
     except ArtifactError as error:
         raise _damaged(path, f"workload: {error}") from error
 

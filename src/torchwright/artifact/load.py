@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,10 +21,7 @@ from torchwright.engines.spec import is_structure
 from torchwright.errors import ArtifactError, TorchwrightError, first_line
 from torchwright.facts import Interval, Recipe
 from torchwright.kernels.cpu.threads import torch_threads
-from torchwright.workloads.base import Case, Run, from_anywhere
-from torchwright.workloads.encoding import Encoder, TextModel
-from torchwright.workloads.generation import Generator, Geometry
-from torchwright.workloads.rows import Batcher, Layout
+from torchwright.workloads.base import Case, Optimized, Run, class_of, from_anywhere
 
 NewShape = Literal["run", "error"]
 
@@ -35,7 +31,8 @@ class Loaded:
     """An artifact that is ready to run."""
 
     model: Any
-    """A `LoadedDecoder` or `Generator` for a language model, an `OptimizedModule` for any other."""
+    """What its workload answers with (`Workload.answerer`), such as a `Generator` or an `Encoder`; a `LoadedDecoder`
+    on the native decoder; else an `OptimizedModule`."""
     recipe: Recipe
     run: Run
     how: str
@@ -103,8 +100,7 @@ def _load(
         ready = ways.best(model)
     device = ways.device
     run = ready.run if ready.door is not None else on_threads(ready.run, manifest.threads)
-    if recipe.workload.get("layout"):
-        run = Batcher(run, Layout.from_dict(recipe.workload["layout"]))
+    run = class_of(recipe.workload).front(run, recipe.workload)
     answers = ready.answers or as_model(
         run, ready.door, recipe.workload, manifest, path / artifact.MODEL, device
     )
@@ -116,7 +112,7 @@ def _load(
         measured=recipe.speedup if ready.how == recipe.runs_as else None,
         notices=ways.notices,
     )
-    _self_test(path, call_as_user(loaded, device), ready.tolerance)
+    _self_test(path, call_as_user(loaded, device), manifest, ready.tolerance)
     return loaded
 
 
@@ -131,30 +127,36 @@ def call_as_user(loaded: Loaded, device: str) -> Run:
 def as_model(
     run: Run, door: Door | None, workload: dict[str, Any], manifest: Manifest, folder: Path, device: str
 ) -> Any:
-    """What a user calls: a `Generator`, `Encoder` or `TextModel` for models that read text, else an `OptimizedModule`.
+    """What a user calls: the workload's own `answerer`, or an `OptimizedModule` where it has none.
 
     It takes tensors from anywhere; `run` takes them on `device`.
     """
-    if workload.get("geometry"):
-        geometry = Geometry.from_dict(workload["geometry"])
-        return Generator(run, geometry, getattr(torch, manifest.dtype), folder, device)
-    if not workload.get("layout"):
-        if door is None and isinstance(run, Eager) and device == "cpu":
-            return OptimizedModule(run.model, device)  # whose parameters record no gradients
-        return OptimizedModule(door or _calling(run, device), device)
-    call = _calling(run, device)
-    layout = Layout.from_dict(workload["layout"])
-    if workload["kind"] == "encoder":
-        return Encoder(lambda case: call(*case.args), layout, folder, device)
-    return TextModel(lambda case: call(**case.kwargs), layout, folder, list(workload["inputs"]), device)
-
-
-def _calling(run: Run, device: str) -> Callable[..., Any]:
-    run = from_anywhere(run, device)
+    calls = without_gradients(from_anywhere(run, device))
+    optimized = Optimized(
+        run=calls,
+        description=workload,
+        dtype=getattr(torch, manifest.dtype),
+        device=device,
+        folder=folder,
+    )
+    answerer = class_of(workload).answerer(optimized)
+    if answerer is not None:
+        return answerer
+    if door is None and isinstance(run, Eager) and device == "cpu":
+        return OptimizedModule(run.model, device)  # whose parameters record no gradients
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        return calls(Case(name="forward", args=args, kwargs=kwargs))
+
+    return OptimizedModule(door or call, device)
+
+
+def without_gradients(run: Run) -> Run:
+    """`run`, of which nothing is recorded for gradients."""
+
+    def call(case: Case) -> Any:
         with torch.no_grad():
-            return run(Case(name="forward", args=args, kwargs=kwargs))
+            return run(case)
 
     return call
 
@@ -171,19 +173,17 @@ def _check_calls(path: Path, manifest: Manifest) -> None:
             raise ArtifactError(f"{path} is damaged", found=f"the call {spec.name!r}", next="optimize again")
 
 
-def _self_test(path: Path, run: Run, tolerance: float) -> None:
+def _self_test(path: Path, run: Run, manifest: Manifest, tolerance: float) -> None:
     from torchwright.artifact.tree import read_self_test
     from torchwright.workloads.accuracy import flatten, relative_error
 
     if not (path / "selftest.json").is_file():
         return
     kept = read_self_test(path / "selftest")
-    case = Case(
-        name=kept["name"],
-        args=kept["args"],
-        kwargs=kept["kwargs"],
-        fixed=kept["name"] in ("prefill", "decode"),
-    )
+    fixed = kept["fixed"]
+    if fixed is None:  # made by a version that did not say
+        fixed = kept["name"] in ([spec.name for spec in manifest.calls] or manifest.cases)
+    case = Case(name=kept["name"], args=kept["args"], kwargs=kept["kwargs"], fixed=fixed)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(kept["seed"])
         got = flatten(run(case))

@@ -41,13 +41,20 @@ def read_tree(path: Path) -> Any:
 
 
 def read_self_test(path: Path) -> dict[str, Any]:
-    """What an artifact keeps of its first call: name, args, kwargs, seed, and output as a list of tensors.
+    """What an artifact keeps of its first call: name, args, kwargs, fixed, seed, and output as a list of tensors.
 
     Raises `ArtifactError` for anything else.
     """
-    kept = {"seed": 0} | tree if isinstance(tree := read_tree(path), dict) else {}
+    kept = {"seed": 0, "fixed": None} | tree if isinstance(tree := read_tree(path), dict) else {}
     match kept:
-        case {"name": str(), "args": tuple(), "kwargs": dict(), "seed": int(seed), "output": list(output)}:
+        case {
+            "name": str(),
+            "args": tuple(),
+            "kwargs": dict(),
+            "fixed": None | bool(),
+            "seed": int(seed),
+            "output": list(output),
+        }:
             if 0 <= seed < 2**63 and all(isinstance(tensor, torch.Tensor) for tensor in output):
                 return kept
     raise ArtifactError(f"{path.name} in {path.parent} cannot be read", found="not one call and its output")

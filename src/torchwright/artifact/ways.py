@@ -15,12 +15,13 @@ from torchwright.artifact import folder as artifact
 from torchwright.artifact.compiled import CompiledCalls
 from torchwright.artifact.fingerprint import fingerprint_here
 from torchwright.artifact.folder import Manifest
+from torchwright.devices import get_device
 from torchwright.devices.allocator import apply_allocator
 from torchwright.engines.base import Ready, engines
 from torchwright.engines.eager import Eager
 from torchwright.errors import ArtifactError, RefusedTechnique
 from torchwright.facts import Recipe
-from torchwright.workloads.base import fresh
+from torchwright.workloads.base import class_of, fresh
 
 
 class Ways:
@@ -43,6 +44,7 @@ class Ways:
         self.notices: list[str] = []
         here = fingerprint_here(recipe.fingerprint.device.kind, measured=False)
         self.facts, self.device = here.device, here.device.kind
+        get_device(self.device).start()
         self.refusal = artifact.same_machine(recipe.fingerprint, here)
         self._trusted, self._process = trust or artifact.is_own(path), process
         if self.refusal is None and not self._trusted:
@@ -104,7 +106,8 @@ class Ways:
         from torchwright.workloads.detect import from_description
 
         folder = self.path / artifact.MODEL
-        described = self.recipe.workload | {"eval_text": None}  # nothing is judged here
+        described = self.recipe.workload
+        described = described | dict.fromkeys(class_of(described).opens)  # nothing is judged here
         workload = from_description(described, folder if folder.is_dir() else None, trust=self._trusted)
         target = make_target(workload, self.facts)
         apply_steps(target, self.recipe.steps)
@@ -123,7 +126,8 @@ class Ways:
         target = make_target(workload, self.facts)
         how = "the recipe on the caller's model"
         if not self.recipe.steps:  # the original, with nothing around it that would cost a microsecond
-            return Ready(how=how, run=Eager(target.model), answers=target.model)
+            here = self.device == "cpu"  # elsewhere tensors have to be brought to it
+            return Ready(how=how, run=Eager(target.model), answers=target.model if here else None)
         try:
             apply_steps(target, self.recipe.steps)
         except TypeError as error:

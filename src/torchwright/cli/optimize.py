@@ -60,6 +60,13 @@ BUDGET = Budget()
     help="Models of text: what the metric is measured on.",
 )
 @click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Any other option of the workload, as `torchwright workloads` lists them. Repeatable.",
+)
+@click.option(
     "--with",
     "with_steps",
     multiple=True,
@@ -93,6 +100,7 @@ BUDGET = Budget()
 @json_option
 def command(
     model: str | None,
+    settings: tuple[str, ...],
     with_steps: tuple[str, ...],
     without: tuple[str, ...],
     quiet: bool,
@@ -111,6 +119,7 @@ def command(
     with LiveProgress(quiet=quiet) as progress:
         result = api.optimize_cli(
             model,
+            settings=settings,
             with_steps=list(with_steps),
             without=list(without),
             on_event=progress,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ class LoadedDecoder:
     model.generate([[1, 2], [3]], temperature=0.8, seed=7)  as lists of token ids
     for piece in model.stream("Once"): …                    text as it appears
     """
+
+    sampling = frozenset(field.name for field in fields(Sampling))
 
     def __init__(
         self,
@@ -141,6 +144,25 @@ class LoadedDecoder:
         ids = self.text.encode(items[0]) if isinstance(items[0], str) else items[0]
         tokens = self.tokens([ids], max_new_tokens, seed, stop, prefill_chunk, Sampling.of(sampling))
         return self._pieces(tokens)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        return self.text.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        return self.text.decode(ids)
+
+    def room(self, tokens: int) -> int:
+        """How many new tokens fit after a prompt of so many."""
+        return self.config.context - tokens
+
+    def write(
+        self, ids: list[int], limit: int, *, seed: int, on_token: Callable[[int], None], **sampling: Any
+    ) -> None:
+        """See `Writer.write` (`workloads/generation.py`); the errors are `generate`'s."""
+        for _, token in self.tokens([ids], limit, seed, None, PREFILL_CHUNK, Sampling.of(sampling)):
+            on_token(token)
 
     def _pieces(self, tokens: Iterator[tuple[int, int]]) -> Iterator[str]:
         stream = TextStream(self.text)

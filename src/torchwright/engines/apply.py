@@ -80,6 +80,4 @@ def _properties(target: Target) -> set[str]:
         found.add("batch_norm")
     if found & {"linear", "convolution"}:
         found.add("layers")
-    if len(target.workload.cases(torch.float32)) > 1 and target.workload.name == "module":
-        found.add("several_shapes")
     return found | target.workload.properties(target.model)

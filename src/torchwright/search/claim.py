@@ -178,10 +178,7 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     runs_as = shipping.how.get(name, view.OWN_MODULE if name == "module" else "")
     found = Claim(outcome=outcome, folder=folder, contents=contents, runs_as=runs_as)
     if outcome.speedup.disturbed:
-        search.notes.append(
-            f"the machine was disturbed while the artifact was timed ({outcome.speedup}): "
-            "`torchwright verify` measures again"
-        )
+        search.notes.append(disturbed(outcome.speedup, workload))
     if candidate is not None:
         found.rows = shipping.rows
         found.process = _process_gain(shipping, candidate, folder)
@@ -189,6 +186,12 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     search.close_all()
     found.outcome = replace(found.outcome, notes=tuple(search.notes))
     return found
+
+
+def disturbed(speedup: Interval, workload: Workload) -> str:
+    """The note of a comparison that others' work disturbed, and what measures again."""
+    again = "`torchwright verify` measures" if workload.made_again() else "optimizing once more measures"
+    return f"the machine was disturbed while the artifact was timed ({speedup}): {again} again"
 
 
 def _forget(shipping: _Shipping, name: Way) -> None:

@@ -28,6 +28,7 @@ from torchwright.techniques.base import techniques
 from torchwright.trial.client import Context, TrialFailed
 from torchwright.trial.fork_server import can_fork
 from torchwright.trial.travel import pack
+from torchwright.workloads.detect import check_described
 
 SCRATCH = ".trials"
 """Where trials keep what they compile, in the unfinished artifact."""
@@ -42,6 +43,7 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
     budget = request.budget
     if budget.max_drop < 0 or budget.time_seconds <= 0:
         raise WorkloadError(f"a budget of {budget}", allowed="max_drop of 0 or more, time above 0 seconds")
+    check_described(request.workload)
     device = get_device(request.device)
     earlier = resume.read(request.resume, request, device.name) if request.resume else None
     _build_kernels(watch, request)

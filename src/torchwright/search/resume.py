@@ -15,6 +15,7 @@ from typing import Any
 
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.fingerprint import fingerprint_here
+from torchwright.engines.apply import reshaped
 from torchwright.errors import ArtifactError, TorchwrightError
 from torchwright.facts import Budget, Fingerprint, Recipe, Rung, Step
 from torchwright.report import wording
@@ -27,8 +28,6 @@ from torchwright.trial.client import TrialFailed
 
 MOST_ROWS = 1000
 """Of an earlier search: ten times what this one could write."""
-RESHAPED = "layout"
-"""Of a workload's description: what the recipe's own steps may have changed (`Technique.reshape`)."""
 ANEW = "start anew: the same without resuming"
 
 
@@ -48,7 +47,7 @@ def read(path: Path, request: Request, device: str) -> Recipe:
     found, _ = artifact.open_artifact(path)
     recipe = _checked(path, found)
     here = fingerprint_here(device, measured=False)
-    workload = json.loads(json.dumps(request.workload.describe()))
+    workload = json.loads(json.dumps(reshaped(request.workload, recipe.steps).describe()))
     then = _conditions(recipe.workload, recipe.budget, recipe.fingerprint)
     now = _conditions(workload, request.budget, here)
     differ = [
@@ -175,7 +174,7 @@ def _refusal(path: Path, why: str, found: str) -> ArtifactError:
 def _conditions(workload: dict[str, Any], budget: Budget, at: Fingerprint) -> dict[str, Any]:
     """What a row's figures depend on, beside the model itself."""
     return {
-        **{name: value for name, value in workload.items() if name != RESHAPED},
+        **workload,
         "max_drop": budget.max_drop,
         "objective": budget.objective,
         "torchwright": at.torchwright,

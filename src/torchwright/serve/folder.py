@@ -39,14 +39,14 @@ def find(target: str | None) -> Target:
         return Target(name=BUNDLED_NAME, folder=Path(__file__).parent.parent / "bundled")
     path = Path(target)
     if (path / RECIPE).is_file() or (path / MANIFEST).is_file():
-        workload = _workload(path)
-        reads = workload["kind"] == "encoder" or _classifies(workload)
-        if workload["kind"] != "language" and not reads:
+        kind, served_as = _workload(path)
+        if not served_as:
             raise ModelError(
-                f"{path} is an artifact of kind '{workload['kind']}', which is not served",
+                f"{path} is an artifact of kind '{kind}', which is not served",
                 allowed="language models, sentence encoders and classifiers of text",
                 next=f'call it from Python: torchwright.load("{path}").model(...)',
             )
+        reads = served_as == "reader"
         return Target(name=path.resolve().name, folder=path / MODEL, artifact=path, encoder=reads)
     if path.exists():
         path, name = opened(path), path.resolve().name
@@ -70,18 +70,28 @@ def find(target: str | None) -> Target:
     return Target(name=name, folder=path)
 
 
-def _classifies(workload: dict[str, Any]) -> bool:
-    """Whether it answers with logits for each text as a whole."""
-    whole = not (workload.get("layout") or {"tokenwise": True}).get("tokenwise")
-    return whole and str(workload.get("architecture")).endswith("ForSequenceClassification")
-
-
-def _workload(path: Path) -> dict[str, Any]:
-    """What the recipe says of its model, whose kind it has."""
-    try:
-        workload = json.loads((path / RECIPE).read_text("utf-8"))["workload"]
-        return {**workload, "kind": str(workload["kind"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+def _workload(path: Path) -> tuple[str, str]:
+    """The kind of an artifact's workload, and what it is served as."""
+    workload, manifest = _object(path / RECIPE).get("workload"), {}
+    if not isinstance(workload, dict) or not isinstance(workload.get("kind"), str):
         raise ArtifactError(
-            f"{path / RECIPE} cannot be read", found=f"{type(error).__name__}: {error}", next="optimize again"
+            f"{path / RECIPE} cannot be read", found="a workload without its kind", next="optimize again"
+        )
+    if (path / MANIFEST).is_file():
+        manifest = _object(path / MANIFEST)
+    served_as = manifest.get("served_as")
+    if served_as is None:  # of before: its class knows, and brings torch
+        from torchwright.workloads.base import class_of
+
+        served_as = class_of(workload).served_as(workload)
+    return workload["kind"], str(served_as)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError) as error:
+        raise ArtifactError(
+            f"{path} cannot be read", found=f"{type(error).__name__}: {error}", next="optimize again"
         ) from error

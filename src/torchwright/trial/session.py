@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,7 @@ class Session:
         torch.set_num_threads(threads)
         self.seed = seed
         self.device, self.workload.device = get_device(device), device
+        self.device.start()
         self.threads = threads
 
     def describe(self, *, names: tuple[str, ...] | None = None) -> Description:
@@ -99,7 +101,7 @@ class Session:
         self.engine = engine.prepare(self.target, Path(folder) if folder and engine.apart else None)
         if not engine.apart:
             if steps:
-                self.run = self.workload.front(self.engine)
+                self.run = self.workload.front(self.engine, self.workload.describe())
             else:
                 self.run = self.workload.original_run(self.target.model)
             self._make_calls()
@@ -130,7 +132,7 @@ class Session:
         self.workload = reshaped(self.workload, steps)
         engine = engines.get(prepared.engine)
         self.engine = engine.opened(Path(folder), prepared.calls, self.device.name)
-        self.run = self.workload.front(self.engine)
+        self.run = self.workload.front(self.engine, self.workload.describe())
         self._make_calls()
 
     def load_artifact(self, *, path: str, trust: bool, process: bool = True) -> Opened:
@@ -249,23 +251,31 @@ class Session:
         """What the metric sees of this model, also on data that the search has not seen; None without such data."""
         import torch
 
+        from torchwright.workloads.base import blaming
+
         workload = self.workload.unseen() if unseen else self.workload
         if workload is None:
             return None
 
         torch.manual_seed(self.seed)
-        run = self.run
+        run, blamed = self.run, nullcontext()
         if self._is_original:
+            blamed = blaming(type(workload), "observe")
             adapted = self.workload.adapt(self.target.model)
             self.workload.check_adapted(self.target.model, adapted)
             run = lambda case: adapted(*case.args, **case.kwargs)
-        with torch.inference_mode():
+        with torch.inference_mode(), blamed:
             return workload.observe(run, self._dtype())
 
     def compare(self, *, reference: Any, itself: bool = False, unseen: bool = False) -> Any:
         """The metric of this model beside the original's; `itself` says that this is the original."""
+        from torchwright.workloads.base import blaming
+
         workload = (unseen and self.workload.unseen()) or self.workload
-        quality = workload.compare(reference, reference if itself else self.observe(unseen=unseen))
+        found = reference if itself else self.observe(unseen=unseen)
+        # A candidate's outputs may be what it fails on; with the original's own the fault is the workload's.
+        with blaming(type(workload), "compare") if itself else nullcontext():
+            quality = workload.compare(reference, found)
         return replace(quality, unseen=unseen)
 
     def sensitivity(self, *, steps: tuple[Any, ...]) -> list[tuple[str, float]]:
@@ -305,7 +315,7 @@ class Session:
         case = self._cases()[0]
         try:
             with torch.inference_mode():
-                inputs = {"name": case.name, "args": case.args, "kwargs": case.kwargs}
+                inputs = {"name": case.name, "args": case.args, "kwargs": case.kwargs, "fixed": case.fixed}
                 kept = torch.utils._pytree.tree_map(_clone, inputs)
                 torch.manual_seed(self.seed)
                 write_tree(Path(path), {**kept, "seed": self.seed, "output": flatten(self.run(case))})

@@ -1,4 +1,5 @@
-"""The workload contract: builds the model afresh, yields representative calls, and knows its metric.
+"""The workload contract: builds the model afresh, yields representative calls, knows its metric, and says what the
+user of an artifact calls.
 
 A workload travels to the trial processes by cloudpickle and is never read from a file. What a file keeps is
 `describe()`: plain data from which the same workload is built again.
@@ -6,28 +7,36 @@ A workload travels to the trial processes by cloudpickle and is never read from 
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import sys
+import traceback
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
-from torchwright.errors import ModelError
+from torchwright.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError, first_line
 from torchwright.facts import Quality
 from torchwright.registry import Registry
 
 Run = Callable[["Case"], Any]
 """Makes one call of the model, however it is executed, and returns its output."""
 
+Served = Literal["", "writer", "reader"]
+"""A writer continues texts (`generation.Writer`), a reader answers for whole ones (`encoding.TextAnswerer`); others are
+not served."""
 CALIBRATION_BATCHES = 4
 """Of a workload that has more data than it judges by."""
+LARGEST_SIZE = 2**24
+"""Rows or tokens of a workload that a file describes."""
 
 workloads: Registry[type[Workload]] = Registry(
     "workload",
@@ -40,6 +49,42 @@ workloads: Registry[type[Workload]] = Registry(
         "forward": "torchwright.workloads.forward:ForwardWorkload",
     },
 )
+
+
+@contextlib.contextmanager
+def blaming(cls: type[Workload], method: str) -> Iterator[None]:
+    """Raises `WorkloadError`, which names class and line, for what a method of another package's workload raises.
+
+    What it says in words itself, and what a built-in one raises, passes.
+    """
+    try:
+        yield
+    except (TorchwrightError, MemoryError):
+        raise
+    except Exception as error:
+        if cls.__module__.partition(".")[0] == "torchwright":
+            raise
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        lines = [
+            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file
+        ]
+        where = f" ({file}, line {lines[-1]})" if lines else ""
+        raise WorkloadError(
+            f"the workload '{cls.name}' failed in {cls.__qualname__}.{method}",
+            found=f"{type(error).__name__}: {first_line(error)}{where}",
+        ) from error
+
+
+def class_of(description: dict[str, Any]) -> type[Workload]:
+    """The class that gave a description; raises `ArtifactError` where nobody here has registered its kind."""
+    kind = description.get("kind")
+    if kind not in workloads.names():
+        raise ArtifactError(
+            f"the recipe's workload is of kind {repr(kind)[:80]}",
+            allowed=", ".join(workloads.names()),
+            next="install the package that has it, or update torchwright",
+        )
+    return workloads.get(kind)
 
 
 @dataclass(frozen=True)
@@ -58,14 +103,54 @@ class Case:
     """Arguments to export with where they differ from those that are timed."""
 
 
-class Workload(ABC):
-    """A model with its representative calls and its metric."""
+@dataclass(frozen=True, kw_only=True)
+class Optimized:
+    """A workload's model as an artifact runs it: what `Workload.answerer` answers with."""
 
-    name: str
+    run: Run
+    """Makes any of the workload's `cases`, without gradients; tensors come from anywhere and go back there."""
+    description: dict[str, Any]
+    """What `describe` said, checked by `check`."""
+    dtype: torch.dtype
+    """Of floating-point state, as `cases` is given it."""
+    device: str
+    """Where the model lies."""
+    folder: Path
+    """The artifact's own copy of `files`; it may not be there."""
+
+
+class Workload(ABC):
+    """A model with its representative calls, its metric, and what its user calls in the end.
+
+    One class in a package of its own, and one entry point of the group `torchwright.workloads` under the class's
+    `name`, are all that a new kind needs: search, artifact, `load`, `bench` and `verify` ask the class.
+
+    `torchwright optimize FOLDER` makes it as `Class(folder, **options)`. The options are the constructor's other
+    parameters, by their names. What `describe` gives is the recipe's `workload`, from which the same workload is
+    made again, in another process or on another machine:
+
+    - `kind`: the class's `name`.
+    - `model`: what the user called the model, which `label` holds.
+    - Each option by its name, with the value that it had. One that is missing or None takes its default.
+    - Whatever `check`, `front`, `answerer` and `rates` need beside these. They see nothing but the description.
+    - `batch`, `prompt_tokens` and `new_tokens`, where it has them, are what the report counts rows and tokens by.
+
+    All of it is plain data that JSON keeps: dicts, lists, strings, numbers, booleans and None.
+    """
+
+    name: ClassVar[str]
+    """Under which it is registered; in the class, because a description is all that a loaded artifact has."""
     supports: ClassVar[str] = ""
     """The architectures of Hugging Face folders that it takes, in words; empty where it takes none."""
     leftovers: ClassVar[bool] = False
     """Whether it is asked after all others, because it takes what they could, too."""
+    from_code: ClassVar[bool] = False
+    """Whether its model comes from the user's code and not from a folder, so that a file cannot keep it."""
+    opens: ClassVar[frozenset[str]] = frozenset()
+    """Options that name files outside of the model's folder, by which it is judged. They are not opened for a
+    stranger's artifact."""
+    label: str = ""
+    """What the user called the model."""
     device: str = "cpu"
     """Where its calls' tensors lie; a process that runs the model elsewhere says so."""
     sample: range = range(0)
@@ -95,9 +180,35 @@ class Workload(ABC):
         """The calls that are really made of the adapted model, and so exported; `front` answers `cases` by them."""
         return self.cases(dtype)
 
-    def front(self, run: Run) -> Run:
-        """Answers any of `cases` by calls that have the shapes of `graphs`."""
+    @classmethod
+    def front(cls, run: Run, description: dict[str, Any]) -> Run:
+        """Answers any of `cases` by calls that have the shapes of `graphs`, for the workload described."""
         return run
+
+    @classmethod  # noqa: B027
+    def check(cls, description: dict[str, Any]) -> None:
+        """Raises `ArtifactError` for a description that `front`, `answerer` or `rates` cannot use.
+
+        It may be a stranger's, so that nothing in it is what it should be.
+        """
+
+    @classmethod
+    def answerer(cls, optimized: Optimized) -> Any:
+        """What the user of an artifact calls: `tw.load(DIR).model`.
+
+        None where that is the model itself, called as the original is.
+        """
+        return None
+
+    @classmethod
+    def served_as(cls, description: dict[str, Any]) -> Served:
+        """How `torchwright serve` serves an artifact of the workload."""
+        return ""
+
+    @classmethod
+    def rates(cls, description: dict[str, Any], seconds: dict[str, float]) -> dict[str, float]:
+        """What `bench` says of the workload beside the `seconds` of each of its calls, such as tokens per second."""
+        return {}
 
     def bucketed(self, count: int, multiple: int) -> Workload | None:
         """The same rows in at most `count` calls of about equal lengths, or None where that means nothing."""
@@ -155,7 +266,11 @@ class Workload(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Plain data for the recipe: `kind`, the model's name, the shapes, the metric."""
+        """Plain data for the recipe, by the keys that the class's own text names."""
+
+    def made_again(self) -> bool:
+        """Whether its description is enough to make it again, as `torchwright verify` does."""
+        return True
 
     def check_adapted(self, original: nn.Module, adapted: nn.Module) -> None:  # noqa: B027
         """Raises `ModelError` unless the adapted form computes what the original does."""
@@ -170,6 +285,14 @@ class Workload(ABC):
     def properties(self, model: nn.Module) -> set[str]:
         """Properties of the original that techniques may need, beyond those read off its modules."""
         return set()
+
+
+def check_sizes(description: dict[str, Any], *names: str) -> None:
+    """Raises `ArtifactError` unless each of these is missing, None, or a number of rows or tokens."""
+    for name in names:
+        value = description.get(name)
+        if value is not None and not (type(value) is int and 1 <= value <= LARGEST_SIZE):
+            raise ArtifactError(f"{name} is {str(value)[:80]!r}", allowed=f"1 to {LARGEST_SIZE}")
 
 
 def batches_to_judge(wanted: float, there: int | None) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
 from torchwright.errors import ArtifactError, ModelError, WorkloadError
-from torchwright.workloads.base import Workload, workloads
+from torchwright.workloads.base import Workload, blaming, class_of, workloads
 
 
 def from_target(target: str | None, **options: Any) -> Workload:
@@ -31,7 +32,10 @@ def from_target(target: str | None, **options: Any) -> Workload:
     from torchwright.hub.folder import resolve
 
     folder = resolve(target)
-    workload = _make(kind_of(folder), target, folder, given)
+    cls = kind_of(folder)
+    _refuse_options(cls, target, given, positional=1)
+    with blaming(cls, "__init__"):
+        workload = _make(cls, target, folder, given)
     workload.label = target
     return workload
 
@@ -48,24 +52,17 @@ def from_description(
     Raises `ArtifactError` for a description that is not one, that names a model which only its owner can make, or that
     needs trust, and `WorkloadError` for an option that the workload does not take.
     """
-    kind = description.get("kind")
-    if kind not in workloads.names():
-        raise ArtifactError(
-            f"the recipe's workload is of kind {repr(kind)[:80]}",
-            allowed=", ".join(workloads.names()),
-            next="update torchwright",
-        )
-    cls = workloads.get(str(kind))
+    cls = class_of(description)
     label = description.get("model")
     if not isinstance(label, str):
         raise ArtifactError("the recipe does not say which model it is for", found=repr(label)[:80])
     changes = {key: value for key, value in options.items() if value is not None}
     _refuse_options(cls, label, changes, positional=1)
-    if kind == "module":
+    if cls.from_code:
         return _module(description, label, trust)
     accepted = _options(cls, positional=1)
     if not trust:
-        _refuse_outside(description, label, folder, changes)
+        _refuse_outside(cls, description, label, folder, changes)
     description = description | changes
     given = {key: value for key, value in description.items() if key in accepted and value is not None}
     where = folder
@@ -83,15 +80,65 @@ def from_description(
     return workload
 
 
+def check_described(workload: Workload) -> None:
+    """Raises `WorkloadError` unless what `describe` gives is the description that its docstring asks for.
+
+    An artifact that it cannot be made again from could be neither loaded nor verified.
+    """
+    cls = type(workload)
+    with blaming(cls, "describe"):
+        description = workload.describe()
+    fault = _fault_of(cls, description)
+    if fault is not None:
+        raise WorkloadError(
+            f"{cls.__qualname__}.describe() gives nothing that the workload could be made again from",
+            found=fault,
+            allowed="kind, model, and every option by its name, as plain data",
+            next="see the docstring of torchwright.workloads.base.Workload, or docs/workload.md",
+        )
+
+
+def _fault_of(cls: type[Workload], description: Any) -> str | None:
+    """What is wrong with a description that was just made."""
+    if not isinstance(description, dict):
+        return f"a {type(description).__name__}"
+    try:
+        json.dumps(description, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    if description.get("kind") != cls.name:
+        return f"kind is {description.get('kind')!r}, the class's name is {cls.name!r}"
+    if not isinstance(description.get("model"), str):
+        return f"model is {description.get('model')!r}"
+    parameters = list(inspect.signature(cls).parameters.values())[1:]
+    needed = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    missing = [] if cls.from_code else [name for name in needed if description.get(name) is None]
+    if missing:
+        return f"the options {', '.join(missing)} are missing"
+    try:
+        cls.check(description)
+    except ArtifactError as error:
+        return str(error)
+    return None
+
+
 def _refuse_outside(
-    description: dict[str, Any], label: str, folder: Path | None, changes: dict[str, Any]
+    cls: type[Workload],
+    description: dict[str, Any],
+    label: str,
+    folder: Path | None,
+    changes: dict[str, Any],
 ) -> None:
     """Refuse what a description would have opened that lies outside of `folder`."""
     if folder is None and label != "bundled":
         raise _untrusted(f"a model to open ({label[:200]})")
-    text = description.get("eval_text")
-    if text is not None and "eval_text" not in changes:
-        raise _untrusted(f"a text to open ({str(text)[:200]})")
+    for option in sorted(cls.opens - changes.keys()):
+        if (file := description.get(option)) is not None:
+            raise _untrusted(f"a text to open ({str(file)[:200]})")
 
 
 def _untrusted(what: str) -> ArtifactError:
@@ -111,8 +158,9 @@ def kind_of(folder: Path) -> type[Workload]:
     modules = folder / "modules.json"
     config = {} if modules.is_file() and not (folder / "config.json").is_file() else read_config(folder)
     for _, cls in sorted(workloads, key=lambda item: item[1].leftovers):
-        if cls.accepts(folder, config):
-            return cls
+        with blaming(cls, "accepts"):
+            if cls.accepts(folder, config):
+                return cls
     supported = [f"{cls.supports} ({name})" for name, cls in workloads if cls.supports]
     raise ModelError(
         f"{folder} holds a model of an architecture that is not supported",
@@ -149,7 +197,7 @@ def _make(cls: type[Workload], what: str, folder: Path | None, options: dict[str
 
 
 def _refuse_options(cls: type[Workload], what: str, options: dict[str, Any], *, positional: int) -> None:
-    accepted = _options(cls, positional=positional) if cls.name != "module" else []
+    accepted = _options(cls, positional=positional) if not cls.from_code else []
     for key in options:
         if key not in accepted:
             raise WorkloadError(

@@ -12,11 +12,12 @@ from typing import Any, Literal, Self
 import torch
 from torch import nn
 
-from torchwright.errors import ModelError, WorkloadError
+from torchwright.errors import ArtifactError, ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.hub.folder import model_files, read_config
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, batches_to_judge
+from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Optimized, Run, Served, batches_to_judge
+from torchwright.workloads.encoding import Encoder
 from torchwright.workloads.huggingface import load_model, parameter_count
 from torchwright.workloads.rows import Layout, RowsWorkload
 from torchwright.workloads.sentences import Sentences
@@ -57,6 +58,7 @@ class EncoderWorkload(RowsWorkload):
         "BertModel, RobertaModel, MPNetModel, DistilBertModel, XLMRobertaModel and their kind, and what a "
         "sentence-transformers folder holds"
     )
+    opens = frozenset({"eval_text"})
 
     def __init__(
         self, folder: str | Path, *, batch: int = 32, tokens: int = 64, eval_text: str | Path | None = None
@@ -104,6 +106,21 @@ class EncoderWorkload(RowsWorkload):
             cut=self.pipeline.limit,
             part=self.pipeline.folder.relative_to(self.folder).as_posix(),
         )
+
+    @classmethod
+    def check(cls, description: dict[str, Any]) -> None:
+        super().check(description)
+        if not description.get("layout"):
+            raise ArtifactError("an encoder does not say in which shapes it runs")
+
+    @classmethod
+    def answerer(cls, optimized: Optimized) -> Encoder:
+        layout = Layout.from_dict(optimized.description["layout"])
+        return Encoder(optimized.run, layout, optimized.folder, optimized.device)
+
+    @classmethod
+    def served_as(cls, description: dict[str, Any]) -> Served:
+        return "reader"
 
     def cases(self, dtype: torch.dtype) -> list[Case]:
         return [Case(name="encode", args=self._batch(0))]

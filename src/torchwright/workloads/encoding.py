@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -39,6 +39,32 @@ class Labels:
     """What makes probabilities of them."""
 
 
+@runtime_checkable
+class TextAnswerer(Protocol):
+    """A model that answers for whole texts, by vectors or by the logits of labels: what the server asks of it."""
+
+    layout: Layout
+    tokens: Tokens
+
+    def by_call(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, special: bool = True
+    ) -> Iterator[tuple[list[int], torch.Tensor, int]]:
+        """The answers to texts, or to texts with their pairs, as each call brings them.
+
+        That is (places of n texts, their rows (n, C), tokens). `special` says whether the tokens are put around a text
+        that the model expects there.
+        """
+        ...
+
+    def labels(self) -> Labels | None:
+        """What the columns of a row stand for; None where a row is a vector."""
+        ...
+
+    def score_activation(self) -> Activation:
+        """What makes a score of the one logit of a row."""
+        ...
+
+
 class Encoder:
     """Embeds texts or token ids with an encoder's fixed calls.
 
@@ -65,14 +91,23 @@ class Encoder:
         embeddings_NE = self(**self.tokens.of(_many(texts)))
         return embeddings_NE[0] if isinstance(texts, str) else embeddings_NE
 
-    def by_call(self, texts: Sequence[str]) -> Iterator[tuple[list[int], torch.Tensor, int]]:
+    def by_call(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, special: bool = True
+    ) -> Iterator[tuple[list[int], torch.Tensor, int]]:
         """What `encode` gives, as each of the fixed calls brings it: (places of n texts, embeddings (n, E), tokens).
 
         Raises `WorkloadError` as `encode` does, before the first.
         """
-        case = Case(name="encode", args=tuple(self.tokens.of(_many(texts)).values()))
+        case = Case(name="encode", args=tuple(self.tokens.of(_many(texts), pairs, special=special).values()))
         for places, vectors_BE, tokens in _by_call(self._run, case, self.layout):
             yield places, vectors_BE[: len(places)], tokens
+
+    def labels(self) -> None:
+        """None: it embeds."""
+
+    def score_activation(self) -> Activation:
+        """`none`: a vector is no score."""
+        return "none"
 
 
 class TextModel:

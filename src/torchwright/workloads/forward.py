@@ -12,12 +12,13 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from torchwright.errors import ModelError, WorkloadError
+from torchwright.errors import ArtifactError, ModelError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.hub.folder import model_files, read_config
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, batches_to_judge
+from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Optimized, Run, Served, batches_to_judge
 from torchwright.workloads.encoder import MODEL_TYPES
+from torchwright.workloads.encoding import TextModel
 from torchwright.workloads.huggingface import load_model, model_class, parameter_count
 from torchwright.workloads.reading import SOUNDS, Reader
 from torchwright.workloads.rows import Layout, RowsWorkload
@@ -63,6 +64,7 @@ class ForwardWorkload(RowsWorkload):
     name = "forward"
     supports = "any other of transformers that reads text, pictures or sound, as one forward pass"
     leftovers = True
+    opens = frozenset({"eval_text"})
 
     def __init__(
         self,
@@ -116,6 +118,26 @@ class ForwardWorkload(RowsWorkload):
             cut=reader.limit,
             tokenwise=self._tokenwise,
         )
+
+    @classmethod
+    def check(cls, description: dict[str, Any]) -> None:
+        super().check(description)
+        if description.get("layout") and not isinstance(description.get("inputs"), dict):
+            raise ArtifactError("a model of rows does not say what it reads")
+
+    @classmethod
+    def answerer(cls, optimized: Optimized) -> TextModel | None:
+        if (layout := cls.layout_of(optimized.description)) is None:
+            return None
+        reads = list(optimized.description["inputs"])
+        return TextModel(optimized.run, layout, optimized.folder, reads, optimized.device)
+
+    @classmethod
+    def served_as(cls, description: dict[str, Any]) -> Served:
+        """A reader where it answers with logits for each text as a whole."""
+        layout = cls.layout_of(description)
+        classifies = str(description.get("architecture")).endswith("ForSequenceClassification")
+        return "reader" if layout is not None and not layout.tokenwise and classifies else ""
 
     def cases(self, dtype: torch.dtype) -> list[Case]:
         return [self._case(0)]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -100,12 +100,40 @@ def call(
     )
 
 
+@runtime_checkable
+class Writer(Protocol):
+    """A model that continues a text token by token: what `torchwright generate` asks of an artifact's answerer."""
+
+    sampling: frozenset[str]
+    """The options of sampling that `write` takes."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        ...
+
+    def room(self, tokens: int) -> int:
+        """How many new tokens fit after a prompt of so many."""
+        ...
+
+    def write(
+        self, ids: list[int], limit: int, *, seed: int, on_token: Callable[[int], None], **sampling: Any
+    ) -> None:
+        """Give `on_token` each token that continues `ids`, until the text ends or there are `limit` of them."""
+        ...
+
+
 class Generator:
     """Generates text with a language model's `prefill` and `decode`.
 
     `generate` takes texts or token ids, one or many of different lengths, and returns texts for texts and lists of
     ids for ids.
     """
+
+    sampling = frozenset({"temperature"})
 
     def __init__(
         self, run: Run, geometry: Geometry, dtype: torch.dtype, folder: Path | None, device: str = "cpu"
@@ -191,6 +219,20 @@ class Generator:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
         return self._need_tokenizer().decode(list(ids), skip_special_tokens=True)
+
+    def room(self, tokens: int) -> int:
+        """How many new tokens fit after a prompt of so many, in whole chunks."""
+        geometry = self.geometry
+        return min(geometry.slots, geometry.context) - tokens - -tokens % geometry.chunk
+
+    def write(
+        self, ids: list[int], limit: int, *, seed: int, on_token: Callable[[int], None], **sampling: Any
+    ) -> None:
+        """See `Writer.write`; the errors are `generate`'s."""
+        with torch.inference_mode():
+            self.generate(
+                ids, max_new_tokens=limit, seed=seed, on_token=lambda row, token: on_token(token), **sampling
+            )
 
     def _batch(self, rows, max_new_tokens, temperature, randoms, first_row, on_token) -> list[list[int]]:
         geometry, device = self.geometry, self._device

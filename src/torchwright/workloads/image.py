@@ -12,7 +12,14 @@ from torchwright.errors import WorkloadError
 from torchwright.facts import Quality
 from torchwright.hub.folder import model_files, read_config
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, Workload, batches_to_judge
+from torchwright.workloads.base import (
+    CALIBRATION_BATCHES,
+    Case,
+    Run,
+    Workload,
+    batches_to_judge,
+    check_sizes,
+)
 from torchwright.workloads.huggingface import load_model, parameter_count
 from torchwright.workloads.pictures import Pictures
 
@@ -43,6 +50,10 @@ class ImageWorkload(Workload):
     @classmethod
     def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
         return any(name.endswith("ForImageClassification") for name in config.get("architectures") or [])
+
+    @classmethod
+    def check(cls, description: dict[str, Any]) -> None:
+        check_sizes(description, "batch")
 
     def called_as_is(self) -> bool:
         return True

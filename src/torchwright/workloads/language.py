@@ -14,9 +14,19 @@ from torchwright.facts import Quality
 from torchwright.hub.folder import find_object, model_files, read_config
 from torchwright.hub.tokenizer import open_tokenizer
 from torchwright.workloads import accuracy
-from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Run, Workload, batches_to_judge, to_dtype
+from torchwright.workloads.base import (
+    CALIBRATION_BATCHES,
+    Case,
+    Optimized,
+    Run,
+    Served,
+    Workload,
+    batches_to_judge,
+    check_sizes,
+    to_dtype,
+)
 from torchwright.workloads.encoder import embeds
-from torchwright.workloads.generation import Geometry, call, new_cache
+from torchwright.workloads.generation import Generator, Geometry, call, new_cache
 from torchwright.workloads.texts import (
     BUNDLED,
     BUNDLED_TEXTS,
@@ -45,6 +55,7 @@ class LanguageWorkload(Workload):
 
     name = "language"
     supports = "…ForCausalLM, …LMHeadModel"
+    opens = frozenset({"eval_text"})
 
     def __init__(
         self,
@@ -108,6 +119,32 @@ class LanguageWorkload(Workload):
             repeat=self.new_tokens,
         )
         return [prefill, decode]
+
+    @classmethod
+    def check(cls, description: dict[str, Any]) -> None:
+        check_sizes(description, "batch", "prompt_tokens", "new_tokens")
+        if description.get("geometry") is not None:
+            Geometry.from_dict(description["geometry"])
+
+    @classmethod
+    def answerer(cls, optimized: Optimized) -> Generator:
+        geometry = Geometry.from_dict(optimized.description.get("geometry"))
+        return Generator(optimized.run, geometry, optimized.dtype, optimized.folder, optimized.device)
+
+    @classmethod
+    def served_as(cls, description: dict[str, Any]) -> Served:
+        return "writer"
+
+    @classmethod
+    def rates(cls, description: dict[str, Any], seconds: dict[str, float]) -> dict[str, float]:
+        """The seconds to the first token and of each one after it, and the tokens per second of both."""
+        batch, ttft, tpot = description["batch"], seconds["prefill"], seconds["decode"]
+        return {
+            "ttft_s": ttft,
+            "tpot_s": tpot,
+            "prefill_tokens_per_s": batch * description["prompt_tokens"] / ttft,
+            "decode_tokens_per_s": batch / tpot,
+        }
 
     def original_run(self, model: nn.Module) -> Run:
         """transformers' own way: a growing cache, logits of the last token only."""

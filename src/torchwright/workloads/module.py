@@ -46,6 +46,7 @@ class ModuleWorkload(Workload):
     """
 
     name = "module"
+    from_code = True
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class ModuleWorkload(Workload):
             raise WorkloadError("dynamic= is for one shape of inputs", found=f"{len(self.inputs)} shapes")
         self.dynamic = dynamic
         self.metric, self.higher_is_better, self.task = metric, higher_is_better, task
-        self.source = source or type(model).__qualname__
+        self.label, self._from_factory = source or type(model).__qualname__, bool(source)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -161,10 +162,16 @@ class ModuleWorkload(Workload):
                 allowed="a callable that is given a model and returns a number",
             ) from error
 
+    def properties(self, model: nn.Module) -> set[str]:
+        return {"several_shapes"} if len(self.inputs) > 1 else set()
+
+    def made_again(self) -> bool:
+        return self._from_factory and self.metric is None
+
     def describe(self) -> dict[str, Any]:
         return {
             "kind": self.name,
-            "model": self.source,
+            "model": self.label,
             "shapes": [_shapes(args, kwargs) for args, kwargs in self.inputs],
             "task": self.task,
             "metric": getattr(self.metric, "__name__", "metric") if self.metric else None,

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.json_file import typed
-from torchwright.workloads.base import Case, Run, Workload
+from torchwright.workloads.base import Case, Run, Workload, check_sizes
 
 Shapes = tuple[tuple[int, int], ...]
 """(rows, tokens) of each call."""
@@ -215,8 +215,20 @@ class RowsWorkload(Workload):
         calls = [call for call, _ in fixed_calls(case, self._buckets)]
         return [replace(call, name=f"{case.name} {tuple(inputs_of(call)[0].shape)}") for call in calls]
 
-    def front(self, run: Run) -> Run:
-        return run if self.layout is None else Batcher(run, self.layout)
+    @classmethod
+    def front(cls, run: Run, description: dict[str, Any]) -> Run:
+        layout = cls.layout_of(description)
+        return run if layout is None else Batcher(run, layout)
+
+    @classmethod
+    def check(cls, description: dict[str, Any]) -> None:
+        check_sizes(description, "batch", "tokens")
+        cls.layout_of(description)
+
+    @classmethod
+    def layout_of(cls, description: dict[str, Any]) -> Layout | None:
+        """The layout that a description has, or None; raises `ArtifactError` for one that is damaged."""
+        return Layout.from_dict(description["layout"]) if description.get("layout") else None
 
     def bucketed(self, count: int, multiple: int) -> Workload | None:
         """The same rows in at most `count` calls whose tokens are multiples of `multiple`."""

@@ -9,7 +9,7 @@ from torchwright.artifact import folder as artifact
 from torchwright.errors import TorchwrightError
 from torchwright.paths import file_digest
 from torchwright.serve.wire.messages import Embed, Embedded, Failed, Ready, Refused
-from torchwright.workloads.encoding import Encoder, TextModel
+from torchwright.workloads.encoding import TextAnswerer
 
 
 class ServedEncoder:
@@ -19,13 +19,13 @@ class ServedEncoder:
     Raises `ModelError` where it has no tokenizer.
     """
 
-    def __init__(self, folder: Path, model: Encoder | TextModel, notices: list[str], max_queue: int) -> None:
+    def __init__(self, folder: Path, model: TextAnswerer, notices: list[str], max_queue: int) -> None:
         layout = model.layout
         self._model, self._max_queue = model, max_queue
         self._texts: dict[str, int] = {}
         """Id → how many."""
         self._answers: dict[str, Iterator[Embedded]] = {}
-        labels = model.labels() if isinstance(model, TextModel) else None
+        labels = model.labels()
         self.ready = Ready(
             kind="encoder" if labels is None else "classifier",
             vocabulary=model.tokens.tokenizer.get_vocab_size(),
@@ -40,7 +40,7 @@ class ServedEncoder:
             notices=notices,
             labels=labels.names if labels else [],
             activation=labels.activation if labels else "none",
-            score_activation=model.score_activation() if isinstance(model, TextModel) else "none",
+            score_activation=model.score_activation(),
         )
 
     @property
@@ -83,10 +83,6 @@ class ServedEncoder:
         return found
 
     def _answer(self, message: Embed) -> Iterator[Embedded]:
-        model, texts = self._model, message.texts
-        if isinstance(model, TextModel):
-            calls = model.by_call(texts, message.pairs, special=message.special)
-        else:
-            calls = model.by_call(texts)
+        calls = self._model.by_call(message.texts, message.pairs, special=message.special)
         for places, rows_nE, tokens in calls:
             yield Embedded(id=message.id, places=places, vectors=rows_nE.tolist(), tokens=tokens)

@@ -45,7 +45,7 @@ from torchwright.serve.wire.messages import (
     decode_to_engine,
     encode,
 )
-from torchwright.workloads.encoding import Encoder, TextModel
+from torchwright.workloads.encoding import TextAnswerer
 
 log = logging.getLogger("torchwright.serve")
 
@@ -175,7 +175,7 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Ser
         refuse_for_artifact(options.model, quantize=options.quantize, kv=options.kv, dtype=options.dtype)
         loaded = load(options.model, trust=options.trust)
         model, notices = loaded.model, loaded.notices
-        if isinstance(model, Encoder | TextModel):
+        if isinstance(model, TextAnswerer):
             return ServedEncoder(Path(options.model), model, notices, options.max_queue)
     else:
         opened = open_model(
