@@ -68,8 +68,8 @@ def kept(cache: Path) -> Path:
 # ------------------------------------------------------------------------------------------- choosing
 
 
-def test_the_registry_knows_both_devices():
-    assert devices.names() == ["cpu", "cuda"]
+def test_the_registry_knows_its_devices():
+    assert devices.names() == ["cpu", "cuda", "null"]
     assert check_name("cuda") == "cuda"
     assert all(cls.name == name for name, cls in devices)
 

@@ -22,7 +22,7 @@ from torchwright.artifact.load import load
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import load_decoder
 from torchwright.decoder.sampling import Sampling
-from torchwright.devices import default_name
+from torchwright.devices import default_name, get_device
 from torchwright.errors import ArtifactError, ModelError, WorkloadError, unknown
 from torchwright.facts import Recipe
 from torchwright.hub.text_stream import TextStream
@@ -217,6 +217,7 @@ def _decoder(
         )
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
+    get_device(device).start()
     name = dtype or ("bf16" if ops.fault(device) is None else "fp32")
     return load_decoder(BUNDLED if target is None else target, DTYPES[name], quantize, kv, device=device)
 

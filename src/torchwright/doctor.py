@@ -90,7 +90,9 @@ def diagnose(*, refresh: bool = False) -> Diagnosis:
     return Diagnosis(
         platform=f"{platform.platform()}, Python {platform.python_version()}",
         device=device,
-        devices=tuple(Available(name=name, reason=cls.unavailable()) for name, cls in devices),
+        devices=tuple(
+            Available(name=name, reason=cls.unavailable()) for name, cls in devices if cls.preference >= 0
+        ),
         threads=torch.get_num_threads(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         openmp=_openmp(),

@@ -59,18 +59,25 @@ def finite(context: click.Context, parameter: click.Parameter, value: float) -> 
     return value
 
 
-def known_device(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None:
+class DeviceName(click.ParamType):
+    """The name of a registered device."""
+
+    name = "device"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        from torchwright.devices import devices
+
+        return "|".join(devices.names())
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from torchwright.devices import check_name
 
-        check_name(value)
-    return value
+        return check_name(value)
 
 
 device_option = click.option(
     "--device",
-    metavar="cpu|cuda",
-    callback=known_device,
-    show_default="cuda where there is one, else cpu",
-    help="Where to run.",
+    type=DeviceName(),
+    show_default="a card where one can be used, else cpu",
+    help="Where to run; null is a card that is not there, for tests.",
 )

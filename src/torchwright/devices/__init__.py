@@ -1,6 +1,6 @@
 """Devices: what one is, how fast at most, and how to count its memory. One file per device.
 
-device = get_device()            CUDA where it can be used, else the CPU
+device = get_device()            the most preferred that can be used: CUDA, else the CPU
 device = get_device("cpu")
 device.facts()                   DeviceFacts with the measured ceilings (measured once, then read from a file)
 """
@@ -20,7 +20,11 @@ __all__ = ["check_name", "default_name", "devices", "get_device"]
 devices: Registry[type[Device]] = Registry(
     "device",
     group="torchwright.devices",
-    builtins={"cpu": "torchwright.devices.cpu:CPU", "cuda": "torchwright.devices.cuda:CUDA"},
+    builtins={
+        "cpu": "torchwright.devices.cpu:CPU",
+        "cuda": "torchwright.devices.cuda:CUDA",
+        "null": "torchwright.devices.null:Null",
+    },
 )
 
 
@@ -32,23 +36,26 @@ def check_name(name: str) -> str:
 
 
 def default_name() -> str:
-    """The device that is taken when nobody names one: CUDA where it can be used, else the CPU."""
-    return "cuda" if devices.get("cuda").unavailable() is None else "cpu"
+    """The device that is taken when nobody names one: of those that can be used, the one of the highest preference."""
+    return max(_usable(), key=lambda cls: cls.preference).name
 
 
 def get_device(name: str | None = None) -> Device:
-    """The device called `name`, or the default one.
+    """The device called `name`, or the default one. Before tensors lie on it, `start` is called.
 
     Raises `UnknownName` for a name nobody registered and `TorchwrightError` for a device this machine does not have.
     """
     cls = devices.get(check_name(name or default_name()))
     reason = cls.unavailable()
     if reason is not None:
-        usable = [known for known, other in devices if other.unavailable() is None]
         raise TorchwrightError(
             f"the device '{name}' was asked for, but it cannot be used here",
             found=reason,
-            allowed=", ".join(usable),
+            allowed=", ".join(usable.name for usable in _usable()),
             next=cls.remedy,
         )
     return cls()
+
+
+def _usable() -> list[type[Device]]:
+    return [cls for _, cls in devices if cls.preference >= 0 and cls.unavailable() is None]

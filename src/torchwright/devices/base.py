@@ -38,9 +38,21 @@ class Ceilings:
 
 
 class Device(ABC):
-    """One kind of device. Constructing it touches nothing; `facts` measures once per machine and torch version."""
+    """One kind of device. Constructing it touches nothing; `facts` measures once per machine and torch version.
+
+    A package of its own adds one by an entry point of the group `torchwright.devices`. Everything that depends on the
+    device asks its class: which is taken by default, what the command line offers, how trials are started, what can be
+    compiled. Our kernels run on the types of torch that they are compiled for, and plain PyTorch elsewhere.
+    """
 
     name: ClassVar[str]
+    """Under which it is registered, and which torch.device knows."""
+    preference: ClassVar[int] = 1
+    """The device of the highest is taken where nobody names one; one below 0 is only taken by its name."""
+    forks: ClassVar[bool] = False
+    """Whether a process that has used it may be forked; the driver of a card does not survive that."""
+    uncompiled: ClassVar[str | None] = None
+    """Why torch.compile makes no code for it, or None."""
     remedy: ClassVar[str | None] = None
     """The command that would make an unavailable device available."""
 
@@ -48,6 +60,10 @@ class Device(ABC):
     @abstractmethod
     def unavailable(cls) -> str | None:
         """Why this machine cannot use the device, or None."""
+
+    @classmethod  # noqa: B027
+    def start(cls) -> None:
+        """What a process does before its tensors may lie there, such as importing a backend; it may come again."""
 
     @abstractmethod
     def identify(self) -> DeviceFacts:

@@ -56,6 +56,8 @@ class CPU(Device):
     """The cores this process may use."""
 
     name = "cpu"
+    preference = 0
+    forks = True
 
     @classmethod
     def unavailable(cls) -> str | None:

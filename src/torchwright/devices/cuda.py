@@ -20,6 +20,7 @@ class CUDA(Device):
     """The current CUDA device."""
 
     name = "cuda"
+    preference = 2
     remedy = (
         "install a driver and a CUDA build of PyTorch (https://pytorch.org/get-started), or use --device cpu"
     )

@@ -19,12 +19,13 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from enum import IntEnum
-from typing import Any, Literal, NotRequired
+from typing import Any, NotRequired
 
 from torch._export.serde import schema
 from torch._export.serde.union import _Union
 from typing_extensions import TypedDict  # that of typing serves pydantic from Python 3.12
 
+from torchwright.devices import devices
 from torchwright.engines.expressions import KEY, LARGEST_INTEGER, SYMBOL, check_shape, guard, node_bits
 from torchwright.engines.operators import PLAIN, is_allowed
 from torchwright.json_file import parse_json
@@ -62,7 +63,7 @@ class TensorEntry(TypedDict):
     tensor: str
     stride: list[int]
     parameter: bool
-    device: NotRequired[Literal["cpu", "cuda"]]
+    device: NotRequired[str]
 
 
 class ProgramEntry(TypedDict):
@@ -83,8 +84,9 @@ def checked(graphs: Any, *, trust: bool = False) -> dict[str, ProgramEntry]:
     entries = _entries(graphs)
     rebuilding = _Rebuilding(RULES | TRUSTED if trust else RULES)
     for name, entry in entries.items():
-        for path in (*entry["state"], *entry["constants"]):
+        for path, kept in (*entry["state"].items(), *entry["constants"].items()):
             _path(path)
+            _device(kept.get("device", "cpu"))
         if not KEY.fullmatch(re.sub(r"[(),]", "", name)):
             raise ValueError(f"a call of the name {name[:80]!r}")
         entry["graph"] = rebuilding.of(schema.ExportedProgram, entry["graph"], ("", ""))
@@ -281,6 +283,12 @@ def _shape(text: str) -> str:
     return text
 
 
+def _device(text: str) -> str:
+    if text not in devices.names():
+        raise ValueError(f"the device {text[:80]!r}")
+    return text
+
+
 def _one_of(*allowed: str) -> Callable[[str], str]:
     def check(text: str) -> str:
         if text not in allowed:
@@ -342,7 +350,7 @@ RULES: Rules = {
     ("Argument", "as_strings"): _text,
     ("BufferMutationSpec", "buffer_name"): _path,
     ("ConstantValue", "as_string"): _text,
-    ("Device", "type"): _one_of("cpu", "cuda"),
+    ("Device", "type"): _device,
     ("ExportedProgram", "guards_code"): guard,
     ("ExportedProgram", "torch_version"): _matching(re.compile(r"[0-9A-Za-z.+<=-]{0,50}"), "a version"),
     ("ExportedProgram", "verifiers"): _one_of("TRAINING", "ATEN"),

@@ -20,11 +20,15 @@ from torchwright.kernels.limits import LANES
 native: Any = torch.ops.torchwright
 triton: Any = torch.ops.torchwright_gpu
 FAST = (torch.float32, torch.bfloat16)
+COMPILED: dict[str, Any] = {"cpu": build, "cuda": gpu}
+"""What compiles the kernels for a type of torch's devices."""
 
 
 def fault(kind: str) -> str | None:
     """Why a kind of device has no kernels here, or None where they are ready; the first call may compile them."""
-    return (gpu if kind == "cuda" else build).load()
+    if kind not in COMPILED:
+        return f"they are for {' and '.join(COMPILED)}; this device is {kind}"
+    return COMPILED[kind].load()
 
 
 def on(device: torch.device, dtype: torch.dtype) -> Any:

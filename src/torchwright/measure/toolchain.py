@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from torchwright.devices import devices
 from torchwright.facts import DeviceFacts
 
 NEXT = "`apt-get install g++`, or set CXX to a C++20 compiler with OpenMP"
@@ -16,7 +17,9 @@ NEXT = "`apt-get install g++`, or set CXX to a C++20 compiler with OpenMP"
 
 def compiler_fault(device: DeviceFacts) -> str | None:
     """Why Inductor cannot build code for `device`, with what mends it; None when it can."""
-    return _cpu_fault(os.environ.get("CXX", "g++")) if device.kind == "cpu" else None
+    if device.kind == "cpu":
+        return _cpu_fault(os.environ.get("CXX", "g++"))
+    return devices.get(device.kind).uncompiled
 
 
 @functools.cache

@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from torchwright.devices import devices
 from torchwright.process import interrupts
 from torchwright.process.orphans import die_with_parent
 
@@ -34,8 +35,8 @@ REAP_SECONDS = 10.0
 
 
 def can_fork(device: str) -> bool:
-    """Whether trials on `device` may be forked: a GPU's driver does not survive it, nor do macOS's libraries."""
-    return sys.platform == "linux" and device == "cpu"
+    """Whether trials on `device` may be forked, which macOS's libraries do not survive."""
+    return sys.platform == "linux" and devices.get(device).forks
 
 
 def start(
