@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -21,16 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pydantic.fields import FieldInfo
 
 from torchwright.cli.group import cli
 from torchwright.cli.printing import plain
 from torchwright.cli.registries import describe_registry
+from torchwright.serve.http import reference
 from torchwright.serve.http.app import OPERATIONS
 from torchwright.serve.http.openapi import Operation
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.parse import REFUSED
-from torchwright.serve.openai.protocol import Shared
 from torchwright.techniques import techniques
 from torchwright.techniques.base import describe
 
@@ -186,47 +184,14 @@ def _techniques_table(rows: list[dict[str, Any]]) -> str:
 
 
 def _parameters(operation: Operation) -> str:
-    """One request's fields; those that all generating requests share come after its own."""
     assert operation.body is not None
-    fields = operation.body.model_fields
-    own = [name for name in fields if name not in Shared.model_fields or operation.body is Shared]
-    schema = operation.body.model_json_schema()
     rows = [
-        (
-            f"`{name}`",
-            _type(schema["properties"][name], schema),
-            _default(fields[name]),
-            fields[name].description or "",
-        )
-        for name in [*own, *(name for name in fields if name not in own)]
+        (f"`{name}`", kind, value if value == "required" else f"`{value}`", meaning)
+        for name, kind, value, meaning in reference.fields(operation.body)
     ]
-    table = _table(("parameter", "type", "default", "meaning"), rows)
-    return f"### {operation.method} {operation.path}\n\n{operation.summary}.\n\n{table}"
-
-
-def _type(schema: dict[str, Any], whole: dict[str, Any]) -> str:
-    """A JSON schema in a few words: its type and its bounds."""
-    if "$ref" in schema:
-        return _type(whole["$defs"][schema["$ref"].rpartition("/")[2]], whole)
-    if alternatives := schema.get("anyOf") or schema.get("oneOf"):
-        found = [_type(item, whole) for item in alternatives if item.get("type") != "null"]
-        return " or ".join(dict.fromkeys(found))
-    if "enum" in schema or "const" in schema:
-        return ", ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
-    if schema.get("type") == "array":
-        most = f", at most {schema['maxItems']}" if "maxItems" in schema else ""
-        return f"list of {_type(schema.get('items', {}), whole).partition(',')[0]}{most}"
-    lower = schema.get("minimum", schema.get("exclusiveMinimum"))
-    upper = schema.get("maximum", schema.get("exclusiveMaximum"))
-    kind = str(schema.get("type", "any"))
-    if kind not in ("integer", "number") or (lower is None and upper is None):
-        return kind
-    above = "over " if "exclusiveMinimum" in schema else ""
-    return f"{kind}, {above}{lower} to {upper}" if upper is not None else f"{kind}, {above}{lower} or more"
-
-
-def _default(field: FieldInfo) -> str:
-    return "required" if field.is_required() else f"`{json.dumps(field.get_default())}`"
+    return (
+        f"### {operation.method} {operation.path}\n\n{operation.summary}.\n\n{_table(reference.HEAD, rows)}"
+    )
 
 
 def _option(option: dict[str, Any]) -> tuple[str, ...]:

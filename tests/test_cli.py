@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 import torchwright
-from factories import make_recipe
+from factories import make_recipe, make_rung
 from torchwright.cli import main
 from torchwright.cli.group import VERBS, InOrder, cli
 from torchwright.cli.printing import plain
 from torchwright.cli.registries import describe_registry
 from torchwright.errors import Inconclusive, ModelError, RegressionFound, TechniqueFailed
-from torchwright.facts import Budget, Event
+from torchwright.facts import Budget, Event, Step
 
 HEAVY = ("torch", "transformers", "torchao", "rich", "matplotlib", "pydantic", "numpy", "jinja2")
 
@@ -93,6 +93,30 @@ def test_the_verbs_are_listed_in_the_order_of_the_work(capsys):
     assert isinstance(cli, InOrder)
 
 
+def test_python_m_is_the_same_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "torchwright", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("torchwright ")
+
+
+@pytest.mark.parametrize(
+    ("words", "proposed"), [("torchwright opt", "optimize"), ("torchwright report --a", "--all")]
+)
+def test_a_shell_completes_verbs_and_options(words, proposed):
+    """By click's protocol, which the scripts of `_TORCHWRIGHT_COMPLETE=bash_source` speak."""
+    given = {
+        "_TORCHWRIGHT_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from torchwright.cli import main; main()"],
+        env=os.environ | given, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == [f"plain,{proposed}"]
+
+
 def test_version_names_what_matters(capsys):
     assert main(["--version"]) == 0
     out = capsys.readouterr().out
@@ -142,6 +166,12 @@ def test_optimize_passes_every_option_on(api, tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("text", "seconds"), [("2m", 120.0), ("90s", 90.0), ("1h", 3600.0), ("45", 45.0)])
+def test_a_time_budget_has_a_unit_or_is_seconds(api, text, seconds):
+    assert main(["optimize", "--quiet", "--time-budget", text]) == 0
+    assert api.calls[0][1]["time_budget"] == seconds
+
+
 def test_the_command_that_reproduces_a_result_can_be_pasted(api, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/bin/torchwright", "optimize", "my model", "--quiet"])
     assert main() == 0
@@ -154,6 +184,16 @@ def test_optimize_ends_with_the_waterfall_and_shows_progress_apart(api, capsys):
     assert make_recipe().steps[0].name in captured.out
     assert "out" in captured.out
     assert "measuring the original" in captured.err
+
+
+def test_optimize_tells_what_was_refused_with_all(api, capsys, monkeypatch):
+    refused = [make_rung("refused", step=Step(name=name), reason=f"no {name}") for name in ("one", "two")]
+    result = SimpleNamespace(recipe=make_recipe(rungs=tuple(refused)), path=Path("out"))
+    monkeypatch.setattr(api, "optimize_cli", lambda *args, **kwargs: result)
+    assert main(["optimize", "--quiet"]) == 0
+    assert "refused: no one" not in capsys.readouterr().out
+    assert main(["optimize", "--quiet", "--all"]) == 0
+    assert "refused: no one" in capsys.readouterr().out
 
 
 def test_quiet_shows_no_progress(api, capsys):
@@ -175,6 +215,7 @@ def test_optimize_json_is_the_recipe_and_where_it_lies(api, capsys):
         ("optimize --max-drop inf", "not a finite number"),
         ("optimize --max-drop -1", "not in the range"),
         ("optimize --time-budget 0", "not in the range"),
+        ("optimize --time-budget soon", "'soon' is no time. Allowed: 90s, 2m, 1h"),
         ("optimize --batch 0", "not in the range"),
         ("optimize --objective speed", "'latency', 'throughput', 'memory'"),
         ("optimize --eval-text nowhere.txt", "does not exist"),
@@ -227,6 +268,18 @@ def test_results_are_readable_without_json(api, capsys):
     assert "0.01235" in out
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(21170.4, "21,170"), (0.00002117, "0.00002117"), (0.0, "0"), (12.3456, "12.35"), (1e300, None)],
+)
+def test_no_number_has_an_exponent(api, capsys, monkeypatch, value, text):
+    monkeypatch.setattr(api, "bench", lambda model, **options: {"tokens_per_s": value})
+    assert main(["bench", "out"]) == 0
+    shown = capsys.readouterr().out.split()[-1]
+    assert "e" not in shown
+    assert text in (shown, None)
+
+
 def test_sentences_of_a_result_are_one_a_line(api, capsys, monkeypatch):
     monkeypatch.setattr(api, "bench", lambda model, **options: {"notices": ["no fast kernels", "busy"]})
     assert main(["bench", "out"]) == 0
@@ -243,6 +296,16 @@ def test_results_are_data_with_json(api, capsys):
 def test_report_prints_the_path(api, capsys, tmp_path):
     assert main(["report", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
+
+
+def test_report_with_all_is_the_whole_waterfall(api, capsys, monkeypatch):
+    refused = [make_rung("refused", step=Step(name=name), reason=f"no {name}") for name in ("one", "two")]
+    recipe = make_recipe(rungs=tuple(refused))
+    monkeypatch.setattr("torchwright.artifact.folder.open_artifact", lambda path: (recipe, None))
+    assert main(["report", "out", "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "refused: no one" in out
+    assert "report.html" not in out
 
 
 class Shelf:

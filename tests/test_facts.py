@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factories import make_recipe
+from factories import make_quality, make_recipe
 from torchwright.facts import (
     RECIPE_FORMAT,
     Budget,
@@ -99,3 +99,8 @@ def test_the_roofline_point_states_rates_and_the_share_of_the_bound():
 
 def test_the_budget_has_the_defaults_of_the_issue():
     assert Budget() == Budget(max_drop=0.01, objective="latency")
+
+
+@pytest.mark.parametrize(("higher", "verb"), [(True, "drops"), (False, "rises")])
+def test_a_loss_moves_the_metric_away_from_what_is_better(higher: bool, verb: str):
+    assert make_quality(0.067, metric="relative error", higher_is_better=higher).worsens == verb

@@ -1,13 +1,14 @@
 """Torchwright: give any PyTorch model back faster, within an accuracy budget, and prove it.
 
     import torchwright as tw
-    result = tw.optimize(model, inputs, max_drop=0.01)
-    result.model(*inputs); result.speedup; print(result); result.save("out")
+    result = tw.optimize(model, (x,), max_drop=0.01)    # x is one example input
+    result.model(x); result.speedup; print(result); result.save("out")
     fast = tw.load("out").model
+    tw.verify("out"); tw.bench("out")
     model = tw.load_decoder("path/to/folder", quantize="w8a8"); model.generate("Once upon a time")
     step = tw.compile_numpy(numpy_function)
 
-Importing this imports no torch: the names below are resolved on first use.
+Importing this package does not import torch. Each name below is imported on first use.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchwright.api import optimize
+    from torchwright.api import bench, optimize, verify
     from torchwright.artifact.load import load
     from torchwright.decoder.load import load_decoder
     from torchwright.errors import TorchwrightError
     from torchwright.numpy_compile import compile_numpy
 
-__all__ = ["TorchwrightError", "compile_numpy", "load", "load_decoder", "optimize"]
+__all__ = ["TorchwrightError", "bench", "compile_numpy", "load", "load_decoder", "optimize", "verify"]
 
 # `load` has its own home: what answers first must not wait for the search's imports.
 _HOMES = {
     "optimize": "torchwright.api",
+    "verify": "torchwright.api",
+    "bench": "torchwright.api",
     "load": "torchwright.artifact.load",
     "load_decoder": "torchwright.decoder.load",
     "compile_numpy": "torchwright.numpy_compile",

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from torchwright import decode_bench
+from torchwright import decode_bench, duration
 from torchwright.answer import is_artifact, promise, refuse_for_artifact
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.folder import Manifest
@@ -68,7 +68,7 @@ def optimize(
     higher_is_better: bool = True,
     task: str = "regression",
     objective: Objective = Budget.objective,
-    time_budget: float = Budget.time_seconds,
+    time_budget: float | str = Budget.time_seconds,
     device: str | None = None,
     techniques: Sequence[str] | None = None,
     without: Sequence[str] = (),
@@ -81,12 +81,14 @@ def optimize(
     """Find the fastest way to run `model` on this machine within an accuracy budget.
 
     `inputs` is a tuple of positional arguments, a dict of keyword arguments, a tensor, or a list of these for several
-    shapes. The budget `max_drop` is held against the upper end of the metric's 95% interval: by default the relative
-    error of the outputs, with `task="classification"` the share of rows whose top-1 answer changed, with `metric` (a
-    callable of model → float) its loss relative to the original's value. `time_budget` is in seconds, for all of it.
-    `techniques` names the only ones to try, as `name` or `name:option=value`; `without` names those never to try. What
-    is going on is said on stderr, but for `progress=False`. `resume` continues the search of an earlier result, or of
-    the folder in which one was saved: what it measured is kept, and what its time left untried is tried.
+    shapes. The budget `max_drop` is held against the upper end of the metric's 95% interval. The metric is the relative
+    error of the outputs. With `task="classification"` it is the share of rows whose top-1 answer changed. With
+    `metric`, a callable of model → float, it is the loss relative to the original's value.
+
+    `time_budget` is for the whole search: seconds, or a text such as `"2m"`. `techniques` names the only ones to try,
+    as `name` or `name:option=value`; `without` names those never to try. The progress is shown on stderr unless
+    `progress=False`. `resume` continues the search of an earlier result, or of the folder in which one was saved: what
+    was measured is kept, and what was left untried is tried.
 
     `result.model` takes what the original takes: other numbers of rows by compiled code, other sizes and types by a
     slower way, said once as a `SlowerCall` warning; with `on_new_shape="error"` they are refused. `dynamic` says which
@@ -102,7 +104,7 @@ def optimize(
     )
     request = Request(
         workload=workload,
-        budget=Budget(max_drop=max_drop, objective=objective, time_seconds=time_budget),
+        budget=Budget(max_drop=max_drop, objective=objective, time_seconds=duration.seconds(time_budget)),
         device=device,
         wanted=[parse_step(text) for text in techniques or ()],
         only=techniques is not None,
@@ -280,7 +282,7 @@ def verify(
     if over:
         raise RegressionFound(
             f"{path} is over its accuracy budget",
-            found=f"{quality.metric} drops by {quality.drop:.2%}, up to {quality.drop_high:.2%}",
+            found=f"{quality.metric} {quality.worsens} by {quality.drop:.2%}, up to {quality.drop_high:.2%}",
             allowed=f"{recipe.budget.max_drop:.2%}",
             next="optimize again",
             facts=found,
@@ -305,7 +307,7 @@ def _speed_verdict(speedup: Interval, at_least: float) -> str:
 
 
 def bench(
-    target: str,
+    target: str | Path,
     *,
     prompt_tokens: int | None = None,
     new_tokens: int | None = None,
@@ -321,6 +323,7 @@ def bench(
     With one of `quantize`, `kv` and `dtype` a language model runs on the native decoder instead, without a search.
     `batch` is for an artifact another number of rows than its example's, where its calls take any.
     """
+    target = str(target)
     options: dict[str, Any] = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batch": batch}
     decoder = {"quantize": quantize, "kv": kv, "dtype": dtype}
     recipe: Recipe | None = None

@@ -47,6 +47,11 @@ class TorchwrightError(Exception):
             parts.append(_sentence(f"Next: {next}"))
         super().__init__(" ".join(parts))
 
+    @property
+    def reason(self) -> str:
+        """What failed and what was found, as one clause: the waterfall says it of a step that is refused."""
+        return f"{self.summary}: {self.found}" if self.found else self.summary
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross between our own processes; keyword arguments need their own way through pickle.
         return _rebuild, (type(self), self.summary, self.found, self.allowed, self.next, self.facts)

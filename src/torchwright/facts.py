@@ -93,6 +93,11 @@ class Quality:
     """Whether it is of data by which the search has chosen nothing."""
     extras: dict[str, float] = field(default_factory=dict[str, float])
 
+    @property
+    def worsens(self) -> str:
+        """The verb of a loss: a metric of which more is better drops, any other rises."""
+        return "drops" if self.higher_is_better else "rises"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:

@@ -196,6 +196,29 @@ def test_nothing_kept_and_everything_missing() -> None:
     assert "torchwright optimize model --time-budget 300 --resume" in page.text
 
 
+def test_what_was_refused_is_one_line_that_opens() -> None:
+    refused = [
+        make_rung("refused", step=Step(name=name), reason=f"no {name} here") for name in ("alpha", "beta")
+    ]
+    text = render(make_recipe(rungs=(refused[0], make_rung(), refused[1])))
+    page = Page(text)
+    assert "2 refused: alpha, beta" in page.text
+    assert "no alpha here" in page.text
+    assert text.index("<summary>2 refused: alpha, beta</summary>") < text.index("no alpha here")
+    numbers = re.findall(r'class="index">(\d+)</span><span>', text)
+    assert numbers == ["2"], "rows keep their numbers of the figures"
+    assert figures.waterfall(make_recipe(rungs=tuple(refused))).count("alpha") == 0
+
+
+def test_a_step_that_was_removed_has_no_part_in_the_total() -> None:
+    removed = make_rung("removed", speedup=make_interval(1.4), total_speedup=make_interval(52.69))
+    assert "52.69x" not in Page(render(make_recipe(rungs=(make_rung(), removed)))).text
+
+
+def test_the_page_speaks_of_steps(page: str) -> None:
+    assert "rung" not in Page(page).text.partition("The recipe as JSON")[0]
+
+
 def test_a_row_of_an_earlier_search_says_so() -> None:
     page = Page(render(make_recipe(rungs=(make_rung(earlier=True),))))
     assert "(earlier search) 1.52x is outside" in page.text

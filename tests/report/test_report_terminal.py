@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import re
@@ -63,6 +64,66 @@ def test_reasons_are_whole_where_there_is_room() -> None:
     for rung in make_recipe().rungs:
         if rung.speedup is None:
             assert rung.reason in text
+
+
+REFUSED = tuple(
+    make_rung("refused", step=Step(name=name), reason=f"{name} has nothing here")
+    for name in ("alpha", "beta")
+)
+
+
+@pytest.mark.parametrize("width", [80, 110])
+def test_what_was_refused_is_one_line_until_it_is_asked_for(width: int) -> None:
+    recipe = make_recipe(rungs=(REFUSED[0], make_rung(), REFUSED[1]))
+    text = shown(recipe, width, artifact="my out")
+    assert "2 refused: alpha, beta (why: torchwright report 'my out' --all)" in words(text)
+    assert "nothing here" not in text
+    assert "2 refused: alpha, beta (why: result.steps)" in words(plain(recipe))
+    text = shown(recipe, width, artifact="my out", every=True)
+    assert all(f"refused: {name} has nothing here" in words(text) for name in ("alpha", "beta"))
+    assert "2 refused" not in text
+    assert max(cell_len(line) for line in text.splitlines()) <= width
+
+
+def test_a_step_that_was_removed_has_no_part_in_the_total() -> None:
+    removed = make_rung("removed", speedup=make_interval(1.4), total_speedup=make_interval(52.69))
+    assert "52.69x" not in shown(make_recipe(rungs=(removed, make_rung())))
+    assert view.so_far(removed) is None
+
+
+def test_one_kind_of_call_has_one_ratio() -> None:
+    """The median of the paired ratios is what is claimed; the ratio of the two medians is another number."""
+    measured = make_recipe()
+    (case, _), (after, _) = measured.baseline.cases, measured.final.cases
+    recipe = make_recipe(
+        workload={"name": "m"},
+        baseline=dataclasses.replace(
+            measured.baseline, seconds=2.53, cases=(dataclasses.replace(case, seconds=2.53),)
+        ),
+        final=dataclasses.replace(
+            measured.final, seconds=1.0, cases=(dataclasses.replace(after, seconds=1.0),)
+        ),
+        speedup=make_interval(2.36),
+        rungs=(),
+    )
+    text = shown(recipe)
+    assert "2.36x" in text
+    assert "2.53x" not in text
+    assert "prefill" not in text, "its line would say the total once more"
+    assert [pair.speedup for pair in view.case_pairs(recipe)] == [2.36]
+
+
+def test_the_words_of_the_table_are_explained_beneath_it() -> None:
+    text = words(shown(make_recipe()))
+    for name in ("speed-up", "pays back"):
+        assert f" {name}: " in text
+    assert "rung" not in text
+
+
+def test_nothing_is_said_of_paying_back_where_no_speed_was_measured() -> None:
+    over = make_rung("dropped", reason="over the budget", compile_seconds=1.8)
+    assert "never" not in shown(make_recipe(rungs=(over,)))
+    assert "never" in shown(make_recipe(rungs=(dataclasses.replace(over, speedup=make_interval(0.9)),)))
 
 
 def test_totals() -> None:
@@ -153,7 +214,7 @@ def test_what_was_not_tried_is_no_verdict_and_the_command_goes_on() -> None:
     rungs = (make_rung("untried", reason="it would need about 25 s"), make_rung("dropped"))
     recipe = make_unchanged_recipe(rungs=rungs, more_seconds=24.0, command="torchwright optimize model")
     text = shown(recipe)
-    assert "Inconclusive: nothing faster was found, and the time budget left 1 of 2 rungs untried." in text
+    assert "Inconclusive: nothing faster was found, and the time budget left 1 of 2 steps untried." in text
     assert "already the fastest" not in text
     seconds = 10 * math.ceil((recipe.budget.time_seconds + 24) / 10)
     assert f"torchwright optimize model --time-budget {seconds} --resume" in text

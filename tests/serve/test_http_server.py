@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import html
 import json
 import logging
+import re
 import socket
 import struct
 import threading
@@ -314,6 +316,26 @@ def test_metrics_have_the_known_names(http: httpx.Client) -> None:
     assert 'finished_reason="length"' in text
 
 
+def test_docs_is_a_page_of_the_document_that_loads_nothing(http: httpx.Client) -> None:
+    page = http.get("/docs")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert page.headers["x-content-type-options"] == "nosniff"
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; ")
+    assert "script-src" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert not re.search(r"<script|<img|<iframe|\ssrc=|https?:", page.text)
+    shown = html.unescape(page.text)
+    document = http.get("/openapi.json").json()
+    assert json.loads(re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)[1]) == document  # type: ignore[index]
+    assert all(f"<code>{path}</code>" in shown for path in document["paths"])
+    assert all(
+        f"<td>{field}</td>" in shown
+        for field in document["components"]["schemas"]["ChatRequest"]["properties"]
+    )
+
+
 def test_openapi_names_every_field(http: httpx.Client) -> None:
     document = http.get("/openapi.json").json()
     chat = document["components"]["schemas"]["ChatRequest"]
@@ -496,7 +518,7 @@ def test_the_key_is_asked_for_and_compared() -> None:
             response = http.get("/v1/models", headers={"Authorization": given})
             assert response.status_code == status, given
         assert http.get("/metrics").status_code == 401
-        assert [http.get(path).status_code for path in ("/", "/health", "/ready")] == [200] * 3
+        assert [http.get(path).status_code for path in ("/", "/docs", "/health", "/ready")] == [200] * 4
 
 
 @pytest.mark.parametrize(
@@ -530,8 +552,9 @@ def test_a_foreign_page_does_not_reach_a_server_without_a_key(
 ) -> None:
     headers = {"host": host} | ({} if origin is None else {"origin": origin})
     with httpx.Client(base_url=named.url, headers=headers) as http:
-        asked = [http.get("/"), http.get("/health"), http.post("/v1/completions", json={"prompt": "x"})]
-    assert [response.status_code for response in asked] == [status] * 3
+        asked = [http.get("/"), http.get("/docs"), http.get("/health")]
+        asked += [http.post("/v1/completions", json={"prompt": "x"})]
+    assert [response.status_code for response in asked] == [status] * 4
     if status == 403:
         assert error(asked[0])["code"] == "host_not_allowed"
         assert "--allowed-host" in error(asked[0])["message"]

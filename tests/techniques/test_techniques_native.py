@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import folders
 from torchwright.decoder import load_decoder
@@ -46,6 +47,13 @@ def target_of(folder: Path, text: Path, *steps: str, batch: int = 2) -> Any:
     target = make_target(workload, get_device("cpu").identify())
     apply_steps(target, [parse_step(step) for step in steps])
     return target
+
+
+def test_a_family_that_the_decoder_does_not_know_is_refused_in_words(tmp_path: Path, text: Path) -> None:
+    config = transformers.GPT2Config(vocab_size=256, n_embd=32, n_layer=2, n_head=4, n_positions=128)
+    folder = folders.save(transformers.GPT2LMHeadModel(config), tmp_path / "gpt2")
+    reason = from_step(Step(name="native")).refuse(target_of(folder, text))
+    assert reason == f"the native decoder does not know the model of {folder}: GPT2LMHeadModel"
 
 
 def observe(target: Any) -> Any:

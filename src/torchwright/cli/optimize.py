@@ -9,7 +9,15 @@ from typing import Any, get_args
 
 import click
 
-from torchwright.cli.options import device_option, finite, json_option, quiet_option, shape_options
+from torchwright.cli.options import (
+    Duration,
+    all_option,
+    device_option,
+    finite,
+    json_option,
+    quiet_option,
+    shape_options,
+)
 from torchwright.cli.printing import console, print_json
 from torchwright.facts import Budget, Objective
 from torchwright.process.interrupts import importing
@@ -37,12 +45,11 @@ BUDGET = Budget()
 )
 @click.option(
     "--time-budget",
-    type=click.FloatRange(min=0, min_open=True),
-    default=BUDGET.time_seconds,
+    type=Duration(),
+    default=f"{BUDGET.time_seconds:g}s",
     show_default=True,
-    metavar="SECONDS",
-    callback=finite,
-    help="How long all of it may take.",
+    metavar="TIME",
+    help="How long all of it may take: 90s, 2m, 1h, or a number of seconds.",
 )
 @shape_options
 @click.option(
@@ -96,6 +103,7 @@ BUDGET = Budget()
     is_flag=True,
     help="Continue the search whose artifact is in --out: what it measured is kept, what it left is tried.",
 )
+@all_option
 @quiet_option
 @json_option
 def command(
@@ -103,6 +111,7 @@ def command(
     settings: tuple[str, ...],
     with_steps: tuple[str, ...],
     without: tuple[str, ...],
+    every: bool,
     quiet: bool,
     as_json: bool,
     **options: Any,
@@ -129,7 +138,7 @@ def command(
     facts = {"path": str(result.path), "recipe": dataclasses.asdict(result.recipe)}
     failed = api.asked_and_failed(result, with_steps, facts)
     if not as_json:
-        console().print(waterfall(result.recipe, artifact=str(result.path)))
+        console().print(waterfall(result.recipe, artifact=str(result.path), every=every))
     elif failed is None:
         print_json(facts)
     if failed is not None:

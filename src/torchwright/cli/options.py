@@ -8,10 +8,15 @@ from typing import Any
 
 import click
 
+from torchwright.duration import seconds
+from torchwright.errors import WorkloadError
 from torchwright.scheme import ASKED
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 quiet_option = click.option("--quiet", is_flag=True, help="No live progress; the result alone.")
+all_option = click.option(
+    "--all", "every", is_flag=True, help="A row and a reason for each technique that was refused, too."
+)
 trust_option = click.option(
     "--trust",
     is_flag=True,
@@ -51,6 +56,18 @@ def decoder_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = click.option(name, metavar=metavar, show_default=default, help=help)(command)
     return command
+
+
+class Duration(click.ParamType[float]):
+    """A time such as 90s, 2m or 1h, or a number of seconds; `torchwright.duration` reads it."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return seconds(value)
+        except WorkloadError as error:
+            self.fail(str(error), param, ctx)
 
 
 def finite(context: click.Context, parameter: click.Parameter, value: float) -> float:

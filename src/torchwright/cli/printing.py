@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -74,9 +75,13 @@ def _facts_table(facts: Mapping[str, Any]) -> Any:
 
 
 def _number(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return plain(value)
+    """A value of a table: four significant digits, and never an exponent."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return plain(value)
+    if abs(value) >= 10_000:
+        return f"{value:,.0f}"
+    text = f"{value:.4g}"
+    return text if "e" not in text else f"{value:.{3 - math.floor(math.log10(abs(value)))}f}"
 
 
 def plain(value: Any) -> str:

@@ -38,9 +38,10 @@ class _Row:
 
 
 def waterfall(recipe: Recipe, *, width: int = WIDE) -> Markup:
-    """From the original's time to the final one: a bar for each rung, kept ones solid, others in outline.
+    """From the original's time to the final one: a bar for each step, kept ones solid, others in outline.
 
-    Below 600 pixels of `width` the labels stand above the bars instead of beside them.
+    Steps that were refused are left out where they are several. Below 600 pixels of `width` the labels stand above
+    the bars instead of beside them.
     """
     rows = _waterfall_rows(recipe)
     unit, scale = wording.time_unit(recipe.baseline.seconds)
@@ -56,7 +57,7 @@ def waterfall(recipe: Recipe, *, width: int = WIDE) -> Markup:
             middle = index + (0.72 if stacked else 0.5)
             line = index + 0.32 if stacked else middle
             if index:
-                # The last bar begins at nought but hangs from where the chain of kept rungs ended.
+                # The last bar begins at nought but hangs from where the chain of kept steps ended.
                 hang = (row.start or row.end or 0.0) / scale
                 plate.line([hang, hang], [index - 0.5, middle], d.GHOST, order=1)
             if row.end is None:
@@ -78,7 +79,10 @@ def waterfall(recipe: Recipe, *, width: int = WIDE) -> Markup:
 def _waterfall_rows(recipe: Recipe) -> list[_Row]:
     base, final = recipe.baseline.seconds, recipe.final.seconds
     rows = [_Row(label="original", end=base, change=wording.seconds(base), look="original")]
+    folded = view.folded(recipe)
     for stage in view.stages(recipe):
+        if stage.rung in folded:
+            continue
         rung, change, look = stage.rung, stage.rung.status, "ghost"
         if rung.kept and stage.end is not None:
             change = ("+" if stage.end > stage.start else "−") + wording.seconds(abs(stage.end - stage.start))
@@ -95,7 +99,7 @@ def _waterfall_rows(recipe: Recipe) -> list[_Row]:
 
 
 def speed_against_loss(recipe: Recipe) -> Markup | None:
-    """Every rung whose metric was measured, with the budget as a line and the kept path drawn through."""
+    """Every step whose metric was measured, with the budget as a line and the kept path drawn through."""
     base = recipe.baseline.seconds
     measured = [
         (stage, base / stage.end, 100 * stage.rung.quality.drop, 100 * stage.rung.quality.drop_high)
@@ -144,7 +148,7 @@ def speed_against_loss(recipe: Recipe) -> Markup | None:
 
 
 def memory(recipe: Recipe) -> Markup | None:
-    """Peak memory of the original, of every measured rung and of the final model, with the weights' share."""
+    """Peak memory of the original, of every measured step and of the final model, with the weights' share."""
     base, final = recipe.baseline, recipe.final
     rows = [("original", base.peak_memory_bytes, base.weight_bytes, d.ORIGINAL)]
     for number, rung in enumerate(recipe.rungs, start=1):
@@ -170,7 +174,7 @@ def memory(recipe: Recipe) -> Markup | None:
             plate.text(118, index + 0.5, wording.elide(label, 16), colour, align="right")
             plate.text(HALF - 2, index + 0.5, wording.size(amount), colour, align="right")
         about = "; ".join(f"{label}: {wording.size(amount)}" for label, amount, _, _ in rows)
-        return plate.svg("memory", "Peak memory of every rung", f"{about}.")
+        return plate.svg("memory", "Peak memory of every step", f"{about}.")
 
 
 def roofline(recipe: Recipe) -> Markup | None:

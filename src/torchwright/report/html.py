@@ -21,13 +21,16 @@ def render(recipe: Recipe) -> str:
 
     Every string in the recipe is escaped, and a content security policy lets the page load and run nothing.
     """
-    page = _environment().get_template("report.html.j2")
+    page, folded = _environment().get_template("report.html.j2"), view.folded(recipe)
     return page.render(
         recipe=recipe,
         name=view.model_name(recipe),
         machine=view.machine(recipe),
         headline=view.headline(recipe),
         verdict=view.verdict(recipe),
+        stages=[stage for stage in view.stages(recipe) if stage.rung not in folded],
+        folded=folded,
+        fold=view.fold(folded),
         more=view.more(recipe),
         cases=view.case_pairs(recipe),
         runs_as=view.runs_as(recipe),
@@ -71,6 +74,7 @@ def _environment() -> Environment:
         "number": wording.number,
         "payback": _payback,
         "reason": view.reason,
+        "so_far": view.so_far,
         "by_reason": _by_reason,
     }
     environment.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
@@ -85,7 +89,7 @@ def _finalize(value: Any) -> Any:
 
 
 def _payback(rung: Rung) -> str:
-    return wording.calls(rung.payback_calls, rung.compile_seconds) or wording.MISSING
+    return view.payback(rung) or wording.MISSING
 
 
 def _by_reason(cover: Coverage) -> list[tuple[str, list[str]]]:

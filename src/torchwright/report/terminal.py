@@ -32,6 +32,12 @@ WIDEST = 120
 NARROWEST = 64
 """In a narrower terminal the lines of the table are folded."""
 
+LEGEND = (
+    "speed-up: against the best recipe before the step. pays back: after so many calls the compile time is won "
+    "back. The total below was measured once more, at the end."
+)
+"""What the words of the table mean."""
+
 _STYLE = {
     "kept": "bold green",
     "dropped": "yellow",
@@ -43,13 +49,13 @@ _STYLE = {
 _ASCII = str.maketrans({"→": "->", "≤": "<=", "µ": "u", "–": "-", "·": "|", "…": "...", "±": "+-", "−": "-"})
 
 
-def waterfall(recipe: Recipe, *, artifact: str | None = None) -> RenderableType:
-    """The recipe as a table, one row per rung, and the totals beneath it.
+def waterfall(recipe: Recipe, *, artifact: str | None = None, every: bool = False) -> RenderableType:
+    """The recipe as a table, one row per step that was tried, and the totals beneath it.
 
-    Meant for 80 columns and more. With `artifact`, the folder that holds the result, it ends with the next
-    commands.
+    One line tells of the steps that were refused; with `every` each has its row and its reason. Meant for 80 columns
+    and more. With `artifact`, the folder that holds the result, it ends with the next commands.
     """
-    return _Waterfall(recipe, artifact)
+    return _Waterfall(recipe, artifact, every)
 
 
 def plain(recipe: Recipe) -> str:
@@ -160,8 +166,8 @@ class LiveProgress:
 
 
 class _Waterfall:
-    def __init__(self, recipe: Recipe, artifact: str | None) -> None:
-        self._recipe, self._artifact = recipe, artifact
+    def __init__(self, recipe: Recipe, artifact: str | None, every: bool) -> None:
+        self._recipe, self._artifact, self._every = recipe, artifact, every
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(max(options.max_width, NARROWEST), WIDEST)
@@ -171,12 +177,7 @@ class _Waterfall:
         yield words(view.machine(recipe), "dim")
         yield Text()
         if recipe.rungs:
-            rule = words(("-" if options.ascii_only else "─") * width, "dim")
-            yield from _head(words, width)
-            yield rule
-            for rung in recipe.rungs:
-                yield from _rung(rung, recipe, words, width)
-            yield rule
+            yield from self._table(words, width, words(("-" if options.ascii_only else "─") * width, "dim"))
         yield from _totals(recipe, words, width)
         needed = view.needs_module(recipe, self._artifact)
         if needed is not None:
@@ -194,10 +195,34 @@ class _Waterfall:
         if self._artifact is not None:
             yield Text()
             yield _labelled(words, "artifact").append_text(words(self._artifact))
-            folder = shlex.quote(wording.clean(self._artifact))
             for index, verb in enumerate(("bench", "verify", "report")):
                 label = _labelled(words, "" if index else "next")
-                yield label.append_text(words(f"torchwright {verb} {folder}", "cyan"))
+                yield label.append_text(words(f"torchwright {verb} {_quoted(self._artifact)}", "cyan"))
+
+    def _table(self, words: _Words, width: int, rule: Text) -> Iterator[Text]:
+        folded = [] if self._every else view.folded(self._recipe)
+        yield from _head(words, width)
+        yield rule
+        for rung in self._recipe.rungs:
+            if rung not in folded:
+                yield from _rung(rung, self._recipe, words, width)
+        if folded:
+            where = (
+                "result.steps"
+                if self._artifact is None
+                else f"torchwright report {_quoted(self._artifact)} --all"
+            )
+            told = f"{view.fold(folded)} (why: {where})"
+            for line in textwrap.wrap(told, width, subsequent_indent=" " * _INDENT):
+                yield words(line, "dim")
+        yield rule
+        for line in textwrap.wrap(LEGEND, width):
+            yield words(line, "dim")
+        yield Text()
+
+
+def _quoted(folder: str) -> str:
+    return shlex.quote(wording.clean(folder))
 
 
 class _Words:
@@ -213,7 +238,7 @@ class _Words:
         return Text(text, style=style, overflow="fold")
 
 
-_COLUMNS = (14, 7, 10, 8, 11)
+_COLUMNS = (14, 10, 8, 11)
 """Widths of the numbers, each with the gap to its left."""
 _LABEL = 14
 _INDENT = 2
@@ -222,9 +247,9 @@ _INDENT = 2
 def _head(words: _Words, width: int) -> Iterator[Text]:
     left = width - sum(_COLUMNS)
     first = words(f"{'technique':<{left}}", "dim")
-    yield _fields(words, first, left, ("speed-up", "total", "memory", "loss", "compile"), ("dim",) * 5)
+    yield _fields(words, first, left, ("speed-up", "memory", "loss", "compile"), ("dim",) * 4)
     second = words(" " * _INDENT + "verdict: reason", "dim")
-    yield _fields(words, second, left, ("95% interval", "", "change", "at most", "pays back"), ("dim",) * 5)
+    yield _fields(words, second, left, ("95% interval", "change", "at most", "pays back"), ("dim",) * 4)
 
 
 def _rung(rung: Rung, recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
@@ -232,17 +257,15 @@ def _rung(rung: Rung, recipe: Recipe, words: _Words, width: int) -> Iterator[Tex
     quality = rung.quality
     first = (
         wording.ratio(rung.speedup),
-        wording.ratio(rung.total_speedup),
         wording.size(rung.memory_bytes),
         "" if quality is None else wording.percent(quality.drop),
         wording.seconds(rung.compile_seconds),
     )
     second = (
         wording.bounds(rung.speedup),
-        "",
         wording.size(rung.memory_change_bytes, signed=True),
         "" if quality is None else f"≤{wording.percent(quality.drop_high)}",
-        wording.calls(rung.payback_calls, rung.compile_seconds),
+        view.payback(rung),
     )
     numbers = [tuple("" if field == wording.MISSING else field for field in row) for row in (first, second)]
     beside = 2 if any(numbers[0]) or any(numbers[1]) else 0
@@ -271,9 +294,7 @@ def _rung(rung: Rung, recipe: Recipe, words: _Words, width: int) -> Iterator[Tex
             yield line
             continue
         styles = (
-            (tone or "bold", tone, tone, over or tone, tone)
-            if index == 0
-            else ("dim",) * 3 + (over or "dim", "dim")
+            (tone or "bold", tone, over or tone, tone) if index == 0 else ("dim", "dim", over or "dim", "dim")
         )
         yield _fields(words, line, left, numbers[index], styles)
 
@@ -298,7 +319,7 @@ def _fields(words: _Words, line: Text, left: int, fields: Sequence[str], styles:
 def _totals(recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
     """The total and what it is of, one line per case, other rows, memory, the metric and the engine."""
     base, final = recipe.baseline, recipe.final
-    pairs = view.case_pairs(recipe)
+    pairs = [pair for pair in view.case_pairs(recipe) if not view.is_total(pair, recipe)]
     names = [pair.name if pair.repeat == 1 else f"{pair.name} x{pair.repeat:,}" for pair in pairs]
     good = "bold green" if view.kept(recipe) else "bold"
     total = _times(words, "total", base.seconds, final.seconds)
@@ -322,7 +343,7 @@ def _totals(recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
         weights = f"weights {wording.size(base.weight_bytes)} → {wording.size(final.weight_bytes)}"
         yield _labelled(words, "memory").append_text(words(f"{peak}, {weights}"))
     over = "red" if view.over_budget(final.quality, recipe) else ""
-    yield _labelled(words, "quality").append_text(words(view.loss(recipe), over))
+    yield from _told(words, "quality", view.loss(recipe), width, over)
     spent = f"found in {recipe.search_seconds:,.0f} s of {recipe.budget.time_seconds:,.0f} s allowed"
     yield _labelled(words, "engine").append_text(words(f"{recipe.engine}, {spent}"))
     way = view.runs_as(recipe)

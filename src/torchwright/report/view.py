@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,12 +22,9 @@ class CasePair:
     name: str
     before: float
     after: float
+    speedup: float | None
     repeat: int
     tokens: int | None = None
-
-    @property
-    def speedup(self) -> float | None:
-        return self.before / self.after if self.after > 0 else None
 
     def rate(self, seconds: float) -> float | None:
         """Tokens per second when one call takes `seconds`."""
@@ -35,10 +33,10 @@ class CasePair:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One rung in the course of the search, in seconds of the objective.
+    """One step in the course of the search, in seconds of the objective.
 
-    `start` is the best recipe's time when the rung was tried; `end` the time with the rung, or None where
-    nothing was measured.
+    `start` is the best recipe's time when the step was tried; `end` is the time with it, or None where nothing was
+    measured.
     """
 
     number: int
@@ -48,13 +46,18 @@ class Stage:
 
 
 def case_pairs(recipe: Recipe) -> list[CasePair]:
-    """The calls that both the original and the final model were timed on."""
-    after = {case.name: case for case in recipe.final.cases}
+    """The calls that both the original and the final model were timed on.
+
+    Where there is one kind alone it is what the headline is about, and has the headline's ratio.
+    """
+    after = {case.name: case.seconds for case in recipe.final.cases}
+    alone = recipe.speedup if len(recipe.baseline.cases) == 1 else None
     return [
         CasePair(
             name=wording.clean(case.name),
             before=case.seconds,
-            after=after[case.name].seconds,
+            after=after[case.name],
+            speedup=alone.value if alone is not None else _ratio(case.seconds, after[case.name]),
             repeat=case.repeat,
             tokens=_tokens(case, recipe),
         )
@@ -63,19 +66,35 @@ def case_pairs(recipe: Recipe) -> list[CasePair]:
     ]
 
 
+def is_total(pair: CasePair, recipe: Recipe) -> bool:
+    """Whether a line of its own would only say the total again."""
+    return len(recipe.baseline.cases) == 1 and pair.repeat == 1 and pair.tokens is None
+
+
 def stages(recipe: Recipe) -> list[Stage]:
-    """Every rung with the times it stands between; kept ones form the chain from original to final."""
+    """Every step with the times it stands between; kept ones form the chain from original to final."""
     base = best = recipe.baseline.seconds
     result: list[Stage] = []
     for number, rung in enumerate(recipe.rungs, start=1):
-        # A kept rung stands where it was measured against the original; one that was not kept is compared
-        # with the best recipe of its moment only.
+        # A kept step stands where it was measured against the original. One that was not kept is compared with the
+        # best recipe of its moment only.
         own, total = _divide(best, rung.speedup), _divide(base, rung.total_speedup)
         end = (total if total is not None else own) if rung.kept else (own if own is not None else total)
         result.append(Stage(number=number, rung=rung, start=best, end=end))
         if rung.kept and end is not None:
             best = end
     return result
+
+
+def folded(recipe: Recipe) -> list[Rung]:
+    """The rows that could not run or pay, where they are several: one line tells of all of them."""
+    refused = [rung for rung in recipe.rungs if rung.status == "refused"]
+    return refused if len(refused) > 1 else []
+
+
+def fold(rungs: Sequence[Rung]) -> str:
+    """That line: how many, and which."""
+    return wording.clean(f"{len(rungs)} refused: {', '.join(str(rung.step) for rung in rungs)}")
 
 
 def kept(recipe: Recipe) -> list[Rung]:
@@ -110,6 +129,16 @@ def more(recipe: Recipe) -> tuple[str, str] | None:
     return wording.clean(f"for lack of {lack}: {', '.join(names)}"), wording.clean(command)
 
 
+def payback(rung: Rung) -> str:
+    """After how many calls a step has won back the time it took to prepare; nothing where its speed is not known."""
+    return wording.calls(rung.payback_calls, rung.compile_seconds) if rung.speedup is not None else ""
+
+
+def so_far(rung: Rung) -> Interval | None:
+    """The recipe up to a kept step against the original; None for a step that is no part of it."""
+    return rung.total_speedup if rung.kept else None
+
+
 def reason(rung: Rung) -> str:
     """Why a row ended as it did, and whether that is of an earlier search."""
     return f"(earlier search) {rung.reason}" if rung.earlier else rung.reason
@@ -140,10 +169,8 @@ def headline(recipe: Recipe) -> str:
     if verdict(recipe) == "inconclusive":
         left = f"{len(undecided(recipe))} of {len(recipe.rungs)}"
         if all(rung.status == "untried" for rung in undecided(recipe)):
-            return f"Inconclusive: nothing faster was found, and the time budget left {left} rungs untried."
-        return (
-            f"Inconclusive: nothing faster was found, and {left} rungs were not decided beside others' work."
-        )
+            return f"Inconclusive: nothing faster was found, and the time budget left {left} steps untried."
+        return f"Inconclusive: nothing faster was found, and a busy machine left {left} steps undecided."
     if recipe.budget.objective == "memory" and recipe.baseline.peak_memory_bytes > 0:
         less = 1 - recipe.final.peak_memory_bytes / recipe.baseline.peak_memory_bytes
         return f"{name} needs {100 * less:.0f}% less memory at {wording.ratio(recipe.speedup)} the speed."
@@ -218,6 +245,10 @@ def loss(recipe: Recipe) -> str:
 
 def over_budget(quality: Quality | None, recipe: Recipe) -> bool:
     return quality is not None and quality.drop_high > recipe.budget.max_drop
+
+
+def _ratio(before: float, after: float) -> float | None:
+    return before / after if after > 0 else None
 
 
 def _divide(seconds: float, by: Interval | None) -> float | None:

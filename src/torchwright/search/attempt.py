@@ -41,7 +41,7 @@ def attempt(
     except TorchwrightError as refusal:
         if step in search.wanted:
             raise
-        search.refuse(step, refusal.found or refusal.summary)
+        search.refuse(step, refusal.reason)
         return False
     try:
         kept = _judge(search, step, candidate, swapped)
@@ -53,7 +53,7 @@ def attempt(
         return _failed(search, step, failure, started)
     except TorchwrightError as refusal:
         candidate.close()
-        search.refuse(step, refusal.found or refusal.summary)
+        search.refuse(step, refusal.reason)
         return False
     except BaseException:
         candidate.close()
@@ -65,7 +65,7 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
     assert candidate.quality is not None
     if search.over_budget(candidate):
         reason = (
-            f"{candidate.quality.metric} drops by {candidate.quality.drop:.2%} (up to "
+            f"{candidate.quality.metric} {candidate.quality.worsens} by {candidate.quality.drop:.2%} (up to "
             f"{candidate.quality.drop_high:.2%}), the budget is {search.budget.max_drop:.2%}"
         )
         search.record(step, candidate, None, "dropped", reason)
@@ -142,8 +142,8 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
             return False  # within the budget now, and still not faster
         if last.quality is not None and last.quality.drop > drop:
             search.notes.append(
-                f"{step}: no further retreat, with {len(names)} of {len(ranking)} modules left alone the metric drops "
-                f"by {last.quality.drop:.2%}, before by {drop:.2%}"
+                f"{step}: no further retreat, with {len(names)} of {len(ranking)} modules left alone the loss is "
+                f"{last.quality.drop:.2%}, before it was {drop:.2%}"
             )
             return False
         drop = drop if last.quality is None else last.quality.drop

@@ -92,7 +92,7 @@ def judge_again(search: Search) -> None:
         found = search.best.process.ask("compare", reference=search.last_reference, unseen=True)
         if found.drop_high <= search.budget.max_drop:
             return
-        reason = f"{found.metric} drops by up to {found.drop_high:.2%} on data by which nothing was chosen"
+        reason = f"{found.metric} {found.worsens} by up to {found.drop_high:.2%} on data by which nothing was chosen"
         _take_out_costliest(search, reason)
         if not _time_to_judge(search):
             return
@@ -174,7 +174,7 @@ def settle(search: Search, forms: Sequence[Form]) -> tuple[Outcome, Form | None,
             _not_held(search, form, candidate, f"failed ({failure.reason})")
             continue
         except TorchwrightError as failure:
-            _not_held(search, form, candidate, f"is not to be had ({failure.found or failure.summary})")
+            _not_held(search, form, candidate, f"is not to be had ({failure.reason})")
             continue
         except BaseException:
             if candidate is not None:

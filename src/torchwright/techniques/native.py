@@ -48,7 +48,7 @@ class Native(Technique):
         try:
             read_decoder_config(workload.folder)
         except (UnsupportedArchitecture, ModelError) as error:
-            return error.found or error.summary
+            return error.reason
         return None
 
     def apply(self, target: Target) -> None:

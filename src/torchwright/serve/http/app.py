@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan
 
 from torchwright.serve.api_error import invalid, unavailable
-from torchwright.serve.http import about, generating, scoring
+from torchwright.serve.http import about, generating, reference, scoring
 from torchwright.serve.http.embedding import embed
 from torchwright.serve.http.guard import Guard, held_body, record_of, while_there
 from torchwright.serve.http.openapi import Operation, document
@@ -39,11 +40,19 @@ PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+DOCS_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def application(service: Service, lifespan: Lifespan[Guard] | None = None) -> ASGIApp:
     """The ASGI application; `lifespan` starts and ends what it needs."""
-    operations = (*OPERATIONS, Operation("GET", "/", page, "The page", before_ready=True))
+    operations = (
+        *OPERATIONS,
+        Operation("GET", "/", page, "The page", before_ready=True),
+        Operation("GET", "/docs", docs, "The OpenAPI document as a page", before_ready=True),
+    )
     routes = [
         Route(path, _bound(service, op), methods=[op.method])
         for op in operations
@@ -109,6 +118,12 @@ async def openapi(service: Service, request: Request) -> Response:
 
 async def page(service: Service, request: Request) -> Response:
     return HTMLResponse(PAGE.read_text("utf-8"), headers={"content-security-policy": PAGE_POLICY})
+
+
+async def docs(service: Service, request: Request) -> Response:
+    # In a thread: the first one takes a tenth of a second, in which nobody else would be answered.
+    text = await asyncio.to_thread(reference.page, OPERATIONS, keys=bool(service.keys))
+    return HTMLResponse(text, headers={"content-security-policy": DOCS_POLICY})
 
 
 OPERATIONS = (

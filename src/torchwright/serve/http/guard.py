@@ -31,8 +31,8 @@ from torchwright.serve.openai.generation import Gone
 log = logging.getLogger("torchwright.serve")
 Result = TypeVar("Result")
 
-OPEN = frozenset({"/", "/health", "/ready"})
-"""Paths that need no key: they tell nothing but whether the server is there."""
+OPEN = frozenset({"/", "/docs", "/health", "/ready"})
+"""Paths that need no key: they tell whether the server is there, and what any Torchwright server takes."""
 PROBES = frozenset({"/health", "/ready"})
 """Paths that are asked again and again while the engine loads: what it is doing is said once."""
 GONE = 499
