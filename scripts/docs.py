@@ -5,8 +5,8 @@
 
 Either way exit code 1 when a link of a page leads nowhere, or a script that it names is not there.
 
-A marked block stands between `<!-- generated: NAME -->` and `<!-- end generated -->`. README.md has `help` (the verbs)
-and `techniques` (one line each), docs/serve.md `parameters` (of every request), `refused` and `limits`.
+A marked block stands between `<!-- generated: NAME -->` and `<!-- end generated -->`. docs/serve.md has `parameters` (of
+every request), `refused` and `limits`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ WIDTH = 100
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 SCRIPT = re.compile(r"\b(?:benchmarks|scripts)/[\w/]+\.py\b")
+INTRODUCTION = """`python -m torchwright` is the same command. A shell can complete verbs and options:
+[getting started](getting-started.md#shell-completion).
+"""
 HEADER = "<!-- Written by scripts/docs.py from the code; edit the docstrings instead. -->\n\n"
 
 
@@ -50,10 +53,6 @@ def main() -> int:
     pages = {
         ROOT / "docs" / "techniques.md": techniques_page(rows),
         ROOT / "docs" / "cli.md": cli_page(),
-        ROOT / "README.md": with_blocks(
-            ROOT / "README.md",
-            {"help": f"```text\n{next(_helps())[1]}\n```\n", "techniques": _techniques_table(rows)},
-        ),
         ROOT / "docs" / "serve.md": with_blocks(ROOT / "docs" / "serve.md", serve_blocks()),
     }
     faults = [fault for path, text in pages.items() for fault in _settle(path, text, check)]
@@ -91,7 +90,7 @@ def techniques_page(rows: list[dict[str, Any]]) -> str:
 
 def cli_page() -> str:
     """The help text of the command and of every verb."""
-    parts = [HEADER + "# Command line\n"]
+    parts = [HEADER + "# Command line\n", INTRODUCTION]
     parts += [f"## {name}\n\n```text\n{text}\n```\n" for name, text in _helps()]
     return "\n".join(parts)
 

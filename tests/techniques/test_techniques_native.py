@@ -53,7 +53,9 @@ def test_a_family_that_the_decoder_does_not_know_is_refused_in_words(tmp_path: P
     config = transformers.GPT2Config(vocab_size=256, n_embd=32, n_layer=2, n_head=4, n_positions=128)
     folder = folders.save(transformers.GPT2LMHeadModel(config), tmp_path / "gpt2")
     reason = from_step(Step(name="native")).refuse(target_of(folder, text))
-    assert reason == f"the native decoder does not know the model of {folder}: GPT2LMHeadModel"
+    assert (
+        reason == f"the native decoder does not know the model of {folder / 'config.json'}: GPT2LMHeadModel"
+    )
 
 
 def observe(target: Any) -> Any:

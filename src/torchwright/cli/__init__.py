@@ -1,6 +1,6 @@
-"""The command line: a verb for each room, a file for each verb. It parses, calls and prints.
+"""The command line: a file for each verb. It parses, calls and prints.
 
-Only click, `torchwright.facts` and the engine's options are imported here; every verb imports its room when it runs, so
+Only click, `torchwright.facts` and the engine's options are imported here. A verb imports what it calls when it runs, so
 that `--help` never waits for torch.
 """
 

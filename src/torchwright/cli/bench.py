@@ -27,7 +27,7 @@ from torchwright.process.interrupts import importing
 def command(model: str, trust: bool, as_json: bool, **options: Any) -> None:
     """Time an artifact or a model as it is.
 
-    With --quantize, --kv or --dtype a language model runs on the native decoder instead, without a search.
+    With --quantize, --kv or --dtype a language model runs on Torchwright's own decoder instead, without a search.
     """
     with importing():
         from torchwright import api

@@ -20,9 +20,9 @@ from torchwright.process.interrupts import importing
 )
 @json_option
 def command(refresh: bool, only_build: bool, as_json: bool) -> None:
-    """What this machine can run, how fast, and why not.
+    """Say what this machine can run, how fast, and why not.
 
-    The kernels are compiled where they are not yet: only that shows whether they can be.
+    The kernels are compiled where that was not done yet: only this shows whether they can be.
     """
     if refresh and only_build:
         raise click.UsageError("--build measures nothing that --refresh could measure again")

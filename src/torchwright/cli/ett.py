@@ -22,8 +22,8 @@ from torchwright.cli.printing import console, print_json
 def command(run_dir: Path, html: Path | None, as_json: bool) -> None:
     """Account for every second of a training job.
 
-    Merges the ledgers of all ranks and restarts in RUN_DIR; each second falls into one bucket. The effective training
-    time is the share spent on steps that the trained weights contain.
+    RUN_DIR holds a ledger of each rank and restart. Each second falls into one bucket. The effective training time is
+    the share of the seconds whose steps are in the trained weights.
     """
     from torchwright.ledger import read_account, show
 

@@ -59,7 +59,8 @@ def command(
 ) -> None:
     """Continue a text, printed as it appears.
 
-    An artifact answers as it was optimized; any other language model on the native decoder, without a search.
+    An artifact answers as it was optimized. Any other language model runs on Torchwright's own decoder, without a
+    search.
     """
     with importing():
         from torchwright import answer

@@ -75,8 +75,8 @@ def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -
 def cli() -> None:
     """Give any PyTorch model back faster, within an accuracy budget, and prove it.
 
-    MODEL is a Hugging Face folder or hub id, a GGUF file, `package.module:factory` (returns a module and its example
-    inputs), or an artifact folder. Without MODEL the bundled language model is taken.
+    MODEL is a Hugging Face folder or hub id, a GGUF file, an artifact folder, or `package.module:factory`. The factory
+    returns a module and its example inputs. Without MODEL the bundled language model is taken.
     """
 
 

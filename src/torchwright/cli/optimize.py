@@ -118,8 +118,8 @@ def command(
 ) -> None:
     """Find the fastest recipe within the budget.
 
-    Every technique is tried in a fresh process against the original; the waterfall at the end says for each one
-    what it gained, what it cost, and why it was kept or dropped. The result is written as an artifact.
+    Each technique is tried in a fresh process. The waterfall at the end says what each one gained, what it cost, and
+    why it was kept or not. The result is written to a folder, the artifact.
     """
     with importing():
         from torchwright import api

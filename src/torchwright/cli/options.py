@@ -20,7 +20,7 @@ all_option = click.option(
 trust_option = click.option(
     "--trust",
     is_flag=True,
-    help="Load native code that an artifact carries even though this user did not build it here.",
+    help="Load the native code of an artifact, even if this user did not build it here.",
 )
 
 

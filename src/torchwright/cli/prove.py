@@ -28,10 +28,10 @@ def command(target: str, layout: str | None, processes: int, as_json: bool) -> N
     """Prove on this machine that a run computes what one process computes.
 
     RUN.toml is proved with all that it says: layout, compilation, recomputation, micro-batches, precision, optimizer.
-    MODEL is a Hugging Face folder or hub id, of which only config.json is read, and is proved in --layout. A small
-    model of the same kind takes three of the trainer's own steps, in float64 and in the run's precision, and every
-    value is compared with the same steps written down plainly. Ends with exit code 1 where one differs, and names the
-    first that does, the axis, the layer and the likely cause.
+    MODEL is a Hugging Face folder or hub id, and is proved in --layout; only its config.json is read. A small model of
+    the same kind takes three of the trainer's own steps, in float64 and in the run's precision. Every value is compared
+    with the same steps written down plainly. Where one differs the exit code is 1, and the first one is named, with
+    its axis, its layer and the likely cause.
     """
     with importing():
         from torchwright.train.layout import Layout

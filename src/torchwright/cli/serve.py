@@ -139,8 +139,8 @@ def _serve_command() -> ModuleType:
 def command(model: str | None, **options: Any) -> int:
     """Serve a language model or a sentence encoder by OpenAI's API.
 
-    An artifact answers as it was optimized; any other language model runs on the native decoder. Ctrl-C lets
-    running requests finish, a second one stops at once.
+    An artifact answers as it was optimized. Any other language model runs on Torchwright's own decoder. Ctrl-C lets
+    running requests finish; a second one stops at once.
     """
     room = _serve_command()
     names = [field.name for field in dataclasses.fields(EngineOptions) if field.name in options]

@@ -23,8 +23,8 @@ SIGNALLED = 128
 def command(run: Path, resume: bool, quiet: bool, as_json: bool) -> int:
     """Train a language model.
 
-    The run file says what and how; docs/train.md has one to begin with. SIGTERM and Ctrl-C save a checkpoint and leave;
-    `--resume` goes on from there. Under torchrun every process runs this command:
+    The run file says what is trained, and how; docs/train.md has one to begin with. SIGTERM and Ctrl-C save a
+    checkpoint and leave. `--resume` goes on from there. Under torchrun every process runs this command:
     `torchrun --nproc-per-node 4 --no-python torchwright train RUN.toml`.
     """
     with importing():

@@ -38,8 +38,8 @@ from torchwright.process.interrupts import importing
 def command(directory: str, quiet: bool, as_json: bool, **options: Any) -> None:
     """Measure an artifact again; exit 1 on a regression.
 
-    Speed and metric are held against the recipe, so that CI can run it. Exit 3 says that neither a regression nor
-    its absence was shown, as on a machine that is busy with other things.
+    Speed and metric are compared with the recipe, so that CI can run it. Exit 3 says that nothing was decided: other
+    programs kept the machine busy.
     """
     with importing():
         from torchwright import api

@@ -16,8 +16,8 @@ from torchwright.report import terminal, view
 class Result:
     """A search's result: the artifact it wrote, its recipe, and the model ready to call.
 
-    `result.model(*inputs)`, or `result.model.generate(...)` for a language model; `result.speedup`,
-    `result.steps` (one `Rung` for everything that was tried), `print(result)`, `result.save(folder)`.
+    `result.model` is called like the original; a language model has `result.model.generate(...)`, too. `result.speedup`,
+    `result.steps` (one `Rung` for each step that was tried or refused), `print(result)`, `result.save(folder)`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Result:
 
     @property
     def steps(self) -> tuple[Rung, ...]:
-        """Every rung: what was tried, its own effect, whether it was kept, and why."""
+        """Every step that was tried or refused: its own effect, whether it was kept, and why."""
         return self.recipe.rungs
 
     def save(self, folder: str | Path) -> Path:

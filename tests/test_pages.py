@@ -1,0 +1,119 @@
+"""What a reader copies: the blocks of the README and of getting-started run, and every command's options exist.
+
+Trials run in this process, with a clock that says that every step pays: what is tested is that the words are right. The
+slow test runs the same page in processes of its own, with nothing replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import folders
+from in_process import trials_in_process
+from torchwright.cli import main
+from torchwright.cli.group import cli
+from torchwright.serve.folder import BUNDLED_NAME
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"\btorchwright ((?:[a-z-]+)(?: [^`\n#|]*)?)")
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    return [(match[1], match[2]) for match in BLOCK.finditer((ROOT / page).read_text("utf-8"))]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a model and a text, to work in."""
+    monkeypatch.chdir(tmp_path)
+    folders.save(folders.causal("Qwen2", hidden_size=64, head_dim=16), tmp_path / "my-folder")
+    (tmp_path / "text.txt").write_text(" ".join(folders.SENTENCES * 40))
+    path = list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    sys.modules.pop("my_model", None)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md"])
+def test_every_block_runs(page: str, place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torchwright.artifact.folder.cache_folder", lambda: place / "cache")
+    monkeypatch.setattr("in_process.TRIED", ("dtype",))
+    trials_in_process(monkeypatch, 2.0)
+    names: dict[str, object] = {}
+    for language, text in blocks(page):
+        if language == "sh":
+            for line in text.splitlines():
+                assert main(shlex.split(line)[1:]) == 0, line
+        elif text.startswith("# my_model.py"):
+            (place / "my_model.py").write_text(text)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                exec(compile(text, page, "exec"), names)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_block_runs_as_a_user_runs_it(place: Path):
+    script = place / "page.py"
+    (place / "torchwright").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m torchwright "$@"\n')
+    (place / "torchwright").chmod(0o755)
+    environment = os.environ | {"PATH": f"{place}:{os.environ['PATH']}"}
+    said: list[str] = []
+    for language, text in blocks("docs/getting-started.md"):
+        if text.startswith("# my_model.py"):
+            (place / "my_model.py").write_text(text)
+        elif language == "python":
+            said.append(text)
+            script.write_text("\n".join(said))
+        else:
+            done = subprocess.run(["sh", "-ec", text], env=environment, cwd=place, check=False)
+            # A busy machine may leave `verify` undecided; that ends the block, and is no fault of the page.
+            assert done.returncode in (0, 3), text
+    subprocess.run([sys.executable, str(script)], cwd=place, check=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_option_that_a_page_names_exists(page: Path):
+    wrong = []
+    for match in COMMAND.finditer(page.read_text("utf-8")):
+        verb, *words = match[1].split()
+        command = cli.commands.get(verb)
+        if command is None:
+            continue
+        known = {"--help"} | {
+            name
+            for each in command.params
+            if isinstance(each, click.Option)
+            for name in (*each.opts, *each.secondary_opts)
+        }
+        wrong += [
+            f"{verb} {word}"
+            for word in words
+            if word.startswith("--") and re.match(r"--[\w-]+", word)[0] not in known
+        ]  # type: ignore[index]
+    assert not wrong
+
+
+def test_the_pages_ask_a_server_for_the_model_that_it_serves():
+    text = (ROOT / "docs" / "serve.md").read_text("utf-8")
+    assert set(re.findall(r'model="([^"]+)"', text)) <= {BUNDLED_NAME}
+
+
+def test_the_readme_is_short_and_has_its_commands():
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    assert len(lines) <= 110
+    assert "    pip install -e . && torchwright optimize" in lines
+    assert "    pip install -e '.[test]' && pytest" in lines
