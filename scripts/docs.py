@@ -5,8 +5,8 @@
 
 Either way exit code 1 when a link of a page leads nowhere, or a script that it names is not there.
 
-A marked block stands between `<!-- generated: NAME -->` and `<!-- end generated -->`. docs/serve.md has `parameters` (of
-every request), `refused` and `limits`.
+A marked block stands between `<!-- generated: NAME -->` and `<!-- end generated -->`. docs/serve.md has
+`parameters` (of every request), `refused` and `limits`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command line: a file for each verb. It parses, calls and prints.
 
-Only click, `torchwright.facts` and the engine's options are imported here. A verb imports what it calls when it runs, so
-that `--help` never waits for torch.
+Only click, `torchwright.facts` and the engine's options are imported here. A verb imports what it calls when it runs,
+so that `--help` never waits for torch.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ from torchwright.report import terminal, view
 class Result:
     """A search's result: the artifact it wrote, its recipe, and the model ready to call.
 
-    `result.model` is called like the original; a language model has `result.model.generate(...)`, too. `result.speedup`,
-    `result.steps` (one `Rung` for each step that was tried or refused), `print(result)`, `result.save(folder)`.
+    `result.model` is called like the original; a language model has `result.model.generate(...)`, too.
+    `result.speedup`, `result.steps` (one `Rung` for each step that was tried or refused),
+    `print(result)`, `result.save(folder)`.
     """
 
     def __init__(
