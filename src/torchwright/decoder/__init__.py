@@ -5,7 +5,8 @@ model.logits(ids_BT); model.generate("Once upon a time"); model.stream("Once")
 """
 
 from torchwright.decoder.cache import PAGE, CacheFull, PagedCache
-from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture, read_decoder_config
+from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture
+from torchwright.decoder.families import read_decoder_config
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import load_decoder
 from torchwright.decoder.model import Decoder

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 from torchwright.decoder.rope import Rope
 from torchwright.errors import ModelError
@@ -93,35 +91,3 @@ class DecoderConfig:
     @cached_property
     def _restarts(self) -> set[int]:
         return {rope.original for rope in self.ropes if rope and rope.kind == "longrope"}
-
-
-def read_decoder_config(folder: Path) -> DecoderConfig:
-    """The decoder of a Hugging Face folder.
-
-    Raises what `decoder_config` does, and `ModelError` for a config.json that is missing or no JSON.
-    """
-    from torchwright.hub.folder import read_config
-
-    return decoder_config(read_config(folder), folder / "config.json")
-
-
-def decoder_config(data: dict[str, Any], path: Path | str) -> DecoderConfig:
-    """The decoder that the words of a config.json describe; errors name `path`.
-
-    Raises `UnsupportedArchitecture` for a model that no family here describes, and `ModelError`, naming file and key,
-    for words that are incomplete, contradictory or of a format of checkpoint that is not read here.
-    """
-    from torchwright.decoder.families import FAMILIES
-    from torchwright.hub.checkpoint import check_format
-    from torchwright.hub.fields import Fields
-
-    known = [name for name in data.get("architectures") or [] if name in FAMILIES]
-    if not known:
-        raise UnsupportedArchitecture(
-            f"the native decoder does not know the model of {path}",
-            found=", ".join(data.get("architectures") or []) or "no 'architectures'",
-            allowed=", ".join(sorted(FAMILIES)),
-            next="`torchwright optimize` runs other models on transformers' own code",
-        )
-    check_format(path, data)
-    return FAMILIES[known[0]].read(known[0], Fields(path, data))

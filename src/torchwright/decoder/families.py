@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from torchwright.decoder.config import ACTIVATIONS, DecoderConfig, Experts
+from torchwright.decoder.config import ACTIVATIONS, DecoderConfig, Experts, UnsupportedArchitecture
 from torchwright.decoder.rope import Rope, read_rope
 from torchwright.hub.fields import Fields
 
@@ -328,3 +329,33 @@ FAMILIES: dict[str, Family] = {
     "OlmoeForCausalLM": Family(special=_olmoe, eps=1e-5),
 }
 """Architecture, as config.json names it, → family."""
+
+
+def read_decoder_config(folder: Path) -> DecoderConfig:
+    """The decoder of a Hugging Face folder.
+
+    Raises what `decoder_config` does, and `ModelError` for a config.json that is missing or no JSON.
+    """
+    from torchwright.hub.folder import read_config
+
+    return decoder_config(read_config(folder), folder / "config.json")
+
+
+def decoder_config(data: dict[str, Any], path: Path | str) -> DecoderConfig:
+    """The decoder that the words of a config.json describe; errors name `path`.
+
+    Raises `UnsupportedArchitecture` for a model that no family here describes, and `ModelError`, naming file and key,
+    for words that are incomplete, contradictory or of a format of checkpoint that is not read here.
+    """
+    from torchwright.hub.checkpoint import check_format
+
+    known = [name for name in data.get("architectures") or [] if name in FAMILIES]
+    if not known:
+        raise UnsupportedArchitecture(
+            f"the native decoder does not know the model of {path}",
+            found=", ".join(data.get("architectures") or []) or "no 'architectures'",
+            allowed=", ".join(sorted(FAMILIES)),
+            next="`torchwright optimize` runs other models on transformers' own code",
+        )
+    check_format(path, data)
+    return FAMILIES[known[0]].read(known[0], Fields(path, data))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from torchwright.decoder.config import DecoderConfig, read_decoder_config
+from torchwright.decoder.config import DecoderConfig
+from torchwright.decoder.families import read_decoder_config
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.repack import repack, repack_as_stored

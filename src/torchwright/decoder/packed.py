@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from torchwright.decoder.config import read_decoder_config
+from torchwright.decoder.families import read_decoder_config
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import KV_DTYPES, stop_ids
 from torchwright.decoder.model import Decoder

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torchwright.decoder import UnsupportedArchitecture, load_decoder
-from torchwright.decoder.config import read_decoder_config
+from torchwright.decoder.families import read_decoder_config
 from torchwright.decoder.native import NativeModel
 from torchwright.errors import ModelError
 from torchwright.facts import Coverage, DeviceFacts

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
-if TYPE_CHECKING:
-    from torchwright.train.model.transformer import Transformer
+from torchwright.decoder.config import DecoderConfig
 
 DEVIATION = 0.02
 
@@ -60,14 +58,14 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def initialize(model: Transformer, seed: int) -> None:
+def initialize(model: nn.Module, config: DecoderConfig, seed: int) -> None:
     """See `Transformer.reset_parameters`."""
-    into_residual = DEVIATION / (2 * model.config.layers) ** 0.5
+    into_residual = DEVIATION / (2 * config.layers) ** 0.5
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
         elif "norm" in name or name.split(".")[-2].startswith(("pre_", "post_")):
-            nn.init.constant_(parameter, 1 - model.config.norm_offset)
+            nn.init.constant_(parameter, 1 - config.norm_offset)
         else:
             generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
             # A matrix is called by its module, stacked experts by the parameter itself.

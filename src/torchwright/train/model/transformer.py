@@ -139,7 +139,7 @@ class Transformer(nn.Module):
         Matrices are normal with deviation 0.02, the two that write into the residual stream with 0.02 / √(2 · layers)
         (Radford et al., 2019); norms are the identity, biases zero.
         """
-        initialize(self, seed)
+        initialize(self, self.config, seed)
 
 
 def _normed(norm: RMSNorm | None, x_BTE: torch.Tensor) -> torch.Tensor:

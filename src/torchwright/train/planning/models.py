@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture, read_decoder_config
-from torchwright.decoder.families import FAMILIES
+from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture
+from torchwright.decoder.families import FAMILIES, read_decoder_config
 from torchwright.errors import unknown
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_object

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from itertools import combinations, product
 from pathlib import Path
 
-from torchwright.decoder.config import DecoderConfig, decoder_config, read_decoder_config
+from torchwright.decoder.config import DecoderConfig
+from torchwright.decoder.families import decoder_config, read_decoder_config
 from torchwright.devices.cpu import usable_memory_bytes
 from torchwright.hub.folder import resolve
 from torchwright.train.layout import Layout, LayoutError

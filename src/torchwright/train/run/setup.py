@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from torchwright.decoder.config import DecoderConfig, decoder_config, read_decoder_config
+from torchwright.decoder.config import DecoderConfig
+from torchwright.decoder.families import decoder_config, read_decoder_config
 from torchwright.errors import TorchwrightError, first_line
 from torchwright.stuck.watch import turn_on
 from torchwright.train.data.shards import DataError, Shards, verify_shards

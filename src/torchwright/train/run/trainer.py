@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from torchwright.decoder.config import read_decoder_config
+from torchwright.decoder.families import read_decoder_config
 from torchwright.devices import get_device
 from torchwright.devices.allocator import retain_where_possible
 from torchwright.errors import TorchwrightError
