@@ -1,6 +1,6 @@
 .PHONY: check test sanitize tiles bench docs format
 
-check: ## lint, format, types, import law, generated docs
+check: ## lint, format, types, import law, generated docs, circles between files
 	.ci/check
 
 test: ## every test, warnings as errors, coverage
@@ -12,11 +12,12 @@ sanitize: ## the kernels' tests under AddressSanitizer
 tiles: ## the AMX kernels' tests on emulated tiles
 	python scripts/kernel_builds.py tiles
 
-bench: ## one script for each claim of the README
-	for name in bundled_lm door outside ladder vision_cpu llm_cpu quantization numpy_kmeans; do echo "== $$name"; python benchmarks/$$name.py || exit 1; done
+bench: ## the scripts that the README names for its claims
+	for script in $$(grep -o 'benchmarks/[a-z0-9_]*\.py' README.md | sort -u); do echo "== $$script"; python $$script || exit 1; done
 
 docs: ## write the generated tables and help texts again
 	python scripts/docs.py
+	python scripts/rooms.py
 
 format: ## what ruff can mend by itself
 	ruff check --fix .

@@ -12,7 +12,6 @@ A marked block stands between `<!-- generated: NAME -->` and `<!-- end generated
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Any
 
 import click
 
+from blocks import ROOT, settle, table, with_blocks
 from torchwright.cli.group import cli
 from torchwright.cli.printing import plain
 from torchwright.cli.registries import describe_registry
@@ -32,9 +32,7 @@ from torchwright.serve.openai.parse import REFUSED
 from torchwright.techniques import techniques
 from torchwright.techniques.base import describe
 
-ROOT = Path(__file__).parents[1]
 WIDTH = 100
-BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 SCRIPT = re.compile(r"\b(?:benchmarks|scripts)/[\w/]+\.py\b")
 INTRODUCTION = """`python -m torchwright` is the same command. A shell can complete verbs and options:
@@ -55,7 +53,7 @@ def main() -> int:
         ROOT / "docs" / "cli.md": cli_page(),
         ROOT / "docs" / "serve.md": with_blocks(ROOT / "docs" / "serve.md", serve_blocks()),
     }
-    faults = [fault for path, text in pages.items() for fault in _settle(path, text, check)]
+    faults = [fault for path, text in pages.items() for fault in settle(path, text, check)]
     faults += [fault for path in _markdown() for fault in [*dead_links(path), *missing_scripts(path)]]
     print(
         "\n".join(faults)
@@ -83,7 +81,7 @@ def techniques_page(rows: list[dict[str, Any]]) -> str:
         parts.append(" ".join(facts) + "\n")
         if row["options"]:
             parts.append(
-                _table(("option", "type", "default", "meaning"), [_option(o) for o in row["options"]])
+                table(("option", "type", "default", "meaning"), [_option(o) for o in row["options"]])
             )
     return "\n".join(parts)
 
@@ -100,25 +98,14 @@ def serve_blocks() -> dict[str, str]:
     requests = [operation for operation in OPERATIONS if operation.body is not None]
     return {
         "parameters": "\n".join(_parameters(operation) for operation in requests),
-        "refused": _table(
+        "refused": table(
             ("name", "why, or what to use"), [(f"`{k}`", v) for k, v in sorted(REFUSED.items())]
         ),
-        "limits": _table(
+        "limits": table(
             ("limit", "value", "of what"),
             [(f"`{row.name}`", f"{row.default:,}", row.doc) for row in describe(Limits)],  # pyright: ignore[reportArgumentType],
         ),
     }
-
-
-def with_blocks(page: Path, blocks: dict[str, str]) -> str:
-    """A page with its marked blocks written afresh."""
-
-    def block(match: re.Match[str]) -> str:
-        if match[2] not in blocks:
-            raise SystemExit(f"{page.name} marks a block '{match[2]}'; there are {', '.join(blocks)}")
-        return match[1] + blocks[match[2]] + match[3]
-
-    return BLOCK.sub(block, page.read_text())
 
 
 def dead_links(page: Path) -> list[str]:
@@ -142,21 +129,6 @@ def missing_scripts(page: Path) -> list[str]:
     ]
 
 
-def _settle(path: Path, text: str, check: bool) -> list[str]:
-    """Write the page; with `check` compare instead, and return the diff."""
-    old = path.read_text() if path.exists() else ""
-    if old == text:
-        return []
-    if not check:
-        path.write_text(text)
-        return []
-    name = str(path.relative_to(ROOT))
-    diff = difflib.unified_diff(
-        old.splitlines(), text.splitlines(), name, f"{name} as the code has it", lineterm=""
-    )
-    return [*diff, f"{name} is out of step: run `make docs`"]
-
-
 def _markdown() -> Iterator[Path]:
     yield from sorted(ROOT.glob("*.md"))
     yield from sorted((ROOT / "docs").rglob("*.md"))
@@ -177,7 +149,7 @@ def _context(command: click.Command, name: str, parent: click.Context | None) ->
 
 
 def _techniques_table(rows: list[dict[str, Any]]) -> str:
-    return _table(
+    return table(
         ("technique", "phase", "what it does"), [(f"`{r['name']}`", r["phase"], r["summary"]) for r in rows]
     )
 
@@ -188,18 +160,12 @@ def _parameters(operation: Operation) -> str:
         (f"`{name}`", kind, value if value == "required" else f"`{value}`", meaning)
         for name, kind, value, meaning in reference.fields(operation.body)
     ]
-    return (
-        f"### {operation.method} {operation.path}\n\n{operation.summary}.\n\n{_table(reference.HEAD, rows)}"
-    )
+    fields_table = table(reference.HEAD, rows)
+    return f"### {operation.method} {operation.path}\n\n{operation.summary}.\n\n{fields_table}"
 
 
 def _option(option: dict[str, Any]) -> tuple[str, ...]:
     return f"`{option['name']}`", option["type"], f"`{plain(option['default'])}`", option["doc"]
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Measuring: paired timing, memory, accuracy, roofline, and micro-benchmarks of kernels."""
+"""Measuring: paired timing, operations and bytes against the roofline, micro-benchmarks of kernels."""

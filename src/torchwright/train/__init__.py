@@ -1,1 +1,1 @@
-"""Training: layouts planned and proved, the trainer, its ledger, sparse embeddings, and why a run hangs."""
+"""Training: the model, its data and parallelism, runs of it, and layouts that are planned and proved."""
