@@ -111,3 +111,14 @@ def test_bench_runs_what_the_readme_names(tmp_path: Path) -> None:
 def test_git_ignores_the_folder_that_optimize_writes_by_default(target: str | None) -> None:
     patterns = [line for line in (ROOT / ".gitignore").read_text().splitlines() if line.startswith("/")]
     assert any(fnmatch.fnmatch(f"/{default_out(target)}/", pattern) for pattern in patterns)
+
+
+def test_the_log_is_newest_first_and_every_entry_is_under_a_topic() -> None:
+    text = (ROOT / "docs" / "log.md").read_text()
+    titles = re.findall(r"^## (.*)", text, re.MULTILINE)
+    dates = [title[:10] for title in titles]
+    assert dates == sorted(dates, reverse=True)
+    anchors = {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles
+    }  # as GitHub makes them
+    assert set(re.findall(r"\]\(#([^)]+)\)", text.partition("\n## ")[0])) == anchors

@@ -24,6 +24,7 @@ class Dtype(Technique):
     needs: ClassVar[frozenset[str]] = frozenset({"float32", "floating"})
     gives: ClassVar[frozenset[str]] = frozenset({"half"})
     removes: ClassVar[frozenset[str]] = frozenset({"float32"})
+    tolerance: ClassVar[float] = 3e-2
 
     dtype: Literal["bfloat16", "float16"] = "bfloat16"
     """Type of weights and activations; float16 has more digits and less range."""

@@ -26,6 +26,7 @@ class Int4WeightOnly(Technique):
     phase: ClassVar[Phase] = Phase.WEIGHTS
     needs: ClassVar[frozenset[str]] = frozenset({"linear", "float_weights"})
     removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
+    tolerance: ClassVar[float] = 0.25
 
     group_size: Literal[32, 64, 128] = 64
     """Weights of one row that share a scale and a minimum."""

@@ -27,6 +27,7 @@ class Sparse24(Technique):
     needs: ClassVar[frozenset[str]] = frozenset({"linear", "float_weights"})
     gives: ClassVar[frozenset[str]] = frozenset({"sparse24"})
     removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
+    tolerance: ClassVar[float] = 0.8
 
     min_features: int = 512
     """Leave linear layers narrower than this alone."""

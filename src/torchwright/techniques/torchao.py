@@ -26,6 +26,7 @@ class TorchAO(Technique):
     phase: ClassVar[Phase] = Phase.WEIGHTS
     needs: ClassVar[frozenset[str]] = frozenset({"linear", "float_weights"})
     removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
+    tolerance: ClassVar[float] = 0.25
 
     config: Literal["float8_dynamic", "int8_dynamic", "int4_weight_only"] = "int8_dynamic"
     """Weights and activations: float8 by rows, int8 by tokens, or int4 weights alone."""

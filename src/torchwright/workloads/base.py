@@ -161,6 +161,11 @@ class Workload(ABC):
         """Whether a Hugging Face folder with this config.json is its kind of model."""
         return False
 
+    @classmethod
+    def example(cls, folder: Path) -> Self | None:
+        """A small one with random weights, its files in `folder`, for the contract tests of `torchwright.testing`."""
+        return None
+
     @abstractmethod
     def build(self) -> nn.Module:
         """The original, in eval mode, fresh: changing it changes nobody's model.

@@ -25,6 +25,7 @@ class Int8Layers(Technique):
     """Layers of some kinds on 8-bit weights and activations; those of `skip` stay as they are."""
 
     phase: ClassVar[Phase] = Phase.WEIGHTS
+    tolerance: ClassVar[float] = 0.1
     needs: ClassVar[frozenset[str]] = frozenset({"float_weights", "linear", "compiled"})
     removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
     kinds: ClassVar[tuple[type[nn.Module], ...]] = (nn.Linear,)

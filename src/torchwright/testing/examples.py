@@ -1,0 +1,98 @@
+"""A small example of each built-in workload, with random weights; a package's workload has its own `example`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwright.testing.models import Perceptron
+from torchwright.workloads.base import Workload, workloads
+from torchwright.workloads.detect import from_target
+from torchwright.workloads.texts import BUNDLED
+
+VOCABULARY = 4096
+"""Of the bundled tokenizer."""
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def example(name: str, folder: Path) -> Workload | None:
+    """The example of a registered workload, its files in `folder`; None where its class has none."""
+    if name in BUILT_IN:
+        return BUILT_IN[name](folder)
+    return workloads.get(name).example(folder)
+
+
+def perceptron() -> tuple[nn.Module, list[torch.Tensor]]:
+    """A factory, as the command line takes one."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Perceptron()
+    return model, [torch.randn(8, 64, generator=generator) for _ in range(4)]
+
+
+def _module(folder: Path) -> Workload:
+    return from_target(f"{__name__}:{perceptron.__name__}")
+
+
+def _language(folder: Path) -> Workload:
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(**SIZES, num_key_value_heads=2, bos_token_id=0, eos_token_id=1)
+    return from_target(_saved(config, "AutoModelForCausalLM", folder), prompt_tokens=64, new_tokens=8)
+
+
+def _encoder(folder: Path) -> Workload:
+    from transformers import BertConfig
+
+    return from_target(_saved(BertConfig(**SIZES), "AutoModel", folder))
+
+
+def _forward(folder: Path) -> Workload:
+    from transformers import BertConfig
+
+    config = BertConfig(**SIZES, num_labels=5)
+    return from_target(_saved(config, "AutoModelForSequenceClassification", folder))
+
+
+def _image(folder: Path) -> Workload:
+    from transformers import ViTConfig
+
+    sizes = {key: value for key, value in SIZES.items() if key != "vocab_size"}
+    config = ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=7)
+    return from_target(_saved(config, "AutoModelForImageClassification", folder))
+
+
+BUILT_IN: dict[str, Callable[[Path], Workload]] = {
+    "module": _module,
+    "language": _language,
+    "encoder": _encoder,
+    "forward": _forward,
+    "image": _image,
+}
+
+
+def _saved(config: Any, auto: str, folder: Path) -> str:
+    """A folder of Hugging Face's form with such a model, its weights large enough for its answers to differ."""
+    import transformers
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = getattr(transformers, auto).from_config(config)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and "norm" not in name:
+            parameter.data.mul_(4)
+    model.save_pretrained(folder)
+    shutil.copy(BUNDLED / "tokenizer.json", folder)
+    return str(folder)

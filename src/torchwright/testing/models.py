@@ -1,0 +1,102 @@
+"""Small models on which techniques are tried: what makes each of them differ from the others is its layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)
+        )
+
+    def forward(self, x_BE: torch.Tensor) -> torch.Tensor:
+        return self.layers(x_BE)
+
+
+class ConvNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.block = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        self.head = nn.Linear(16, 5)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                assert module.running_mean is not None
+                assert module.running_var is not None
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+
+    def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
+        y = self.stem(x_BCHW)
+        return self.head((y + self.block(y)).mean((2, 3)))
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, window: int | None = None) -> None:
+        super().__init__()
+        self.qkv, self.out, self.window = nn.Linear(64, 192), nn.Linear(64, 64), window
+
+    def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
+        B, T, E = x_BTE.shape
+        q, k, v = self.qkv(x_BTE).view(B, T, 3, 4, E // 4).permute(2, 0, 3, 1, 4)
+        mask = None
+        if self.window:
+            distance = torch.arange(T)[:, None] - torch.arange(T)
+            mask = (distance >= 0) & (distance < self.window)
+        return self.out(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(B, T, E)
+        )
+
+
+class Block(nn.Module):
+    def __init__(self, window: int | None = None) -> None:
+        super().__init__()
+        self.attention, self.norm = SelfAttention(window), nn.LayerNorm(64)
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
+        x_BTE = x_BTE + self.attention(self.norm(x_BTE))
+        return x_BTE + self.down(F.gelu(self.up(x_BTE)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(32, 32, batch_first=True), nn.Linear(32, 16)
+
+    def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x_BTE)[0])
+
+
+class Recommender(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.net = nn.EmbeddingBag(50, 64), Perceptron()
+
+    def forward(self, ids_BN: torch.Tensor, x_BE: torch.Tensor) -> torch.Tensor:
+        return self.net(self.bag(ids_BN) + x_BE)
+
+
+MODELS: dict[str, tuple[Any, Any]] = {
+    "mlp": (Perceptron, lambda: (torch.randn(8, 64),)),
+    "conv+bn": (ConvNet, lambda: (torch.randn(2, 3, 16, 16),)),
+    "transformer": (lambda: nn.Sequential(*[Block() for _ in range(3)]), lambda: (torch.randn(2, 16, 64),)),
+    "windowed": (
+        lambda: nn.Sequential(*[Block(window=32) for _ in range(3)]),
+        lambda: (torch.randn(1, 192, 64),),
+    ),
+    "lstm": (Recurrent, lambda: (torch.randn(2, 6, 32),)),
+    "embedding bag": (Recommender, lambda: (torch.randint(0, 50, (8, 4)), torch.randn(8, 64))),
+    "torch encoder": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2),
+        lambda: (torch.randn(2, 16, 64),),
+    ),
+}
+"""Name → how to build it, and how to make inputs for it."""

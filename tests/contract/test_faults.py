@@ -1,0 +1,62 @@
+"""The contract tests fail for what breaks the contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchwright.techniques.base import techniques
+from torchwright.testing.examples import perceptron
+from torchwright.testing.test_techniques import TestOnModels as Techniques
+from torchwright.testing.test_workloads import TestWorkload as Workloads
+from torchwright.workloads.module import ModuleWorkload
+
+
+class Shared(ModuleWorkload):
+    def build(self) -> torch.nn.Module:
+        return self.model
+
+
+class Blind(ModuleWorkload):
+    def compare(self, reference: Any, candidate: Any) -> Any:
+        return super().compare(reference, reference)
+
+
+class Restless(ModuleWorkload):
+    def observe(self, run: Any, dtype: torch.dtype) -> Any:
+        return super().observe(lambda case: run(case) * torch.rand(()), dtype)
+
+
+class Greedy(ModuleWorkload):
+    @classmethod
+    def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("cls", "test"),
+    [
+        (Shared, Workloads.test_every_model_it_builds_is_fresh),
+        (Blind, Workloads.test_other_weights_lose),
+        (Restless, Workloads.test_the_original_loses_nothing),
+    ],
+)
+def test_a_workload_with_a_fault(cls: type[ModuleWorkload], test: Any) -> None:
+    test(Workloads(), ModuleWorkload(*perceptron()))
+    with pytest.raises(AssertionError):
+        test(Workloads(), cls(*perceptron()))
+
+
+def test_a_workload_that_takes_every_folder(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        Workloads().test_a_stranger_to_it_is_not_accepted(Greedy(*perceptron()), tmp_path)
+
+
+def test_a_technique_that_loses_more_than_it_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+    Techniques().test_apply_keeps_what_the_model_computes("dtype", "mlp")
+    monkeypatch.setattr(techniques.get("dtype"), "tolerance", 1e-9)
+    with pytest.raises(AssertionError):
+        Techniques().test_apply_keeps_what_the_model_computes("dtype", "mlp")

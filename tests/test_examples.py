@@ -1,0 +1,84 @@
+"""Packages with a technique, a workload and a device of their own, installed as a stranger would."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
+NAMES = {"techniques": "tanh_gelu", "workloads": "forecast", "devices": "mps"}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that finds all of them installed; pip asks no index and makes no virtual one."""
+    folder, target = tmp_path_factory.mktemp("examples"), tmp_path_factory.mktemp("site")
+    sources = [shutil.copytree(path, folder / path.name) for path in EXAMPLES]  # a build leaves files there
+    options = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(target), *map(str, sources)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    path = [str(target), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path)), "PYTEST_ADDOPTS": ""}
+
+
+def run(environment: dict[str, str], folder: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_contract_tests_run_for_each(installed: dict[str, str], tmp_path: Path) -> None:
+    arguments = ("-q", "-rA", "-p", "no:cacheprovider", "-k", " or ".join(NAMES.values()))
+    out = run(installed, tmp_path, "pytest", "--pyargs", "torchwright.testing", *arguments)
+    passed = [line for line in out.splitlines() if line.startswith("PASSED")]
+    for name in NAMES.values():
+        assert any(name in line for line in passed), f"no test has run for {name}"
+    skipped = [line for line in out.splitlines() if line.startswith("SKIPPED")]
+    assert all("test_devices.py" in line and "Metal (mps)" in line for line in skipped)
+
+
+def test_the_command_line_knows_them(installed: dict[str, str], tmp_path: Path) -> None:
+    code = "from torchwright.cli import main; main()"
+    environment = installed | {"COLUMNS": "120"}
+
+    def listed(verb: str) -> str:
+        command = [sys.executable, "-c", code, verb]
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert "GELU layers compute its approximation by tanh" in listed("techniques")
+    assert "relative error of what it says comes next" in listed("workloads")
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / name / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_apple_gpu_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arithmetic, on the CPU: no Apple computer is at hand, and nothing here says that it runs on one."""
+    module = load("apple_gpu")
+    monkeypatch.setattr(module, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(module, "SQUARE", 64)
+    monkeypatch.setattr(module.MPS, "name", "cpu")
+    monkeypatch.setattr(module.MPS, "synchronize", lambda self: None)
+    found = module.MPS().measure()
+    assert found.read_gb_per_s > 0
+    assert set(found.tflops) == {"float32", "float16", "bfloat16"}
+    assert all(rate > 0 for rate in found.tflops.values())
