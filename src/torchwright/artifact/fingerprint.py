@@ -1,4 +1,3 @@
-# pyright: basic
 """Where something was measured: versions, device and threads."""
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ def fingerprint_here(
 ) -> Fingerprint:
     """This machine and its versions; `measured=False` leaves out the device's ceilings, which take seconds."""
     found = get_device(device)
-    libraries = {}
+    libraries: dict[str, str] = {}
     for name in LIBRARIES:
         try:
             libraries[name] = version(name)

@@ -1,4 +1,3 @@
-# pyright: basic
 """Compiles one kept graph in a process of its own.
 
 `python -m torchwright.engines.compile_package FOLDER NAME INDEX PARENT`, which ends with the process PARENT.

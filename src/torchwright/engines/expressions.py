@@ -1,4 +1,3 @@
-# pyright: basic
 """The two kinds of text in a graph's file that torch evaluates: shape expressions (sympy) and guards (Python).
 
 Both are read with `ast`, held against a small grammar, and guards are written out again from what was read.
@@ -105,7 +104,8 @@ def _bits(node: ast.expr) -> int:
             return sum(map(_bits, [left, *others]))
         case ast.Call(func=ast.Name(id=name)):
             return _call_bits(name, node)
-    raise ValueError(f"it has a {type(node).__name__}")
+        case _:
+            raise ValueError(f"it has a {type(node).__name__}")
 
 
 def _call_bits(name: str, node: ast.Call) -> int:
@@ -135,7 +135,8 @@ def _exponent(node: ast.expr) -> int:
             return _exponent(inner)
         case ast.Constant(value=int() as value) if abs(value) <= LARGEST_EXPONENT:
             return max(1, abs(int(value)))
-    raise ValueError(f"it has an exponent that is not a number up to {LARGEST_EXPONENT}")
+        case _:
+            raise ValueError(f"it has an exponent that is not a number up to {LARGEST_EXPONENT}")
 
 
 def _number(value: Any) -> int:

@@ -1,4 +1,3 @@
-# pyright: basic
 """What a user calls: an `nn.Module` whose weights lie inside compiled code."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: basic
 """From the flat outputs of a compiled call to the result that the original gives."""
 
 from __future__ import annotations

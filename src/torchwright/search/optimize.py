@@ -1,4 +1,3 @@
-# pyright: basic
 """One optimization from a workload to an artifact."""
 
 from __future__ import annotations

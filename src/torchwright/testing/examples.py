@@ -62,15 +62,17 @@ def _encoder(folder: Path) -> Workload:
 def _forward(folder: Path) -> Workload:
     from transformers import BertConfig
 
-    config = BertConfig(**SIZES | {"num_labels": 5})
+    sizes: dict[str, Any] = SIZES | {"num_labels": 5}
+    config = BertConfig(**sizes)
     return from_target(_saved(config, "AutoModelForSequenceClassification", folder))
 
 
 def _image(folder: Path) -> Workload:
     from transformers import ViTConfig
 
-    sizes = {key: value for key, value in SIZES.items() if key != "vocab_size"}
-    config = ViTConfig(**sizes | {"image_size": 32, "patch_size": 8, "num_labels": 7})
+    sizes: dict[str, Any] = {key: value for key, value in SIZES.items() if key != "vocab_size"}
+    sizes |= {"image_size": 32, "patch_size": 8, "num_labels": 7}
+    config = ViTConfig(**sizes)
     return from_target(_saved(config, "AutoModelForImageClassification", folder))
 
 

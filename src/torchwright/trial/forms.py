@@ -1,4 +1,3 @@
-# pyright: basic
 """The further forms of a recipe's model: any number of rows, and any sizes at all.
 
 What the search times is compiled for the example's sizes. Once it has found its recipe, the same model is exported
