@@ -3,8 +3,12 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from torchwright import registry as registry_module
+from torchwright.devices import devices
 from torchwright.errors import TorchwrightError, UnknownName
+from torchwright.hub.formats.base import formats
 from torchwright.registry import Registry
+from torchwright.techniques.base import techniques
+from torchwright.workloads.base import workloads
 
 
 @pytest.fixture
@@ -87,3 +91,8 @@ def test_a_class_of_another_name_is_refused_in_words(points, target, found):
         make().get("three")
     assert found in str(caught.value)
     assert "write name = 'three' in the class" in str(caught.value)
+
+
+@pytest.mark.parametrize("registry", [devices, formats, techniques, workloads], ids=lambda found: found.kind)
+def test_every_built_in_has_the_name_that_it_is_registered_under(registry: Registry[type]):
+    assert [cls.name for _, cls in registry] == registry.names()  # type: ignore[attr-defined]

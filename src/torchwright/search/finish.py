@@ -33,13 +33,13 @@ def drop_one(search: Search) -> None:
         rest = search.without_step(rung.step)
         search.context.deadline = estimate.latest(search, rest)
         if search.context.remaining() < estimate.trial_seconds(search, rest):
-            search.notes.append(f"no time was left to try the recipe without {rung.step}")
+            search.notes.append(f"at the end, no time was left to try the recipe without {rung.step}")
             continue
         search.tell("trying", f"the recipe without {rung.step}")
         try:
             candidate, comparison = _tried(search, rest)
         except (TrialFailed, TorchwrightError) as failure:
-            search.notes.append(f"the recipe without {rung.step} was tried, and failed ({failure})")
+            search.notes.append(f"at the end, the recipe without {rung.step} failed ({failure})")
             continue
         if _still_contributes(search, candidate, comparison):
             candidate.close()

@@ -29,7 +29,7 @@ class Int8Rows(Int8Layers):
     name: ClassVar[str] = "int8_rows"
     own_kernels: ClassVar[bool] = True
     kernels: ClassVar[str] = "packed w8a8"
-    rewrite: ClassVar[Callable[[torch.fx.GraphModule], None]] = staticmethod(fuse_layers)
+    rewrite: ClassVar[Callable[[torch.fx.GraphModule], None]] = fuse_layers
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:

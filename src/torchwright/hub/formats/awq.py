@@ -20,6 +20,7 @@ BITS, IN_A_WORD = 4, 8
 
 
 class Awq(TensorFormat):
+    name = "awq"
     main, others = "qweight", ("qzeros", "scales")
 
     @classmethod

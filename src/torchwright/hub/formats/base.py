@@ -25,6 +25,9 @@ class Format(ABC):
     understood: a weight is read right or not at all.
     """
 
+    name: ClassVar[str]
+    """Its `quantization_config.quant_method`, under which it is registered."""
+
     @classmethod
     @abstractmethod
     def check(cls, settings: Fields) -> None:

@@ -32,6 +32,7 @@ CODES, BYTE_CODES = 16, 256
 
 
 class BitsAndBytes(TensorFormat):
+    name = "bitsandbytes"
     main, others = "SCB", ("weight_format",)
 
     @classmethod

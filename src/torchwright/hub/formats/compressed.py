@@ -28,6 +28,7 @@ MIXED = "mixed-precision"
 
 
 class CompressedTensors(TensorFormat):
+    name = "compressed-tensors"
     main = "weight_scale"
     others = (
         "weight_packed",

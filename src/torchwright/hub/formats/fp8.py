@@ -13,6 +13,7 @@ from torchwright.hub.weight import Weight
 
 
 class Fp8(TensorFormat):
+    name = "fp8"
     main, others = "weight_scale_inv", ("input_scale", "activation_scale")
 
     @classmethod

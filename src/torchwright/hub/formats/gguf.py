@@ -24,6 +24,8 @@ TURNED = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 
 
 class Gguf(Format):
+    name = "gguf"
+
     @classmethod
     def check(cls, settings: Fields) -> None:
         """The file says itself what it holds."""

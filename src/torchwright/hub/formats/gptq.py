@@ -20,6 +20,7 @@ WIDTHS = (2, 4, 8)
 
 
 class Gptq(TensorFormat):
+    name = "gptq"
     main, others = "qweight", ("qzeros", "scales", "g_idx")
 
     @classmethod

@@ -22,6 +22,7 @@ LONGEST = 1 << 16
 
 
 class TorchAO(TensorFormat):
+    name = "torchao"
     main, others = "_weight_qdata", ("_weight_scale", "_weight_zero_point")
 
     @classmethod

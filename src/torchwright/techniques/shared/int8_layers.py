@@ -31,7 +31,7 @@ class Int8Layers(Technique):
     kinds: ClassVar[tuple[type[nn.Module], ...]] = (nn.Linear,)
     kernels: ClassVar[str] = "oneDNN int8 (u8 x s8)"
     """What the layers run on, in words."""
-    rewrite: ClassVar[Callable[[torch.fx.GraphModule], None]] = staticmethod(share_integers)
+    rewrite: ClassVar[Callable[[torch.fx.GraphModule], None]] = share_integers
     """For the exported graph: what its layers can share."""
 
     skip: tuple[str, ...] = ()
@@ -66,7 +66,9 @@ class Int8Layers(Technique):
             else:
                 replace_module(target.model, layer, new)
         register_patterns()
-        target.settings.rewrites.append(self.rewrite)
+        target.settings.rewrites.append(
+            type(self).rewrite
+        )  # of the class: an instance would be its first argument
         target.coverage.append(
             Coverage(
                 technique=self.name,
