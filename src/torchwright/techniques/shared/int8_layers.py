@@ -66,9 +66,8 @@ class Int8Layers(Technique):
             else:
                 replace_module(target.model, layer, new)
         register_patterns()
-        target.settings.rewrites.append(
-            type(self).rewrite
-        )  # of the class: an instance would be its first argument
+        # Asked of the class, because an instance would be its first argument.
+        target.settings.rewrites.append(type(self).rewrite)
         target.coverage.append(
             Coverage(
                 technique=self.name,
