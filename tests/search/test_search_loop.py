@@ -122,6 +122,12 @@ def test_the_budget_is_held_against_the_upper_end_of_the_interval(world: World):
     assert row(outcome, "half").speedup is None  # accuracy first: nothing was timed
 
 
+def test_a_loss_a_hair_over_the_budget_does_not_look_equal_to_it(world: World):
+    world.gain, world.drop = product(half=2.0), lambda steps: 0.010003 * bool(steps)
+    outcome = world.search(step("half"))
+    assert row(outcome, "half").reason == "error rises by 1.0003% (up to 1.0003%), the budget is 1.00%"
+
+
 def test_an_implausible_improvement_is_refused(world: World):
     world.gain = product(half=3.0)
     world.drop = lossy(half=-0.2)

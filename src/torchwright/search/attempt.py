@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchwright.errors import TorchwrightError
-from torchwright.facts import Interval, Rung, Step
+from torchwright.facts import Interval, Quality, Rung, Step
 from torchwright.search import estimate
 from torchwright.search.compare import compare, mebibytes, worth
 from torchwright.search.state import Search, Spent
@@ -64,10 +64,7 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
     candidate.settle(search.reference)
     assert candidate.quality is not None
     if search.over_budget(candidate):
-        reason = (
-            f"{candidate.quality.metric} {candidate.quality.worsens} by {candidate.quality.drop:.2%} (up to "
-            f"{candidate.quality.drop_high:.2%}), the budget is {search.budget.max_drop:.2%}"
-        )
+        reason = _over_budget(candidate.quality, search.budget.max_drop)
         search.record(step, candidate, None, "dropped", reason)
         candidate.close()
         return False
@@ -175,3 +172,10 @@ def _failed(search: Search, step: Step, failure: TrialFailed, started: float) ->
     else:
         search.add(Rung(step=step, kept=False, status="failed", reason=failure.reason))
     return False
+
+
+def _over_budget(quality: Quality, budget: float) -> str:
+    """By how much, in as many digits as show that it is more than the budget."""
+    digits = next((n for n in range(2, 6) if f"{quality.drop_high:.{n}%}" != f"{budget:.{n}%}"), 6)
+    drop, high = f"{quality.drop:.{digits}%}", f"{quality.drop_high:.{digits}%}"
+    return f"{quality.metric} {quality.worsens} by {drop} (up to {high}), the budget is {budget:.2%}"
