@@ -75,6 +75,7 @@ with torch.random.fork_rng():
 """
 
 
+@pytest.mark.slow
 def test_a_search_on_it_in_processes_of_their_own(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(USER)

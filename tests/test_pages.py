@@ -46,7 +46,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("my_model", None)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", pytest.param("docs/getting-started.md", marks=pytest.mark.slow)]
+)
 def test_every_block_runs(page: str, place: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("torchwright.artifact.folder.cache_folder", lambda: place / "cache")
     monkeypatch.setattr("in_process.TRIED", ("dtype",))
