@@ -31,7 +31,7 @@ import torch
 import turns
 from serving_load import server
 from torchwright.decoder.load import load_decoder
-from torchwright.serve.engine.engine import Engine
+from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.wire.messages import SamplingOptions, Submit
 from torchwright.workloads.language import BUNDLED
 
@@ -106,7 +106,7 @@ def neighbours(count: int) -> Iterator[None]:
 def engine(model: str | None, streams: int) -> Iterator[Callable[[float], float]]:
     """What counts the tokens a second of an engine that always has so many sequences."""
     loaded = load_decoder(Path(model) if model else BUNDLED, dtype=torch.bfloat16)
-    made = Engine(loaded, pages=4096)
+    made = ServingEngine(loaded, pages=4096)
     named = iter(range(1 << 30))
 
     def fill() -> None:

@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the figures here")
     options = parser.parse_args()
     turns.print_machine()
-    if fault := build.load():
+    if fault := build.load_fault():
         raise SystemExit(fault)
     torch.manual_seed(0)
     weights = [torch.randn(N, K, dtype=torch.bfloat16) / K**0.5 for _ in range(COPIES)]

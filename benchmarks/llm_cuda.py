@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
     parser.add_argument("--json", metavar="FILE", help="write the rows here as they finish")
     options = parser.parse_args()
-    missing = CUDA.unavailable() or operators.load()
+    missing = CUDA.unavailable() or operators.load_fault()
     if missing is not None:
         sys.exit(f"llm_cuda.py measures a CUDA card, and there is none to measure here: {missing}.")
     if operators.INTERPRETED:

@@ -37,7 +37,7 @@ from llm_cpu import Peer
 from torchwright.decoder.cache import PAGE
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import load_decoder
-from torchwright.serve.engine.engine import Engine
+from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import SamplingOptions, Submit
 from torchwright.workloads.language import BUNDLED
@@ -82,13 +82,15 @@ def request(ids: list[int], new: int, **more: Any) -> Submit:
     return Submit(id=str(random.getrandbits(64)), ids=ids, max_tokens=new, sampling=sampling, **more)
 
 
-def make_engine(model: LoadedDecoder, tokens: int, **options: Any) -> Engine:
+def make_engine(model: LoadedDecoder, tokens: int, **options: Any) -> ServingEngine:
     """An engine with room for `tokens` and a page more for each running sequence."""
     found = EngineOptions(**{"speculate": "none", **options})
-    return Engine(model, pages=tokens // PAGE + 2 * found.max_running, options=found)
+    return ServingEngine(model, pages=tokens // PAGE + 2 * found.max_running, options=found)
 
 
-def drive(engine: Engine, requests: Sequence[Submit], arrivals: Sequence[float] | None = None) -> list[Life]:
+def drive(
+    engine: ServingEngine, requests: Sequence[Submit], arrivals: Sequence[float] | None = None
+) -> list[Life]:
     """Run requests that arrive at the given seconds (all at once without), and note when tokens come."""
     begun = time.perf_counter()
     waiting = list(zip(arrivals or [0.0] * len(requests), requests, strict=True))

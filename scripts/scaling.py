@@ -14,10 +14,10 @@ from pathlib import Path
 from torchwright.train.planning.cluster import Cluster, read_device
 from torchwright.train.planning.job import Job
 from torchwright.train.planning.models import read_model
-from torchwright.train.planning.rank import Candidate, evaluate, rank
+from torchwright.train.planning.rank import RankedLayout, evaluate, rank
 from torchwright.train.planning.recommender import (
     Estimate,
-    Recommender,
+    RecommenderJob,
     Sharding,
     Tables,
     estimate,
@@ -31,7 +31,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 CONTEXT = 8192
 SAMPLES_70B = 2048
 MODEL = "llama-3.1-70b"
-RECOMMENDER = Recommender(
+RECOMMENDER = RecommenderJob(
     tables=(
         Tables(count=8, rows=4_000_000_000, dim=128, pooling=20),
         Tables(count=60, rows=95_000_000, dim=128, pooling=30),
@@ -159,7 +159,7 @@ def language_model() -> str:
     return "\n".join(lines)
 
 
-def _traffic(cluster: Cluster, best: Candidate) -> str:
+def _traffic(cluster: Cluster, best: RankedLayout) -> str:
     found = traffic(Shape(read_model(MODEL)), job(), cluster, best.plan)
     names = [tier.name for tier in cluster.tiers]
     speeds = {tier.name: tier.bandwidth * tier.efficiency for tier in cluster.tiers}
@@ -194,7 +194,7 @@ def _weak() -> str:
     )
 
 
-def _breaks(best: Candidate) -> str:
+def _breaks(best: RankedLayout) -> str:
     """How far each thing may worsen until the best layout loses a twentieth, and what would be best with much less."""
     shape, tokens = Shape(read_model(MODEL)), best.tokens_per_second
 
@@ -346,7 +346,7 @@ def _recommender_breaks(best: Estimate, room: float) -> str:
     )
     flipped = dataclasses.replace(best.sharding, contiguous_replicas=False)
     normal = cluster_of("h100", 512)
-    cases: list[tuple[str, Recommender, Cluster, Sharding]] = [
+    cases: list[tuple[str, RecommenderJob, Cluster, Sharding]] = [
         ("network at a half", RECOMMENDER, cluster_of("h100", 512, scaled("bandwidth", 0.5)), best.sharding),
         ("four times the latency", RECOMMENDER, cluster_of("h100", 512, scaled("latency", 4)), best.sharding),
         ("groups of neighbours, replicas far apart", RECOMMENDER, normal, flipped),

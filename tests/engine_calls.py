@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torchwright.engines.call import parameters_of, spec_of
-from torchwright.engines.door import Call, Door
+from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.graphs import GraphCall
 from torchwright.engines.package import Package
 from torchwright.engines.program import FreeSizes, compile_program, export_one
@@ -31,7 +31,7 @@ class Calls(nn.Module):
 
 def call_of(
     model: nn.Module, args: Any, kwargs: Any = None, *, free: FreeSizes | None = None, to: Path | None = None
-) -> Call:
+) -> CompiledCall:
     """One call, compiled into the package `to`; without one run operator by operator."""
     program = export_one(model.eval(), Case("forward", args=args, kwargs=kwargs or {}), free)
     spec = spec_of("forward", program)

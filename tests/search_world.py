@@ -293,7 +293,7 @@ class World:
             raise TrialFailed("not done in the time that was left", timed_out=True)
         self.now += seconds
 
-    def start(self, context: Context, steps: tuple[Step, ...], case_names: Any) -> Candidate:
+    def start(self, context: Context, steps: tuple[Step, ...]) -> Candidate:
         self.started.append(steps)
         seconds = 1.0 + sum(self.cost.get(str(step), self.cost.get(step.name, 0.0)) for step in steps)
         self.spend(context, seconds)

@@ -42,7 +42,7 @@ def simulated_card() -> Iterator[None]:
         patch.setattr(CUDA, "synchronize", lambda self: None)
         patch.setattr(CUDA, "reset_peak_memory", lambda self: True)
         patch.setattr(CUDA, "peak_memory_bytes", lambda self: 1 << 30)
-        patch.setattr(operators, "load", lambda: None)
+        patch.setattr(operators, "load_fault", lambda: None)
         patch.setattr(
             ops, "on", lambda device, *rest: reference if device.type == "cuda" else on(device, *rest)
         )

@@ -23,7 +23,7 @@ from torchwright.kernels.cpu import build
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is measured or compiled, and nothing of this user's is read or written but the compiled kernels."""
-    build.load()
+    build.load_fault()
     monkeypatch.setattr(build, "ready", lambda: True)
     monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(doctor, "default_name", lambda: "cpu")
@@ -161,19 +161,19 @@ NATIVE = ("native", "int8_rows", "dense_attention", "w8a8", "w4a8", "w4a16", "kv
 
 def test_what_runs_on_the_kernels_is_available_where_they_can_be_built(monkeypatch):
     found = {row.name: row.reason for row in diagnose().techniques}
-    assert [found[name] for name in NATIVE] == [build.load()] * len(NATIVE)
+    assert [found[name] for name in NATIVE] == [build.load_fault()] * len(NATIVE)
     monkeypatch.setattr(build, "_outcome", ["the C++ compiler failed: no std::bit_width"])
     diagnosis = diagnose()
     found = {row.name: row.reason for row in diagnosis.techniques}
-    assert {diagnosis.kernels.reason, *(found[name] for name in NATIVE)} == {build.load()}
+    assert {diagnosis.kernels.reason, *(found[name] for name in NATIVE)} == {build.load_fault()}
     assert found["dtype"] is None
 
 
 @pytest.mark.slow
 def test_the_kernels_are_built_ahead(capsys, monkeypatch):
     """A line says so where it takes a while; what the verb prints is where they are."""
-    if build.load():
-        pytest.skip(f"no kernels: {build.load()}")
+    if build.load_fault():
+        pytest.skip(f"no kernels: {build.load_fault()}")
     path = build.library()
     monkeypatch.setattr(build, "library", lambda: path)
     assert main(["doctor", "--build"]) == 0

@@ -39,7 +39,7 @@ NARROWING = ("top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class OpenedModel:
     """A language model that is ready to answer."""
 
     model: Writer
@@ -50,7 +50,7 @@ class Opened:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Continuation:
     """The continuation of one prompt, and how long it took."""
 
     text: str
@@ -77,7 +77,7 @@ def generate(
     trust: bool,
     on_text: Callable[[str], None],
     on_notice: Callable[[str], None],
-) -> Answer:
+) -> Continuation:
     """`torchwright generate`: what can be refused without the model is, before it is opened.
 
     `sampling` holds fields of `Sampling`, and only those that the user gave. Without `max_new_tokens` there are
@@ -107,7 +107,7 @@ def open_model(
     dtype: str | None = None,
     device: str | None = None,
     trust: bool = False,
-) -> Opened:
+) -> OpenedModel:
     """The language model of an artifact, or of a Hugging Face folder, GGUF file or hub id; None is the bundled one.
 
     `quantize` and `kv` are those of `load_decoder`; `dtype` is bf16 or fp32, by default bf16 where the compiled
@@ -135,7 +135,7 @@ def open_model(
     fault = ops.fault(model.device.type) if isinstance(model, LoadedDecoder) else None
     if fault is not None:
         notices += (f"no fast kernels: {fault}",)
-    return Opened(model=model, notices=notices, recipe=recipe)
+    return OpenedModel(model=model, notices=notices, recipe=recipe)
 
 
 def promise(recipe: Recipe) -> dict[str, str | None]:
@@ -151,7 +151,7 @@ def ask(
     max_new_tokens: int | None = None,
     seed: int = 0,
     sampling: Mapping[str, Any] | None = None,
-) -> Answer:
+) -> Continuation:
     """Continue one prompt; `on_text` is given each piece of text as it appears, and never half a character.
 
     Raises `WorkloadError` for a prompt that is empty or does not fit, and for options that the model does not take.
@@ -182,7 +182,7 @@ def ask(
     begun = time.perf_counter()
     model.write(ids, limit, seed=seed, on_token=take, **sampling)
     say(stream.rest())
-    return Answer(
+    return Continuation(
         text="".join(pieces),
         prompt_tokens=len(ids),
         new_tokens=len(times),

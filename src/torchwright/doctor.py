@@ -99,7 +99,7 @@ def diagnose(*, refresh: bool = False) -> Diagnosis:
         # torch's own word says which build it is; its metadata need not.
         versions={**{name: _version(name) for name in LIBRARIES}, "torch": str(torch.__version__)},
         compiler=_compiler(device),
-        kernels=Available(name="kernels", reason=build.load()),
+        kernels=Available(name="kernels", reason=build.load_fault()),
         cache=str(folder),
         cache_fault=_write_fault(folder),
         techniques=tuple(_technique(name, device) for name in techniques.names()),
@@ -112,7 +112,7 @@ def build_kernels() -> Path:
 
     Raises `TorchwrightError` where they cannot be compiled or loaded.
     """
-    fault = build.load()
+    fault = build.load_fault()
     if fault:
         raise TorchwrightError("the kernels cannot be built here", found=fault)
     return build.library()

@@ -15,7 +15,7 @@ from tiny import VOCABULARY, build, save, token_ids
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from torchwright.decoder import LoadedDecoder, load_decoder
-from torchwright.decoder.text import Text, TextStream
+from torchwright.decoder.text import FolderTokenizer, TextStream
 from torchwright.errors import TorchwrightError
 from torchwright.workloads.language import BUNDLED
 
@@ -124,11 +124,11 @@ def test_stream_takes_one_prompt(bundled: LoadedDecoder) -> None:
 def test_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TorchwrightError, match=r"tokenizer\.json cannot be read"):
-        Text(tmp_path, None)
+        FolderTokenizer(tmp_path, None)
     shutil.copy(BUNDLED / "tokenizer.json", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(TorchwrightError, match=r"tokenizer_config\.json is not a JSON object"):
-        Text(tmp_path, None)
+        FolderTokenizer(tmp_path, None)
 
 
 def test_stream_checks_before_the_first_piece(bundled: LoadedDecoder) -> None:
@@ -137,7 +137,7 @@ def test_stream_checks_before_the_first_piece(bundled: LoadedDecoder) -> None:
 
 
 @pytest.fixture(scope="module")
-def byte_text(tmp_path_factory: pytest.TempPathFactory) -> Text:
+def byte_text(tmp_path_factory: pytest.TempPathFactory) -> FolderTokenizer:
     """One token a byte."""
     vocabulary = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -145,10 +145,10 @@ def byte_text(tmp_path_factory: pytest.TempPathFactory) -> Text:
     tokenizer.decoder = decoders.ByteLevel()
     folder = tmp_path_factory.mktemp("bytes")
     tokenizer.save(str(folder / "tokenizer.json"))
-    return Text(folder, None)
+    return FolderTokenizer(folder, None)
 
 
-def test_stream_holds_characters_back_until_they_are_whole(byte_text: Text) -> None:
+def test_stream_holds_characters_back_until_they_are_whole(byte_text: FolderTokenizer) -> None:
     stream = TextStream(byte_text)
     pieces = [stream.put(token) for token in byte_text.encode("aé€😀")]
     assert pieces == ["a", "", "é", "", "", "€", "", "", "", "😀"]
@@ -157,7 +157,7 @@ def test_stream_holds_characters_back_until_they_are_whole(byte_text: Text) -> N
 
 @settings(max_examples=200, deadline=None)
 @given(tokens=st.lists(st.integers(0, 255), max_size=20))
-def test_pieces_and_rest_are_the_whole_text(byte_text: Text, tokens: list[int]) -> None:
+def test_pieces_and_rest_are_the_whole_text(byte_text: FolderTokenizer, tokens: list[int]) -> None:
     stream = TextStream(byte_text)
     pieces = [stream.put(token) for token in tokens]
     assert "".join(pieces) + stream.rest() == byte_text.decode(tokens)
@@ -166,12 +166,12 @@ def test_pieces_and_rest_are_the_whole_text(byte_text: Text, tokens: list[int]) 
 def test_begin_of_text_where_the_tokenizer_configuration_asks_for_it(tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BUNDLED / name, tmp_path / name)
-    plain = Text(tmp_path, 0).encode("text")
+    plain = FolderTokenizer(tmp_path, 0).encode("text")
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"add_bos_token": True}))
-    assert Text(tmp_path, 0).encode("text") == [0, *(plain[1:] if plain[0] == 0 else plain)]
+    assert FolderTokenizer(tmp_path, 0).encode("text") == [0, *(plain[1:] if plain[0] == 0 else plain)]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"add_bos_token": False}))
-    assert Text(tmp_path, 0).encode("text") == plain
+    assert FolderTokenizer(tmp_path, 0).encode("text") == plain
 
 
 @pytest.mark.parametrize(

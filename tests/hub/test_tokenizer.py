@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torchwright.decoder.text import Text
+from torchwright.decoder.text import FolderTokenizer
 from torchwright.errors import ModelError
 from torchwright.hub.folder import download, find_object, resolve
 from torchwright.hub.tokenizer import find_tokenizer, open_tokenizer, tokenizer_settings
@@ -41,7 +41,7 @@ def shards_of(folder: Path) -> Any:
         open_tokenizer,
         Tokenizer,
         shards_of,
-        lambda at: Text(at, 0),
+        lambda at: FolderTokenizer(at, 0),
         lambda at: plain_tokenizer(at, 8),
     ],
 )
@@ -54,7 +54,7 @@ def test_a_damaged_tokenizer_is_named_wherever_it_is_opened(tmp_path: Path, open
 def test_all_read_the_same_tokens(tmp_path: Path) -> None:
     shutil.copy(BUNDLED / "tokenizer.json", tmp_path)
     ids = open_tokenizer(tmp_path).encode("Once upon a time").ids
-    assert Text(tmp_path, None).encode("Once upon a time") == ids
+    assert FolderTokenizer(tmp_path, None).encode("Once upon a time") == ids
     assert Tokenizer(tmp_path).encode("Once upon a time") == ids
 
 

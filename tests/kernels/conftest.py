@@ -14,7 +14,7 @@ from torchwright.kernels.cpu import build
 @pytest.fixture
 def native() -> Any:
     """The compiled operators."""
-    missing = build.load()
+    missing = build.load_fault()
     if missing:
         pytest.skip(f"no kernels: {missing}")
     return ops.native

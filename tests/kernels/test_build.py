@@ -213,7 +213,7 @@ def test_no_compiler_is_a_reason(compiler: Compiler, monkeypatch: pytest.MonkeyP
 
 
 def test_the_reference_serves_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "load", lambda: "no C++ compiler was found")
+    monkeypatch.setattr(build, "load_fault", lambda: "no C++ compiler was found")
     monkeypatch.setattr(ops, "native", None)
     assert ops.fault("cpu") is not None
     torch.manual_seed(0)
@@ -238,7 +238,7 @@ def test_an_unknown_instruction_set_is_refused(native: object) -> None:
     script = """
 import os, torch
 from torchwright.kernels.cpu import build; from torchwright.kernels import ops
-assert build.load() is None
+assert build.load_fault() is None
 try:
     ops.rms_norm(torch.ones(1, 4), torch.ones(4), 1e-5)
 except ValueError as error:

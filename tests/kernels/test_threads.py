@@ -108,7 +108,7 @@ from torchwright.kernels.cpu import build
 from torchwright.kernels.linear import PackedLinear
 from torchwright.scheme import W8A8
 from torchwright.kernels.cpu.threads import own_threads
-assert build.load() is None
+assert build.load_fault() is None
 layer, x = PackedLinear(torch.randn(900, 512), None, W8A8), torch.randn(600, 512)
 with own_threads(4):
     expected = layer(x)

@@ -13,7 +13,7 @@ import torch
 from torchwright.kernels.gpu import operators
 
 DEVICE = torch.device("cpu" if operators.INTERPRETED else "cuda")
-assert operators.load() is None, operators.load()
+assert operators.load_fault() is None, operators.load_fault()
 ops: Any = torch.ops.torchwright_gpu
 
 

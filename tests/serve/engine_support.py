@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torchwright.decoder import LoadedDecoder, load_decoder
-from torchwright.serve.engine.engine import Engine
+from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import Finish, Grammar, SamplingOptions, Submit, Timing, TokenLogprob
 from torchwright.workloads.language import BUNDLED
@@ -51,16 +51,16 @@ def request(id: str, ids: list[int], max_tokens: int = 8, **options: Any) -> Sub
     return Submit(id=id, ids=ids, max_tokens=max_tokens, sampling=SamplingOptions(**sampling), **options)
 
 
-def engine(loaded: LoadedDecoder, *, pages: int = 256, **options: Any) -> Engine:
+def engine(loaded: LoadedDecoder, *, pages: int = 256, **options: Any) -> ServingEngine:
     clock = options.pop("clock", None)
     extra = {} if clock is None else {"clock": clock}
-    return Engine(loaded, pages=pages, options=EngineOptions(**options), **extra)
+    return ServingEngine(loaded, pages=pages, options=EngineOptions(**options), **extra)
 
 
 Results = dict[tuple[str, int], Result]
 
 
-def drain(engine: Engine, results: Results | None = None, steps: int = 10_000) -> Results:
+def drain(engine: ServingEngine, results: Results | None = None, steps: int = 10_000) -> Results:
     """Run until idle, checking the accounts on the way; what each sequence got, together with `results`."""
     results = {} if results is None else results
     for step in range(steps):
@@ -74,7 +74,7 @@ def drain(engine: Engine, results: Results | None = None, steps: int = 10_000) -
     raise AssertionError(f"not idle after {steps} steps: {engine.stats()}")
 
 
-def take(results: Results, engine: Engine) -> None:
+def take(results: Results, engine: ServingEngine) -> None:
     """One step."""
     for output in engine.step().outputs:
         result = results.setdefault((output.id, output.index), Result())
@@ -99,7 +99,7 @@ def answers(loaded: LoadedDecoder, submits: Iterable[Submit], *, pages: int = 25
         made.close()
 
 
-def know(made: Engine, grammar: str | None) -> None:
+def know(made: ServingEngine, grammar: str | None) -> None:
     """Have an engine keep a compiled grammar, whose JSON is its key in these tests."""
     if grammar is not None:
         made.grammars.keep(Grammar(key=grammar, json=grammar))

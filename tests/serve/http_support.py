@@ -35,14 +35,14 @@ from torchwright.serve.wire.messages import (
     Cancel,
     Embed,
     Embedded,
+    EngineReady,
     Finish,
     Forget,
     FromEngine,
     Grammar,
     Loading,
     Output,
-    Ready,
-    Refused,
+    RequestRefused,
     Shutdown,
     Stats,
     StepOutput,
@@ -88,7 +88,7 @@ class FakeEngine:
             while os.getppid() != 1:
                 time.sleep(0.1)
         self._send(
-            Ready(
+            EngineReady(
                 kind=self._kind if self._kind in ("encoder", "classifier") else "decoder",
                 labels=["good"] if self._kind == "classifier" else [],
                 activation="sigmoid",
@@ -130,7 +130,9 @@ class FakeEngine:
                 if id == message.id and message.index in (None, index):
                     self._finish([], id, index, "cancelled")
         elif message.priority == Trouble.FULL:
-            self._send(Refused(id=message.id, reason="queue_full", text="the queue is full", retry_after_s=7))
+            self._send(
+                RequestRefused(id=message.id, reason="queue_full", text="the queue is full", retry_after_s=7)
+            )
         elif message.priority == Trouble.DIE:
             os._exit(3)
         elif message.priority == Trouble.HANG:

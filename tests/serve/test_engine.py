@@ -15,7 +15,7 @@ from engine_support import Result, alone, answers, bundled, drain, engine, reque
 from torchwright.decoder import PAGE, LoadedDecoder
 from torchwright.decoder.layers import MixtureOfExperts
 from torchwright.errors import TorchwrightError
-from torchwright.serve.engine.engine import Engine
+from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.limits import PROMPTS, SEQUENCES
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import Cancel
@@ -378,8 +378,8 @@ def test_a_model_on_stock_operators_is_not_deterministic(model: LoadedDecoder) -
 
     stock = load_decoder(BUNDLED, torch.float32)
     with pytest.raises(TorchwrightError, match="--no-deterministic"):
-        Engine(stock, pages=8)
-    made = Engine(stock, pages=8, options=EngineOptions(deterministic=False))
+        ServingEngine(stock, pages=8)
+    made = ServingEngine(stock, pages=8, options=EngineOptions(deterministic=False))
     made.submit(request("a", [5, 6, 7], 8))
     assert drain(made)["a", 0].tokens == stock.generate([5, 6, 7], max_new_tokens=8, stop=[])
 
@@ -437,6 +437,6 @@ def test_thousands_of_short_requests_leave_nothing_behind(model: LoadedDecoder) 
     assert not made._scheduler.waits
 
 
-def _run(made: Engine, name: str, ids: list[int], max_tokens: int = 4) -> Result:
+def _run(made: ServingEngine, name: str, ids: list[int], max_tokens: int = 4) -> Result:
     assert made.submit(request(name, ids, max_tokens)) is None
     return drain(made)[name, 0]

@@ -12,10 +12,10 @@ import pytest
 from http_support import Running, Trouble, serving, wait_until
 
 from torchwright.serve.folder import find
-from torchwright.serve.grammar.compile import COMMON, GrammarCompiler, Job
+from torchwright.serve.grammar.compile import COMMON, GrammarCompiler, GrammarJob
 from torchwright.serve.limits import Limits
 from torchwright.serve.wire import client as clients
-from torchwright.serve.wire.messages import Forget, Grammar, Ready, Submit, ToEngine, encode
+from torchwright.serve.wire.messages import EngineReady, Forget, Grammar, Submit, ToEngine, encode
 from torchwright.serve.workers import pool as workers
 from torchwright.serve.workers.pool import Workers
 
@@ -23,7 +23,7 @@ SLOW = "root ::= " + '"a"? ' * 3000
 """It takes minutes to compile."""
 PROPERTIES = {f"field_{place}": {"type": "string", "maxLength": 40} for place in range(30)}
 SCHEMA = {"type": "object", "properties": PROPERTIES, "required": list(PROPERTIES)}
-READY = Ready(
+READY = EngineReady(
     kind="decoder",
     vocabulary=4096,
     context=1024,
@@ -142,12 +142,12 @@ def test_slow_grammars_wait_for_themselves_and_equal_ones_are_compiled_once(
         compiler = GrammarCompiler(find(None).folder, Limits(grammar_seconds=60))
         slow = [
             asyncio.create_task(
-                compiler.compile(Job(kind="grammar", text=f'{SLOW}"{end}"'), READY, "grammar")
+                compiler.compile(GrammarJob(kind="grammar", text=f'{SLOW}"{end}"'), READY, "grammar")
             )
             for end in "abcd"
         ]
         await asyncio.sleep(0)
-        quick = Job(kind="json", text=json.dumps({"type": "integer"}))
+        quick = GrammarJob(kind="json", text=json.dumps({"type": "integer"}))
         try:
             found = await asyncio.gather(*(compiler.compile(quick, READY, "json") for _ in range(5)))
             assert len({grammar.key for grammar in found}) == 1

@@ -30,11 +30,11 @@ from torchwright.serve.wire.messages import (
     Cancel,
     Embed,
     Embedded,
+    EngineReady,
     Failed,
     FromEngine,
     Loading,
-    Ready,
-    Refused,
+    RequestRefused,
     Shutdown,
     StepOutput,
     ToEngine,
@@ -78,12 +78,12 @@ class Peer:
     def receive(self) -> FromEngine:
         return decode_from_engine(self.socket.recv())
 
-    def opened(self) -> Ready | Failed:
+    def opened(self) -> EngineReady | Failed:
         """What ends the loading."""
         while True:
             message = self.receive()
             if not isinstance(message, Loading):
-                assert isinstance(message, Ready | Failed)
+                assert isinstance(message, EngineReady | Failed)
                 return message
 
     def until(self, enough: Callable[[], bool]) -> None:
@@ -131,7 +131,7 @@ def encoder_artifact(tmp_path: Path) -> Path:
 
 def test_a_request_from_loading_to_idle(peer: Peer) -> None:
     ready = peer.opened()
-    assert isinstance(ready, Ready)
+    assert isinstance(ready, EngineReady)
     model = bundled()
     assert (ready.kind, ready.vocabulary, ready.context) == ("decoder", 4096, 1024)
     assert ready.stop_ids == list(model.stop)
@@ -144,7 +144,7 @@ def test_a_request_from_loading_to_idle(peer: Peer) -> None:
     peer.send(Embed(id="d", texts=["no"]))
     peer.until(lambda: len(peer.others) == 2)
     refused, failed = peer.others
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RequestRefused)
     assert (refused.id, refused.reason) == ("c", "too_long")
     assert isinstance(failed, Failed)
     assert failed.id == "d"
@@ -158,7 +158,7 @@ def test_a_request_from_loading_to_idle(peer: Peer) -> None:
 
 
 def test_a_drain_ends_what_runs_and_refuses_what_comes(peer: Peer) -> None:
-    assert isinstance(peer.opened(), Ready)
+    assert isinstance(peer.opened(), EngineReady)
     peer.send(request("a", [5, 6], 400))
     peer.until(lambda: ("a", 0) in peer.results)
     peer.send(Shutdown(drain=True))
@@ -166,13 +166,13 @@ def test_a_drain_ends_what_runs_and_refuses_what_comes(peer: Peer) -> None:
     peer.until(lambda: peer.ended("a") and len(peer.others) == 1)
     assert len(peer.results["a", 0].tokens) == 400
     (late,) = peer.others
-    assert isinstance(late, Refused)
+    assert isinstance(late, RequestRefused)
     assert late.id == "late"
     assert peer.process.wait(WAIT_S) == 0
 
 
 def test_a_shutdown_at_once_tells_every_request(peer: Peer) -> None:
-    assert isinstance(peer.opened(), Ready)
+    assert isinstance(peer.opened(), EngineReady)
     for name in "ab":
         peer.send(request(name, [5, 6], 900))
     assert isinstance(peer.receive(), StepOutput)
@@ -183,7 +183,7 @@ def test_a_shutdown_at_once_tells_every_request(peer: Peer) -> None:
 
 
 def test_a_killed_engine_is_noticed_by_its_exit(peer: Peer) -> None:
-    assert isinstance(peer.opened(), Ready)
+    assert isinstance(peer.opened(), EngineReady)
     peer.send(request("a", [5, 6], 900))
     assert isinstance(peer.receive(), StepOutput)
     peer.process.send_signal(signal.SIGKILL)
@@ -309,11 +309,11 @@ def test_an_artifact_of_a_sentence_encoder_embeds(encoder_artifact: Path) -> Non
         torch.tensor([vectors[place] for place in range(len(texts))]), model.encode(texts)
     )
     assert sum(message.tokens for message in found) == int(model.tokens.of(texts)["attention_mask"].sum())
-    others = [message for message in script.sent if isinstance(message, Failed | Refused)]
+    others = [message for message in script.sent if isinstance(message, Failed | RequestRefused)]
     assert [(message.id, type(message)) for message in others] == [
         ("b", Failed),
-        ("d", Refused),
-        ("e", Refused),
+        ("d", RequestRefused),
+        ("e", RequestRefused),
         ("c", Failed),
     ]
 

@@ -24,8 +24,8 @@ from torchwright.serve.http.app import OPERATIONS
 from torchwright.serve.limits import LOGIT_BIASES, NESTING, Limits
 from torchwright.serve.openai.parse import parse
 from torchwright.serve.openai.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
-from torchwright.serve.openai.reading import Job
-from torchwright.serve.openai.room import Room
+from torchwright.serve.openai.reading import ReadingJob
+from torchwright.serve.openai.room import RequestRoom
 from torchwright.serve.text.codec import Tokenizer
 from torchwright.serve.text.longest_token import byte_alphabet, longest_token
 from torchwright.serve.workers.pool import Workers, WorkLimits
@@ -325,8 +325,10 @@ def test_long_bodies_wait_in_a_bounded_queue_and_take_bounded_memory() -> None:
             assert http.post("/tokenize", json={"prompt": "word " * 15_000}).status_code == 200
 
 
-def _tokenize(text: str) -> Job:
-    return Job("TokenizeRequest", json.dumps({"prompt": text}).encode(), Room("m", CONTEXT, 4096))
+def _tokenize(text: str) -> ReadingJob:
+    return ReadingJob(
+        "TokenizeRequest", json.dumps({"prompt": text}).encode(), RequestRoom("m", CONTEXT, 4096)
+    )
 
 
 def test_a_job_that_nobody_waits_for_is_ended_and_slow_ones_wait_for_themselves() -> None:

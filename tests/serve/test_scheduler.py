@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchwright.decoder.cache import PAGE, CacheSequence
 from torchwright.serve.engine.request import AGEING_S, Sequence, order
 from torchwright.serve.engine.sampling import Chooser
-from torchwright.serve.engine.scheduler import Plan, Scheduler
+from torchwright.serve.engine.scheduler import Scheduler, StepPlan
 from torchwright.serve.wire.messages import SamplingOptions, Submit
 
 
@@ -65,7 +65,7 @@ class World:
         self.scheduler.submit(sequence)
         return sequence
 
-    def step(self) -> Plan:
+    def step(self) -> StepPlan:
         first = min(self.scheduler.running, key=lambda s: s.key, default=None)
         plan = self.scheduler.plan()
         self.first_preempted |= first in plan.preempted

@@ -13,7 +13,7 @@ import pytest
 
 from torchwright.cli import main
 from torchwright.stuck.analyse import analyse
-from torchwright.stuck.calls import Call, DumpError, Frame, conflict
+from torchwright.stuck.calls import DumpError, Frame, RankCall, conflict
 from torchwright.stuck.finding import Finding
 from torchwright.stuck.read import dump_of, read_dumps
 
@@ -216,8 +216,10 @@ def test_a_rank_that_failed_is_not_given_patience() -> None:
     assert "had finished its program" in result.answer
 
 
-def call(op: str, inputs: list[int], outputs: list[list[int]] | None = None, dtype: str = "Float") -> Call:
-    return Call(
+def call(
+    op: str, inputs: list[int], outputs: list[list[int]] | None = None, dtype: str = "Float"
+) -> RankCall:
+    return RankCall(
         "g",
         1,
         op,
@@ -246,7 +248,7 @@ def call(op: str, inputs: list[int], outputs: list[list[int]] | None = None, dty
         (call("barrier", []), call("barrier", [1]), None),
     ],
 )  # fmt: skip
-def test_what_contradicts_what(one: Call, other: Call, expected: str | None) -> None:
+def test_what_contradicts_what(one: RankCall, other: RankCall, expected: str | None) -> None:
     assert conflict(one, other) == conflict(other, one) == expected
 
 
@@ -257,7 +259,7 @@ def test_the_programs_own_line_is_the_site() -> None:
             "/x/torch/distributed/distributed_c10d.py", "/x/torch/_ops.py", "/me/torchtitan/train.py", "/x/runpy.py",
         )
     )  # fmt: skip
-    assert str(Call("g", 1, "a", (), (), (), (), 0, False, frames).path[0]) == "torchtitan/train.py:1 f"
+    assert str(RankCall("g", 1, "a", (), (), (), (), 0, False, frames).path[0]) == "torchtitan/train.py:1 f"
 
 
 # ------------------------------------------------------------------------------------------------------------ files

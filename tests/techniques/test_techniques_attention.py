@@ -17,14 +17,14 @@ from torchwright.engines.program import export
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import DeviceFacts
 from torchwright.techniques import Target
-from torchwright.techniques.attention import Attention, switchable
+from torchwright.techniques.attention import SwitchAttention, switchable
 from torchwright.techniques.matmul_attention import attend
 from torchwright.techniques.shared.blocked_attention import BlockedAttention, BlockedMask, find_sites
 from torchwright.workloads.base import Case
 from torchwright.workloads.module import ModuleWorkload
 
 CPU = DeviceFacts(kind="cpu", name="test")
-BLOCKED = Attention(implementation="blocked")
+BLOCKED = SwitchAttention(implementation="blocked")
 
 
 @pytest.fixture(autouse=True)
@@ -203,13 +203,13 @@ class TestTransformers:
         return Target(model=workload.build(), workload=workload, device=CPU, properties={"eager"})
 
     def test_only_the_other_one_is_worth_trying(self, target: Target) -> None:
-        assert list(Attention().variants(target)) == []
-        assert Attention().refuse(target) == "the model uses sdpa already"
+        assert list(SwitchAttention().variants(target)) == []
+        assert SwitchAttention().refuse(target) == "the model uses sdpa already"
         switchable(target.model)[0].set_attn_implementation("eager")
-        assert [v.implementation for v in Attention().variants(target)] == ["sdpa"]
+        assert [v.implementation for v in SwitchAttention().variants(target)] == ["sdpa"]
 
     def test_switch(self, target: Target) -> None:
-        Attention(implementation="eager").apply(target)
+        SwitchAttention(implementation="eager").apply(target)
         assert [m.config._attn_implementation for m in switchable(target.model)] == ["eager"]
         assert target.coverage[0].changed == target.coverage[0].total == 1
         ids = torch.randint(0, 50, (3, 6))
@@ -223,7 +223,7 @@ class TestTransformers:
     ) -> None:
         monkeypatch.setattr("torchwright.techniques.attention.worst_error", lambda before, after: 0.5)
         with pytest.raises(RefusedTechnique, match=r"change by 5\.0e-01"):
-            Attention(implementation="eager").apply(target)
+            SwitchAttention(implementation="eager").apply(target)
         assert switchable(target.model)[0].config._attn_implementation == "sdpa"
 
     def test_to_look_at_a_module_of_ones_own_needs_no_transformers(self) -> None:
@@ -238,7 +238,7 @@ class TestTransformers:
 
     def test_others_have_nothing_to_switch(self) -> None:
         target = make(nn.Linear(4, 4), torch.randn(1, 4))
-        assert "not one of transformers'" in (Attention().refuse(target) or "")
+        assert "not one of transformers'" in (SwitchAttention().refuse(target) or "")
         assert "no module of the model calls" in (BLOCKED.refuse(target) or "")
 
 

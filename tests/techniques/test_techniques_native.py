@@ -201,7 +201,7 @@ def test_an_unknown_architecture_falls_back_to_the_other_techniques(tmp_path: Pa
 
 
 def test_without_kernels_it_refuses_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchwright.kernels.cpu.build.load", lambda: "no C++ compiler was found")
+    monkeypatch.setattr("torchwright.kernels.cpu.build.load_fault", lambda: "no C++ compiler was found")
     assert techniques.get("native").available(get_device("cpu").identify()) == "no C++ compiler was found"
 
 

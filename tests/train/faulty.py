@@ -29,7 +29,7 @@ from torchwright.train.run import setup as loop_setup  # noqa: E402
 from torchwright.train.run import trainer as loop_trainer  # noqa: E402
 
 FROM, SLOW = 4, 6.0
-train_step = learner.train_step
+gradients = learner.gradients
 
 
 def die(*_: Any) -> Any:
@@ -96,7 +96,7 @@ class FaultyStep:
         self.fault, self.checkpoints, self.count = fault, checkpoints, 0
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        figures = train_step(*args, **options)
+        figures = gradients(*args, **options)
         self.count += 1
         if self.count == FROM:
             # The checkpoint before is written in the background: what is tested is what comes after it.
@@ -111,7 +111,7 @@ def one_process(path: Path, place: int, fault: str, resume: bool) -> int:
     if fault == "slow":
         loop_setup.verify_shards = slowly(loop_setup.verify_shards)
         loop_trainer.save_folder = slowly(loop_trainer.save_folder)
-    learner.train_step = FaultyStep(fault, path.parent / "out" / checkpoint.FOLDER)
+    learner.gradients = FaultyStep(fault, path.parent / "out" / checkpoint.FOLDER)
 
     def run(words: list[str]) -> int:
         outcome = loop.train(path, resume=resume, live=False)

@@ -8,11 +8,11 @@ import pytest
 
 from torchwright.errors import UnknownName
 from torchwright.train.planning.cluster import (
+    Accelerator,
     Cluster,
     ClusterError,
-    Device,
-    Group,
     Link,
+    RankGroup,
     axis_groups,
     read_device,
 )
@@ -22,7 +22,7 @@ OUTER = Link(name="outer", bandwidth=10.0, latency=0.0, efficiency=1.0)
 
 
 def cluster(nodes: int, per_node: int, *links: Link) -> Cluster:
-    device = Device(name="d", memory=1.0, memory_bandwidth=1.0, flops={"bfloat16": 1.0}, links=links)
+    device = Accelerator(name="d", memory=1.0, memory_bandwidth=1.0, flops={"bfloat16": 1.0}, links=links)
     return Cluster(device=device, nodes=nodes, devices_per_node=per_node)
 
 
@@ -36,29 +36,29 @@ def test_groups_follow_the_order_of_the_axes() -> None:
 )
 def test_members_inside_a_node(degree: int, distance: int, unit: int, inside: int) -> None:
     ranks = [place * distance for place in range(degree)]
-    assert Group(axes=((degree, distance),)).inside(unit) == inside == sum(rank < unit for rank in ranks)
+    assert RankGroup(axes=((degree, distance),)).inside(unit) == inside == sum(rank < unit for rank in ranks)
 
 
 def test_a_gather_inside_a_node_takes_all_but_ones_own_part() -> None:
     four = cluster(2, 4, INNER, OUTER)
-    assert four.gather(Group(axes=((4, 1),)), 800.0) == pytest.approx(800 * 3 / 4 / 100)
+    assert four.gather(RankGroup(axes=((4, 1),)), 800.0) == pytest.approx(800 * 3 / 4 / 100)
 
 
 def test_a_gather_over_nodes_enters_each_node_once_over_all_its_links() -> None:
     two = cluster(2, 4, INNER, OUTER)
-    everyone = Group(axes=((8, 1),))
+    everyone = RankGroup(axes=((8, 1),))
     # Half of 800 bytes enters a node over four links of 10; inside, 7/8 reach each device over 100.
     assert two.gather(everyone, 800.0) == pytest.approx(max(400 / (4 * 10), 700 / 100))
     # One member in each node has one link alone.
-    assert two.gather(Group(axes=((2, 4),)), 800.0) == pytest.approx(400 / 10)
+    assert two.gather(RankGroup(axes=((2, 4),)), 800.0) == pytest.approx(400 / 10)
     assert two.all_reduce(everyone, 800.0) == 2 * two.gather(everyone, 800.0)
 
 
 def test_an_all_to_all_sends_what_is_for_others_nodes_over_the_outer_link() -> None:
     two = cluster(2, 4, INNER, OUTER)
     # Of 800 bytes 4/8 leave the node over the device's own outer link.
-    assert two.all_to_all(Group(axes=((8, 1),)), 800.0) == pytest.approx(400 / 10)
-    assert two.all_to_all(Group(axes=((4, 1),)), 800.0) == pytest.approx(800 * 3 / 4 / 100)
+    assert two.all_to_all(RankGroup(axes=((8, 1),)), 800.0) == pytest.approx(400 / 10)
+    assert two.all_to_all(RankGroup(axes=((4, 1),)), 800.0) == pytest.approx(800 * 3 / 4 / 100)
 
 
 def test_a_ring_enters_each_unit_once() -> None:
@@ -69,19 +69,21 @@ def test_a_ring_enters_each_unit_once() -> None:
         Link(name="outer", bandwidth=1e30, latency=100.0),
     )
     # Eight members on two nodes: six steps inside, one between.
-    assert slow.gather(Group(axes=((8, 1),)), 1.0) == pytest.approx(6 * 1 + 1 * 100)
-    assert slow.gather(Group(axes=((1, 1),)), 1.0) == 0
+    assert slow.gather(RankGroup(axes=((8, 1),)), 1.0) == pytest.approx(6 * 1 + 1 * 100)
+    assert slow.gather(RankGroup(axes=((1, 1),)), 1.0) == 0
     # A tree of eight: two levels inside a node of four, one between the two, up and down.
-    assert slow.all_reduce(Group(axes=((8, 1),)), 1.0) == pytest.approx(2 * (2 * 1 + 1 * 100))
+    assert slow.all_reduce(RankGroup(axes=((8, 1),)), 1.0) == pytest.approx(2 * (2 * 1 + 1 * 100))
     # An all-to-all has three peers inside and four outside, whose messages overlap.
-    assert slow.all_to_all(Group(axes=((8, 1),)), 1.0) == pytest.approx((1 + 3 / 8) * 1 + (1 + 4 / 8) * 100)
+    assert slow.all_to_all(RankGroup(axes=((8, 1),)), 1.0) == pytest.approx(
+        (1 + 3 / 8) * 1 + (1 + 4 / 8) * 100
+    )
 
 
 def test_three_tiers() -> None:
     rack = Link(name="rack", bandwidth=50.0, latency=0.0, efficiency=1.0, devices=8)
     nested = cluster(4, 4, INNER, rack, OUTER)
     assert [tier.devices for tier in nested.tiers] == [4, 8, 16]
-    assert nested.gather(Group(axes=((16, 1),)), 1600.0) == pytest.approx(
+    assert nested.gather(RankGroup(axes=((16, 1),)), 1600.0) == pytest.approx(
         max(1600 * 15 / 16 / 100, 1600 * 12 / 16 / (4 * 50), 1600 * 8 / 16 / (8 * 10))
     )
     assert nested.send(1, 100.0) == 1

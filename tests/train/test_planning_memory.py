@@ -10,7 +10,7 @@ import pytest
 
 from torchwright.train.layout import Layout
 from torchwright.train.planning.check import Counted, count_steps, eager_step
-from torchwright.train.planning.job import Job, Plan
+from torchwright.train.planning.job import Job, LayoutPlan
 from torchwright.train.planning.memory import peak_memory
 from torchwright.train.planning.models import KNOWN, read_model
 from torchwright.train.prove.processes import on_processes
@@ -74,7 +74,7 @@ def planned(cases: list[tuple[dict[str, Any], str, int, int, str, str, int]], fo
     return found
 
 
-def assert_near(config: Any, job: Job, plan: Plan, real: Counted) -> None:
+def assert_near(config: Any, job: Job, plan: LayoutPlan, real: Counted) -> None:
     estimated = peak_memory(Shape(config), job, plan, fused=False)
     assert estimated.parameters == pytest.approx(real.parameters, rel=0.02)
     assert estimated.optimizer == pytest.approx(real.optimizer, rel=0.02)
@@ -112,7 +112,7 @@ def test_the_parts_follow_the_layout() -> None:
     job = Job(tokens_per_step=64 * 8192, context=8192)
 
     def peak(layout: str, recompute: str = "none", rows: int = 1) -> Any:
-        plan = Plan(layout=Layout.parse(layout), micro_batch=rows, micro_batches=2, recompute=recompute)  # type: ignore[arg-type]
+        plan = LayoutPlan(layout=Layout.parse(layout), micro_batch=rows, micro_batches=2, recompute=recompute)  # type: ignore[arg-type]
         return peak_memory(shape, job, plan)
 
     one, sharded = peak("dp_replicate=8"), peak("dp_shard=8")
@@ -129,7 +129,7 @@ def test_the_parts_follow_the_layout() -> None:
 
 def test_eight_bit_moments_take_a_quarter_and_their_scales() -> None:
     shape = Shape(read_model("llama-3.1-8b"))
-    plan = Plan(layout=Layout(dp_shard=8), micro_batch=1, micro_batches=1, recompute="full")
+    plan = LayoutPlan(layout=Layout(dp_shard=8), micro_batch=1, micro_batches=1, recompute="full")
     small = peak_memory(shape, Job(tokens_per_step=65536, context=8192, optimizer="adamw8bit"), plan)
     large = peak_memory(shape, Job(tokens_per_step=65536, context=8192), plan)
     assert small.optimizer / large.optimizer == pytest.approx((2 + 8 / 256) / 8)

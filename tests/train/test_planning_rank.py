@@ -17,7 +17,7 @@ from torchwright.train.planning import render
 from torchwright.train.planning.accepted import refusal
 from torchwright.train.planning.cluster import Cluster, ClusterError, Link, read_device
 from torchwright.train.planning.enumerate import divisors, layouts
-from torchwright.train.planning.job import Job, JobError, Plan, make_job
+from torchwright.train.planning.job import Job, JobError, LayoutPlan, make_job
 from torchwright.train.planning.models import read_model
 from torchwright.train.planning.rank import Ranking, evaluate, rank, read_degrees
 from torchwright.train.shape import Shape
@@ -155,10 +155,10 @@ def test_fixed_degrees_hold() -> None:
         read_degrees("tp=many")
 
 
-def plan(layout: str, micro_batch: int = 1, **values: object) -> Plan:
+def plan(layout: str, micro_batch: int = 1, **values: object) -> LayoutPlan:
     parsed = Layout.parse(layout)
     count = JOB.sequences // parsed.batch_ways // micro_batch
-    return Plan(
+    return LayoutPlan(
         layout=parsed, micro_batch=micro_batch, micro_batches=count, **({"recompute": "none"} | values)
     )  # type: ignore[arg-type]
 
@@ -237,7 +237,7 @@ def test_heads_are_exchanged_while_they_last_and_then_a_ring_goes_round() -> Non
 
     def context(layout: str) -> dict[str, float]:
         parsed = Layout.parse(layout)
-        one = Plan(layout=parsed, micro_batch=1, micro_batches=8 // parsed.batch_ways, recompute="full")
+        one = LayoutPlan(layout=parsed, micro_batch=1, micro_batches=8 // parsed.batch_ways, recompute="full")
         return evaluate(Shape(LLAMA), job, h100(), one).time.parts
 
     heads, ring = context("dp_shard=2,cp=8"), context("cp=16")
@@ -245,7 +245,7 @@ def test_heads_are_exchanged_while_they_last_and_then_a_ring_goes_round() -> Non
     # A fused ring, whose processes see equally many keys, computes attention as long as anybody.
     assert ring["attention"] == pytest.approx(heads["attention"])
     gemma = dataclasses.replace(LLAMA, attention_soft_cap=50.0)
-    capped = Plan(layout=Layout(cp=16), micro_batch=1, micro_batches=8, recompute="full")
+    capped = LayoutPlan(layout=Layout(cp=16), micro_batch=1, micro_batches=8, recompute="full")
     assert evaluate(Shape(gemma), job, h100(), capped).time.parts["attention"] > 2 * ring["attention"]
 
 

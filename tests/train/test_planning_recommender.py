@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from torchwright.train.planning.cluster import Cluster, Device, Link, read_device
+from torchwright.train.planning.cluster import Accelerator, Cluster, Link, read_device
 from torchwright.train.planning.recommender import (
-    Recommender,
+    RecommenderJob,
     Sharding,
     ShardingError,
     Tables,
@@ -17,7 +17,7 @@ from torchwright.train.planning.recommender import (
     place,
 )
 
-MODEL = Recommender(
+MODEL = RecommenderJob(
     tables=(
         Tables(count=2, rows=1_000_000, dim=64, pooling=10),
         Tables(count=8, rows=1_000, dim=64, pooling=5),
@@ -29,7 +29,7 @@ MODEL = Recommender(
 
 def cluster(nodes: int = 4, per_node: int = 4, **link: float) -> Cluster:
     outer = {"name": "outer", "bandwidth": 1e9, "latency": 0.0, "efficiency": 1.0} | link
-    device = Device(
+    device = Accelerator(
         name="d",
         memory=1e9,
         memory_bandwidth=1e11,
@@ -76,7 +76,7 @@ def test_memory_and_traffic_by_hand(contiguous: bool) -> None:
 
 
 def test_balance_worsens_as_a_group_outgrows_its_tables() -> None:
-    even = Recommender(
+    even = RecommenderJob(
         tables=(Tables(count=64, rows=1000, dim=64, pooling=4),), dense_parameters=1, samples=1
     )
     assert (place(even, 64).cost, place(even, 64).bytes) == (1.0, 1.0)
@@ -121,7 +121,7 @@ def test_two_thousand_devices_gain_from_replicas() -> None:
         Tables(count=4, rows=1_000_000_000, dim=128, pooling=20),
         Tables(count=300, rows=1_000_000, dim=128, pooling=20),
     )
-    model = Recommender(tables=tables, dense_parameters=1_000_000_000, samples=1024)
+    model = RecommenderJob(tables=tables, dense_parameters=1_000_000_000, samples=1024)
     large = Cluster(device=read_device("h100"), nodes=256, devices_per_node=8)
     whole = estimate(model, large, Sharding(group=2048, sync_every=1))
     grouped = estimate(model, large, Sharding(group=256, sync_every=100))

@@ -18,7 +18,7 @@ from torchwright.decoder import read_decoder_config
 from torchwright.devices.base import Ceilings
 from torchwright.train.model import Transformer, explicit_attention
 from torchwright.train.run import trainer as loop_trainer
-from torchwright.train.run.metrics import FILE, Metrics, perplexity, read_figures
+from torchwright.train.run.metrics import FILE, RunMetrics, perplexity, read_figures
 from torchwright.train.shape import Shape
 
 
@@ -53,7 +53,7 @@ def test_a_window_limits_the_keys(tmp_path: Path) -> None:
 
 def test_each_step_is_there_once_after_a_kill(tmp_path: Path) -> None:
     """The first attempt is killed in its fourth line of figures, the second goes on after step 2."""
-    with Metrics(tmp_path, steps=4, live=False) as metrics:
+    with RunMetrics(tmp_path, steps=4, live=False) as metrics:
         metrics.begin(0)
         for step in (1, 2, 3):
             metrics.figures(step, {"loss": 4.0 - step, "mfu": None})
@@ -61,7 +61,7 @@ def test_each_step_is_there_once_after_a_kill(tmp_path: Path) -> None:
             metrics.event("sample", at=step, text=str(step))
     with (tmp_path / FILE).open("a") as file:
         file.write('{"step": 4, "lo')
-    with Metrics(tmp_path, steps=4, live=False) as metrics:
+    with RunMetrics(tmp_path, steps=4, live=False) as metrics:
         metrics.begin(2)
         metrics.figures(3, {"loss": 0.5})
     assert read_figures(tmp_path) == {
@@ -78,7 +78,7 @@ def test_each_step_is_there_once_after_a_kill(tmp_path: Path) -> None:
 def test_a_file_gets_a_line_for_each_set_of_figures(tmp_path: Path) -> None:
     told = Console(file=io.StringIO(), width=200)
     figures = {"loss": 2.0, "lr": 3e-4, "tokens_per_s": 12345.6, "mfu": 0.41, "memory_bytes": 2**31}
-    with Metrics(tmp_path, steps=4, live=True, console=told) as metrics:
+    with RunMetrics(tmp_path, steps=4, live=True, console=told) as metrics:
         metrics.figures(1, {**figures, "effective_time": 0.9})
         metrics.show("[red]a sample[/red]")
     text = told.file.getvalue()  # type: ignore[attr-defined]
@@ -88,7 +88,7 @@ def test_a_file_gets_a_line_for_each_set_of_figures(tmp_path: Path) -> None:
 
 def test_a_terminal_gets_one_moving_line(tmp_path: Path) -> None:
     told = Console(file=io.StringIO(), width=120, force_terminal=True)
-    with Metrics(tmp_path, steps=4, live=True, console=told) as metrics:
+    with RunMetrics(tmp_path, steps=4, live=True, console=told) as metrics:
         metrics.figures(3, {"loss": 2.0})
     text = told.file.getvalue()  # type: ignore[attr-defined]
     assert "step 3/4" in text
@@ -96,7 +96,7 @@ def test_a_terminal_gets_one_moving_line(tmp_path: Path) -> None:
 
 
 def test_a_process_that_shows_nothing_writes_nothing(tmp_path: Path) -> None:
-    with Metrics(None, steps=4, live=True) as metrics:
+    with RunMetrics(None, steps=4, live=True) as metrics:
         metrics.begin(0)
         metrics.figures(1, {"loss": 1.0})
         metrics.show("a sample")

@@ -353,7 +353,7 @@ def test_a_candidate_carries_what_the_worker_found_and_cleans_up(tmp_path: Path)
     step = Step(name="threads", options={"count": 1})
     shared = context(Trap(), tmp_path)
     shared.threads = 2
-    candidate = start_candidate(shared, (step,), ["forward"])
+    candidate = start_candidate(shared, (step,))
     try:
         assert (candidate.prepared.engine, candidate.prepared.threads, candidate.folder) == ("eager", 1, None)
         assert [item.technique for item in candidate.prepared.coverage] == ["threads"]

@@ -34,7 +34,7 @@ from torchwright.workloads.base import Case
 from torchwright.workloads.detect import kind_of
 from torchwright.workloads.encoder import EncoderWorkload, read_pipeline
 from torchwright.workloads.encoding import Encoder, padded
-from torchwright.workloads.rows import Batcher, Layout, split
+from torchwright.workloads.rows import Batcher, RowShapes, split
 from torchwright.workloads.sentences import sentences
 
 MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
@@ -308,7 +308,7 @@ class TestLayout:
         assert sum(B for B, _ in shapes) == len(lengths)
         assert max(T for _, T in shapes) == max(lengths)
         assert all(T % 16 == 0 or max(lengths) == T for _, T in shapes)
-        calls = Layout(shapes=shapes).plan(lengths)
+        calls = RowShapes(shapes=shapes).plan(lengths)
         assert sorted(shape for shape, _ in calls) == sorted(shapes)
         assert all(len(rows) == B for (B, _), rows in calls)
 
@@ -337,7 +337,7 @@ class TestLayout:
     )
     @settings(deadline=None)
     def test_plan_answers_every_row_once_in_a_shape_that_holds_it(self, shapes, data):
-        layout = Layout(shapes=tuple(shapes))
+        layout = RowShapes(shapes=tuple(shapes))
         lengths = data.draw(st.lists(st.integers(1, layout.tokens), min_size=1, max_size=30))
         calls = layout.plan(lengths)
         assert sorted(row for _, rows in calls for row in rows) == list(range(len(lengths)))
@@ -347,8 +347,8 @@ class TestLayout:
             assert all(lengths[row] <= T for row in rows)
 
     def test_round_trip(self):
-        layout = Layout(shapes=((4, 16), (2, 50)), pad=1, prompt="query: ", cut=512, part="0_Transformer")
-        assert Layout.from_dict(layout.as_dict()) == layout
+        layout = RowShapes(shapes=((4, 16), (2, 50)), pad=1, prompt="query: ", cut=512, part="0_Transformer")
+        assert RowShapes.from_dict(layout.as_dict()) == layout
 
 
 class TestBatcher:
@@ -358,7 +358,7 @@ class TestBatcher:
     )
     @settings(deadline=None)
     def test_rows_come_back_in_their_order_out_of_fixed_shapes(self, lengths, shapes):
-        layout = Layout(shapes=((3, 24), *shapes), pad=9)
+        layout = RowShapes(shapes=((3, 24), *shapes), pad=9)
         random = torch.Generator().manual_seed(0)
         rows = [torch.randint(10, 99, (n,), generator=random).tolist() for n in lengths]
 
@@ -375,7 +375,7 @@ class TestBatcher:
     @given(lengths=st.lists(st.integers(1, 24), min_size=1, max_size=12), wider=st.integers(0, 9))
     @settings(deadline=None)
     def test_answers_for_each_token_lie_where_the_tokens_do(self, lengths, wider):
-        layout = Layout(shapes=((3, 8), (2, 24)), tokenwise=True)
+        layout = RowShapes(shapes=((3, 8), (2, 24)), tokenwise=True)
         random = torch.Generator().manual_seed(0)
         ids, mask = padded([torch.randint(10, 99, (n,), generator=random).tolist() for n in lengths], 0)
         ids, mask = (torch.nn.functional.pad(tensor, (0, wider)) for tensor in (ids, mask))
@@ -393,7 +393,7 @@ class TestBatcher:
 
     def test_a_call_in_a_known_shape_is_passed_on(self):
         case = Case(name="encode", args=(torch.ones(2, 4), torch.ones(2, 4)))
-        assert Batcher(lambda given: given, Layout(shapes=((2, 4),)))(case) is case
+        assert Batcher(lambda given: given, RowShapes(shapes=((2, 4),)))(case) is case
 
     @pytest.mark.parametrize(
         ("ids", "mask", "words"),
@@ -408,7 +408,7 @@ class TestBatcher:
         ],
     )
     def test_batches_that_are_none(self, ids, mask, words):
-        layout = Layout(shapes=((2, 8),))
+        layout = RowShapes(shapes=((2, 8),))
         with pytest.raises(WorkloadError, match=words):
             Batcher(lambda case: case, layout)(Case(name="encode", args=(ids.long(), mask.long())))
 
@@ -441,7 +441,7 @@ class TestEncoder:
             lengths.append(int(case.args[1].sum()))
             return torch.zeros(len(case.args[0]), 2)
 
-        Encoder(run, Layout(shapes=((1, 100),), cut=100), folder).encode("a" * 500)
+        Encoder(run, RowShapes(shapes=((1, 100),), cut=100), folder).encode("a" * 500)
         assert lengths == [100]
         with pytest.raises(WorkloadError, match=r"row of 100 tokens is longer.*50 tokens"):
             Encoder(run, workload.layout, folder).encode("a" * 500)

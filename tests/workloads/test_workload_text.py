@@ -19,7 +19,7 @@ from torchwright.techniques.base import Target
 from torchwright.techniques.shape_buckets import ShapeBuckets
 from torchwright.workloads.encoding import TextModel, padded
 from torchwright.workloads.forward import ForwardWorkload
-from torchwright.workloads.rows import Layout
+from torchwright.workloads.rows import RowShapes
 
 KINDS = ["Bert", "Roberta", "DistilBert", "XLMRoberta", "Electra", "Albert", "ModernBert", "DebertaV2"]
 HEADS = ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"]
@@ -172,7 +172,7 @@ class TestClassify:
             seen.append(case.kwargs)
             return {"logits": torch.tensor([[0.0, 2.0, 1.0]]).expand(len(case.kwargs["input_ids"]), 3)}
 
-        layout = Layout(shapes=((1, 16),))
+        layout = RowShapes(shapes=((1, 16),))
         model = TextModel(run, layout, classifier, ["input_ids", "attention_mask", "token_type_ids"])
         assert model.classify("abc", "de") == {"label": "news", "score": pytest.approx(0.6652, abs=1e-4)}
         (inputs,) = seen
@@ -197,7 +197,7 @@ class TestClassify:
         change_json(folder / "config.json", **config)
         model = TextModel(
             lambda case: {"logits": torch.tensor([logits])},
-            Layout(shapes=((1, 16),)),
+            RowShapes(shapes=((1, 16),)),
             folder,
             ["input_ids", "attention_mask"],
         )
@@ -206,7 +206,10 @@ class TestClassify:
     def test_what_cannot_be_classified(self, classifier: Path, tmp_path: Path) -> None:
         def model(folder: Path | None = classifier, **layout: Any) -> TextModel:
             return TextModel(
-                lambda case: None, Layout(shapes=((2, 8),), **layout), folder, ["input_ids", "attention_mask"]
+                lambda case: None,
+                RowShapes(shapes=((2, 8),), **layout),
+                folder,
+                ["input_ids", "attention_mask"],
             )
 
         for texts in ([], [1], ["a", None]):

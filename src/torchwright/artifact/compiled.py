@@ -17,7 +17,7 @@ from torchwright.artifact import folder as artifact
 from torchwright.artifact.folder import GENERAL, ROWS, Manifest
 from torchwright.engines.base import OTHER_MACHINE_ERROR, SAME_MACHINE_ERROR, Ready
 from torchwright.engines.call import spec_of
-from torchwright.engines.door import Call, Door
+from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.graphs import GraphCall, Later
 from torchwright.engines.package import Package
 from torchwright.engines.spec import CallSpec
@@ -110,7 +110,7 @@ class CompiledCalls:
             spec = replace(spec, sizes=sizes)
         return spec
 
-    def _door(self, calls: list[Call]) -> Door:
+    def _door(self, calls: list[CompiledCall]) -> Door:
         manifest, general = self.manifest, None
         if manifest.any_sizes is not None and not self.strict:
             spec = manifest.any_sizes

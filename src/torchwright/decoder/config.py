@@ -21,7 +21,7 @@ class UnsupportedArchitecture(ModelError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experts:
+class ExpertsConfig:
     """A mixture-of-experts feed-forward block: each token goes to `chosen` of `count` experts."""
 
     count: int
@@ -56,7 +56,7 @@ class DecoderConfig:
     """0 is full attention, else how many last tokens a query sees, itself included."""
     sparse: tuple[bool, ...]
     """Whether a layer's feed-forward block is the mixture of experts."""
-    experts: Experts | None = None
+    experts: ExpertsConfig | None = None
     scale: float
     """Attention scores are multiplied by it."""
     qk_norm: str = "none"

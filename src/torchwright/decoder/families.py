@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchwright.decoder.config import ACTIVATIONS, DecoderConfig, Experts, UnsupportedArchitecture
+from torchwright.decoder.config import ACTIVATIONS, DecoderConfig, ExpertsConfig, UnsupportedArchitecture
 from torchwright.decoder.rope import Rope, read_rope
 from torchwright.hub.fields import Fields
 
@@ -227,13 +227,15 @@ def _granite(fields: Fields, layers: int) -> dict[str, Any]:
     }
 
 
-def _experts(fields: Fields, *, feed_forward: str, normalize: bool) -> Experts:
+def _experts(fields: Fields, *, feed_forward: str, normalize: bool) -> ExpertsConfig:
     # transformers calls the same number by two names.
     count = fields.integer("num_local_experts" if "num_local_experts" in fields.data else "num_experts")
     chosen = fields.integer("num_experts_per_tok")
     if chosen > count:
         raise fields.wrong("num_experts_per_tok", f"at most the {count} experts")
-    return Experts(count=count, chosen=chosen, feed_forward=fields.integer(feed_forward), normalize=normalize)
+    return ExpertsConfig(
+        count=count, chosen=chosen, feed_forward=fields.integer(feed_forward), normalize=normalize
+    )
 
 
 def _mixtral(fields: Fields, layers: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torchwright.decoder.cache import PAGE, CacheSequence, PagedCache
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.sampling import Sampler, Sampling
-from torchwright.decoder.text import Text, TextStream
+from torchwright.decoder.text import FolderTokenizer, TextStream
 from torchwright.errors import WorkloadError
 from torchwright.kernels import ops
 from torchwright.kernels.cpu.threads import own_threads, torch_threads
@@ -57,9 +57,9 @@ class LoadedDecoder:
         return self.decoder.config
 
     @cached_property
-    def text(self) -> Text:
+    def text(self) -> FolderTokenizer:
         """The tokenizer, read when text is first used."""
-        return Text(self.folder, self.config.bos)
+        return FolderTokenizer(self.folder, self.config.bos)
 
     @property
     def device(self) -> torch.device:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from torchwright.decoder.batch import Batch
 from torchwright.decoder.cache import LayerPages
-from torchwright.decoder.config import DecoderConfig, Experts
+from torchwright.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.decoder.functional import ops
 from torchwright.decoder.weights import DecoderParts
 from torchwright.kernels.gpu import operators as gpu
@@ -94,7 +94,9 @@ class MixtureOfExperts(nn.Module):
     router: torch.Tensor
     packed_router: torch.Tensor | None
 
-    def __init__(self, config: DecoderConfig, experts: Experts, weights: DecoderParts, layer: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, experts: ExpertsConfig, weights: DecoderParts, layer: int
+    ) -> None:
         super().__init__()
         self.chosen, self.normalize, self.count = experts.chosen, experts.normalize, experts.count
         router = weights.router(layer)

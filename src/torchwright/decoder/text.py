@@ -10,10 +10,10 @@ from torchwright.errors import WorkloadError
 from torchwright.hub.text_stream import TextStream
 from torchwright.hub.tokenizer import find_tokenizer, tokenizer_settings
 
-__all__ = ["Text", "TextStream"]
+__all__ = ["FolderTokenizer", "TextStream"]
 
 
-class Text:
+class FolderTokenizer:
     """The tokenizer of a model folder.
 
     Raises `WorkloadError` when the folder has no tokenizer.json, and `ModelError` when it cannot be read.

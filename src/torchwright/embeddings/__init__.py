@@ -6,7 +6,7 @@ Pure PyTorch, on CPUs (gloo) and GPUs (NCCL). `planner` cuts the tables, `collec
 
 from torchwright.embeddings.collection import ShardedEmbeddings
 from torchwright.embeddings.optimizers import SGD, Adam, RowOptimizer, RowWiseAdagrad
-from torchwright.embeddings.planner import Plan, Shard, cut, measure, plan
+from torchwright.embeddings.planner import Shard, ShardPlan, cut, measure, plan
 from torchwright.embeddings.tables import EmbeddingError, Inputs, Jagged, Table
 from torchwright.embeddings.topology import Groups, Topology
 
@@ -17,10 +17,10 @@ __all__ = [
     "Groups",
     "Inputs",
     "Jagged",
-    "Plan",
     "RowOptimizer",
     "RowWiseAdagrad",
     "Shard",
+    "ShardPlan",
     "ShardedEmbeddings",
     "Table",
     "Topology",

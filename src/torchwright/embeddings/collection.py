@@ -12,7 +12,7 @@ from torch import nn
 from torchwright.embeddings.exchange import exchange, exchange_with_gradient
 from torchwright.embeddings.lookup import ShardTensors
 from torchwright.embeddings.optimizers import RowOptimizer
-from torchwright.embeddings.planner import Plan, Shard
+from torchwright.embeddings.planner import Shard, ShardPlan
 from torchwright.embeddings.tables import EmbeddingError, Inputs, Jagged, Table
 from torchwright.embeddings.topology import Groups
 
@@ -36,7 +36,7 @@ class ShardedEmbeddings(nn.Module):
     def __init__(
         self,
         tables: Sequence[Table],
-        plan: Plan,
+        plan: ShardPlan,
         optimizer: RowOptimizer,
         *,
         groups: Groups | None = None,

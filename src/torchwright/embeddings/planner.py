@@ -41,7 +41,7 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ShardPlan:
     """The shards of one copy of the tables, and what each process is predicted to spend on them."""
 
     processes: int
@@ -129,7 +129,7 @@ def plan(
     seconds: Mapping[str, float],
     memory_bytes: float = math.inf,
     bytes_per_element: float = 8,
-) -> Plan:
+) -> ShardPlan:
     """Shards that balance `seconds` (of `measure`) within `memory_bytes` of each process.
 
     A table that costs more than an even share, or that no process can hold, is cut: by columns while they stay wide,
@@ -166,7 +166,7 @@ def plan(
         held[place] += size
         owners[table.name][c][r] = place
     shards = [shard for table in tables for shard in cut(table, owners[table.name])]
-    return Plan(processes=processes, shards=tuple(shards), seconds=tuple(busy))
+    return ShardPlan(processes=processes, shards=tuple(shards), seconds=tuple(busy))
 
 
 def _ranges(size: int, parts: int) -> list[tuple[int, int]]:

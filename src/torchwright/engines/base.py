@@ -27,7 +27,7 @@ engines: Registry[type[Engine]] = Registry(
         "eager": "torchwright.engines.eager:Eager",
         "jit": "torchwright.engines.jit:Jit",
         "aot": "torchwright.engines.aot:Aot",
-        "native": "torchwright.engines.native:Native",
+        "native": "torchwright.engines.native:NativeEngine",
     },
     next="install the package that brings it",
 )

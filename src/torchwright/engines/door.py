@@ -45,7 +45,7 @@ REMEMBERED = 1024
 """Kinds of calls whose way is kept."""
 
 
-class Call(Protocol):
+class CompiledCall(Protocol):
     """One compiled or exported call."""
 
     spec: CallSpec
@@ -62,11 +62,11 @@ class Door:
 
     def __init__(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[CompiledCall],
         *,
         takes: Takes | None = None,
         by_rows: Sequence[tuple[int, str]] = (),
-        general: Call | None = None,
+        general: CompiledCall | None = None,
         original: Callable[..., Any] | None = None,
         device: str = "cpu",
         threads: int | None = None,
@@ -179,7 +179,7 @@ class Door:
         with torch_threads(self._threads):
             return self._guarded(way, tensors)
 
-    def result_of(self, args: Any, kwargs: Any) -> tuple[Call, list[Output]] | None:
+    def result_of(self, args: Any, kwargs: Any) -> tuple[CompiledCall, list[Output]] | None:
         """For a call whose tensors may have sizes and no data: what makes its result of flat outputs, and of those
         that are tensors the form. None where only the original takes it."""
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -196,8 +196,8 @@ class Door:
         return None
 
     def _predicted(
-        self, calls: Sequence[Call], types: list[str], shapes: list[tuple[Any, ...]]
-    ) -> tuple[Call, list[Output]] | None:
+        self, calls: Sequence[CompiledCall], types: list[str], shapes: list[tuple[Any, ...]]
+    ) -> tuple[CompiledCall, list[Output]] | None:
         """What `_way` will lead to."""
         for call, rows in self._takers(calls, types, shapes):
             fitted = shapes if rows is None else self._fitted(call, shapes)
@@ -217,10 +217,10 @@ class Door:
         ]
 
     def _takers(
-        self, calls: Sequence[Call], types: list[str], shapes: list[tuple[Any, ...]]
-    ) -> list[tuple[Call, Any]]:
+        self, calls: Sequence[CompiledCall], types: list[str], shapes: list[tuple[Any, ...]]
+    ) -> list[tuple[CompiledCall, Any]]:
         """The calls that take tensors like these, the best first; with the number of rows where it is in pieces."""
-        found: list[tuple[Call, Any]] = []
+        found: list[tuple[CompiledCall, Any]] = []
         count = self._rows(shapes)
         for call in calls:
             if _types(call) != types:
@@ -263,11 +263,11 @@ class Door:
             raise self._refused(args, kwargs, why)
         self._say("original", "the original, since what was compiled takes no such call", args, kwargs)
 
-    def _all_calls(self) -> list[Call]:
+    def _all_calls(self) -> list[CompiledCall]:
         general = [] if self.general is None or self.strict else [self.general]
         return [*self.calls, *general]
 
-    def _way(self, calls: Sequence[Call], tensors: list[torch.Tensor]) -> Way | None:
+    def _way(self, calls: Sequence[CompiledCall], tensors: list[torch.Tensor]) -> Way | None:
         """For tensors in the order of `calls`, which differ in their sizes only."""
         types, shapes = [_name(t.dtype) for t in tensors], [tuple(t.shape) for t in tensors]
         for call, rows in self._takers(calls, types, shapes):
@@ -279,7 +279,7 @@ class Door:
             return call.run
         return None if self.strict else self._retyped(calls, types, tensors)
 
-    def _arranged(self, call: Call, tensors: list[torch.Tensor]) -> Way:
+    def _arranged(self, call: CompiledCall, tensors: list[torch.Tensor]) -> Way:
         """`call` for tensors that lie otherwise: each of those is copied, and back where the call changes it."""
         fixes = [_layout_fix(s, t, self._device) for s, t in zip(call.spec.tensors, tensors, strict=True)]
         if not any(fixes):
@@ -298,7 +298,9 @@ class Door:
 
         return way
 
-    def _retyped(self, calls: Sequence[Call], found: list[str], tensors: list[torch.Tensor]) -> Way | None:
+    def _retyped(
+        self, calls: Sequence[CompiledCall], found: list[str], tensors: list[torch.Tensor]
+    ) -> Way | None:
         wanted = _types(calls[0])
         changes = {i: b for i, (a, b) in enumerate(zip(wanted, found, strict=True)) if a != b}
         outputs = self._outputs_of(calls, found)
@@ -321,14 +323,14 @@ class Door:
 
         return way
 
-    def _outputs_of(self, calls: Sequence[Call], types: Sequence[str]) -> tuple[str, ...] | None:
+    def _outputs_of(self, calls: Sequence[CompiledCall], types: Sequence[str]) -> tuple[str, ...] | None:
         """The types that the original answers with when its inputs have these; None where it was not seen to."""
         changes = {i: b for i, (a, b) in enumerate(zip(_types(calls[0]), types, strict=True)) if a != b}
         return (
             next((s.outputs for s in self.takes.substitutes if s.types == changes), None) if changes else None
         )
 
-    def _in_pieces(self, call: Call, rows: int, tensors: list[torch.Tensor]) -> Way:
+    def _in_pieces(self, call: CompiledCall, rows: int, tensors: list[torch.Tensor]) -> Way:
         B = call.spec.tensors[self.takes.batched[0]].shape[0]
         assert isinstance(B, int)
         self._say("pieces", f"{rows} rows by compiled calls of {B}", tensors)
@@ -342,7 +344,7 @@ class Door:
         rows = shapes[batched[0]][0]
         return rows if all(shapes[i][0] == rows for i in batched) else None
 
-    def _fitted(self, call: Call, shapes: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]] | None:
+    def _fitted(self, call: CompiledCall, shapes: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]] | None:
         """The shapes with the number of rows that `call` is compiled for; None where it is not for these.
 
         Not for one that changes its inputs: it would change a piece, or one piece twice.
@@ -354,7 +356,7 @@ class Door:
         fitted = [(B, *shape[1:]) if i in batched else shape for i, shape in enumerate(shapes)]
         return fitted if call.spec.bind(fitted) is not None else None
 
-    def _laid_out(self, call: Call, tensors: list[torch.Tensor]) -> Any:
+    def _laid_out(self, call: CompiledCall, tensors: list[torch.Tensor]) -> Any:
         return self._arranged(call, tensors)(tensors)
 
     # ------------------------------------------------------------------------------------------- other calls
@@ -412,7 +414,7 @@ def _sized(spec: TensorSpec, sizes: Mapping[str, int], rows: Any = None) -> Outp
     return shape, spec.strides(shape), getattr(torch, spec.dtype)
 
 
-def _types(call: Call) -> list[str]:
+def _types(call: CompiledCall) -> list[str]:
     return [tensor.dtype for tensor in call.spec.tensors]
 
 

@@ -9,7 +9,7 @@ from torchwright.engines.base import MODEL, Kept, Ready, Way
 from torchwright.engines.eager import Eager
 
 
-class Native(Eager):
+class NativeEngine(Eager):
     """Calls a `NativeModel`."""
 
     name: ClassVar[str] = "native"

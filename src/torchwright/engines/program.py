@@ -246,7 +246,7 @@ def _register_operators(graph: dict[str, Any]) -> None:
     """Make the operators known that the graph calls and torch does not bring."""
     targets = {node["target"] for node in graph["graph_module"]["graph"]["nodes"]}
     if any(target.startswith("torch.ops.torchwright.") for target in targets):
-        build.load()  # without them torch names the first
+        build.load_fault()  # without them torch names the first
     if any(target.startswith("torch.ops.quantized_decomposed.") for target in targets):
         importlib.import_module("torch.ao.quantization.fx._decomposed")
 

@@ -58,7 +58,7 @@ def probe(model: nn.Module, case: Case, seconds: float = SECONDS) -> Takes:
 
 
 @dataclass(frozen=True)
-class Answer:
+class OriginalAnswer:
     """What the original gave."""
 
     tensors: list[torch.Tensor]
@@ -68,7 +68,7 @@ class Answer:
     others: list[str]
     """Every leaf that is no tensor, as text."""
 
-    def rows(self, order: Any) -> Answer:
+    def rows(self, order: Any) -> OriginalAnswer:
         return replace(self, tensors=[t[order] for t in self.tensors])
 
 
@@ -79,7 +79,7 @@ class _Original:
         self._model, self._end = model, end
         self._leaves, self._spec = pytree.tree_flatten((case.args, case.kwargs))
 
-    def __call__(self, tensors: Sequence[Any]) -> Answer | None:
+    def __call__(self, tensors: Sequence[Any]) -> OriginalAnswer | None:
         if time.thread_time() > self._end:
             return None
         remaining = iter(tensors)
@@ -94,12 +94,12 @@ class _Original:
                 leaves = pytree.tree_leaves(given)
                 types = [str(v.dtype).removeprefix("torch.") for v in leaves if isinstance(v, torch.Tensor)]
                 others = [str(v)[:1000] for v in leaves if not isinstance(v, torch.Tensor)]
-                return Answer(flatten(given), tuple(types), others)
+                return OriginalAnswer(flatten(given), tuple(types), others)
         except Exception:  # what the original does not take, in whatever way it says so
             return None
 
 
-_Asked = Callable[[Sequence[Any]], Answer | None]
+_Asked = Callable[[Sequence[Any]], OriginalAnswer | None]
 
 
 def tensors_of(case: Case) -> list[torch.Tensor]:
@@ -124,7 +124,9 @@ def with_tensors(case: Case, tensors: Sequence[torch.Tensor]) -> Case:
     return replace(case, args=args, kwargs=kwargs)
 
 
-def _rows(answer: _Asked, tensors: Sequence[torch.Tensor], reference: Answer) -> tuple[tuple[int, ...], bool]:
+def _rows(
+    answer: _Asked, tensors: Sequence[torch.Tensor], reference: OriginalAnswer
+) -> tuple[tuple[int, ...], bool]:
     """The tensors whose first size is the number of rows, and whether rows are answered apart from each other."""
     found: tuple[int, ...] = ()
     for batched in _perhaps_batched(tensors):
@@ -155,7 +157,7 @@ def _with(
 
 
 def _apart(
-    answer: _Asked, tensors: Sequence[torch.Tensor], batched: Sequence[int], reference: Answer
+    answer: _Asked, tensors: Sequence[torch.Tensor], batched: Sequence[int], reference: OriginalAnswer
 ) -> bool:
     """Whether each row is answered as if it were alone: among more and fewer rows, in another order, beside loud
     ones and beside NaN."""
@@ -163,7 +165,7 @@ def _apart(
     if any(t.dim() == 0 or len(t) != rows for t in reference.tensors):
         return False
 
-    def same(wanted: Answer | None, found: Answer | None) -> bool:
+    def same(wanted: OriginalAnswer | None, found: OriginalAnswer | None) -> bool:
         return (
             wanted is not None
             and found is not None
@@ -250,7 +252,7 @@ def _rounding(dtype: torch.dtype) -> float:
     return max(ALIKE, 16 * torch.finfo(dtype).eps) if dtype.is_floating_point else ALIKE
 
 
-def _takes_arrays(answer: _Asked, tensors: Sequence[torch.Tensor], reference: Answer) -> bool:
+def _takes_arrays(answer: _Asked, tensors: Sequence[torch.Tensor], reference: OriginalAnswer) -> bool:
     """Whether arrays give what tensors give; not an original that answers arrays with arrays."""
     try:
         arrays = [tensor.cpu().numpy().copy() for tensor in tensors]

@@ -11,7 +11,7 @@ HELD_TOKENS = 16
 """A character has four bytes, so that more tokens than this without a whole one are no text."""
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """What turns token ids into text."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -25,7 +25,7 @@ class TextStream:
     while it ends in an incomplete character.
     """
 
-    def __init__(self, text: Decoder) -> None:
+    def __init__(self, text: TokenDecoder) -> None:
         self._text = text
         self._before: list[int] = []
         self._before_text = ""

@@ -36,7 +36,7 @@ def on(device: torch.device, dtype: torch.dtype) -> Any:
     if dtype not in FAST:
         return None
     if device.type == "cpu" and not gpu.INTERPRETED:  # asked for every operator of a decode step
-        return native if build.load() is None else None
+        return native if build.load_fault() is None else None
     return triton if gpu.takes(device) and gpu.load() is None else None
 
 

@@ -66,7 +66,7 @@ def quantize_w4(
     (N, K), device = weight_NK.shape, weight_NK.device
     importance = torch.ones(K) if importance_K is None else importance_K.float()
     importance = _pad(importance[None], 1, group_size, 0.0)[0].to(device)
-    native = build.load() is None and weight_NK.device.type == "cpu"
+    native = build.load_fault() is None and weight_NK.device.type == "cpu"
     search: Any = torch.ops.torchwright.quantize_w4 if native else search_w4
     integers = torch.empty(N, K, dtype=torch.int8, device=device)
     multipliers = torch.empty(N, len(importance) // group_size, dtype=torch.int8, device=device)

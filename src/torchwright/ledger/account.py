@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchwright.ledger.buckets import BUCKETS, NANO
-from torchwright.ledger.read import Session, Span, read_sessions
+from torchwright.ledger.read import ProcessLife, Span, read_sessions
 
 Piece = tuple[str, int, int]
 """Bucket, start, end (nanoseconds since 1970)."""
@@ -109,7 +109,7 @@ def read_account(run_dir: str | Path) -> Account:
     return account_of(read_sessions(run_dir))
 
 
-def account_of(sessions: list[Session]) -> Account:
+def account_of(sessions: list[ProcessLife]) -> Account:
     """The account of `sessions`, sorted by start."""
     groups = _attempts(sessions)
     account = Account([], [note for session in sessions for note in session.notes])
@@ -151,11 +151,11 @@ def account_of(sessions: list[Session]) -> Account:
     return account
 
 
-def _attempts(sessions: list[Session]) -> list[list[Session]]:
+def _attempts(sessions: list[ProcessLife]) -> list[list[ProcessLife]]:
     """Sessions of one start of the job: no rank twice, one launch and one number of processes; where nothing names the
     launch, each began before all the others had ended (a process that died may have lived on for as long as it leaves
     between lines)."""
-    groups: list[list[Session]] = []
+    groups: list[list[ProcessLife]] = []
     for session in sessions:
         group = groups[-1] if groups else []
         if (
@@ -170,7 +170,7 @@ def _attempts(sessions: list[Session]) -> list[list[Session]]:
     return groups
 
 
-def _kept_until(groups: list[list[Session]]) -> list[int]:
+def _kept_until(groups: list[list[ProcessLife]]) -> list[int]:
     """For each attempt the step up to which its work was kept by those after it."""
     kept: list[int] = []
     until = _NEVER
@@ -180,13 +180,13 @@ def _kept_until(groups: list[list[Session]]) -> list[int]:
     return kept[::-1]
 
 
-def _went_back_to(session: Session) -> int:
+def _went_back_to(session: ProcessLife) -> int:
     """The earliest step from whose state `session` went on; one that took no step undid nothing."""
     resumed = (span.resume for span in session.spans if span.resume is not None)
     return min([_begins_from(session, _NEVER), *resumed])
 
 
-def _begins_from(session: Session, otherwise: int) -> int:
+def _begins_from(session: ProcessLife, otherwise: int) -> int:
     """The step from whose state `session` began: its first `resume`, or 0 if it took a step before any."""
     for span in session.spans:
         if span.step is not None:
@@ -196,12 +196,12 @@ def _begins_from(session: Session, otherwise: int) -> int:
     return otherwise
 
 
-def _marks(group: list[Session], name: str) -> list[int]:
+def _marks(group: list[ProcessLife], name: str) -> list[int]:
     marks = (getattr(span, name) for session in group for span in session.spans)
     return [mark for mark in marks if mark is not None]
 
 
-def _pieces(session: Session, kept: int, furthest: int, failed: bool) -> tuple[list[Piece], int]:
+def _pieces(session: ProcessLife, kept: int, furthest: int, failed: bool) -> tuple[list[Piece], int]:
     """What one process did, with lost work and recovery told apart, and the last step it completed.
 
     `kept`: the step up to which later attempts kept the work; `furthest`: where the attempts before had been;

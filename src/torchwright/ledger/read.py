@@ -30,7 +30,7 @@ class Span:
 
 
 @dataclass
-class Session:
+class ProcessLife:
     """One process's life."""
 
     path: Path
@@ -48,7 +48,7 @@ class Session:
     notes: list[str] = field(default_factory=list)
 
 
-def read_sessions(run_dir: str | Path) -> list[Session]:
+def read_sessions(run_dir: str | Path) -> list[ProcessLife]:
     """Every process's ledger under `run_dir`, by start. Raises `LedgerError` where there is none or one is damaged."""
     run = Path(run_dir)
     folder = run / FOLDER if (run / FOLDER).is_dir() else run
@@ -66,7 +66,7 @@ def read_sessions(run_dir: str | Path) -> list[Session]:
     return sorted((read_session(path) for path in paths), key=lambda session: (session.start, session.rank))
 
 
-def read_session(path: Path) -> Session:
+def read_session(path: Path) -> ProcessLife:
     """One process's ledger, without a last line that was cut short.
 
     Raises `LedgerError` for anything else that cannot be right.
@@ -81,7 +81,7 @@ def read_session(path: Path) -> Session:
             next="move the file away, or use the version of torchwright that wrote it",
         )
     wall = _whole(header, "wall", path)
-    session = Session(
+    session = ProcessLife(
         path=path,
         rank=_whole(header, "rank", path),
         world=_whole(header, "world", path),
@@ -114,7 +114,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield line
 
 
-def _span(line: dict[str, Any], session: Session) -> Span:
+def _span(line: dict[str, Any], session: ProcessLife) -> Span:
     end = session.start + _whole(line, "t", session.path)
     spent = line.get("s")
     if not isinstance(spent, dict) or not all(

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from torchwright.numpy_compile.report import Refused
+from torchwright.numpy_compile.report import ProgramRefused
 from torchwright.numpy_compile.tree import map_leaves
 
 
 @dataclass(slots=True)
-class Call:
+class ArrayCall:
     """One call. Calls with equal ``key`` are of one kind: they share a verdict."""
 
     args: tuple[Any, ...]
@@ -25,8 +25,8 @@ class Call:
     prepared_kwargs: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def describe(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Raises Refused for an argument that torch cannot take with NumPy's meaning."""
+    def describe(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ArrayCall:
+        """Raises `ProgramRefused` for an argument that torch cannot take with NumPy's meaning."""
         call = cls(args, kwargs)
         parts: list[Any] = []
         call.prepared_args = tuple(_prepare(value, parts, call.arrays) for value in args)
@@ -110,12 +110,14 @@ def _prepare(value: Any, parts: list[Any], arrays: list[np.ndarray]) -> Any:
     if kind is dict:
         parts.append((kind, tuple(value)))
         return {name: _prepare(item, parts, arrays) for name, item in value.items()}
-    raise Refused(f"an argument is a {kind.__module__}.{kind.__qualname__}, neither array nor plain data")
+    raise ProgramRefused(
+        f"an argument is a {kind.__module__}.{kind.__qualname__}, neither array nor plain data"
+    )
 
 
 def _require_dtype(dtype: np.dtype) -> None:
     if dtype.kind not in "biufc" or not dtype.isnative or dtype.itemsize > (16 if dtype.kind == "c" else 8):
-        raise Refused(f"dtype {dtype.str} has no torch counterpart")
+        raise ProgramRefused(f"dtype {dtype.str} has no torch counterpart")
 
 
 def _pretty(value: Any) -> str:

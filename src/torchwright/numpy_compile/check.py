@@ -15,12 +15,12 @@ import torch
 
 from torchwright.errors import TorchwrightError
 from torchwright.measure.clock import Rounds, Waiting, paired_speedup
-from torchwright.numpy_compile.call import Call
-from torchwright.numpy_compile.compare import Comparison, compare, no_less_accurate, require_own_memory
+from torchwright.numpy_compile.call import ArrayCall
+from torchwright.numpy_compile.compare import Deviation, compare, no_less_accurate, require_own_memory
 from torchwright.numpy_compile.options import Options
 from torchwright.numpy_compile.original import Original, time_original
 from torchwright.numpy_compile.program import Program, Variant
-from torchwright.numpy_compile.report import NumpyReport, Refused, first_line
+from torchwright.numpy_compile.report import NumpyReport, ProgramRefused, first_line
 
 CALL_FLOOR_SECONDS = 15e-6
 """What a compiled call costs at least (guards, conversion, dispatch). Faster functions are left alone."""
@@ -35,11 +35,11 @@ EDGE_VALUES = {
 
 
 @dataclass
-class Attempt:
+class CheckedProgram:
     """One program, set beside NumPy."""
 
     program: Program
-    comparison: Comparison = field(default_factory=Comparison)
+    comparison: Deviation = field(default_factory=Deviation)
     refusal: str | None = None
     """Why it may not serve, or None."""
 
@@ -51,7 +51,7 @@ class Check:
         self._fn, self._name, self._options = fn, name, options
         self._programs: dict[tuple[tuple[Any, ...], Variant], Program] = {}
 
-    def judge(self, call: Call, original: Original) -> tuple[NumpyReport, Program | None]:
+    def judge(self, call: ArrayCall, original: Original) -> tuple[NumpyReport, Program | None]:
         """What serves calls of this kind from now on; None is the original.
 
         Raises TorchwrightError under ``strict`` where it is the original for any reason but speed.
@@ -95,9 +95,9 @@ class Check:
             return replace(base, status="compiled", reason=reason), first.program
         return self._time(call, base, [one.program for one in agreeing], seconds)
 
-    def verify(self, call: Call, reference: Any, program: Program) -> Attempt:
+    def verify(self, call: ArrayCall, reference: Any, program: Program) -> CheckedProgram:
         """Whether a program returns what NumPy returned, twice, in memory of its own."""
-        attempt = Attempt(program)
+        attempt = CheckedProgram(program)
         try:
             program.learn_scalars(reference)
             results = [program.check(call) for _ in range(2)]
@@ -106,14 +106,14 @@ class Check:
                     reference, result, self._options.rtol, self._options.atol
                 )
                 if found.dtype_differences:
-                    raise Refused(f"another dtype than NumPy: {found.dtype_differences[0]}")
+                    raise ProgramRefused(f"another dtype than NumPy: {found.dtype_differences[0]}")
                 if found.problems and (
                     len(found.outside) < len(found.problems)
                     or not no_less_accurate(call, self._fn, reference, result, found.outside)
                 ):
-                    raise Refused(f"disagrees with NumPy: {found.problems[0]}")
+                    raise ProgramRefused(f"disagrees with NumPy: {found.problems[0]}")
             require_own_memory(call, reference, *results)
-        except Refused as refusal:
+        except ProgramRefused as refusal:
             attempt.refusal = str(refusal)
         return attempt
 
@@ -127,10 +127,10 @@ class Check:
                 next="drop strict=True to let the original serve, or rewrite the part that is named",
             )
 
-    def _explore(self, call: Call, reference: Any, threads: int) -> list[Attempt]:
+    def _explore(self, call: ArrayCall, reference: Any, threads: int) -> list[CheckedProgram]:
         """Everything that was tried, in order. Further candidates only where they can help."""
 
-        def attempt(variant: Variant) -> Attempt:
+        def attempt(variant: Variant) -> CheckedProgram:
             slot = (call.signature, variant)
             if slot not in self._programs:
                 options = self._options
@@ -148,7 +148,7 @@ class Check:
             tried.append(attempt(replace(agreeing[-1].program.variant, threads=1)))
         return tried
 
-    def _edge_differences(self, call: Call, program: Program, seconds: float) -> tuple[str, ...]:
+    def _edge_differences(self, call: ArrayCall, program: Program, seconds: float) -> tuple[str, ...]:
         """Compare on copies of the arguments with special values strewn in.
 
         Left out where it could take long: a slow function, or one with graph breaks, which may loop on its data.
@@ -157,13 +157,13 @@ class Check:
             return ()
         problems = {
             name: self._edge_difference(
-                Call.describe(*call.with_arrays(functools.partial(_strew, *values))), program
+                ArrayCall.describe(*call.with_arrays(functools.partial(_strew, *values))), program
             )
             for name, values in EDGE_VALUES.items()
         }
         return tuple(f"{name}: {problem}" for name, problem in problems.items() if problem)
 
-    def _edge_difference(self, call: Call, program: Program) -> str | None:
+    def _edge_difference(self, call: ArrayCall, program: Program) -> str | None:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:
@@ -179,7 +179,7 @@ class Check:
         return found.problems[0] if len(found.problems) > rounding else None
 
     def _time(
-        self, call: Call, base: NumpyReport, programs: list[Program], seconds: float
+        self, call: ArrayCall, base: NumpyReport, programs: list[Program], seconds: float
     ) -> tuple[NumpyReport, Program | None]:
         """Original and candidates in turn; the best candidate serves if its interval lies above 1."""
         once = [_time_served(program, call) for program in programs]
@@ -219,7 +219,7 @@ class Check:
             return report, programs[best]
         return replace(report, reason="agrees with NumPy, but compiling does not make it faster"), None
 
-    def _take_rounds(self, call: Call, programs: list[Program], wanted: int) -> Rounds[list[float]]:
+    def _take_rounds(self, call: ArrayCall, programs: list[Program], wanted: int) -> Rounds[list[float]]:
         """Seconds of the original and of each program, round by round; disturbed rounds are made up for."""
         timers = [functools.partial(time_original, self._fn)]
         timers += [functools.partial(_time_served, program) for program in programs]
@@ -234,9 +234,9 @@ class Check:
         return rounds
 
 
-def _time_served(program: Program, call: Call) -> float:
+def _time_served(program: Program, call: ArrayCall) -> float:
     started = time.perf_counter()
-    program.serve(Call.describe(call.args, call.kwargs))
+    program.serve(ArrayCall.describe(call.args, call.kwargs))
     return time.perf_counter() - started
 
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from torchwright.numpy_compile.call import Call
-from torchwright.numpy_compile.report import Refused
+from torchwright.numpy_compile.call import ArrayCall
+from torchwright.numpy_compile.report import ProgramRefused
 from torchwright.numpy_compile.tree import Path, leaves, place, structure
 
 RTOL = {"float16": 4e-3, "float32": 1e-5, "float64": 1e-10}
@@ -27,7 +27,7 @@ Place = tuple[Path, Literal["real", "imag"]]
 
 
 @dataclass
-class Comparison:
+class Deviation:
     """Where one result leaves another, in words."""
 
     rtol: float | None = None
@@ -75,9 +75,9 @@ class Comparison:
             self.problems.append(f"{where}: off by up to {worst:.3g} (largest value {largest:.3g})")
 
 
-def compare(reference: Any, result: Any, rtol: float | None = None, atol: float | None = None) -> Comparison:
+def compare(reference: Any, result: Any, rtol: float | None = None, atol: float | None = None) -> Deviation:
     """``result`` beside NumPy's ``reference``: types, structure, dtypes, shapes and values."""
-    found = Comparison(rtol, atol)
+    found = Deviation(rtol, atol)
     if structure(reference) != structure(result):
         found.problems.append(
             f"NumPy returned {_type_text(reference)}, the compiled function {_type_text(result)}"
@@ -90,7 +90,7 @@ def compare(reference: Any, result: Any, rtol: float | None = None, atol: float 
     return found
 
 
-def no_less_accurate(call: Call, fn: Callable, reference: Any, result: Any, places: list[Place]) -> bool:
+def no_less_accurate(call: ArrayCall, fn: Callable, reference: Any, result: Any, places: list[Place]) -> bool:
     """Whether ``result`` is about as near as NumPy's to the function in the next wider precision."""
 
     def widen(array: np.ndarray) -> np.ndarray:
@@ -119,8 +119,8 @@ def no_less_accurate(call: Call, fn: Callable, reference: Any, result: Any, plac
     return True
 
 
-def require_own_memory(call: Call, reference: Any, first: Any, second: Any) -> None:
-    """Raises Refused where NumPy returned new memory and compiled code did not: a later write would reach more."""
+def require_own_memory(call: ArrayCall, reference: Any, first: Any, second: Any) -> None:
+    """Raise `ProgramRefused` where compiled code shares memory that NumPy does not: a later write would reach more."""
 
     def arrays(value: Any) -> list[np.ndarray]:
         return [leaf for _, leaf in leaves(value) if isinstance(leaf, np.ndarray)]
@@ -129,12 +129,12 @@ def require_own_memory(call: Call, reference: Any, first: Any, second: Any) -> N
     for index, (ref, out) in enumerate(zip(refs, outs, strict=True)):
         shared = [given for given in call.arrays if np.may_share_memory(out, given)]
         if any(not given.flags.writeable or not np.may_share_memory(ref, given) for given in shared):
-            raise Refused("the compiled function returns a view of an argument where NumPy does not")
+            raise ProgramRefused("the compiled function returns a view of an argument where NumPy does not")
         if not shared and any(np.may_share_memory(out, other) for other in others):
-            raise Refused("the compiled function returns the same memory on every call")
+            raise ProgramRefused("the compiled function returns the same memory on every call")
         for ref_later, out_later in zip(refs[index + 1 :], outs[index + 1 :], strict=True):
             if np.may_share_memory(out, out_later) and not np.may_share_memory(ref, ref_later):
-                raise Refused("the compiled function returns two results in the same memory")
+                raise ProgramRefused("the compiled function returns two results in the same memory")
 
 
 def _type_text(value: Any) -> str:

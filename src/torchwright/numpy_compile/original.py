@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from torchwright.numpy_compile.call import Call
+from torchwright.numpy_compile.call import ArrayCall
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Original:
     """Why the function must not be compiled, or None."""
 
 
-def run_original(fn: Callable, call: Call) -> Original:
+def run_original(fn: Callable, call: ArrayCall) -> Original:
     """Run ``fn`` once on the real arguments, watching for side effects."""
     pristine = [array.copy() for array in call.arrays]
     drawn = np.random.get_state(legacy=False)
@@ -40,7 +40,7 @@ def run_original(fn: Callable, call: Call) -> Original:
     return Original(result, seconds, refusal)
 
 
-def time_original(fn: Callable, call: Call) -> float:
+def time_original(fn: Callable, call: ArrayCall) -> float:
     """Seconds of one more run, without its warnings."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")

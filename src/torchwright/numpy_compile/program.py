@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchwright.numpy_compile.call import Call
-from torchwright.numpy_compile.report import Refused, first_line
+from torchwright.numpy_compile.call import ArrayCall
+from torchwright.numpy_compile.report import ProgramRefused, first_line
 from torchwright.numpy_compile.tree import Path, leaves, map_leaves
 
 _SERIAL = itertools.count()
@@ -71,8 +71,8 @@ class Program:
         """The Python thread that may compile."""
         self._compiled = torch.compile(_private_copy(fn), backend=self._backend, dynamic=dynamic)
 
-    def check(self, call: Call) -> Any:
-        """Run with compilation allowed; raises Refused with the reason if torch cannot run it."""
+    def check(self, call: ArrayCall) -> Any:
+        """Run with compilation allowed; raises `ProgramRefused` with the reason if torch cannot run it."""
         import torch._dynamo.config as dynamo_config
         import torch._functorch.config as functorch_config
         import torch._inductor.config as inductor_config
@@ -96,7 +96,7 @@ class Program:
                 result = self.serve(call)
         except Exception as error:
             reason = self._refusal or f"torch could not trace or run it: {first_line(error)}"
-            raise Refused(reason) from error
+            raise ProgramRefused(reason) from error
         finally:
             self._checking = None
             if self.graphs > graphs:
@@ -105,7 +105,7 @@ class Program:
             self.breaks[text] = self.breaks.get(text, 0) + count
         if not self.graphs:
             why = f": {first_line(next(iter(self.breaks)))}" if self.breaks else ""
-            raise Refused(f"torch found no array operation to compile{why}")
+            raise ProgramRefused(f"torch found no array operation to compile{why}")
         return result
 
     def learn_scalars(self, reference: Any) -> None:
@@ -114,9 +114,11 @@ class Program:
         self._arrays_0d |= {path for path, leaf in found if isinstance(leaf, np.ndarray) and leaf.ndim == 0}
         self._scalars |= {path for path, leaf in found if isinstance(leaf, np.generic)}
         if self._arrays_0d & self._scalars:
-            raise Refused("it returns a 0-d array or a scalar at the same place, depending on the call")
+            raise ProgramRefused(
+                "it returns a 0-d array or a scalar at the same place, depending on the call"
+            )
 
-    def serve(self, call: Call) -> Any:
+    def serve(self, call: ArrayCall) -> Any:
         """Run checked graphs only: anything that needs a new one raises, before it has had an effect."""
         with contextlib.ExitStack() as stack:
             if torch.get_num_threads() != self.variant.threads:
@@ -150,11 +152,11 @@ class Program:
         for node in graph.graph.nodes:
             if str(node.target).removeprefix("aten.") in DIVISIONS and _may_trap(node):
                 self._refusal = f"this release of torch ends the process where {node.name} divides by zero"
-                raise Refused(self._refusal)
+                raise ProgramRefused(self._refusal)
             writes = node.op == "call_function" and node.target is torch.ops.aten.copy_.default
             if writes and node.args[0].op == "placeholder":
                 self._refusal = "it writes into an argument"
-                raise Refused(self._refusal)
+                raise ProgramRefused(self._refusal)
         return compile_fx_inner(graph, example_inputs, **options)
 
 

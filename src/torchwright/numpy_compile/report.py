@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 
-class Refused(Exception):
+class ProgramRefused(Exception):
     """Why compiled code may not serve; its text goes to the report."""
 
 

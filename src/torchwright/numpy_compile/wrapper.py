@@ -13,12 +13,12 @@ from typing import Any, Unpack, overload
 import torch
 
 from torchwright.errors import TorchwrightError
-from torchwright.numpy_compile.call import Call
+from torchwright.numpy_compile.call import ArrayCall
 from torchwright.numpy_compile.check import Check
 from torchwright.numpy_compile.options import OptionFields, Options
 from torchwright.numpy_compile.original import numpy_errors_are_trapped, run_original
 from torchwright.numpy_compile.program import Program, Unchecked
-from torchwright.numpy_compile.report import NumpyReport, Refused, first_line
+from torchwright.numpy_compile.report import NumpyReport, ProgramRefused, first_line
 
 MAX_RECHECKS = 6
 """Guard misses per key before it is called a recompile storm; below Dynamo's own limit of 8, where it goes
@@ -77,8 +77,8 @@ class CompiledNumpy:
         if torch.compiler.is_compiling():  # called from a function that is itself being traced
             return self.__wrapped__(*args, **kwargs)
         try:
-            call = Call.describe(args, kwargs)
-        except Refused as refusal:
+            call = ArrayCall.describe(args, kwargs)
+        except ProgramRefused as refusal:
             reason = str(refusal)
         else:
             return self._dispatch(call)
@@ -90,7 +90,7 @@ class CompiledNumpy:
         self._report = NumpyReport(function=self.__name__, status="original", reason=reason)
         return result
 
-    def _dispatch(self, call: Call) -> Any:
+    def _dispatch(self, call: ArrayCall) -> Any:
         decision = self._decisions.get(call.key)
         if decision is None:
             with self._lock:
@@ -110,7 +110,7 @@ class CompiledNumpy:
             failure = error
         return self._after_failure(decision, call, failure)
 
-    def _first_call(self, call: Call) -> Any:
+    def _first_call(self, call: ArrayCall) -> Any:
         original = run_original(self.__wrapped__, call)
         if not numpy_errors_are_trapped():  # compiled code raises none: judge on a call without traps
             self._report, program = self._check.judge(call, original)
@@ -119,7 +119,7 @@ class CompiledNumpy:
                 self._texts[call.key_of_any_text] += 1
         return original.result
 
-    def _after_failure(self, decision: _Decision, call: Call, error: Exception) -> Any:
+    def _after_failure(self, decision: _Decision, call: ArrayCall, error: Exception) -> Any:
         """A served call raised. Nothing was written, so NumPy can be asked; users see its errors."""
         if decision.program is not None and _caused_by(error, Unchecked):
             with self._lock:
@@ -128,7 +128,7 @@ class CompiledNumpy:
         self._demote(decision, f"compiled code raised where NumPy did not: {first_line(error)}")
         return result
 
-    def _recheck(self, decision: _Decision, program: Program, call: Call) -> Any:
+    def _recheck(self, decision: _Decision, program: Program, call: ArrayCall) -> Any:
         """A guard miss: the new graph goes through the comparison before it may serve."""
         original = run_original(self.__wrapped__, call)
         decision.rechecks += 1

@@ -32,7 +32,7 @@ class CasePair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class WaterfallStage:
     """One step in the course of the search, in seconds of the objective.
 
     `start` is the best recipe's time when the step was tried; `end` is the time with it, or None where nothing was
@@ -71,16 +71,16 @@ def is_total(pair: CasePair, recipe: Recipe) -> bool:
     return len(recipe.baseline.cases) == 1 and pair.repeat == 1 and pair.tokens is None
 
 
-def stages(recipe: Recipe) -> list[Stage]:
+def stages(recipe: Recipe) -> list[WaterfallStage]:
     """Every step with the times it stands between; kept ones form the chain from original to final."""
     base = best = recipe.baseline.seconds
-    result: list[Stage] = []
+    result: list[WaterfallStage] = []
     for number, rung in enumerate(recipe.rungs, start=1):
         # A kept step stands where it was measured against the original. One that was not kept is compared with the
         # best recipe of its moment only.
         own, total = _divide(best, rung.speedup), _divide(base, rung.total_speedup)
         end = (total if total is not None else own) if rung.kept else (own if own is not None else total)
-        result.append(Stage(number=number, rung=rung, start=best, end=end))
+        result.append(WaterfallStage(number=number, rung=rung, start=best, end=end))
         if rung.kept and end is not None:
             best = end
     return result

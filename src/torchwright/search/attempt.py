@@ -32,7 +32,7 @@ def attempt(
     started = search.context.clock()
     search.context.deadline = estimate.latest(search, steps)
     try:
-        candidate = trial.start_candidate(search.context, steps, list(search.repeats))
+        candidate = trial.start_candidate(search.context, steps)
         search.spent.append(Spent(steps=steps, seconds=search.context.clock() - started))
     except TrialFailed as failure:
         if failure.timed_out:

@@ -217,8 +217,7 @@ def _settles_process(steps: Sequence[Step]) -> bool:
 def _fresh_original(search: Search) -> None:
     """The original in a process of its own that has done nothing before."""
     old = search.baseline
-    names = list(search.repeats)
-    fresh = trial.start_candidate(replace(search.context, fork=False), (), names)
+    fresh = trial.start_candidate(replace(search.context, fork=False), ())
     fresh.quality, fresh.memory, fresh.recompiles = old.quality, old.memory, old.recompiles
     fresh.turn()
     if search.best is old:
@@ -260,7 +259,7 @@ def _process_gain(shipping: _Shipping, candidate: Candidate, folder: Path) -> Pr
     others: list[Candidate] = []
     try:
         others.append(shipping.loaded(folder, process=False))
-        others.append(trial.start_candidate(replace(search.context, fork=False), (), list(search.repeats)))
+        others.append(trial.start_candidate(replace(search.context, fork=False), ()))
         others[1].process.ask("keep_memory")
         for contender in (search.baseline, candidate):
             contender.process.ask("resize", batched=(), rows=None)

@@ -50,7 +50,7 @@ def drop_one(search: Search) -> None:
 
 def _tried(search: Search, steps: tuple[Step, ...]) -> tuple[Candidate, Comparison]:
     """A smaller recipe, judged and timed; raises as a trial does, and nothing of it is left then."""
-    candidate = trial.start_candidate(search.context, steps, list(search.repeats))
+    candidate = trial.start_candidate(search.context, steps)
     try:
         candidate.settle(search.reference)
         return candidate, compare(search, candidate)

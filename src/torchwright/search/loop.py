@@ -54,7 +54,7 @@ def _measure_baseline(search: Search) -> None:
     clock = search.context.clock
     begun = clock()
     try:
-        search.baseline = search.best = trial.start_candidate(search.context, (), ())
+        search.baseline = search.best = trial.start_candidate(search.context, ())
     except TrialFailed as failure:
         raise _baseline_error(search, failure) from failure
     try:

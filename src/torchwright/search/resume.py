@@ -123,7 +123,7 @@ def _measure_again(search: Search, steps: tuple[Step, ...]) -> str | None:
     search.context.deadline = estimate.latest(search, steps)
     try:
         with ExitStack() as stack:
-            candidate = trial.start_candidate(search.context, steps, list(search.repeats))
+            candidate = trial.start_candidate(search.context, steps)
             stack.callback(candidate.close)
             search.spent.append(Spent(steps=steps, seconds=search.context.clock() - begun))
             candidate.settle(search.reference)

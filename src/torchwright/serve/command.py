@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torchwright.errors import WorkloadError
 from torchwright.serve.background import in_background
-from torchwright.serve.folder import Target, find
+from torchwright.serve.folder import ServeTarget, find
 from torchwright.serve.options import EngineOptions, ServerOptions
 from torchwright.serve.preflight import preflight
 from torchwright.serve.wire.launch import Launcher
@@ -108,14 +108,14 @@ def parse_bytes(text: str) -> int:
     return round(float(match[1]) * UNITS[match[2] or ""])
 
 
-def _print_preflight(target: Target, options: EngineOptions, say: Callable[[str], None]) -> None:
+def _print_preflight(target: ServeTarget, options: EngineOptions, say: Callable[[str], None]) -> None:
     figures = preflight(target, options)
     say(f"serving '{target.name}' from {target.artifact or target.folder}")
     if figures is not None:
         say(str(figures))
 
 
-def _refuse_for_artifact(target: Target, options: EngineOptions) -> None:
+def _refuse_for_artifact(target: ServeTarget, options: EngineOptions) -> None:
     settled = {"--quantize": options.quantize, "--kv": options.kv, "--dtype": options.dtype}
     given = [f"{flag} {value}" for flag, value in settled.items() if value is not None]
     if given:

@@ -17,7 +17,7 @@ TARGETS = "an artifact folder, a Hugging Face folder, or a hub id"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class ServeTarget:
     """What `torchwright serve` was given."""
 
     name: str
@@ -29,14 +29,14 @@ class Target:
     """Whether it is an artifact of a sentence encoder or a classifier of text, which write none."""
 
 
-def find(target: str | None) -> Target:
+def find(target: str | None) -> ServeTarget:
     """The folder of a target; a hub id is downloaded first.
 
     Raises `ModelError` where there is no such model or one that is not served, and `ArtifactError` for an artifact that
     cannot be read.
     """
     if target is None:
-        return Target(name=BUNDLED_NAME, folder=Path(__file__).parent.parent / "bundled")
+        return ServeTarget(name=BUNDLED_NAME, folder=Path(__file__).parent.parent / "bundled")
     path = Path(target)
     if (path / RECIPE).is_file() or (path / MANIFEST).is_file():
         kind, served_as = _workload(path)
@@ -47,7 +47,7 @@ def find(target: str | None) -> Target:
                 next=f'call it from Python: torchwright.load("{path}").model(...)',
             )
         reads = served_as == "reader"
-        return Target(name=path.resolve().name, folder=path / MODEL, artifact=path, encoder=reads)
+        return ServeTarget(name=path.resolve().name, folder=path / MODEL, artifact=path, encoder=reads)
     if path.exists():
         path, name = opened(path), path.resolve().name
     elif is_hub_id(target):
@@ -67,7 +67,7 @@ def find(target: str | None) -> Target:
         raise ModelError(
             f"{path} has no config.json", allowed="a Hugging Face folder: config.json beside *.safetensors"
         )
-    return Target(name=name, folder=path)
+    return ServeTarget(name=name, folder=path)
 
 
 def _workload(path: Path) -> tuple[str, str]:

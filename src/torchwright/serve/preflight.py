@@ -18,7 +18,7 @@ from torchwright.hub.folder import find_object
 from torchwright.hub.tensor_header import read_header
 from torchwright.paths import cache_folder
 from torchwright.scheme import ASKED, BF16, Scheme, read_scheme
-from torchwright.serve.folder import Target
+from torchwright.serve.folder import ServeTarget
 from torchwright.serve.options import KV_SHARE, EngineOptions
 
 PROMPT = 512
@@ -63,7 +63,7 @@ class Preflight:
         return "\n".join([*lines, *([f"advice     {self.advice}"] if self.advice else [])])
 
 
-def preflight(target: Target, options: EngineOptions) -> Preflight | None:
+def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
     """The figures of a language model; None for a sentence encoder, which has no cache."""
     if target.encoder:
         return None
@@ -150,7 +150,7 @@ def _plain(options: EngineOptions) -> int:
     return 4 if options.dtype == "fp32" else 2
 
 
-def _weights(target: Target, scheme: Scheme | None, plain: int) -> tuple[int, int]:
+def _weights(target: ServeTarget, scheme: Scheme | None, plain: int) -> tuple[int, int]:
     """(bytes in memory, parameters that every token is multiplied with)."""
     if target.artifact is not None:
         files = [target.artifact / "decoder.safetensors", *sorted(target.artifact.glob("**/*.safetensors"))]
@@ -180,7 +180,7 @@ def _weights(target: Target, scheme: Scheme | None, plain: int) -> tuple[int, in
 
 
 def _quantized_weights(
-    target: Target, config: dict[str, Any], options: EngineOptions, scheme: Scheme | None
+    target: ServeTarget, config: dict[str, Any], options: EngineOptions, scheme: Scheme | None
 ) -> tuple[int, int]:
     """`_weights` of a quantized checkpoint, whose files' shapes are not the model's: by the sizes in config.json.
 
@@ -211,7 +211,7 @@ def _shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
         raise ModelError(f"{file} is no safetensors file", found=str(error)) from error
 
 
-def _token_bytes(target: Target, config: dict[str, Any], kv: str) -> int:
+def _token_bytes(target: ServeTarget, config: dict[str, Any], kv: str) -> int:
     if target.artifact is not None:
         kv = str(find_object(target.artifact / "decoder.json").get("kv", kv))
     if kv not in KV_BYTES:

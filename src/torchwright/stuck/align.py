@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from torchwright.stuck.calls import Call, Dump, conflict
+from torchwright.stuck.calls import Dump, RankCall, conflict
 from torchwright.stuck.edits import first_gap
 
 
@@ -16,7 +16,7 @@ class Group:
     key: str
     description: str
     members: tuple[int, ...]
-    calls: dict[int, dict[int, Call]]
+    calls: dict[int, dict[int, RankCall]]
     """Rank → number → call."""
 
     @property
@@ -31,7 +31,7 @@ class Parting:
 
     group: Group
     seq: int
-    joined: dict[int, Call]
+    joined: dict[int, RankCall]
     absent: tuple[int, ...]
     """Members that have not come to it; those without a dump among them, if they may be the reason."""
     classes: list[list[int]] = field(default_factory=list)
@@ -58,7 +58,7 @@ def group_name(key: str, description: str) -> str:
 
 def groups_of(dumps: dict[int, Dump], world: int) -> list[Group]:
     """All groups that any rank has called a collective on, by first call."""
-    calls: dict[str, dict[int, dict[int, Call]]] = {}
+    calls: dict[str, dict[int, dict[int, RankCall]]] = {}
     first: dict[str, int] = {}
     for rank, dump in sorted(dumps.items()):
         for call in dump.calls:
@@ -155,12 +155,12 @@ def unanswered(dumps: dict[int, Dump]) -> list[Parting]:
     return partings
 
 
-def _last_number(calls: dict[int, Call], dump: Dump) -> int:
+def _last_number(calls: dict[int, RankCall], dump: Dump) -> int:
     """The number of a rank's last call; one whose ring was full and holds none of the group may have made any."""
     return max(calls, default=1 << 62 if dump.wrapped else 0)
 
 
-def _classes(joined: dict[int, Call]) -> list[list[int]]:
+def _classes(joined: dict[int, RankCall]) -> list[list[int]]:
     classes: list[list[int]] = []
     for rank, call in sorted(joined.items()):
         for ranks in classes:
@@ -172,5 +172,5 @@ def _classes(joined: dict[int, Call]) -> list[list[int]]:
     return sorted(classes, key=lambda ranks: (-len(ranks), ranks[0]))
 
 
-def _last(calls: Iterable[Call]) -> Call | None:
+def _last(calls: Iterable[RankCall]) -> RankCall | None:
     return max(calls, key=lambda call: (call.created, call.seq), default=None)

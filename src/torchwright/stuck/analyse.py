@@ -27,7 +27,7 @@ from torchwright.stuck.align import (
     shifted,
     unanswered,
 )
-from torchwright.stuck.calls import Call, Dump, conflict
+from torchwright.stuck.calls import Dump, RankCall, conflict
 from torchwright.stuck.finding import Finding
 
 PATIENCE = 1.0
@@ -119,7 +119,7 @@ def _company(found: Parting, rank: int) -> float:
     return len(found.of(rank)) / len(found.group.members)
 
 
-def _is_wrong_group(usual: Call, stray: Call, here: Parting, there: Parting, case: _Case) -> bool:
+def _is_wrong_group(usual: RankCall, stray: RankCall, here: Parting, there: Parting, case: _Case) -> bool:
     """Whether `stray` is `usual` made on another group, and not a call of the program's own made too early.
 
     From the same lines it is the same call. From lines whose calls this group has seen before it is not. Where nothing
@@ -147,11 +147,11 @@ def _contradiction(case: _Case) -> Finding | None:
     return words.mismatch(kind, found, case.dumps)
 
 
-def _from_other_lines(usual: Call, odd: Call) -> bool:
+def _from_other_lines(usual: RankCall, odd: RankCall) -> bool:
     return bool(usual.path and odd.path) and usual.path != odd.path
 
 
-def _matches_next(found: Parting, usual: Call, odd: Call) -> str | None:
+def _matches_next(found: Parting, usual: RankCall, odd: RankCall) -> str | None:
     """Whether one side's call is the other side's next one: `skipped`, `extra`, `swapped`, or nothing."""
     after = {
         side: {rank: found.group.calls[rank].get(found.seq + 1) for rank in ranks}
@@ -168,7 +168,7 @@ def _matches_next(found: Parting, usual: Call, odd: Call) -> str | None:
     return "skipped" if skipped else "extra" if extra else None
 
 
-def _same_line(one: Call, other: Call) -> bool:
+def _same_line(one: RankCall, other: RankCall) -> bool:
     return one.path == other.path
 
 

@@ -44,7 +44,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Call:
+class RankCall:
     """One collective, or one half of a message between two ranks, as one rank called it."""
 
     group: str
@@ -91,9 +91,9 @@ class Dump:
     """One rank's dump."""
 
     rank: int
-    calls: list[Call]
+    calls: list[RankCall]
     """In the order in which they were made."""
-    messages: list[Call] = field(default_factory=list)
+    messages: list[RankCall] = field(default_factory=list)
     """Sends and receives, which have an order for each pair of ranks only."""
     groups: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """Key → description and members, where the dump knows them."""
@@ -119,7 +119,7 @@ class Dump:
         return next((frame for frame in self.stack if frame.own), self.stack[0] if self.stack else None)
 
 
-def conflict(one: Call, other: Call) -> str | None:
+def conflict(one: RankCall, other: RankCall) -> str | None:
     """In what two calls of one number in one group contradict each other: `op`, `dtype`, `shape` or nothing.
 
     Only what every backend needs to be equal counts: elements, not the shape's form; nothing of all-to-all's sizes;

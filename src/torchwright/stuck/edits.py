@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from torchwright.stuck.calls import Call, conflict
+from torchwright.stuck.calls import RankCall, conflict
 
 GAP, OTHER, LEFT = 2, 3, 1
 """What is paid for a call that one side alone made; for two different calls in one place; and at the end for calls, be
@@ -18,7 +18,7 @@ _Edit = tuple[int, int, int, int]
 """Calls done by one and by the other before it, and in it."""
 
 
-def first_gap(one: Sequence[Call], other: Sequence[Call]) -> tuple[int, int] | None:
+def first_gap(one: Sequence[RankCall], other: Sequence[RankCall]) -> tuple[int, int] | None:
     """(index, how many): the first calls that `other` left out (or, below 0, made besides) before both went on alike.
 
     Calls are alike where they come from the same lines and do not contradict each other. None where there is no such
@@ -39,7 +39,7 @@ def first_gap(one: Sequence[Call], other: Sequence[Call]) -> tuple[int, int] | N
     return None
 
 
-def _least_edits(one: Sequence[Call], other: Sequence[Call]) -> tuple[_Edit, ...]:
+def _least_edits(one: Sequence[RankCall], other: Sequence[RankCall]) -> tuple[_Edit, ...]:
     """Dijkstra's algorithm over the calls done on either side; of equal ways that with the latest first gap."""
     numbers: dict[object, int] = {}
     lines = [[numbers.setdefault(call.path, len(numbers)) for call in calls] for calls in (one, other)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.report.wording import clean
-from torchwright.stuck.calls import Call, Dump, DumpError, Frame
+from torchwright.stuck.calls import Dump, DumpError, Frame, RankCall
 
 LARGEST = 256 << 20
 """Bytes of one dump; a ring of 2000 calls with stacks has about 3 million."""
@@ -136,11 +136,11 @@ def _is_wrapped(entries: list[Any], since: int) -> bool:
     )
 
 
-def _call(entry: Mapping[str, Any]) -> Call:
+def _call(entry: Mapping[str, Any]) -> RankCall:
     backend, _, op = clean(str(entry["profiling_name"])).partition(":")
     name = entry["process_group"][0]
     message = re.match(r"(send|recv)\s+(\d+)(?:->|<-)(\d+)", op)
-    return Call(
+    return RankCall(
         group=f"{backend} {clean(str(name))}",
         seq=int(entry["p2p_seq_id"] if entry.get("is_p2p") else entry["collective_seq_id"]),
         op=message[1] if message else op,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torchwright.stuck.align import Group, Parting, group_name
-from torchwright.stuck.calls import Call, Dump
+from torchwright.stuck.calls import Dump, RankCall
 from torchwright.stuck.finding import Finding, Kind, Row
 
 Dumps = dict[int, Dump]
@@ -176,7 +176,7 @@ def _rows(found: Parting, dumps: Dumps, absent: str) -> list[Row]:
     return rows
 
 
-def _row(rank: int, part: str, call: Call | None, dumps: Dumps) -> Row:
+def _row(rank: int, part: str, call: RankCall | None, dumps: Dumps) -> Row:
     dump = dumps.get(rank)
     now = "" if dump is None else dump.reason if dump.failed or dump.finished else str(dump.stands or "")
     if call is None:
@@ -190,7 +190,7 @@ def _at_fault(found: Parting) -> list[int]:
     return odd if len(odd) < len(usual) else sorted([*usual, *odd])
 
 
-def _any(found: Parting) -> Call:
+def _any(found: Parting) -> RankCall:
     return next(iter(found.joined.values()))
 
 
@@ -202,12 +202,12 @@ def _numbered(found: Parting) -> str:
     return f"call {found.seq} of {found.group.name}{'' if whole else f' ({_ranks(found.group.members)})'}"
 
 
-def _brief(call: Call, dump: Dump) -> str:
+def _brief(call: RankCall, dump: Dump) -> str:
     description, _ = dump.groups.get(call.group, ("", ()))
     return f"#{call.seq} {call.what} on {group_name(call.group, description)}{_at(call)}"
 
 
-def _at(call: Call) -> str:
+def _at(call: RankCall) -> str:
     return f" at {call.where}" if call.where else ""
 
 

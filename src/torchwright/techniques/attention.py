@@ -17,7 +17,7 @@ from torchwright.techniques.shared.wrapping import TOLERANCE, outputs, replace_m
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention(Technique):
+class SwitchAttention(Technique):
     """Switch a transformers model's attention, or leave out what a constant mask hides (windows, tiles)."""
 
     name: ClassVar[str] = "attention"

@@ -39,7 +39,7 @@ techniques: Registry[type[Technique]] = Registry(
         "int4_weight_only": "torchwright.techniques.int4_weight_only:Int4WeightOnly",
         "torchao": "torchwright.techniques.torchao:TorchAO",
         "sparse24": "torchwright.techniques.sparse24:Sparse24",
-        "attention": "torchwright.techniques.attention:Attention",
+        "attention": "torchwright.techniques.attention:SwitchAttention",
         "dense_attention": "torchwright.techniques.dense_attention:DenseAttention",
         "matmul_attention": "torchwright.techniques.matmul_attention:MatmulAttention",
         "compile": "torchwright.techniques.compile:Compile",

@@ -34,7 +34,7 @@ class DenseAttention(Technique):
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
-        return build.load() if device.kind == "cpu" else "its kernel is for CPUs"
+        return build.load_fault() if device.kind == "cpu" else "its kernel is for CPUs"
 
     def apply(self, target: Target) -> None:
         model = WithDenseAttention(target.model, self.longest)

@@ -33,7 +33,7 @@ class Int8Rows(Int8Layers):
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
-        return build.load() if device.kind == "cpu" else "its kernels are for CPUs"
+        return build.load_fault() if device.kind == "cpu" else "its kernels are for CPUs"
 
     @property
     def kernel(self) -> str | None:

@@ -266,7 +266,7 @@ def environment_of(steps: Sequence[Step]) -> dict[str, str]:
     return environment
 
 
-def start_candidate(context: Context, steps: tuple[Step, ...], case_names: Sequence[str]) -> Candidate:
+def start_candidate(context: Context, steps: tuple[Step, ...]) -> Candidate:
     """Prepare `steps` in a process of their own; what an engine compiles into files is loaded in another.
 
     Raises `TrialFailed` or the `TorchwrightError` with which a technique refused.

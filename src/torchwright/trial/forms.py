@@ -21,7 +21,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from torchwright.artifact.folder import GENERAL, ONE, ONE_PACKAGE, ROWS, ROWS_PACKAGE
-from torchwright.engines.door import Call, Door
+from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.graphs import GraphCall
 from torchwright.engines.package import Package
 from torchwright.engines.packaging import described, rewritten
@@ -286,7 +286,7 @@ def check_graphs(
     takes: Takes,
     forms: Forms,
     programs: Mapping[str, ExportedProgram],
-    fixed: Call | None = None,
+    fixed: CompiledCall | None = None,
 ) -> Chosen:
     """How graphs answer other calls, and what of the outputs' layout must be mended.
 
@@ -312,7 +312,7 @@ def check_graphs(
     return replace(chosen, any_sizes=spec, rows="fixed")
 
 
-def _checked(model: nn.Module, call: Call, case: Case, takes: Takes, own: float) -> CallSpec | None:
+def _checked(model: nn.Module, call: CompiledCall, case: Case, takes: Takes, own: float) -> CallSpec | None:
     """What `call` takes with the smallest number of rows that it answers rightly; None where it answers some wrongly.
 
     torch.export supposes sizes of two at least; what it made is mostly right for one and none, too.
@@ -349,7 +349,7 @@ def _also(chosen: Chosen, note: str) -> Chosen:
     return replace(chosen, notes=(*chosen.notes, note))
 
 
-def _is_right(model: nn.Module, call: Call, case: Case, own: float) -> bool | None:
+def _is_right(model: nn.Module, call: CompiledCall, case: Case, own: float) -> bool | None:
     """Whether `call` answers as the original does, as nearly as at the example; None where that takes no such call."""
     try:
         wanted = _answer(model, case)

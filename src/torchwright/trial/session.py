@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchwright.engines.base import Engine, engines
-from torchwright.trial.values import Memory, Opened, Prepared
+from torchwright.trial.values import Memory, OpenedArtifact, Prepared
 
 if TYPE_CHECKING:
     from torchwright.engines.describe import Description
@@ -135,7 +135,7 @@ class Session:
         self.run = self.workload.front(self.engine, self.workload.describe())
         self._make_calls()
 
-    def load_artifact(self, *, path: str, trust: bool, process: bool = True) -> Opened:
+    def load_artifact(self, *, path: str, trust: bool, process: bool = True) -> OpenedArtifact:
         """Load an artifact as its user would, who has the model at hand where the artifact needs it."""
         import torch
 
@@ -149,7 +149,9 @@ class Session:
         self.dtype = getattr(torch, manifest.dtype)
         self.run = call_as_user(loaded, self.device.name)
         self._make_calls()
-        return Opened(seconds=time.perf_counter() - start, how=loaded.how, notices=tuple(loaded.notices))
+        return OpenedArtifact(
+            seconds=time.perf_counter() - start, how=loaded.how, notices=tuple(loaded.notices)
+        )
 
     def beside(self) -> None:
         """Have the original here, too, to be asked by `original`."""

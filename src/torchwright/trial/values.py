@@ -26,7 +26,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class OpenedArtifact:
     """An artifact that was loaded."""
 
     seconds: float

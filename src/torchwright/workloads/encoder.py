@@ -19,7 +19,7 @@ from torchwright.workloads import accuracy
 from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Optimized, Run, Served, batches_to_judge
 from torchwright.workloads.encoding import Encoder
 from torchwright.workloads.huggingface import load_model, parameter_count
-from torchwright.workloads.rows import Layout, RowsWorkload
+from torchwright.workloads.rows import RowShapes, RowsWorkload
 from torchwright.workloads.sentences import Sentences
 from torchwright.workloads.texts import own_text
 
@@ -98,8 +98,8 @@ class EncoderWorkload(RowsWorkload):
         model.config.use_cache = False  # a decoder would keep keys and values that nobody reads
         return SentenceEncoder(model, pipeline.mode, pipeline.normalize).eval()
 
-    def whole(self) -> Layout:
-        return Layout(
+    def whole(self) -> RowShapes:
+        return RowShapes(
             shapes=((self.batch, self.sentences.longest),),
             pad=self.pipeline.pad,
             prompt=self.pipeline.prompt,
@@ -115,7 +115,7 @@ class EncoderWorkload(RowsWorkload):
 
     @classmethod
     def answerer(cls, optimized: Optimized) -> Encoder:
-        layout = Layout.from_dict(optimized.description["layout"])
+        layout = RowShapes.from_dict(optimized.description["layout"])
         return Encoder(optimized.run, layout, optimized.folder, optimized.device)
 
     @classmethod

@@ -17,7 +17,7 @@ from torchwright.errors import ModelError, WorkloadError
 from torchwright.hub.folder import find_object
 from torchwright.hub.tokenizer import open_tokenizer
 from torchwright.workloads.base import Case, Run
-from torchwright.workloads.rows import Batcher, Layout, fixed_calls, inputs_of
+from torchwright.workloads.rows import Batcher, RowShapes, fixed_calls, inputs_of
 
 Activation = Literal["none", "sigmoid", "softmax"]
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -43,7 +43,7 @@ class Labels:
 class TextAnswerer(Protocol):
     """A model that answers for whole texts, by vectors or by the logits of labels: what the server asks of it."""
 
-    layout: Layout
+    layout: RowShapes
     tokens: Tokens
 
     def by_call(
@@ -71,7 +71,7 @@ class Encoder:
     `encode` takes one text or many; calling it takes (input_ids, attention_mask) of any batch that fits.
     """
 
-    def __init__(self, run: Run, layout: Layout, folder: Path | None, device: str = "cpu") -> None:
+    def __init__(self, run: Run, layout: RowShapes, folder: Path | None, device: str = "cpu") -> None:
         self._run, self.layout = Batcher(run, layout), layout
         self.tokens = Tokens(layout, folder, ("input_ids", "attention_mask"), device)
 
@@ -118,7 +118,7 @@ class TextModel:
     """
 
     def __init__(
-        self, run: Run, layout: Layout, folder: Path | None, reads: Sequence[str], device: str = "cpu"
+        self, run: Run, layout: RowShapes, folder: Path | None, reads: Sequence[str], device: str = "cpu"
     ) -> None:
         self._run, self.layout = Batcher(run, layout), layout
         self._folder, self._reads = folder, tuple(reads)
@@ -234,7 +234,7 @@ class TextModel:
 class Tokens:
     """Texts as a batch of token ids by the tokenizer of a folder, which is read when it is first needed."""
 
-    def __init__(self, layout: Layout, folder: Path | None, reads: Sequence[str], device: str) -> None:
+    def __init__(self, layout: RowShapes, folder: Path | None, reads: Sequence[str], device: str) -> None:
         self._layout, self._folder, self._reads, self._device = layout, folder, reads, device
 
     @cached_property
@@ -260,7 +260,7 @@ class Tokens:
         return {name: tensor.to(self._device) for name, tensor in inputs.items()}
 
 
-def _by_call(run: Run, case: Case, layout: Layout) -> Iterator[tuple[list[int], Any, int]]:
+def _by_call(run: Run, case: Case, layout: RowShapes) -> Iterator[tuple[list[int], Any, int]]:
     """The calls that answer one of any size: (places of n of its rows, the output for at least these, their tokens)."""
     lengths_N = inputs_of(case)[1].sum(1)
     for call, rows_n in fixed_calls(case, layout):

@@ -20,8 +20,8 @@ from torchwright.workloads.base import CALIBRATION_BATCHES, Case, Optimized, Run
 from torchwright.workloads.encoder import MODEL_TYPES
 from torchwright.workloads.encoding import TextModel
 from torchwright.workloads.huggingface import load_model, model_class, parameter_count
-from torchwright.workloads.reading import SOUNDS, Reader
-from torchwright.workloads.rows import Layout, RowsWorkload
+from torchwright.workloads.reading import SOUNDS, BatchReader
+from torchwright.workloads.rows import RowShapes, RowsWorkload
 from torchwright.workloads.texts import own_text
 
 SAMPLE_ROWS = 512
@@ -94,7 +94,9 @@ class ForwardWorkload(RowsWorkload):
         self.constants = (
             {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
         )
-        self.reader = Reader(self.folder, config, model, batch=self.batch, tokens=tokens, text=self.eval_text)
+        self.reader = BatchReader(
+            self.folder, config, model, batch=self.batch, tokens=tokens, text=self.eval_text
+        )
         self.judges = [judge for ending, judge in JUDGES if re.search(ending, self.architecture)]
 
     @classmethod
@@ -107,12 +109,12 @@ class ForwardWorkload(RowsWorkload):
     def build(self) -> nn.Module:
         return Forward(load_model(self.folder, self.architecture), self.constants).eval()
 
-    def whole(self) -> Layout | None:
+    def whole(self) -> RowShapes | None:
         if self._tokenwise is None:
             return None
         reader = self.reader
         assert reader.sentences is not None
-        return Layout(
+        return RowShapes(
             shapes=((self.batch, reader.sentences.longest),),
             pad=reader.pad,
             cut=reader.limit,

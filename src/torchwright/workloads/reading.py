@@ -21,7 +21,7 @@ POSITIONS_PER_SECOND, FRAMES_PER_POSITION = 50, 2
 SOUNDS = ("input_values", "input_features")
 
 
-class Reader:
+class BatchReader:
     """Makes batches for the class `model` of transformers, as its `forward` takes them; equal indices, equal batches.
 
     Sentences are padded to the longest. A decoder beside an encoder reads the sentences, shifted by one token. A model

@@ -31,7 +31,7 @@ LARGEST = 2**31
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class RowShapes:
     """The fixed shapes (rows, tokens) of an encoder's calls, and the token that fills what is left of them."""
 
     shapes: Shapes
@@ -54,7 +54,7 @@ class Layout:
         return asdict(self) | {"shapes": [list(shape) for shape in self.shapes]}
 
     @classmethod
-    def from_dict(cls, data: Any) -> Layout:
+    def from_dict(cls, data: Any) -> RowShapes:
         """What `as_dict` gave; raises `ArtifactError` for anything else, since it may come from a stranger's file."""
         found = typed(data, cls, "the layout of rows")
         sizes = [size for shape in found.shapes for size in shape]
@@ -119,7 +119,7 @@ class Batcher:
     own call.
     """
 
-    def __init__(self, run: Run, layout: Layout) -> None:
+    def __init__(self, run: Run, layout: RowShapes) -> None:
         self._run, self.layout = run, layout
 
     def __call__(self, case: Case) -> Any:
@@ -197,14 +197,14 @@ def filled(tensor: torch.Tensor, B: int) -> torch.Tensor:
 class RowsWorkload(Workload):
     """A workload of one call, whose rows of text may be taken apart."""
 
-    _buckets: Layout | None = None
+    _buckets: RowShapes | None = None
 
     @abstractmethod
-    def whole(self) -> Layout | None:
+    def whole(self) -> RowShapes | None:
         """The layout that runs the whole batch at once, or None for a model whose rows cannot be taken apart."""
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> RowShapes | None:
         """The shapes of the calls."""
         return self._buckets or self.whole()
 
@@ -226,9 +226,9 @@ class RowsWorkload(Workload):
         cls.layout_of(description)
 
     @classmethod
-    def layout_of(cls, description: dict[str, Any]) -> Layout | None:
+    def layout_of(cls, description: dict[str, Any]) -> RowShapes | None:
         """The layout that a description has, or None; raises `ArtifactError` for one that is damaged."""
-        return Layout.from_dict(description["layout"]) if description.get("layout") else None
+        return RowShapes.from_dict(description["layout"]) if description.get("layout") else None
 
     def bucketed(self, count: int, multiple: int) -> Workload | None:
         """The same rows in at most `count` calls whose tokens are multiples of `multiple`."""
@@ -251,7 +251,7 @@ def inputs_of(case: Case) -> list[torch.Tensor]:
     return [*case.args, *case.kwargs.values()]
 
 
-def fixed_calls(case: Case, layout: Layout) -> list[tuple[Case, torch.Tensor]]:
+def fixed_calls(case: Case, layout: RowShapes) -> list[tuple[Case, torch.Tensor]]:
     """A call as calls in the layout's shapes, each with the rows that it answers.
 
     Raises `WorkloadError` for an empty batch, a row without tokens, or one that is padded at its left.

@@ -129,7 +129,7 @@ formats = Registry[type[Format]](
         "compressed-tensors": "torchwright.hub.formats.compressed:CompressedTensors",
         "fp8": "torchwright.hub.formats.fp8:Fp8",
         "bitsandbytes": "torchwright.hub.formats.bitsandbytes:BitsAndBytes",
-        "torchao": "torchwright.hub.formats.torchao:TorchAO",
+        "torchao": "torchwright.hub.formats.torchao:TorchAOFormat",
         "gguf": "torchwright.hub.formats.gguf:Gguf",
     },
 )

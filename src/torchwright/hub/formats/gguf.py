@@ -14,7 +14,7 @@ from torchwright.hub.folder import read_object
 from torchwright.hub.formats.base import Format
 from torchwright.hub.gguf.blocks import BLOCKS
 from torchwright.hub.gguf.folder import FILE
-from torchwright.hub.gguf.header import Stored, read_gguf
+from torchwright.hub.gguf.header import GgufTensor, read_gguf
 from torchwright.hub.gguf.names import model_names
 from torchwright.hub.weight import Grouped, Integers, Plain, Weight
 
@@ -78,7 +78,7 @@ class Gguf(Format):
     def close(self) -> None:
         self._bytes = None
 
-    def _stored(self, name: str) -> Stored:
+    def _stored(self, name: str) -> GgufTensor:
         if name not in self._names:
             raise ModelError(
                 f"the weights in {self.path} lack the tensor '{name}'",
@@ -87,7 +87,7 @@ class Gguf(Format):
             )
         return self._header.tensors[self._names[name]]
 
-    def _order(self, name: str, stored: Stored) -> torch.Tensor | None:
+    def _order(self, name: str, stored: GgufTensor) -> torch.Tensor | None:
         """The file's row for each of the model's.
 
         Llama files turn neighbours of a head together, and models here the two halves: row (half, i) of a head lies at

@@ -21,7 +21,7 @@ LONGEST = 1 << 16
 """Characters of one tensor's description."""
 
 
-class TorchAO(TensorFormat):
+class TorchAOFormat(TensorFormat):
     name = "torchao"
     main, others = "_weight_qdata", ("_weight_scale", "_weight_zero_point")
 

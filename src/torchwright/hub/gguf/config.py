@@ -8,7 +8,7 @@ from typing import Any
 
 from torchwright.errors import ModelError
 from torchwright.hub.fields import Fields
-from torchwright.hub.gguf.header import Header, Stored
+from torchwright.hub.gguf.header import GgufTensor, Header
 from torchwright.hub.gguf.names import ROPE
 
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -106,7 +106,7 @@ def _floats(header: Header, name: str, count: int) -> list[float]:
     return list(found)
 
 
-def _tensor(header: Header, name: str, extents: int) -> Stored:
+def _tensor(header: Header, name: str, extents: int) -> GgufTensor:
     stored = header.tensors.get(name)
     if stored is None or len(stored.shape) != extents:
         raise ModelError(

@@ -69,7 +69,7 @@ OTHERS |= {22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class GgufTensor:
     """One tensor of a file."""
 
     type: Type
@@ -87,7 +87,7 @@ class Stored:
 class Header:
     path: Path
     metadata: dict[str, Any]
-    tensors: dict[str, Stored]
+    tensors: dict[str, GgufTensor]
 
 
 def is_gguf(path: Path) -> bool:
@@ -137,7 +137,7 @@ class _Reader:
         if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1) or alignment > 1 << 20:
             raise ValueError(f"its alignment is {alignment!r}, and no power of two from 8 on")
         begin = -(-self.at // alignment) * alignment
-        found: dict[str, Stored] = {}
+        found: dict[str, GgufTensor] = {}
         for name, shape, kind, offset in infos:
             if name in found:
                 raise ValueError(f"it has the tensor {name[:80]!r} twice")
@@ -157,13 +157,13 @@ class _Reader:
 
     def _stored(
         self, name: str, shape: tuple[int, ...], kind: int, begin: int, offset: int, alignment: int
-    ) -> Stored:
+    ) -> GgufTensor:
         if kind not in TYPES:
             raise ValueError(
                 f"the tensor {name[:80]!r} is {OTHERS.get(kind, f'of type {kind}')}; "
                 f"{', '.join(known.name for known in TYPES.values())} are read"
             )
-        stored = Stored(type=TYPES[kind], shape=shape, begin=begin + offset)
+        stored = GgufTensor(type=TYPES[kind], shape=shape, begin=begin + offset)
         if shape[-1] % stored.type.numbers:
             raise ValueError(
                 f"the tensor {name[:80]!r} of {stored.type.name} has rows of {shape[-1]} numbers"

@@ -47,18 +47,18 @@ class BuildError(Exception):
 
 
 _outcome: list[str | None] = []
-"""What the first `load` found. A plain list rather than `functools.cache`, which torch.compile would trace into."""
+"""What the first `load_fault` found: a plain list, since torch.compile would trace into `functools.cache`."""
 
 
-def load() -> str | None:
-    """Compile the kernels where needed and register their operators; returns why there are none, or None."""
+def load_fault() -> str | None:
+    """Compile the kernels where needed and register their operators: the fault that prevented it, or None."""
     if not _outcome:
         _outcome.append(attempt())
     return _outcome[0]
 
 
 def attempt() -> str | None:
-    """`load`, tried again."""
+    """`load_fault`, tried again."""
     try:
         torch.ops.load_library(str(library()))
     except (BuildError, OSError) as error:

@@ -171,7 +171,7 @@ def join_kernel(
 
 
 @dataclass(frozen=True)
-class Plan:
+class TilePlan:
     """Tiles of one call; for a float sum all but `apart` follow from the layer alone."""
 
     block_m: int
@@ -183,7 +183,7 @@ class Plan:
     stages: int
 
 
-def plan(rows: int, features: int, depth: int, bits: int, *, whole: bool) -> Plan:
+def plan(rows: int, features: int, depth: int, bits: int, *, whole: bool) -> TilePlan:
     """The tiles for `rows` rows of a layer of `features` (whole panels) by `depth`."""
     block_n = 2 * PANEL if features % (2 * PANEL) == 0 else PANEL
     block_k = 2 * STEP if bits == 8 and depth % (2 * STEP) == 0 else STEP
@@ -195,7 +195,7 @@ def plan(rows: int, features: int, depth: int, bits: int, *, whole: bool) -> Pla
     if whole and not apart:
         spans = 1  # any order gives the same sum
     warps = 8 if block_m * block_n > 64 * 128 else 4
-    return Plan(block_m, block_n, block_k, spans, apart, warps, stages=4)
+    return TilePlan(block_m, block_n, block_k, spans, apart, warps, stages=4)
 
 
 def linear_bf16(

@@ -1,7 +1,7 @@
 """The operators of `torch.ops.torchwright_gpu`: those of the C++ by name and schema, checked, on Triton's kernels.
 
-`load` registers them on first use. In Triton's interpreter (TRITON_INTERPRET=1, set before the process starts) they
-take tensors on a CPU as well, in the place of the C++: that is how they are tested where there is no GPU.
+`load_fault` registers them on first use. In Triton's interpreter (TRITON_INTERPRET=1, set before the process starts)
+they take tensors on a CPU as well, in the place of the C++: that is how they are tested where there is no GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton's kernels run in its interpreter, which takes tensors on a CPU; Triton looks once as well."""
 
 _outcome: list[str | None] = []
-"""What the first `load` found; a plain list, as in `build.py`."""
+"""What the first `load_fault` found; a plain list, as in `build.py`."""
 _library: list[torch.library.Library] = []
 """Operators are there as long as this is."""
 
@@ -50,8 +50,8 @@ def takes(device: torch.device) -> bool:
     return device.type == "cuda" or (device.type == "cpu" and INTERPRETED)
 
 
-def load() -> str | None:
-    """Register the operators; returns why there are none, or None. Importing this file imports no Triton."""
+def load_fault() -> str | None:
+    """Register the operators: the fault that prevented it, or None. Importing this file imports no Triton."""
     if not _outcome:
         _outcome.append(_attempt())
     return _outcome[0]

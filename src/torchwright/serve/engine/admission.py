@@ -9,7 +9,7 @@ from typing import Literal
 from torchwright.decoder.cache import PAGE
 from torchwright.errors import WorkloadError
 from torchwright.serve.engine.sampling import sampling_of
-from torchwright.serve.wire.messages import Refused, Submit
+from torchwright.serve.wire.messages import RequestRefused, Submit
 
 PRIORITIES = 100
 """The largest priority, and minus this the smallest: ageing must be able to make up for it."""
@@ -29,13 +29,13 @@ class Bounds:
     """Sequences that wait."""
 
 
-def refuse(submit: Submit, bounds: Bounds, *, known: bool) -> Refused | None:
+def refuse(submit: Submit, bounds: Bounds, *, known: bool) -> RequestRefused | None:
     """Why a request can never be computed, or None; `known` is whether its id is in use."""
     text = f"the id {submit.id!r} is in use" if known else _invalid(submit, bounds)
     reason: Literal["invalid", "too_long"] = "invalid"
     if text is None:
         text, reason = _too_long(submit, bounds), "too_long"
-    return None if text is None else Refused(id=submit.id, reason=reason, text=text)
+    return None if text is None else RequestRefused(id=submit.id, reason=reason, text=text)
 
 
 def _too_long(submit: Submit, bounds: Bounds) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from torchwright.artifact import folder as artifact
 from torchwright.errors import TorchwrightError
 from torchwright.paths import file_digest
-from torchwright.serve.wire.messages import Embed, Embedded, Failed, Ready, Refused
+from torchwright.serve.wire.messages import Embed, Embedded, EngineReady, Failed, RequestRefused
 from torchwright.workloads.encoding import TextAnswerer
 
 
@@ -26,7 +26,7 @@ class ServedEncoder:
         """Id → how many."""
         self._answers: dict[str, Iterator[Embedded]] = {}
         labels = model.labels()
-        self.ready = Ready(
+        self.ready = EngineReady(
             kind="encoder" if labels is None else "classifier",
             vocabulary=model.tokens.tokenizer.get_vocab_size(),
             context=layout.tokens,
@@ -47,14 +47,14 @@ class ServedEncoder:
     def idle(self) -> bool:
         return not self._answers
 
-    def submit(self, message: Embed) -> Failed | Refused | None:
+    def submit(self, message: Embed) -> Failed | RequestRefused | None:
         """Take a request, or say why not."""
         if not message.texts or not all(message.texts):
             return Failed(id=message.id, text="there is nothing to read, or one of the texts is empty")
         waiting = sum(self._texts.values())
         if waiting + len(message.texts) > self._max_queue:
             text = f"{waiting} texts wait; at most {self._max_queue} may"
-            return Refused(id=message.id, reason="queue_full", text=text, retry_after_s=1.0)
+            return RequestRefused(id=message.id, reason="queue_full", text=text, retry_after_s=1.0)
         self._texts[message.id] = len(message.texts)
         self._answers[message.id] = self._answer(message)
         return None

@@ -1,6 +1,6 @@
 """The engine: requests go in, every step computes one batch, tokens come out. It does no input or output.
 
-engine = Engine(loaded, pages=512)
+engine = ServingEngine(loaded, pages=512)
 refused = engine.submit(Submit(id="a", ids=[1, 2, 3], max_tokens=16, sampling=SamplingOptions()))
 while not engine.idle:
     engine.step().outputs
@@ -30,13 +30,13 @@ from torchwright.serve.engine.invariance import require_invariance
 from torchwright.serve.engine.pages import Pages
 from torchwright.serve.engine.prefix import PrefixTree
 from torchwright.serve.engine.request import Sequence, order
-from torchwright.serve.engine.run import Answer, Runner
+from torchwright.serve.engine.run import Runner, StepResult
 from torchwright.serve.engine.sampling import Chooser
-from torchwright.serve.engine.scheduler import Plan, Scheduler
+from torchwright.serve.engine.scheduler import Scheduler, StepPlan
 from torchwright.serve.engine.speculate import LARGEST_PROPOSAL, Lookup
 from torchwright.serve.grammar.masks import Grammars
 from torchwright.serve.options import EngineOptions
-from torchwright.serve.wire.messages import Cancel, Finish, Output, Refused, Stats, StepOutput, Submit
+from torchwright.serve.wire.messages import Cancel, Finish, Output, RequestRefused, Stats, StepOutput, Submit
 
 log = logging.getLogger("torchwright.serve")
 
@@ -46,7 +46,7 @@ FINISH_WEIGHT = 0.1
 """Of the latest request in the mean time between two that end."""
 
 
-class Engine:
+class ServingEngine:
     """One model's requests.
 
     Raises `WorkloadError` where `deterministic` is asked of a model that cannot compute so; see `invariance.py`.
@@ -104,14 +104,16 @@ class Engine:
         """Whether there is nothing to compute and nothing to tell."""
         return not self._live and not self._outputs
 
-    def submit(self, submit: Submit) -> Refused | None:
+    def submit(self, submit: Submit) -> RequestRefused | None:
         """Take a request, or say why not."""
         refused = refuse(submit, self._bounds, known=submit.id in self._live)
         if refused is None and submit.grammar is not None and not self.grammars.keeps(submit.grammar):
-            refused = Refused(id=submit.id, reason="invalid", text="its grammar was not sent before it")
+            refused = RequestRefused(
+                id=submit.id, reason="invalid", text="its grammar was not sent before it"
+            )
         waiting = self._scheduler.waits + len(self._loading)
         if refused is None and waiting + submit.n > self.options.max_queue:
-            refused = Refused(
+            refused = RequestRefused(
                 id=submit.id,
                 reason="queue_full",
                 text=f"{waiting} sequences wait; at most {self.options.max_queue} may",
@@ -246,7 +248,7 @@ class Engine:
             sequence.proposals = proposals
             room -= len(proposals)
 
-    def _book(self, plan: Plan, now: float) -> None:
+    def _book(self, plan: StepPlan, now: float) -> None:
         """Times and counts of what the plan changes and computes."""
         for sequence in plan.admitted:
             if sequence.stage == "preempted":
@@ -263,7 +265,7 @@ class Engine:
         for sequence, tokens in plan.tokens.items():
             sequence.computed_tokens += tokens
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: StepResult) -> None:
         """Tell a sequence's new tokens, and its end."""
         sequence, tokens = answer.sequence, answer.tokens
         if answer.joins:
@@ -286,7 +288,7 @@ class Engine:
             self._cache.free(sequence.cache)
             sequence.cache = self._cache.sequence(len(sequence.tokens))
 
-    def _catch_up(self, plan: Plan) -> None:
+    def _catch_up(self, plan: StepPlan) -> None:
         """End the lost time of sequences that have made up for a preemption."""
         for sequence in plan.tokens:
             length = sequence.cache.length
@@ -294,7 +296,9 @@ class Engine:
                 sequence.enter("decode" if sequence.new_tokens else "prefill", self._clock())
             sequence.caught_up = max(sequence.caught_up, length)
 
-    def _end(self, sequence: Sequence, finish: Finish, message: str, answer: Answer | None = None) -> None:
+    def _end(
+        self, sequence: Sequence, finish: Finish, message: str, answer: StepResult | None = None
+    ) -> None:
         """Forget a sequence, free its pages, and tell why."""
         row = self._live[sequence.submit.id]
         del row[sequence.index]
@@ -330,7 +334,7 @@ class Engine:
     def _tell(
         self,
         sequence: Sequence,
-        answer: Answer | None,
+        answer: StepResult | None,
         finish: Finish | None = None,
         message: str = "",
     ) -> None:

@@ -30,7 +30,7 @@ def require_invariance(decoder: Decoder) -> None:
 def _variant(decoder: Decoder) -> tuple[str, str] | None:
     """What is not invariant, and the beginning of an advice."""
     if not ops.fast(decoder.embedding):
-        return build.load() or f"{decoder.embedding.dtype} on {decoder.embedding.device.type}", ""
+        return build.load_fault() or f"{decoder.embedding.dtype} on {decoder.embedding.device.type}", ""
     if any(isinstance(module, nn.Linear) for module in decoder.modules()):
         return "linear layers of PyTorch", "--dtype bf16 or --quantize takes the compiled ones; "
     if decoder.config.head_dim % LANES:

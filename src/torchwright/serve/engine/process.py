@@ -24,20 +24,20 @@ from torchwright.devices.allocator import retain_where_possible
 from torchwright.errors import ArtifactError, TorchwrightError
 from torchwright.process.orphans import die_with_parent
 from torchwright.serve.engine.embed import ServedEncoder
-from torchwright.serve.engine.engine import Engine
+from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.memory import page_bytes, page_count
 from torchwright.serve.log import begin_log
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import (
     Cancel,
     Embed,
+    EngineReady,
     Failed,
     Forget,
     FromEngine,
     Grammar,
     Loading,
-    Ready,
-    Refused,
+    RequestRefused,
     Shutdown,
     StepOutput,
     Submit,
@@ -103,8 +103,8 @@ class Channel:
 class ServedDecoder:
     """A language model's engine, and what the HTTP process is told of it."""
 
-    engine: Engine
-    ready: Ready
+    engine: ServingEngine
+    ready: EngineReady
 
 
 def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
@@ -116,7 +116,9 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
             match message:
                 case Submit() if draining:
                     text = "the server is stopping"
-                    channel.send(Refused(id=message.id, reason="queue_full", text=text, retry_after_s=1.0))
+                    channel.send(
+                        RequestRefused(id=message.id, reason="queue_full", text=text, retry_after_s=1.0)
+                    )
                 case Submit():
                     if refused := engine.submit(message):
                         channel.send(refused)
@@ -155,7 +157,7 @@ def serve_encoder(served: ServedEncoder, channel: Channel) -> None:
                         channel.send(refused)
                 case Submit():
                     text = "this model embeds text; it does not write it"
-                    channel.send(Refused(id=message.id, reason="invalid", text=text))
+                    channel.send(RequestRefused(id=message.id, reason="invalid", text=text))
                 case Cancel():
                     served.cancel(message.id)
                 case Grammar() | Forget():
@@ -204,7 +206,7 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Ser
     return ServedDecoder(engine, _ready(engine, notices))
 
 
-def _engine(model: LoadedDecoder, options: EngineOptions) -> Engine:
+def _engine(model: LoadedDecoder, options: EngineOptions) -> ServingEngine:
     context = min(model.config.context, options.max_context or model.config.context)
     pages = page_count(
         model.config,
@@ -213,13 +215,13 @@ def _engine(model: LoadedDecoder, options: EngineOptions) -> Engine:
         max_running=options.max_running,
         kv_memory=options.kv_memory,
     )
-    return Engine(model, pages=pages, options=options)
+    return ServingEngine(model, pages=pages, options=options)
 
 
-def _ready(engine: Engine, notices: list[str]) -> Ready:
+def _ready(engine: ServingEngine, notices: list[str]) -> EngineReady:
     model, pages = engine.loaded, engine.stats().pages
     storages = {t.untyped_storage().data_ptr(): t.nbytes for t in model.decoder.state_dict().values()}
-    return Ready(
+    return EngineReady(
         kind="decoder",
         vocabulary=model.config.vocabulary,
         context=engine.context,

@@ -14,7 +14,7 @@ from torchwright.errors import ModelError
 from torchwright.serve.engine.pages import Pages
 from torchwright.serve.engine.request import Sequence
 from torchwright.serve.engine.sampling import logprob
-from torchwright.serve.engine.scheduler import Plan
+from torchwright.serve.engine.scheduler import StepPlan
 from torchwright.serve.grammar.masks import Grammars, Masks
 from torchwright.serve.wire.messages import Finish, TokenLogprob
 
@@ -23,7 +23,7 @@ LOGIT_ROWS = 128
 
 
 @dataclass(kw_only=True)
-class Answer:
+class StepResult:
     """What a step gave one sequence that has caught up; its tokens are the sequence's already."""
 
     sequence: Sequence
@@ -35,14 +35,14 @@ class Answer:
     finish: Finish | None = None
     message: str = ""
 
-    def fail(self, message: str, finish: Finish = "error") -> Answer:
+    def fail(self, message: str, finish: Finish = "error") -> StepResult:
         """End the sequence with what went wrong."""
         self.finish, self.message = finish, message
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class StepPiece:
     """One sequence's tokens in a step, and the row of the first."""
 
     sequence: Sequence
@@ -66,7 +66,7 @@ class Runner:
     def __init__(self, decoder: Decoder, cache: PagedCache, pages: Pages, grammars: Grammars) -> None:
         self._decoder, self._cache, self._pages, self._grammars = decoder, cache, pages, grammars
 
-    def run(self, plan: Plan) -> list[Answer]:
+    def run(self, plan: StepPlan) -> list[StepResult]:
         """Compute a plan's tokens and choose those that follow; sequences that share a prompt part here."""
         pieces = list(_pieces(plan))
         self._pages.reserve(plan.new_pages)
@@ -79,14 +79,14 @@ class Runner:
                 self._report_prompt(piece, hidden_TE)
             if not piece.answers:
                 self._pages.keep(piece.sequence)
-        answers: list[Answer] = []
+        answers: list[StepResult] = []
         for block in _blocks(answering):
             rows = torch.tensor([row for piece in block for row in piece.rows], device=hidden_TE.device)
             logits_NV = self._decoder.logits(hidden_TE[rows]).cpu()
             answers += self._answers(block, logits_NV, masks)
         return answers
 
-    def _masks(self, pieces: list[Piece]) -> Masks | None:
+    def _masks(self, pieces: list[StepPiece]) -> Masks | None:
         wanted, rows = [], 0
         for piece in pieces:
             if piece.sequence.constraint and piece.sequence.submit.max_tokens:
@@ -94,7 +94,7 @@ class Runner:
                 rows = piece.rows.stop
         return self._grammars.fill(rows, wanted) if wanted else None
 
-    def _report_prompt(self, piece: Piece, hidden_TE: torch.Tensor) -> None:
+    def _report_prompt(self, piece: StepPiece, hidden_TE: torch.Tensor) -> None:
         """The probabilities of the prompt's tokens that follow this step's."""
         sequence, ids = piece.sequence, piece.sequence.submit.ids
         found, top = sequence.prompt_logprobs, sequence.submit.prompt_logprobs
@@ -110,7 +110,9 @@ class Runner:
             for position, logits_V in zip(range(first, stop), logits_NV, strict=True):
                 found.append(logprob(logits_V, ids[position + 1], top))
 
-    def _answers(self, block: list[Piece], logits_NV: torch.Tensor, masks: Masks | None) -> Iterator[Answer]:
+    def _answers(
+        self, block: list[StepPiece], logits_NV: torch.Tensor, masks: Masks | None
+    ) -> Iterator[StepResult]:
         best_N = logits_NV.numpy().argmax(-1)
         finite_N = np.isfinite(logits_NV.numpy()[np.arange(len(best_N)), best_N])
         best = [token if finite else None for token, finite in zip(best_N.tolist(), finite_N, strict=True)]
@@ -133,20 +135,20 @@ class Runner:
 
 
 def _answer(
-    piece: Piece,
+    piece: StepPiece,
     sequence: Sequence,
     logits_NV: torch.Tensor,
     best: list[int | None],
     row: int,
     masks: Masks | None,
-) -> Answer:
+) -> StepResult:
     """Choose one token, and one more for each proposal that turns out to be the one chosen.
 
     The sequence's logits begin at `row`; `best` has each row's most likely token, None where it is not a number.
     """
     submit, constraint, chooser = sequence.submit, sequence.constraint, sequence.chooser
     logprobs: list[TokenLogprob] | None = None if submit.logprobs is None else []
-    answer = Answer(
+    answer = StepResult(
         sequence=sequence,
         logprobs=logprobs,
         joins=sequence is not piece.sequence,
@@ -183,20 +185,22 @@ def _answer(
     return answer
 
 
-def _pieces(plan: Plan) -> Iterator[Piece]:
+def _pieces(plan: StepPlan) -> Iterator[StepPiece]:
     row = 0
     for sequence, count in plan.tokens.items():
         start = sequence.cache.length
         known = sequence.tokens[start : start + count]
         proposals = sequence.proposals[: count - len(known)]
         answers = start + len(known) == len(sequence.tokens)
-        yield Piece(sequence=sequence, ids=known + proposals, proposals=proposals, row=row, answers=answers)
+        yield StepPiece(
+            sequence=sequence, ids=known + proposals, proposals=proposals, row=row, answers=answers
+        )
         row += count
 
 
-def _blocks(pieces: list[Piece]) -> Iterator[list[Piece]]:
+def _blocks(pieces: list[StepPiece]) -> Iterator[list[StepPiece]]:
     """The pieces in groups that want at most `LOGIT_ROWS` rows of logits, or a single piece."""
-    block, rows = list[Piece](), 0
+    block, rows = list[StepPiece](), 0
     for piece in pieces:
         if block and rows + len(piece.rows) > LOGIT_ROWS:
             yield block

@@ -18,7 +18,7 @@ from typing import Protocol
 from torchwright.serve.engine.request import Key, Sequence
 
 
-class Room(Protocol):
+class PageRoom(Protocol):
     """Pages, as far as the scheduler cares; see `pages.Pages`."""
 
     @property
@@ -29,7 +29,7 @@ class Room(Protocol):
 
 
 @dataclass(kw_only=True)
-class Plan:
+class StepPlan:
     """One step: how many tokens of which sequences, proposals included."""
 
     budget: int
@@ -55,7 +55,7 @@ class Plan:
 class Scheduler:
     """Running and waiting sequences, and the plan of each step."""
 
-    def __init__(self, room: Room, *, step_tokens: int, max_running: int) -> None:
+    def __init__(self, room: PageRoom, *, step_tokens: int, max_running: int) -> None:
         self.running: list[Sequence] = []
         """In their order."""
         self._room, self._step_tokens, self._max_running = room, step_tokens, max_running
@@ -90,9 +90,9 @@ class Scheduler:
             if heir is not None:
                 self.submit(heir)
 
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         """The next step; admits and preempts."""
-        plan = Plan(budget=self._step_tokens)
+        plan = StepPlan(budget=self._step_tokens)
         decoding = [sequence for sequence in self.running if sequence.decodes]
         for sequence in decoding:
             self._grant(plan, sequence, 1 + len(sequence.proposals))
@@ -103,7 +103,7 @@ class Scheduler:
             self._admit(plan)
         return plan
 
-    def _grant(self, plan: Plan, sequence: Sequence, wanted: int) -> None:
+    def _grant(self, plan: StepPlan, sequence: Sequence, wanted: int) -> None:
         """Plan a running sequence's tokens, at the cost of later sequences where pages are short."""
         tokens = min(wanted, plan.budget)
         if not tokens or sequence in plan.preempted:
@@ -117,14 +117,14 @@ class Scheduler:
                 self._preempt(plan, self.running[-1])
         plan.add(sequence, tokens, pages)
 
-    def _preempt(self, plan: Plan, sequence: Sequence) -> None:
+    def _preempt(self, plan: StepPlan, sequence: Sequence) -> None:
         plan.remove(sequence)
         self.running.remove(sequence)
         plan.preempted.append(sequence)
         self.submit(sequence)
         self._room.release(sequence)
 
-    def _admit(self, plan: Plan) -> None:
+    def _admit(self, plan: StepPlan) -> None:
         """Let waiting sequences run, in order, while there are places, budget, and pages for all their tokens."""
         if not self._waiting:
             return

@@ -12,7 +12,7 @@ import msgspec
 
 from torchwright.serve.api_error import invalid
 from torchwright.serve.limits import MIB, Limits
-from torchwright.serve.wire.messages import Grammar, Ready
+from torchwright.serve.wire.messages import EngineReady, Grammar
 from torchwright.serve.workers.pool import Unfinished, Workers, WorkLimits
 
 REMEMBERED_BYTES = 64 * MIB
@@ -21,7 +21,7 @@ WHITESPACE = 24
 Kind = Literal["json", "regex", "choice", "grammar", "tools"]
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class GrammarJob(msgspec.Struct, frozen=True, kw_only=True):
     """A grammar to be compiled; `text` is a schema, regex, list of texts (JSON), EBNF or structural tag (tools)."""
 
     kind: Kind
@@ -35,7 +35,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     fault: str | None = None
 
 
-JSON_OBJECT = Job(kind="json", text='{"type": "object", "additionalProperties": true}')
+JSON_OBJECT = GrammarJob(kind="json", text='{"type": "object", "additionalProperties": true}')
 COMMON = (JSON_OBJECT,)
 """Compiled before the first request asks for one."""
 
@@ -46,12 +46,12 @@ class GrammarCompiler:
     def __init__(self, folder: Path, limits: Limits) -> None:
         self._folder, self._limits = folder, limits
         self._workers: Workers | None = None
-        self._known: OrderedDict[Job, Grammar | str] = OrderedDict()
-        """Job → its grammar, or why there is none; the last used last."""
+        self._known: OrderedDict[GrammarJob, Grammar | str] = OrderedDict()
+        """`GrammarJob` → its grammar, or why there is none; the last used last."""
         self._known_bytes = 0
-        self._running: dict[Job, asyncio.Task[Grammar | str]] = {}
+        self._running: dict[GrammarJob, asyncio.Task[Grammar | str]] = {}
 
-    async def compile(self, job: Job, ready: Ready, param: str) -> Grammar:
+    async def compile(self, job: GrammarJob, ready: EngineReady, param: str) -> Grammar:
         """The compiled grammar; `param` names the request's field in errors.
 
         Raises `ApiError`: 400 for a grammar that is wrong, too large or too slow, 429 when too many wait.
@@ -81,7 +81,7 @@ class GrammarCompiler:
             raise invalid(f"'{param}' cannot be used: {found}", param, "invalid_grammar")
         return found
 
-    async def warm(self, ready: Ready) -> list[Grammar]:
+    async def warm(self, ready: EngineReady) -> list[Grammar]:
         """Start the process, and compile what is common, so that no request waits for it."""
         return [await self.compile(job, ready, "") for job in COMMON] if ready.stop_ids else []
 
@@ -90,7 +90,7 @@ class GrammarCompiler:
         if self._workers is not None:
             await self._workers.close()
 
-    async def _compile(self, job: Job, ready: Ready) -> Grammar | str:
+    async def _compile(self, job: GrammarJob, ready: EngineReady) -> Grammar | str:
         limits = self._limits
         if self._workers is None:
             facts = [str(self._folder), ready.vocabulary, ready.stop_ids]
@@ -120,7 +120,7 @@ class GrammarCompiler:
             return f"compiled it has {len(text)} bytes, and at most {most} are taken"
         return Grammar(key=hashlib.blake2b(text.encode(), digest_size=16).hexdigest(), json=text)
 
-    def _remember(self, job: Job, found: Grammar | str) -> None:
+    def _remember(self, job: GrammarJob, found: Grammar | str) -> None:
         """Faults are remembered too, so that a grammar that is too slow is slow once."""
         self._known[job] = found
         self._known_bytes += _bytes(job, found)
@@ -130,5 +130,5 @@ class GrammarCompiler:
             self._known_bytes -= _bytes(oldest, self._known.pop(oldest))
 
 
-def _bytes(job: Job, found: Grammar | str) -> int:
+def _bytes(job: GrammarJob, found: Grammar | str) -> int:
     return len(job.text) + len(found if isinstance(found, str) else found.json)

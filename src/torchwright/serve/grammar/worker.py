@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import xgrammar
 
-from torchwright.serve.grammar.compile import WHITESPACE, Compiled, Job
+from torchwright.serve.grammar.compile import WHITESPACE, Compiled, GrammarJob
 from torchwright.serve.grammar.masks import tokenizer_info
 from torchwright.serve.workers import forks
 
@@ -28,14 +28,18 @@ MASK_SECONDS = 0.1
 
 
 def load(folder: str, vocabulary: int, stop_ids: list[int]) -> Callable[[bytes], bytes]:
-    """What compiles one grammar: a `Job` in MessagePack, to a `Compiled`."""
+    """What compiles one grammar: a `GrammarJob` in MessagePack, to a `Compiled`."""
     info = tokenizer_info(Path(folder), vocabulary, stop_ids)
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def compile(job: bytes) -> bytes:
-        return msgspec.msgpack.encode(_compile(compiler, msgspec.msgpack.decode(job, type=Job), Warnings()))
+        return msgspec.msgpack.encode(
+            _compile(compiler, msgspec.msgpack.decode(job, type=GrammarJob), Warnings())
+        )
 
-    compile(msgspec.msgpack.encode(Job(kind="choice", text='["a"]')))  # what the first needs, all find here
+    compile(
+        msgspec.msgpack.encode(GrammarJob(kind="choice", text='["a"]'))
+    )  # what the first needs, all find here
     return compile
 
 
@@ -62,7 +66,7 @@ class Warnings:
         return text.splitlines()[0].strip() if found and text else None
 
 
-def _compile(compiler: xgrammar.GrammarCompiler, job: Job, warnings: Warnings) -> Compiled:
+def _compile(compiler: xgrammar.GrammarCompiler, job: GrammarJob, warnings: Warnings) -> Compiled:
     try:
         with warnings:
             compiled = _compiled(compiler, job)
@@ -74,7 +78,7 @@ def _compile(compiler: xgrammar.GrammarCompiler, job: Job, warnings: Warnings) -
     return Compiled(fault=fault) if fault else Compiled(json=compiled.serialize_json())
 
 
-def _compiled(compiler: xgrammar.GrammarCompiler, job: Job) -> xgrammar.CompiledGrammar:
+def _compiled(compiler: xgrammar.GrammarCompiler, job: GrammarJob) -> xgrammar.CompiledGrammar:
     if job.kind == "json":
         return compiler.compile_json_schema(job.text, max_whitespace_cnt=WHITESPACE)
     if job.kind == "regex":

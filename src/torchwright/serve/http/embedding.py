@@ -11,7 +11,7 @@ from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import watch
 from torchwright.serve.openai.generation import Gone, refusal
 from torchwright.serve.wire.mailbox import Dropped, Item, Lost
-from torchwright.serve.wire.messages import Embed, Embedded, Failed, Refused
+from torchwright.serve.wire.messages import Embed, Embedded, Failed, RequestRefused
 
 
 async def embed(
@@ -53,7 +53,7 @@ def _read(item: Item, param: str) -> Embedded:
         return item
     if isinstance(item, Dropped):
         raise Gone(item.reason)
-    if isinstance(item, Refused):
+    if isinstance(item, RequestRefused):
         raise refusal(item)
     if isinstance(item, Lost):
         raise unavailable(item.reason)

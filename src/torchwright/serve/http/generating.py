@@ -16,13 +16,13 @@ from torchwright.serve.openai.chat_answer import ChatAnswer
 from torchwright.serve.openai.completion_answer import CompletionAnswer
 from torchwright.serve.openai.generation import Generation
 from torchwright.serve.openai.language import Prompts
-from torchwright.serve.openai.prepare import Model, Prepared, Wanted, form_of, prepare
+from torchwright.serve.openai.prepare import PreparedRequest, ServedModel, Wanted, form_of, prepare
 from torchwright.serve.openai.protocol import ChatRequest, CompletionRequest, Shared, StreamOptions
 from torchwright.serve.openai.reading import Generating
 from torchwright.serve.openai.response_answer import ResponseAnswer
 from torchwright.serve.openai.responses import ResponsesRequest
 from torchwright.serve.openai.room import room_of
-from torchwright.serve.wire.messages import Ready
+from torchwright.serve.wire.messages import EngineReady
 
 TIMING_HEADER = "x-torchwright-timing"
 
@@ -120,9 +120,9 @@ def _facts(
     request: Request,
     id: str,
     body: Shared,
-    prepared: Prepared,
-    model: Model,
-    ready: Ready,
+    prepared: PreparedRequest,
+    model: ServedModel,
+    ready: EngineReady,
     *,
     stream: StreamOptions | None,
 ) -> Facts:

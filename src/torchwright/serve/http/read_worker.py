@@ -21,9 +21,9 @@ from torchwright.serve.openai.protocol import (
     Shared,
     TokenizeRequest,
 )
-from torchwright.serve.openai.reading import IDS, Fault, Job, Read
+from torchwright.serve.openai.reading import IDS, Fault, Read, ReadingJob
 from torchwright.serve.openai.responses import ResponsesRequest
-from torchwright.serve.openai.room import Room, check_ids, check_model, check_text
+from torchwright.serve.openai.room import RequestRoom, check_ids, check_model, check_text
 from torchwright.serve.openai.scoring_request import ClassifyRequest, RerankRequest, ScoreRequest
 from torchwright.serve.openai.tokens import Asked, answer
 from torchwright.serve.workers import forks
@@ -45,12 +45,12 @@ KINDS: dict[str, type[Shared | Asked | Texts]] = {
         RerankRequest,
     )
 }
-_job = msgspec.msgpack.Decoder(Job)
+_job = msgspec.msgpack.Decoder(ReadingJob)
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def load(folder: str | None, settings_bytes: int, tokenized_bytes: int) -> Callable[[bytes], bytes]:
-    """What reads one body: a `Job` in MessagePack, to a `Read` or `Fault`."""
+    """What reads one body: a `ReadingJob` in MessagePack, to a `Read` or `Fault`."""
     language = None if folder is None else load_language(Path(folder))
 
     def read(data: bytes) -> bytes:
@@ -70,7 +70,9 @@ def load(folder: str | None, settings_bytes: int, tokenized_bytes: int) -> Calla
     return read
 
 
-def _read(body: Shared, language: Language, room: Room, settings_bytes: int, tokenized_bytes: int) -> Read:
+def _read(
+    body: Shared, language: Language, room: RequestRoom, settings_bytes: int, tokenized_bytes: int
+) -> Read:
     prompts = body.read(language)
     rows: list[bytes] = []
     for item in prompts.items:

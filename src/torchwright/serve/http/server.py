@@ -13,7 +13,7 @@ import uvicorn
 
 from torchwright.devices.allocator import return_large_blocks
 from torchwright.errors import ModelError
-from torchwright.serve.folder import Target
+from torchwright.serve.folder import ServeTarget
 from torchwright.serve.grammar.compile import GrammarCompiler
 from torchwright.serve.http.app import application
 from torchwright.serve.http.connection import connection_class
@@ -23,14 +23,14 @@ from torchwright.serve.http.service import Service
 from torchwright.serve.limits import Limits
 from torchwright.serve.log import begin_log
 from torchwright.serve.openai.language import load_language
-from torchwright.serve.openai.prepare import Model
+from torchwright.serve.openai.prepare import ServedModel
 from torchwright.serve.preflight import gib
 from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.launch import Launcher
 
 
 def run(
-    target: Target,
+    target: ServeTarget,
     launcher: Launcher,
     listening: socket.socket,
     url: str,
@@ -65,10 +65,10 @@ def run(
         raise ModelError(client.detail)
 
 
-def load_model(target: Target, limits: Limits) -> Model:
+def load_model(target: ServeTarget, limits: Limits) -> ServedModel:
     """What the HTTP process needs of a language model; raises `ModelError` for files that cannot be read."""
     language = load_language(target.folder)
-    return Model(
+    return ServedModel(
         name=target.name,
         folder=target.folder,
         tokenizer=language.tokenizer,

@@ -15,13 +15,13 @@ from torchwright.hub.folder import find_object
 from torchwright.serve.api_error import ApiError, invalid, unavailable
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.limits import Limits
-from torchwright.serve.openai.prepare import Model
-from torchwright.serve.openai.reading import Reader
+from torchwright.serve.openai.prepare import ServedModel
+from torchwright.serve.openai.reading import BodyReader
 from torchwright.serve.openai.room import check_model
 from torchwright.serve.text.chat import ChatTemplate
 from torchwright.serve.wire.client import EngineClient
-from torchwright.serve.wire.messages import Ready
-from torchwright.serve.wire.metrics import Metrics
+from torchwright.serve.wire.messages import EngineReady
+from torchwright.serve.wire.metrics import ServerMetrics
 
 log = logging.getLogger("torchwright.serve")
 
@@ -37,7 +37,7 @@ class Service:
 
     name: str
     client: EngineClient
-    model: Model | None
+    model: ServedModel | None
     """The tokenizer and its companions; None for an encoder, whose engine tokenizes."""
     folder: Path
     """Where the model's configuration and tokenizer are."""
@@ -49,8 +49,8 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
-    def metrics(self) -> Metrics:
-        return Metrics(self.client, self.name)
+    def metrics(self) -> ServerMetrics:
+        return ServerMetrics(self.client, self.name)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -63,10 +63,10 @@ class Service:
         return ChatTemplate(self.folder)
 
     @cached_property
-    def reader(self) -> Reader:
-        return Reader(self.model.folder if self.model else None, self.limits)
+    def reader(self) -> BodyReader:
+        return BodyReader(self.model.folder if self.model else None, self.limits)
 
-    async def warm(self, ready: Ready) -> None:
+    async def warm(self, ready: EngineReady) -> None:
         """Start the processes that help, so that no request waits for them."""
         try:
             await self.reader.workers.start()
@@ -76,19 +76,19 @@ class Service:
         except ApiError as error:
             log.warning("%s", error.message)
 
-    def decoder(self, name: str | None) -> tuple[Model, Ready]:
+    def decoder(self, name: str | None) -> tuple[ServedModel, EngineReady]:
         """The language model that a request asks for; raises `ApiError` where it is another, or not ready."""
         ready = self.ready(name)
         if ready.kind != "decoder" or self.model is None:
             raise invalid(f"the served model is {USES[ready.kind]}", code="wrong_model_kind")
         return self.model, ready
 
-    def ready(self, name: str | None) -> Ready:
+    def ready(self, name: str | None) -> EngineReady:
         """The engine's facts; raises `ApiError` where another model is asked for, or the engine is not ready."""
         self.check_model(name)
         return self.engine()
 
-    def engine(self) -> Ready:
+    def engine(self) -> EngineReady:
         """The engine's facts; raises `ApiError` (503) while it is not ready."""
         if self.client.state != "ready" or self.client.ready is None:
             raise unavailable(f"the engine is not ready: {self.client.detail}")

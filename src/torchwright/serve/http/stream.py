@@ -18,7 +18,7 @@ from torchwright.serve.api_error import ApiError
 from torchwright.serve.http.guard import Record
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.answers import Answer
-from torchwright.serve.openai.generation import Generation, Gone, Step
+from torchwright.serve.openai.generation import ChoiceUpdate, Generation, Gone
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -72,8 +72,8 @@ class EventStream(Response):
 
     generation: Generation
     answer: Answer
-    first: list[Step]
-    steps: AsyncGenerator[list[Step], None]
+    first: list[ChoiceUpdate]
+    steps: AsyncGenerator[list[ChoiceUpdate], None]
     watcher: asyncio.Task[None]
     unread_seconds: float
 
@@ -93,7 +93,7 @@ class EventStream(Response):
             await self.steps.aclose()
             _note(scope["record"], self.generation)
 
-    def _events(self, steps: list[Step]) -> bytes:
+    def _events(self, steps: list[ChoiceUpdate]) -> bytes:
         return b"".join([self.answer.events(step) for step in steps])
 
     async def _send(self, send: Send, body: bytes, *, more: bool = True) -> None:

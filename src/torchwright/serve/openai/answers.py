@@ -1,6 +1,6 @@
 """Answers in OpenAI's shape, whole or as events of a stream. Plain data, encoded by msgspec: this runs for every token.
 
-An `Answer` is given every `Step`, through `events` where it is streamed and through `put` where it is not.
+An `Answer` is given every `ChoiceUpdate`, through `events` where it is streamed and through `put` where it is not.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from torchwright.serve.openai.calls import CallParser, Event, Text
-from torchwright.serve.openai.generation import Generation, Step
+from torchwright.serve.openai.generation import ChoiceUpdate, Generation
 from torchwright.serve.text.codec import Tokenizer
 from torchwright.serve.wire.messages import Timing, TokenLogprob
 
@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 class Answer(Protocol):
     """How one kind of request is answered."""
 
-    def put(self, step: Step) -> None:
+    def put(self, step: ChoiceUpdate) -> None:
         """One more step of an answer that is given whole."""
         ...
 
@@ -37,7 +37,7 @@ class Answer(Protocol):
         """What a stream begins with."""
         ...
 
-    def events(self, step: Step) -> bytes:
+    def events(self, step: ChoiceUpdate) -> bytes:
         """What one step adds to a stream, perhaps nothing."""
         ...
 
@@ -102,7 +102,7 @@ class Choice:
     """Characters of the tokens that were scored so far."""
 
 
-def read(facts: Facts, parser: CallParser | None, step: Step) -> list[Event]:
+def read(facts: Facts, parser: CallParser | None, step: ChoiceUpdate) -> list[Event]:
     """What a step brings, taken apart where the answer may hold calls."""
     if parser is None:
         return [Text(step.text)] if step.text else []

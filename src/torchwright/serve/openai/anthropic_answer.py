@@ -11,7 +11,7 @@ import msgspec
 
 from torchwright.serve.openai.answers import Facts, read, timing, usage
 from torchwright.serve.openai.calls import CallArguments, CallBegin, CallParser, Event
-from torchwright.serve.openai.generation import Step
+from torchwright.serve.openai.generation import ChoiceUpdate
 
 REASONS = {"stop": "end_turn", "length": "max_tokens"}
 """Why an answer ended → Anthropic's word for it, where it has one."""
@@ -38,9 +38,9 @@ class MessagesAnswer:
         self._facts, self._stops = facts, stops
         self._parser = parsers[0] if parsers else None
         self._blocks: list[_Block] = []
-        self._last: Step | None = None
+        self._last: ChoiceUpdate | None = None
 
-    def put(self, step: Step) -> None:
+    def put(self, step: ChoiceUpdate) -> None:
         self.events(step)
 
     def whole(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class MessagesAnswer:
         message = self._message([]) | {"stop_reason": None, "stop_sequence": None, "usage": tokens}
         return _event("message_start", message=message)
 
-    def events(self, step: Step) -> bytes:
+    def events(self, step: ChoiceUpdate) -> bytes:
         self._last = step
         return b"".join([self._grow(item) for item in read(self._facts, self._parser, step)])
 

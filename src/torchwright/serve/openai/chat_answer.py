@@ -7,7 +7,7 @@ from typing import Any
 
 from torchwright.serve.openai.answers import Choice, Facts, finite, read
 from torchwright.serve.openai.calls import CallArguments, CallBegin, CallParser, Event, Text
-from torchwright.serve.openai.generation import Step
+from torchwright.serve.openai.generation import ChoiceUpdate
 from torchwright.serve.wire.messages import TokenLogprob
 
 
@@ -21,7 +21,7 @@ class ChatAnswer:
             choice.parser = parser
         self._head = facts.head("chat.completion.chunk")
 
-    def put(self, step: Step) -> None:
+    def put(self, step: ChoiceUpdate) -> None:
         choice = self._choices[step.choice]
         choice.logprobs.extend(step.logprobs or [])
         for item in self._read(step):
@@ -60,7 +60,7 @@ class ChatAnswer:
             self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self._choices))
         )
 
-    def events(self, step: Step) -> bytes:
+    def events(self, step: ChoiceUpdate) -> bytes:
         deltas = [_delta(item) for item in self._read(step)]
         if not deltas and (step.finish or step.logprobs):
             deltas = [{}]
@@ -73,7 +73,7 @@ class ChatAnswer:
     def end(self) -> bytes:
         return self._facts.end(self._head)
 
-    def _read(self, step: Step) -> list[Event]:
+    def _read(self, step: ChoiceUpdate) -> list[Event]:
         choice = self._choices[step.choice]
         parser = choice.parser
         found = read(self._facts, parser, step)
@@ -83,7 +83,7 @@ class ChatAnswer:
             choice.stop_reason = step.stop_reason
         return found
 
-    def _chunk(self, index: int, delta: dict[str, Any], step: Step | None = None) -> bytes:
+    def _chunk(self, index: int, delta: dict[str, Any], step: ChoiceUpdate | None = None) -> bytes:
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         if step is not None:
             choice["logprobs"] = self._scores(step.logprobs or [])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchwright.serve.openai.answers import Choice, Facts, finite
-from torchwright.serve.openai.generation import Step
+from torchwright.serve.openai.generation import ChoiceUpdate
 from torchwright.serve.wire.messages import TokenLogprob
 
 
@@ -23,7 +23,7 @@ class CompletionAnswer:
             choice: facts.tokenizer.decode(echo[choice // n]) for choice in range(len(self._choices)) if echo
         }
 
-    def put(self, step: Step) -> None:
+    def put(self, step: ChoiceUpdate) -> None:
         choice = self._choices[step.choice]
         choice.text.append(step.text)
         choice.logprobs.extend(step.logprobs or [])
@@ -46,7 +46,7 @@ class CompletionAnswer:
         chunks = (self._choice(index, text, Choice(), []) for index, text in self._echo.items())
         return b"".join(self._facts.chunk(self._head, chunk) for chunk in chunks)
 
-    def events(self, step: Step) -> bytes:
+    def events(self, step: ChoiceUpdate) -> bytes:
         choice = self._choices[step.choice]
         if step.finish:
             choice.finish, choice.stop_reason = step.finish, step.stop_reason

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from torchwright.serve.api_error import invalid
-from torchwright.serve.grammar.compile import Job
+from torchwright.serve.grammar.compile import GrammarJob
 from torchwright.serve.openai import tools
 from torchwright.serve.openai.calls import CallParser
 from torchwright.serve.openai.parts import Function, Message
@@ -27,7 +27,7 @@ class Tools:
     """Whether `choice` is a function's name."""
     parallel: bool = True
 
-    def grammar(self, form: tools.ToolFormat) -> Job | None:
+    def grammar(self, form: tools.ToolFormat) -> GrammarJob | None:
         """What the calls must match; None where nothing is enforced."""
         if self.choice == "none" or not self.functions:
             return None
@@ -36,9 +36,9 @@ class Tools:
                 function for function in self.functions if not self.named or function.name == self.choice
             ]
             text = tools.required_grammar(form, allowed, parallel=self.parallel and not self.named)
-            return Job(kind="tools", text=text)
+            return GrammarJob(kind="tools", text=text)
         strict = tools.strict_grammar(form, self.functions)
-        return None if strict is None else Job(kind="tools", text=strict)
+        return None if strict is None else GrammarJob(kind="tools", text=strict)
 
     def parsers(self, form: tools.ToolFormat, n: int) -> list[CallParser]:
         """One for each choice; none where no call is looked for."""

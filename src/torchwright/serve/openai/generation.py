@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from torchwright.hub.text_stream import TextStream
 from torchwright.serve.api_error import ApiError, unavailable
-from torchwright.serve.openai.prepare import Prepared
+from torchwright.serve.openai.prepare import PreparedRequest
 from torchwright.serve.text.codec import StopStrings, Tokenizer
 from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.mailbox import Dropped, Item, Lost
-from torchwright.serve.wire.messages import Output, Refused, Timing, TokenLogprob
-from torchwright.serve.wire.metrics import Metrics
+from torchwright.serve.wire.messages import Output, RequestRefused, Timing, TokenLogprob
+from torchwright.serve.wire.metrics import ServerMetrics
 
 
 class Gone(Exception):
@@ -21,7 +21,7 @@ class Gone(Exception):
 
 
 @dataclass(slots=True)
-class Step:
+class ChoiceUpdate:
     """What the engine's last word brought to one choice."""
 
     choice: int
@@ -65,7 +65,7 @@ class Generation:
     """
 
     def __init__(
-        self, prepared: Prepared, client: EngineClient, tokenizer: Tokenizer, metrics: Metrics
+        self, prepared: PreparedRequest, client: EngineClient, tokenizer: Tokenizer, metrics: ServerMetrics
     ) -> None:
         self.prepared, self._client, self._metrics = prepared, client, metrics
         self.totals = Totals(prompt_tokens=prepared.prompt_tokens)
@@ -83,7 +83,7 @@ class Generation:
             for index in range(prepared.n)
         }
 
-    async def steps(self) -> AsyncGenerator[list[Step], None]:
+    async def steps(self) -> AsyncGenerator[list[ChoiceUpdate], None]:
         """Steps as they come, until every choice has ended.
 
         Raises `ApiError` when the engine refuses the request, fails or dies, and `Gone` after `abandon`. Whatever has
@@ -131,27 +131,27 @@ class Generation:
                 self._client.cancel(id, reason)
                 self._cancelled.add(id)
 
-    def _read(self, item: Item) -> Step | None:
+    def _read(self, item: Item) -> ChoiceUpdate | None:
         if isinstance(item, Output):
             return self._advance(item, self._sequences[item.id, item.index])
         if isinstance(item, Dropped):
             raise Gone(item.reason)
-        if isinstance(item, Refused):
+        if isinstance(item, RequestRefused):
             raise refusal(item)
         assert isinstance(item, Lost), f"{type(item).__name__} for a generating request"
         raise unavailable(item.reason)
 
-    def _advance(self, output: Output, sequence: _Sequence) -> Step | None:
+    def _advance(self, output: Output, sequence: _Sequence) -> ChoiceUpdate | None:
         if sequence.ended:
             return None
-        step = Step(sequence.choice, "")
+        step = ChoiceUpdate(sequence.choice, "")
         if sequence.stopped_by is None:
             self._read_tokens(output, sequence, step)
         if output.finish is not None:
             self._end(output, sequence, step)
         return step if step.text or step.finish or step.logprobs or step.prompt_logprobs else None
 
-    def _read_tokens(self, output: Output, sequence: _Sequence, step: Step) -> None:
+    def _read_tokens(self, output: Output, sequence: _Sequence, step: ChoiceUpdate) -> None:
         tokens, logprobs = output.tokens, output.logprobs
         if tokens:
             self._clock(sequence)
@@ -174,7 +174,7 @@ class Generation:
             text += sequence.stops.rest()
         step.text, step.logprobs, step.prompt_logprobs = text, logprobs, output.prompt_logprobs
 
-    def _end(self, output: Output, sequence: _Sequence, step: Step) -> None:
+    def _end(self, output: Output, sequence: _Sequence, step: ChoiceUpdate) -> None:
         if output.finish == "error":
             raise ApiError(500, output.message or "the engine failed", code="engine_error")
         if output.finish == "grammar":
@@ -199,7 +199,7 @@ class Generation:
         sequence.last = now
 
 
-def refusal(item: Refused) -> ApiError:
+def refusal(item: RequestRefused) -> ApiError:
     """What the client is told when the engine does not take its request."""
     if item.reason == "queue_full":
         seconds = max(1, round(item.retry_after_s or 1))

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchwright.serve.api_error import ApiError, invalid
-from torchwright.serve.grammar.compile import JSON_OBJECT, GrammarCompiler, Job
+from torchwright.serve.grammar.compile import JSON_OBJECT, GrammarCompiler, GrammarJob
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parts import JsonSchemaFormat, ResponseFormat, StructuredOutputs
 from torchwright.serve.openai.protocol import Shared
 from torchwright.serve.openai.reading import encode
-from torchwright.serve.openai.room import Room, check_ids, check_text, room_of
-from torchwright.serve.wire.messages import Grammar, Ready, SamplingOptions, Submit
+from torchwright.serve.openai.room import RequestRoom, check_ids, check_text, room_of
+from torchwright.serve.wire.messages import EngineReady, Grammar, SamplingOptions, Submit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model(Language):
+class ServedModel(Language):
     """What the HTTP process knows of the served model."""
 
     name: str
@@ -40,13 +40,13 @@ class Wanted:
     max_tokens_param: str = "max_tokens"
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    form: tuple[Job, str] | None = None
+    form: tuple[GrammarJob, str] | None = None
     """A grammar, and the name of the field that asks for it."""
     stops: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedRequest:
     """What the engine is asked, one `Submit` for each prompt, and how long it took to say so."""
 
     submits: list[Submit]
@@ -69,11 +69,11 @@ async def prepare(
     body: Shared,
     prompts: Prompts,
     wanted: Wanted,
-    model: Model,
-    ready: Ready,
+    model: ServedModel,
+    ready: EngineReady,
     *,
     begun: float,
-) -> Prepared:
+) -> PreparedRequest:
     """Everything that can be refused without the engine is refused here, as an `ApiError` that names the field.
 
     `begun` is when the request came, in seconds of `time.perf_counter`; its time-out counts from there.
@@ -105,7 +105,7 @@ async def prepare(
         )
         for place, (ids, most) in enumerate(zip(rows, rooms, strict=True))
     ]
-    return Prepared(
+    return PreparedRequest(
         submits=submits,
         grammar=grammar,
         n=wanted.n,
@@ -121,25 +121,25 @@ async def prepare(
 
 def form_of(
     structured: StructuredOutputs | None, response_format: ResponseFormat | None
-) -> tuple[Job, str] | None:
+) -> tuple[GrammarJob, str] | None:
     """The grammar that a request asks for, and the field that does."""
     if structured is not None:
         if structured.regex is not None:
-            return Job(kind="regex", text=structured.regex), "structured_outputs.regex"
+            return GrammarJob(kind="regex", text=structured.regex), "structured_outputs.regex"
         if structured.choice is not None:
-            return Job(kind="choice", text=json.dumps(structured.choice)), "structured_outputs.choice"
+            return GrammarJob(kind="choice", text=json.dumps(structured.choice)), "structured_outputs.choice"
         if structured.grammar is not None:
-            return Job(kind="grammar", text=structured.grammar), "structured_outputs.grammar"
-        return Job(kind="json", text=json.dumps(structured.json_schema)), "structured_outputs.json"
+            return GrammarJob(kind="grammar", text=structured.grammar), "structured_outputs.grammar"
+        return GrammarJob(kind="json", text=json.dumps(structured.json_schema)), "structured_outputs.json"
     if response_format is None or response_format.type == "text":
         return None
     if isinstance(response_format, JsonSchemaFormat):
         schema = json.dumps(response_format.json_schema.schema_)
-        return Job(kind="json", text=schema), "response_format.json_schema.schema"
+        return GrammarJob(kind="json", text=schema), "response_format.json_schema.schema"
     return JSON_OBJECT, "response_format"
 
 
-async def _ids(prompt: str | list[int], prompts: Prompts, model: Model, room: Room) -> list[int]:
+async def _ids(prompt: str | list[int], prompts: Prompts, model: ServedModel, room: RequestRoom) -> list[int]:
     if isinstance(prompt, str):
         check_text(prompt, model.tokenizer, room, model.limits.tokenized_bytes, prompts.param)
         prompt = await encode(prompt, model.tokenizer, special=prompts.special)
@@ -162,7 +162,9 @@ def _check_scored(tokens: int, wanted: Wanted, limits: Limits) -> None:
         )
 
 
-async def _grammar(wanted: Wanted, model: Model, ready: Ready, seconds: float | None) -> Grammar | None:
+async def _grammar(
+    wanted: Wanted, model: ServedModel, ready: EngineReady, seconds: float | None
+) -> Grammar | None:
     """The compiled grammar, if one is asked for and comes within the request's time."""
     if wanted.form is None:
         return None
@@ -190,7 +192,7 @@ def _too_late() -> ApiError:
     return ApiError(408, text, param="timeout", code="timeout", headers={"x-should-retry": "false"})
 
 
-def _room(tokens: int, wanted: Wanted, min_tokens: int, room: Room, param: str) -> int:
+def _room(tokens: int, wanted: Wanted, min_tokens: int, room: RequestRoom, param: str) -> int:
     """How many new tokens one prompt may have."""
     context = room.context
     asked = wanted.max_tokens

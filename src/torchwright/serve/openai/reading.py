@@ -18,7 +18,7 @@ from torchwright.serve.limits import Limits
 from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parse import Body, parse
 from torchwright.serve.openai.protocol import Shared
-from torchwright.serve.openai.room import Room, check_model
+from torchwright.serve.openai.room import RequestRoom, check_model
 from torchwright.serve.openai.tokens import Asked, answer
 from torchwright.serve.text.codec import Tokenizer
 from torchwright.serve.workers.pool import Unfinished, Workers, WorkLimits
@@ -31,12 +31,12 @@ IDS = "I"
 """How token ids travel: as unsigned numbers of 32 bits."""
 
 
-class Job(msgspec.Struct, frozen=True):
+class ReadingJob(msgspec.Struct, frozen=True):
     """A body to be read in the other process: the name of its class, and what it must fit, but for embeddings."""
 
     kind: str
     body: bytes
-    room: Room | None
+    room: RequestRoom | None
 
 
 class Read(msgspec.Struct, frozen=True, tag="read"):
@@ -56,7 +56,7 @@ class Fault(msgspec.Struct, frozen=True, tag="fault"):
     code: str | None
 
 
-class Reader:
+class BodyReader:
     """Reads bodies; `folder` is None where their texts are the engine's to tokenize."""
 
     def __init__(self, folder: Path | None, limits: Limits) -> None:
@@ -78,18 +78,18 @@ class Reader:
     async def request(self, kind: type[Known], body: bytes) -> Known:
         """A request that has no prompts to be tokenized here; raises `ApiError` as `parse` does."""
         if not self.is_short(body):
-            body = (await self._apart(Job(kind.__name__, body, None))).body
+            body = (await self._apart(ReadingJob(kind.__name__, body, None))).body
         return parse(kind, body)
 
     async def generating(
-        self, kind: type[Generating], body: bytes, language: Language, room: Room
+        self, kind: type[Generating], body: bytes, language: Language, room: RequestRoom
     ) -> tuple[Generating, Prompts]:
         """A request and its prompts; raises `ApiError` for what is wrong with either."""
         if self.is_short(body):
             found = parse(kind, body)
             check_model(found.model, room.model)
             return found, found.read(language)
-        read = await self._apart(Job(kind.__name__, body, room))
+        read = await self._apart(ReadingJob(kind.__name__, body, room))
         ids = [array(IDS, prompt).tolist() for prompt in read.prompts]
         return parse(kind, read.body), Prompts(ids, read.param, special=False)
 
@@ -98,16 +98,16 @@ class Reader:
         kind: type[Asked],
         body: bytes,
         language: Language,
-        room: Room,
+        room: RequestRoom,
     ) -> bytes:
         """The answer of a request that needs no engine, as JSON; raises `ApiError`."""
         if not self.is_short(body):
-            return (await self._apart(Job(kind.__name__, body, room))).body
+            return (await self._apart(ReadingJob(kind.__name__, body, room))).body
         found = parse(kind, body)
         check_model(found.model, room.model)
         return await asyncio.to_thread(answer, found, language, room, self._limits.tokenized_bytes)
 
-    async def _apart(self, job: Job) -> Read:
+    async def _apart(self, job: ReadingJob) -> Read:
         try:
             answer = await self.workers.run(msgspec.msgpack.encode(job))
         except Unfinished as unfinished:

@@ -11,7 +11,7 @@ import msgspec
 
 from torchwright.serve.openai.answers import Facts, read, timing, usage
 from torchwright.serve.openai.calls import CallArguments, CallBegin, CallParser, Event
-from torchwright.serve.openai.generation import Step
+from torchwright.serve.openai.generation import ChoiceUpdate
 from torchwright.serve.openai.responses import ResponsesRequest
 
 
@@ -33,7 +33,7 @@ class ResponseAnswer:
         self._finish: str | None = None
         self._sequence = 0
 
-    def put(self, step: Step) -> None:
+    def put(self, step: ChoiceUpdate) -> None:
         self.events(step)
 
     def whole(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class ResponseAnswer:
             "response.in_progress", response=response
         )
 
-    def events(self, step: Step) -> bytes:
+    def events(self, step: ChoiceUpdate) -> bytes:
         self._finish = step.finish
         return b"".join([self._grow(item) for item in read(self._facts, self._parser, step)])
 

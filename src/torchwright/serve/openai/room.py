@@ -8,10 +8,10 @@ import msgspec
 
 from torchwright.serve.api_error import ApiError, invalid
 from torchwright.serve.text.codec import Tokenizer
-from torchwright.serve.wire.messages import Ready
+from torchwright.serve.wire.messages import EngineReady
 
 
-class Room(msgspec.Struct, frozen=True):
+class RequestRoom(msgspec.Struct, frozen=True):
     """What a request must fit: the served model's name, and its context and vocabulary."""
 
     model: str
@@ -19,8 +19,8 @@ class Room(msgspec.Struct, frozen=True):
     vocabulary: int
 
 
-def room_of(ready: Ready, model: str) -> Room:
-    return Room(model, min(ready.context, ready.pages * ready.page_tokens), ready.vocabulary)
+def room_of(ready: EngineReady, model: str) -> RequestRoom:
+    return RequestRoom(model, min(ready.context, ready.pages * ready.page_tokens), ready.vocabulary)
 
 
 def check_model(asked: str | None, served: str) -> None:
@@ -30,7 +30,7 @@ def check_model(asked: str | None, served: str) -> None:
         raise ApiError(404, text, param="model", code="model_not_found")
 
 
-def check_text(text: str, tokenizer: Tokenizer, room: Room | None, most: int, param: str) -> None:
+def check_text(text: str, tokenizer: Tokenizer, room: RequestRoom | None, most: int, param: str) -> None:
     """Raise `ApiError` (400) for a text whose length alone says that it cannot fit, before it is tokenized."""
     longest = tokenizer.longest
     if room is not None and longest is not None and len(text) > longest * room.context:
@@ -44,7 +44,7 @@ def check_text(text: str, tokenizer: Tokenizer, room: Room | None, most: int, pa
         raise invalid(f"'{param}' has {len(text)} characters; at most {most} are tokenized", param)
 
 
-def check_ids(ids: Sequence[int], room: Room, param: str) -> None:
+def check_ids(ids: Sequence[int], room: RequestRoom, param: str) -> None:
     """Raise `ApiError` (400) for token ids that the model does not have."""
     ends = (min(ids, default=0), max(ids, default=0))
     wrong = next((token for token in ends if not 0 <= token < room.vocabulary), None)

@@ -8,12 +8,12 @@ from torchwright.serve.openai.anthropic_request import CountTokensRequest
 from torchwright.serve.openai.conversation import Tools, prompt_text
 from torchwright.serve.openai.language import Language
 from torchwright.serve.openai.protocol import DetokenizeRequest, TokenizeRequest
-from torchwright.serve.openai.room import Room, check_ids, check_text
+from torchwright.serve.openai.room import RequestRoom, check_ids, check_text
 
 Asked = TokenizeRequest | DetokenizeRequest | CountTokensRequest
 
 
-def answer(body: Asked, language: Language, room: Room, most: int) -> bytes:
+def answer(body: Asked, language: Language, room: RequestRoom, most: int) -> bytes:
     """The answer as JSON; at most `most` characters are tokenized. Raises `ApiError` (400)."""
     tokenizer = language.tokenizer
     if isinstance(body, DetokenizeRequest):

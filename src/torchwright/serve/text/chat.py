@@ -103,7 +103,7 @@ class ChatTemplate:
             raise invalid("the model's chat template cannot take these messages", "messages") from error
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """`{% generation %}…{% endgeneration %}`, by which training finds the assistant's words: what is inside."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
@@ -140,7 +140,7 @@ def _find(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
 
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise

@@ -28,11 +28,11 @@ from torchwright.serve.wire.messages import (
     Cancel,
     Embed,
     Embedded,
+    EngineReady,
     Forget,
     Grammar,
     Loading,
-    Ready,
-    Refused,
+    RequestRefused,
     Shutdown,
     Stats,
     StepOutput,
@@ -105,7 +105,7 @@ class EngineClient:
         self.state: State = "loading"
         self.detail = "starting"
         """What the engine is doing, or why it is not there."""
-        self.ready: Ready | None = None
+        self.ready: EngineReady | None = None
         """The engine's facts; they stay while it is restarted."""
         self.stats: Stats | None = None
         self.before: Counter[str] = Counter()
@@ -291,11 +291,11 @@ class EngineClient:
             self.stats = message.stats
             for output in message.outputs:
                 self._deliver(output.id, output)
-        elif isinstance(message, Refused | Embedded):
+        elif isinstance(message, RequestRefused | Embedded):
             self._deliver(message.id, message)
         elif isinstance(message, Loading):
             self._become(self.state, message.text)
-        elif isinstance(message, Ready):
+        elif isinstance(message, EngineReady):
             self.ready, self._ready_at = message, self._heard
             if self.state != "closing":
                 self._become("ready", "ready")

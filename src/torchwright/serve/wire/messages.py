@@ -1,7 +1,7 @@
 """What the HTTP process and the engine process say to each other: MessagePack over one ZeroMQ pair, nothing pickled.
 
 HTTP → engine: Grammar, Forget, Submit, Cancel, Embed, Shutdown.
-Engine → HTTP: Loading, Ready, Refused, StepOutput, Embedded, Failed.
+Engine → HTTP: Loading, EngineReady, RequestRefused, StepOutput, Embedded, Failed.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
     text: str
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The model is loaded and the engine takes requests."""
 
     kind: Literal["decoder", "encoder", "classifier"]
@@ -134,7 +134,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """What makes a score of its logit where it has one."""
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """A request that the engine does not take: the queue is full, or the prompt can never fit."""
 
     id: str
@@ -232,7 +232,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     id: str | None = None
 
 
-FromEngine = Loading | Ready | Refused | StepOutput | Embedded | Failed
+FromEngine = Loading | EngineReady | RequestRefused | StepOutput | Embedded | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

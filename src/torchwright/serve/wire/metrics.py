@@ -30,7 +30,7 @@ TOTALS = {
 assert set(TOTALS) == set(COUNTERS)
 
 
-class Metrics:
+class ServerMetrics:
     """What is measured for one server."""
 
     def __init__(self, client: EngineClient, model: str) -> None:

@@ -56,7 +56,7 @@ def fold(model: nn.Module, cases: Sequence[Case]) -> Folded:
 
 
 @dataclass(kw_only=True)
-class Trace:
+class NormTrace:
     """Who made each tensor that a batch norm read, and who else read it, in one call of the model."""
 
     source: dict[nn.Module, nn.Module | None] = field(default_factory=dict)
@@ -90,9 +90,9 @@ class Trace:
         return layer, ""
 
 
-def trace_calls(model: nn.Module, case: Case) -> Trace:
+def trace_calls(model: nn.Module, case: Case) -> NormTrace:
     """Run one case and watch the layers and batch norms in it."""
-    trace = Trace()
+    trace = NormTrace()
     made: dict[int, tuple[nn.Module, weakref.ref[torch.Tensor]]] = {}
     inside: list[nn.Module] = []
 

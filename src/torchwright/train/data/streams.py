@@ -27,7 +27,7 @@ WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class ShardPiece:
     """A run of tokens of one shard."""
 
     shard: int
@@ -47,7 +47,7 @@ class Stream:
         pieces = self.pieces(start, length)
         return np.concatenate([self.shards.read(piece.shard, piece.start, piece.length) for piece in pieces])
 
-    def pieces(self, start: int, length: int) -> Iterator[Piece]:
+    def pieces(self, start: int, length: int) -> Iterator[ShardPiece]:
         """Where `length` tokens from place `start` on lie, in their order."""
         while length:
             epoch, within = divmod(start, self.shards.tokens)
@@ -57,7 +57,7 @@ class Stream:
             # Until the file, the epoch or what was asked for ends.
             count = min(int(ends[at]) - place, self.shards.tokens - within, length)
             size = self.shards.sizes[files[at]]
-            yield Piece(shard=files[at], start=size - (int(ends[at]) - place), length=count)
+            yield ShardPiece(shard=files[at], start=size - (int(ends[at]) - place), length=count)
             start, length = start + count, length - count
 
     def _arrange(self, epoch: int) -> tuple[list[int], np.ndarray, int]:

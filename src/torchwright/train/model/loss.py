@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from torchwright.train.model.vocabulary import IGNORE
 
@@ -39,25 +36,3 @@ def token_loss(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> tuple[torch
         return vocabulary_parallel_nll(logits_BTV, labels_BT), valid
     logits = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32)).flatten(0, -2)
     return F.cross_entropy(logits, labels_BT.flatten(), ignore_index=IGNORE, reduction="sum"), valid
-
-
-def chunked_loss(
-    logits: Callable[[torch.Tensor], torch.Tensor],
-    hidden_BTE: torch.Tensor,
-    labels_BT: torch.Tensor,
-    chunk: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`token_loss` of `logits(hidden_BTE)`, `chunk` tokens of each sequence at a time.
-
-    A chunk's logits are computed again in the backward pass instead of being kept: with a vocabulary of 128 K they are
-    the largest activation of a training step.
-    """
-
-    def nll(hidden_BCE: torch.Tensor, labels_BC: torch.Tensor) -> torch.Tensor:
-        return token_loss(logits(hidden_BCE), labels_BC)[0]
-
-    parts = [
-        checkpoint(nll, hidden_BCE, labels_BC, use_reentrant=False)
-        for hidden_BCE, labels_BC in zip(hidden_BTE.split(chunk, 1), labels_BT.split(chunk, 1), strict=True)
-    ]
-    return torch.stack(parts).sum(), (labels_BT != IGNORE).sum()

@@ -10,7 +10,7 @@ from torchwright.decoder.families import FAMILIES
 from torchwright.train.model.attention import Attend
 from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm, Turn
 from torchwright.train.model.fill import initialize
-from torchwright.train.model.loss import chunked_loss, token_loss
+from torchwright.train.model.loss import token_loss
 from torchwright.train.model.rotary import Rotary
 
 
@@ -107,17 +107,9 @@ class Transformer(nn.Module):
         ids_BT: torch.Tensor,
         labels_BT: torch.Tensor,
         positions_BT: torch.Tensor | None = None,
-        chunk: int = 0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The summed negative log-likelihood and the number of labels that count (`token_loss`).
-
-        With `chunk`, logits exist for that many tokens of each sequence at a time, forward and backward
-        (`chunked_loss`).
-        """
-        hidden_BTE = self.hidden(ids_BT, positions_BT)
-        if chunk:
-            return chunked_loss(self.logits, hidden_BTE, labels_BT, chunk)
-        return token_loss(self.logits(hidden_BTE), labels_BT)
+        """The summed negative log-likelihood and the number of labels that count (`token_loss`)."""
+        return token_loss(self.logits(self.hidden(ids_BT, positions_BT)), labels_BT)
 
     def tie(self) -> None:
         """Share the embedding's parameter with the output layer where the configuration says so.

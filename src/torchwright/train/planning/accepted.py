@@ -8,11 +8,11 @@ from typing import Any
 from torchwright.decoder.config import DecoderConfig
 from torchwright.errors import TorchwrightError
 from torchwright.train.parallel.apply import check_fits
-from torchwright.train.planning.job import Job, Plan
+from torchwright.train.planning.job import Job, LayoutPlan
 from torchwright.train.run.config import check_run, parse_run
 
 
-def run_fields(job: Job, plan: Plan) -> dict[str, Any]:
+def run_fields(job: Job, plan: LayoutPlan) -> dict[str, Any]:
     """A run file that trains as planned; model and data are not in it."""
     return {
         "out": "planned",
@@ -30,7 +30,7 @@ def run_fields(job: Job, plan: Plan) -> dict[str, Any]:
     }
 
 
-def refusal(config: DecoderConfig, job: Job, plan: Plan) -> str:
+def refusal(config: DecoderConfig, job: Job, plan: LayoutPlan) -> str:
     """Why the trainer does not take the plan, in its own words; empty where it does."""
     try:
         check_run(parse_run(run_fields(job, plan)))

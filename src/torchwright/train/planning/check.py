@@ -21,12 +21,12 @@ from torchwright.decoder.config import DecoderConfig
 from torchwright.train.layout import Layout
 from torchwright.train.parallel.ring import INSIDE
 from torchwright.train.planning.accepted import run_fields
-from torchwright.train.planning.job import Job, Plan
+from torchwright.train.planning.job import Job, LayoutPlan
 from torchwright.train.run.config import parse_run
 from torchwright.train.run.optimizer import Optimizers
 from torchwright.train.run.precision import autocast
 from torchwright.train.run.setup import Batches, build_model
-from torchwright.train.run.step import loss_function, train_step
+from torchwright.train.run.step import gradients, loss_function
 
 
 class LiveBytes(TorchDispatchMode):
@@ -86,22 +86,22 @@ class Counted:
 
 def eager_step(
     layout: str, *, rows: int, context: int, precision: str, recompute: str, micro_batches: int
-) -> tuple[Job, Plan]:
+) -> tuple[Job, LayoutPlan]:
     """A step of `micro_batches` times `rows` rows of `context` tokens in each process; nothing is compiled."""
     parsed = Layout.parse(layout)
     tokens = parsed.batch_ways * rows * micro_batches * context
     settings: Any = {"precision": precision}
     job = Job(tokens_per_step=tokens, context=context, compile=False, **settings)
     kept: Any = {"recompute": recompute}
-    return job, Plan(layout=parsed, micro_batch=rows, micro_batches=micro_batches, **kept)
+    return job, LayoutPlan(layout=parsed, micro_batch=rows, micro_batches=micro_batches, **kept)
 
 
-def count_steps(cases: Sequence[tuple[DecoderConfig, Job, Plan]]) -> list[Counted]:
+def count_steps(cases: Sequence[tuple[DecoderConfig, Job, LayoutPlan]]) -> list[Counted]:
     """`count_step` of each, one after the other."""
     return [count_step(config, job, plan) for config, job, plan in cases]
 
 
-def count_step(config: DecoderConfig, job: Job, plan: Plan) -> Counted:
+def count_step(config: DecoderConfig, job: Job, plan: LayoutPlan) -> Counted:
     """Two of the trainer's own steps of `config`'s model in the plan's layout on random tokens; the second is counted.
 
     Collective: every process of the default group calls it, and the group is as large as the layout. Nothing is
@@ -115,8 +115,8 @@ def count_step(config: DecoderConfig, job: Job, plan: Plan) -> Counted:
     windows_BT = torch.randint(config.vocabulary, (plan.micro_batch, job.context + 1))
     micro_batches = [batches.prepare(windows_BT)] * plan.micro_batches
 
-    def gradients() -> int:
-        train_step(
+    def gradient_bytes() -> int:
+        gradients(
             model,
             loss,
             micro_batches,
@@ -126,13 +126,13 @@ def count_step(config: DecoderConfig, job: Job, plan: Plan) -> Counted:
         )
         return _size(parameter.grad for parameter in model.parameters())
 
-    gradients()
+    gradient_bytes()
     optimizers.step(1.0)
     live = LiveBytes()
     states = list(optimizers.tensors().values())
     live.watch([list(model.parameters()), states])
     with live:
-        after = gradients()
+        after = gradient_bytes()
         optimizers.step(1.0)
     return Counted(
         parameters=_size(model.parameters()),

@@ -42,7 +42,7 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class Accelerator:
     """One accelerator. Bytes, bytes per second, operations per second."""
 
     name: str
@@ -73,7 +73,7 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RankGroup:
     """Ranks that take part in a collective: (degree, distance in rank) for each axis of it, the innermost first."""
 
     axes: tuple[tuple[int, int], ...]
@@ -97,7 +97,7 @@ class Group:
 class Cluster:
     """`nodes` machines of `devices_per_node` equal devices."""
 
-    device: Device
+    device: Accelerator
     nodes: int
     devices_per_node: int
     tiers: tuple[Link, ...] = field(init=False)
@@ -125,7 +125,7 @@ class Cluster:
     def devices(self) -> int:
         return self.nodes * self.devices_per_node
 
-    def entering(self, group: Group, size: float) -> dict[str, float]:
+    def entering(self, group: RankGroup, size: float) -> dict[str, float]:
         """Tier → bytes that each member takes from its links when all gather the same `size` bytes, a part each."""
         total, unit, bytes_of = group.size, 1, {}
         for tier in self.tiers:
@@ -135,16 +135,16 @@ class Cluster:
             unit = tier.devices or unit
         return bytes_of
 
-    def gather(self, group: Group, size: float) -> float:
+    def gather(self, group: RankGroup, size: float) -> float:
         """Seconds of an all-gather to `size` bytes on every rank, or of a reduce-scatter from them."""
         return max(self._seconds(self.entering(group, size)).values(), default=0.0) + self._ring(group)
 
-    def all_reduce(self, group: Group, size: float) -> float:
+    def all_reduce(self, group: RankGroup, size: float) -> float:
         """Seconds of an all-reduce of `size` bytes: a reduce-scatter and an all-gather, by rings or by trees."""
         moving = max(self._seconds(self.entering(group, size)).values(), default=0.0)
         return 2 * (moving + min(self._ring(group), self._tree(group)))
 
-    def leaving(self, group: Group, size: float) -> dict[str, float]:
+    def leaving(self, group: RankGroup, size: float) -> dict[str, float]:
         """Tier → bytes that each member sends over its links of `size` bytes, in equal parts for all members."""
         total, unit, bytes_of = group.size, 1, {}
         for tier in self.tiers:
@@ -154,7 +154,7 @@ class Cluster:
             unit = tier.devices or unit
         return bytes_of
 
-    def all_to_all(self, group: Group, size: float) -> float:
+    def all_to_all(self, group: RankGroup, size: float) -> float:
         """Seconds in which every rank sends `size` bytes in equal parts to all ranks, itself included."""
         return max(self._seconds(self.leaving(group, size)).values(), default=0.0) + self._messages(group)
 
@@ -167,7 +167,7 @@ class Cluster:
         tiers = {tier.name: tier.bandwidth * tier.efficiency for tier in self.tiers}
         return {name: size / tiers[name] for name, size in bytes_of.items()}
 
-    def _tree(self, group: Group) -> float:
+    def _tree(self, group: RankGroup) -> float:
         """Latency from the leaves of a binary tree to its root."""
         seconds, unit = 0.0, 1
         for tier in self.tiers:
@@ -176,7 +176,7 @@ class Cluster:
             unit = tier.devices or unit
         return seconds
 
-    def _messages(self, group: Group) -> float:
+    def _messages(self, group: RankGroup) -> float:
         """Latency of a message to every other member; they overlap, and each costs its share of posting."""
         seconds, unit = 0.0, 1
         for tier in self.tiers:
@@ -185,7 +185,7 @@ class Cluster:
             unit = tier.devices or unit
         return seconds
 
-    def _ring(self, group: Group) -> float:
+    def _ring(self, group: RankGroup) -> float:
         """Latency of a ring through all members, each unit entered once."""
         seconds, unit = 0.0, 1
         for tier in self.tiers:
@@ -196,7 +196,7 @@ class Cluster:
         return seconds
 
 
-def read_device(name: str) -> Device:
+def read_device(name: str) -> Accelerator:
     """A well-known device, or the one a TOML file describes with the same fields.
 
     Raises `UnknownName` and `ClusterError`.
@@ -212,7 +212,7 @@ def read_device(name: str) -> Device:
         raise ClusterError(f"{path} is not TOML", found=str(error)) from error
 
 
-def _device(name: str, data: dict[str, Any]) -> Device:
+def _device(name: str, data: dict[str, Any]) -> Accelerator:
     links = data.get("links")
     if not isinstance(links, list) or not links or not all(isinstance(link, dict) for link in links):
         raise ClusterError(
@@ -228,8 +228,10 @@ def _device(name: str, data: dict[str, Any]) -> Device:
             raise unknown("type of number", kind, ["float32", "bfloat16", "float8"])
         _positive(name, kind, rate)
     rest = {key: value for key, value in data.items() if key not in ("links", "flops")}
-    values = _fields(Device, name, {"name": name} | rest)
-    return Device(**values, flops=flops, links=tuple(Link(**_fields(Link, name, link)) for link in links))
+    values = _fields(Accelerator, name, {"name": name} | rest)
+    return Accelerator(
+        **values, flops=flops, links=tuple(Link(**_fields(Link, name, link)) for link in links)
+    )
 
 
 def _fields(cls: type, name: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -242,7 +244,7 @@ def _fields(cls: type, name: str, data: dict[str, Any]) -> dict[str, Any]:
                 raise ClusterError(f"{key} of the device {name} is neither true nor false", found=repr(value))
         elif key not in ("name", "source"):
             _positive(name, key, value)
-    needed = ("memory", "memory_bandwidth") if cls is Device else ("name", "bandwidth", "latency")
+    needed = ("memory", "memory_bandwidth") if cls is Accelerator else ("name", "bandwidth", "latency")
     missing = [key for key in needed if key not in data]
     if missing:
         raise ClusterError(f"the device {name} has no {missing[0]}", allowed=", ".join(known))
@@ -263,7 +265,7 @@ def axis_groups(degrees: Sequence[tuple[str, int]]) -> dict[str, tuple[int, int]
     return groups
 
 
-def this_machine(processes: int) -> Device:
+def this_machine(processes: int) -> Accelerator:
     """The CPU at hand, divided among `processes`, by the rates that `torchwright doctor` measures.
 
     Links are gloo's over the loopback interface, of which 2 GB/s and 0.1 ms are a guess.
@@ -272,7 +274,7 @@ def this_machine(processes: int) -> Device:
 
     facts = CPU().facts()
     rates = {kind: rate * 1e12 / processes for kind, rate in facts.tflops.items()}
-    return Device(
+    return Accelerator(
         name="cpu",
         memory=facts.memory_bytes / processes,
         memory_bandwidth=(facts.read_gb_per_s or 10.0) * 1e9 / processes,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torchwright.train.layout import Layout
 from torchwright.train.planning.cluster import Cluster
-from torchwright.train.planning.job import Job, Plan, Recompute
+from torchwright.train.planning.job import Job, LayoutPlan, Recompute
 from torchwright.train.shape import Shape
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -62,7 +62,7 @@ def refuse(
     return None
 
 
-def plans(job: Job, shape: Shape, layout: Layout) -> Iterator[list[Plan]]:
+def plans(job: Job, shape: Shape, layout: Layout) -> Iterator[list[LayoutPlan]]:
     """For micro-batches of each size that divides a device's sequences, largest first, the kinds of recomputation."""
     sequences = job.sequences // layout.batch_ways
     pieces = min(MOST_PIECES, shape.config.layers // layout.pp) if layout.pp > 1 else 1
@@ -71,7 +71,7 @@ def plans(job: Job, shape: Shape, layout: Layout) -> Iterator[list[Plan]]:
             continue
         micro_batches = sequences // size
         yield [
-            Plan(
+            LayoutPlan(
                 layout=layout,
                 micro_batch=size,
                 micro_batches=micro_batches,

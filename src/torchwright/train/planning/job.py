@@ -82,7 +82,7 @@ def make_job(tokens_per_step: int, context: int, precision: str, optimizer: str,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LayoutPlan:
     """A layout and how its devices go through their part of the batch."""
 
     layout: Layout

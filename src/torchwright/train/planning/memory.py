@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torchwright.train.layout import Layout
 from torchwright.train.planning.activations import Activations
-from torchwright.train.planning.job import OPTIMIZER_BYTES, Job, Plan
+from torchwright.train.planning.job import OPTIMIZER_BYTES, Job, LayoutPlan
 from torchwright.train.shape import Kind, LayerParameters, Shape, Stage
 
 LOSS_BYTES = 12
@@ -25,7 +25,7 @@ Compiled, it holds logits and their gradients in the activations' type.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class DeviceMemory:
     """Bytes of one device, at the moment when they are the most, on the pipeline stage that needs the most."""
 
     moment: str
@@ -62,7 +62,7 @@ def owned(parameters: LayerParameters, layout: Layout) -> float:
     return (divided + parameters.replicated) / (layout.dp_shard * layout.cp)
 
 
-def peak_memory(shape: Shape, job: Job, plan: Plan, *, fused: bool = True) -> Memory:
+def peak_memory(shape: Shape, job: Job, plan: LayoutPlan, *, fused: bool = True) -> DeviceMemory:
     """The memory of the stage that needs the most, at the moment when it does."""
     moments = (
         moment
@@ -72,7 +72,7 @@ def peak_memory(shape: Shape, job: Job, plan: Plan, *, fused: bool = True) -> Me
     return max(moments, key=lambda memory: memory.total)
 
 
-def _moments(shape: Shape, job: Job, plan: Plan, stage: Stage, fused: bool) -> list[Memory]:
+def _moments(shape: Shape, job: Job, plan: LayoutPlan, stage: Stage, fused: bool) -> list[DeviceMemory]:
     layout, width = plan.layout, job.width
     per_layer = {kind: shape.layer(kind) for kind, _ in stage.layers}
     layer = max(held(parameters, layout) for parameters in per_layer.values())
@@ -81,7 +81,7 @@ def _moments(shape: Shape, job: Job, plan: Plan, stage: Stage, fused: bool) -> l
     mine = owned_by(shape, stage, layout)
     tokens = plan.tokens(job)
     # However the batch is split into replicas and shards, a device keeps as much of it.
-    same = Plan(
+    same = LayoutPlan(
         layout=Layout(pp=layout.pp, cp=layout.cp, tp=layout.tp),
         micro_batch=plan.micro_batch,
         micro_batches=plan.micro_batches,
@@ -98,7 +98,7 @@ def _moments(shape: Shape, job: Job, plan: Plan, stage: Stage, fused: bool) -> l
     if layout.processes == 1:
         copies = width * (whole + ends.parameters) if width < 4 else 0.0
         return [
-            Memory(
+            DeviceMemory(
                 moment=moment,
                 activations=held_back,
                 logits=logits_now,
@@ -121,11 +121,11 @@ def _moments(shape: Shape, job: Job, plan: Plan, stage: Stage, fused: bool) -> l
             "gradients": 0.0,
         }
         return [
-            Memory(moment="loss", activations=keeps, logits=logits, **stays, **states),
-            Memory(moment="backward", activations=keeps + most, logits=0.0, **stays, **states),
+            DeviceMemory(moment="loss", activations=keeps, logits=logits, **stays, **states),
+            DeviceMemory(moment="backward", activations=keeps + most, logits=0.0, **stays, **states),
         ]
     return [
-        Memory(
+        DeviceMemory(
             moment="loss",
             activations=keeps,
             logits=logits,
@@ -134,7 +134,7 @@ def _moments(shape: Shape, job: Job, plan: Plan, stage: Stage, fused: bool) -> l
             gradients=before,
             **states,
         ),
-        Memory(
+        DeviceMemory(
             moment="backward",
             activations=keeps + most,
             logits=0.0,
@@ -143,7 +143,7 @@ def _moments(shape: Shape, job: Job, plan: Plan, stage: Stage, fused: bool) -> l
             gradients=before,
             **states,
         ),
-        Memory(
+        DeviceMemory(
             moment="end of backward",
             activations=width * shape.config.model / layout.tp * tokens,
             logits=0.0,
@@ -192,7 +192,7 @@ def owned_by(shape: Shape, stage: Stage, layout: Layout) -> float:
 
 
 @functools.lru_cache(maxsize=10_000)
-def _activations(shape: Shape, job: Job, plan: Plan, stage: Stage, fused: bool) -> tuple[float, float]:
+def _activations(shape: Shape, job: Job, plan: LayoutPlan, stage: Stage, fused: bool) -> tuple[float, float]:
     """Bytes kept by all layers, and the most that one layer's backward pass adds."""
     per_token = Activations(shape, job, plan.layout, fused=fused)
     tokens = plan.tokens(job)

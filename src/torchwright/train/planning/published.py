@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from torchwright.train.layout import Layout
 from torchwright.train.planning.cluster import Cluster, read_device
-from torchwright.train.planning.job import Job, Plan, Precision, Recompute
+from torchwright.train.planning.job import Job, LayoutPlan, Precision, Recompute
 from torchwright.train.planning.models import read_model
-from torchwright.train.planning.rank import Candidate, Ranking, evaluate, rank
+from torchwright.train.planning.rank import RankedLayout, Ranking, evaluate, rank
 from torchwright.train.shape import Shape
 
 TIME, MEMORY = 0.25, 0.15
@@ -76,9 +76,9 @@ class Published:
             device=read_device(self.device), nodes=self.nodes, devices_per_node=self.devices_per_node
         )
 
-    def predict(self) -> Candidate:
+    def predict(self) -> RankedLayout:
         """What the planner says of just this configuration."""
-        plan = Plan(
+        plan = LayoutPlan(
             layout=self.layout,
             micro_batch=self.micro_batch,
             micro_batches=self.micro_batches,
@@ -87,13 +87,13 @@ class Published:
         )
         return evaluate(Shape(read_model(self.model)), self.job, self.cluster, plan)
 
-    def time_ratio(self, predicted: Candidate) -> float | None:
+    def time_ratio(self, predicted: RankedLayout) -> float | None:
         """Predicted over published throughput; None where none was published."""
         if self.tokens_per_second is not None:
             return predicted.tokens_per_second / self.tokens_per_second
         return None if self.mfu is None else predicted.mfu / self.mfu
 
-    def memory_as_theirs(self, predicted: Candidate) -> float:
+    def memory_as_theirs(self, predicted: RankedLayout) -> float:
         """Predicted bytes with what torchtitan did otherwise than the trainer.
 
         Its eager loss, and selective recomputation that keeps every second product: q, v, gate and down, and repeats k,
@@ -108,11 +108,11 @@ class Published:
             total -= self.job.width * repeated / tp * tokens * shape.config.layers
         return total
 
-    def memory_ratio(self, predicted: Candidate) -> float | None:
+    def memory_ratio(self, predicted: RankedLayout) -> float | None:
         """Predicted, as theirs, over published peak memory; None where none was published."""
         return None if self.gib is None else self.memory_as_theirs(predicted) / (self.gib * 2**30)
 
-    def agrees(self, predicted: Candidate) -> bool:
+    def agrees(self, predicted: RankedLayout) -> bool:
         """Whether what is predicted is as near to all that was published as needs no explanation."""
         time, memory = self.time_ratio(predicted) or 1.0, self.memory_ratio(predicted) or 1.0
         return 1 / (1 + TIME) < time < 1 + TIME and abs(memory - 1) < MEMORY

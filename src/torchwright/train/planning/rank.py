@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from torchwright.decoder.config import DecoderConfig
 from torchwright.train.layout import Layout
 from torchwright.train.planning.accepted import refusal
-from torchwright.train.planning.cluster import Cluster, Device
+from torchwright.train.planning.cluster import Accelerator, Cluster
 from torchwright.train.planning.enumerate import layouts, plans, refuse
-from torchwright.train.planning.job import Job, JobError, Plan
-from torchwright.train.planning.memory import Memory, peak_memory
+from torchwright.train.planning.job import Job, JobError, LayoutPlan
+from torchwright.train.planning.memory import DeviceMemory, peak_memory
 from torchwright.train.planning.time import Clock, StepTime
 from torchwright.train.shape import Shape
 
@@ -20,11 +20,11 @@ NEAR = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class RankedLayout:
     """One layout with its fastest way through the batch that fits."""
 
-    plan: Plan
-    memory: Memory
+    plan: LayoutPlan
+    memory: DeviceMemory
     time: StepTime
     tokens_per_second: float
     """Of one device."""
@@ -54,13 +54,13 @@ class Ranking:
     shape: Shape
     job: Job
     cluster: Cluster
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[RankedLayout, ...]
     rejections: tuple[Rejection, ...]
 
     @property
-    def families(self) -> list[list[Candidate]]:
+    def families(self) -> list[list[RankedLayout]]:
         """Candidates that differ in dp_replicate and dp_shard alone together, in the order of their best."""
-        families: dict[tuple[object, ...], list[Candidate]] = {}
+        families: dict[tuple[object, ...], list[RankedLayout]] = {}
         for candidate in self.candidates:
             layout = candidate.plan.layout
             alike = (layout.pp, layout.cp, layout.tp, layout.ep, bool(candidate.refused))
@@ -88,7 +88,7 @@ def rank(
     check_job(job, cluster.device)
     shape, clock = Shape(config), Clock(Shape(config), job, cluster)
     room = cluster.device.room
-    found: list[Candidate] = []
+    found: list[RankedLayout] = []
     rejected: dict[str, list[tuple[Layout, str, float]]] = {}
     experts = config.experts.count if config.experts else 0
     for layout in layouts(cluster.devices, experts):
@@ -99,7 +99,7 @@ def rank(
             rejected.setdefault(broken[0], []).append((layout, broken[1], 0.0))
             continue
         best = _fastest(shape, job, cluster, clock, layout, room)
-        if isinstance(best, Candidate):
+        if isinstance(best, RankedLayout):
             found.append(replace(best, refused=refusal(config, job, best.plan)))
         else:
             rule = f"does not fit into {room / 2**30:.1f} GiB of memory"
@@ -128,13 +128,13 @@ def read_degrees(text: str) -> dict[str, int]:
     return {axis: getattr(layout, axis) for axis in named}
 
 
-def evaluate(shape: Shape, job: Job, cluster: Cluster, plan: Plan) -> Candidate:
+def evaluate(shape: Shape, job: Job, cluster: Cluster, plan: LayoutPlan) -> RankedLayout:
     """Memory and time of one plan, whether it fits or not."""
     memory = peak_memory(shape, job, plan, fused=cluster.device.fused)
     return _candidate(shape, job, cluster, plan, memory, Clock(shape, job, cluster).step(plan))
 
 
-def check_job(job: Job, device: Device) -> None:
+def check_job(job: Job, device: Accelerator) -> None:
     """Raise `JobError` for a type of number that the device does not compute with."""
     if job.rate not in device.flops:
         raise JobError(
@@ -146,9 +146,9 @@ def check_job(job: Job, device: Device) -> None:
 
 def _fastest(
     shape: Shape, job: Job, cluster: Cluster, clock: Clock, layout: Layout, room: float
-) -> Candidate | Memory:
+) -> RankedLayout | DeviceMemory:
     """The fastest plan of a layout that fits, or the memory of the smallest that does not."""
-    best: tuple[StepTime, Plan, Memory] | None = None
+    best: tuple[StepTime, LayoutPlan, DeviceMemory] | None = None
     memory = None
     for sizes in plans(job, shape, layout):
         # From nothing recomputed to everything: the first that fits is the fastest of its micro-batch.
@@ -169,11 +169,11 @@ def _fastest(
 
 
 def _candidate(
-    shape: Shape, job: Job, cluster: Cluster, plan: Plan, memory: Memory, time: StepTime
-) -> Candidate:
+    shape: Shape, job: Job, cluster: Cluster, plan: LayoutPlan, memory: DeviceMemory, time: StepTime
+) -> RankedLayout:
     per_second = job.tokens_per_step / time.total / cluster.devices
     peak = cluster.device.flops["float32" if job.precision == "fp32" else "bfloat16"]
-    return Candidate(
+    return RankedLayout(
         plan=plan,
         memory=memory,
         time=time,
@@ -183,7 +183,7 @@ def _candidate(
     )
 
 
-def _ordered(found: Iterable[Candidate]) -> list[Candidate]:
+def _ordered(found: Iterable[RankedLayout]) -> list[RankedLayout]:
     """Fastest first; among those near the fastest that is left, the one with the fewest axes."""
     left = sorted(found, key=lambda candidate: candidate.time.total)
     ordered = []
@@ -200,7 +200,7 @@ def _axes(layout: Layout) -> int:
     return str(layout).count("=")
 
 
-def _needs(memory: Memory) -> str:
+def _needs(memory: DeviceMemory) -> str:
     parts = sorted(memory.parts.items(), key=lambda part: -part[1])[:3]
     largest = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts)
     return f"{memory.total / 2**30:.1f} GiB ({largest})"

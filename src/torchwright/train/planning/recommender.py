@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torchwright.errors import TorchwrightError
-from torchwright.train.planning.cluster import Cluster, Group
+from torchwright.train.planning.cluster import Cluster, RankGroup
 from torchwright.train.planning.enumerate import divisors
 
 ID_BYTES = 8
@@ -35,7 +35,7 @@ class Tables:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recommender:
+class RecommenderJob:
     """The model and its batch."""
 
     tables: tuple[Tables, ...]
@@ -124,7 +124,7 @@ class ShardingError(TorchwrightError):
     """Groups that the cluster cannot be divided into."""
 
 
-def estimate(model: Recommender, cluster: Cluster, sharding: Sharding) -> Estimate:
+def estimate(model: RecommenderJob, cluster: Cluster, sharding: Sharding) -> Estimate:
     """Memory, traffic and time of one sharding; raises `ShardingError` where groups do not divide the devices."""
     group, device = sharding.group, cluster.device
     if cluster.devices % group:
@@ -144,7 +144,7 @@ def estimate(model: Recommender, cluster: Cluster, sharding: Sharding) -> Estima
     lookups = (3 * rows + 2 * STATE_BYTES * model.samples * model.lookups) / bandwidth
     dense = 6 * model.dense_parameters * model.samples / rate
     gradients = model.width * model.dense_parameters
-    everyone = Group(axes=((cluster.devices, 1),))
+    everyone = RankGroup(axes=((cluster.devices, 1),))
     shard = model.table_bytes / group * placed.bytes
     sync = cluster.all_reduce(copies, shard) if replicas > 1 else 0.0
     # The next batch's ids travel beside the computation; vectors and their gradients are waited for.
@@ -175,7 +175,7 @@ def estimate(model: Recommender, cluster: Cluster, sharding: Sharding) -> Estima
     )
 
 
-def estimates(model: Recommender, cluster: Cluster, sync_every: Sequence[int]) -> Iterator[Estimate]:
+def estimates(model: RecommenderJob, cluster: Cluster, sync_every: Sequence[int]) -> Iterator[Estimate]:
     """Every group size, both arrangements, and every interval; whether they fit or not."""
     for group in divisors(cluster.devices):
         for every in sync_every if group < cluster.devices else sync_every[:1]:
@@ -187,7 +187,7 @@ def estimates(model: Recommender, cluster: Cluster, sync_every: Sequence[int]) -
                 )
 
 
-def place(model: Recommender, group: int) -> Placement:
+def place(model: RecommenderJob, group: int) -> Placement:
     """The tables' pieces on `group` devices, the largest first, each where cost and bytes are the least so far."""
     total_cost = sum(kind.count * kind.pooling * kind.dim for kind in model.tables)
     fair_bytes, fair_cost = model.table_bytes / group, total_cost / group
@@ -219,8 +219,8 @@ def place(model: Recommender, group: int) -> Placement:
     )
 
 
-def _groups(group: int, replicas: int, contiguous_replicas: bool) -> tuple[Group, Group]:
+def _groups(group: int, replicas: int, contiguous_replicas: bool) -> tuple[RankGroup, RankGroup]:
     """The ranks that share one copy, and those that hold the same shard."""
     if contiguous_replicas:
-        return Group(axes=((group, replicas),)), Group(axes=((replicas, 1),))
-    return Group(axes=((group, 1),)), Group(axes=((replicas, group),))
+        return RankGroup(axes=((group, replicas),)), RankGroup(axes=((replicas, 1),))
+    return RankGroup(axes=((group, 1),)), RankGroup(axes=((replicas, group),))

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from torchwright.train.planning.cluster import Cluster
-from torchwright.train.planning.job import Job, Plan
-from torchwright.train.planning.rank import Candidate, Ranking
+from torchwright.train.planning.job import Job, LayoutPlan
+from torchwright.train.planning.rank import RankedLayout, Ranking
 
 UNKNOWN = (
     "stragglers, failures, and links that other jobs share or that run below their published rate",
@@ -80,7 +80,7 @@ def plain(ranking: Ranking, *, top: int) -> dict[str, Any]:
     }
 
 
-def _candidate(candidate: Candidate) -> dict[str, Any]:
+def _candidate(candidate: RankedLayout) -> dict[str, Any]:
     return {
         "layout": asdict(candidate.plan.layout),
         "micro_batch": candidate.plan.micro_batch,
@@ -117,7 +117,7 @@ def _step(job: Job) -> str:
     return f"{job.sequences} sequences of {job.context} tokens a step, {job.precision}, {job.optimizer}, {compiled}"
 
 
-def _ranking(families: list[list[Candidate]]) -> Table:
+def _ranking(families: list[list[RankedLayout]]) -> Table:
     grid = Table(box=None, padding=(0, 1), header_style="cyan")
     grid.add_column("", justify="right")
     grid.add_column("layout", overflow="fold")
@@ -140,19 +140,19 @@ def _ranking(families: list[list[Candidate]]) -> Table:
     return grid
 
 
-def _refused(families: list[list[Candidate]]) -> list[RenderableType]:
+def _refused(families: list[list[RankedLayout]]) -> list[RenderableType]:
     """The marked layouts' reasons, each once."""
     reasons = dict.fromkeys(family[0].refused for family in families if family[0].refused)
     return [Text(f"{MARK} `torchwright train` refuses it: {reason}", style="yellow") for reason in reasons]
 
 
-def layout_text(family: list[Candidate]) -> str:
+def layout_text(family: list[RankedLayout]) -> str:
     """The best of a family, and how many other splits of its dp fit."""
     others = len(family) - 1
     return str(family[0].plan.layout) + (f" (+{others} splits of dp)" if others else "")
 
 
-def batch_text(plan: Plan) -> str:
+def batch_text(plan: LayoutPlan) -> str:
     """How a device goes through its sequences."""
     text = f"{plan.micro_batches} x {plan.micro_batch}"
     if plan.recompute != "none":
@@ -162,7 +162,7 @@ def batch_text(plan: Plan) -> str:
     return text
 
 
-def _breakdown(best: Candidate) -> Table:
+def _breakdown(best: RankedLayout) -> Table:
     grid = Table(box=None, padding=(0, 1), header_style="cyan", title=None)
     grid.add_column("best: memory")
     grid.add_column("GiB", justify="right")

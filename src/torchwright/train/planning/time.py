@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from torchwright.train.planning.activations import rings
-from torchwright.train.planning.cluster import Cluster, Group, axis_groups
-from torchwright.train.planning.job import OPTIMIZER_BYTES, Job, Plan
+from torchwright.train.planning.cluster import Cluster, RankGroup, axis_groups
+from torchwright.train.planning.job import OPTIMIZER_BYTES, Job, LayoutPlan
 from torchwright.train.planning.memory import Ends, held, owned_by
 from torchwright.train.shape import Kind, Shape, Stage
 
@@ -80,7 +80,7 @@ class Clock:
         self.bandwidth = device.memory_bandwidth * device.memory_efficiency
         self._own: dict[tuple[object, ...], tuple[_Pass, _Pass]] = {}
 
-    def step(self, plan: Plan) -> StepTime:
+    def step(self, plan: LayoutPlan) -> StepTime:
         """The step of the slowest stage, with the pipeline's bubble."""
         groups = plan_groups(plan)
         passes = [self._stage(plan, stage, groups) for stage in self.shape.stages(plan.layout.pp)]
@@ -102,7 +102,7 @@ class Clock:
         exposed = ("fsdp", "replicas", "tp", "cp", "ep", "pipeline")
         return StepTime(parts={name: parts.get(name, 0.0) for name in (*names, *exposed)})
 
-    def _stage(self, plan: Plan, stage: Stage, groups: dict[str, Group]) -> _Pass:
+    def _stage(self, plan: LayoutPlan, stage: Stage, groups: dict[str, RankGroup]) -> _Pass:
         total = _Pass()
         for kind, count in stage.layers:
             total.add_all(self._layer(plan, kind, groups), count)
@@ -111,7 +111,7 @@ class Clock:
         total.add_all(self._ends(plan, stage, groups))
         return total
 
-    def _layer(self, plan: Plan, kind: Kind, groups: dict[str, Group]) -> _Pass:
+    def _layer(self, plan: LayoutPlan, kind: Kind, groups: dict[str, RankGroup]) -> _Pass:
         """One layer, one micro-batch: forward, backward, and what is recomputed between."""
         layout = plan.layout
         # However the batch is split into replicas and shards, a layer itself takes as long.
@@ -128,7 +128,7 @@ class Clock:
         self._add_sharding(here, plan, held(self.shape.layer(kind), layout), groups, computing.total)
         return here
 
-    def _computing(self, plan: Plan, kind: Kind) -> _Pass:
+    def _computing(self, plan: LayoutPlan, kind: Kind) -> _Pass:
         layout, tokens = plan.layout, plan.tokens(self.job)
         parameters = self.shape.layer(kind)
         share = 2 * tokens / layout.tp
@@ -157,7 +157,7 @@ class Clock:
         q, kv = shape.q_width / tp, shape.kv_width / tp
         return 2 * ((3 + 2 * (F > 0)) * E + q + F) + 2 * (q + 2 * kv + 2 * F + (1 + (F > 0)) * E)
 
-    def _attend(self, plan: Plan, kind: Kind, passes: float) -> float:
+    def _attend(self, plan: LayoutPlan, kind: Kind, passes: float) -> float:
         """A fused kernel; for soft caps, and windows in a ring, tiles of scores that go through memory."""
         tokens, shape, context = plan.tokens(self.job), self.shape, self.job.context
         flops = shape.attention_flops(kind, context) / plan.layout.tp * tokens
@@ -167,7 +167,7 @@ class Clock:
         scores = shape.config.heads / plan.layout.tp * tokens * shape.keys(kind, context)
         return passes * (flops / self.plain_rate + SCORE_BYTES * scores / self.bandwidth)
 
-    def _elementwise(self, plan: Plan, kind: Kind) -> float:
+    def _elementwise(self, plan: LayoutPlan, kind: Kind) -> float:
         """Bytes per token that element-wise kernels and norms read and write, forward and backward."""
         shape, tp, width = self.shape, plan.layout.tp, self.job.width
         F = shape.feed_forward_width(kind) / tp
@@ -192,7 +192,7 @@ class Clock:
         return 3 * (2 * inputs + 2 * outputs)
 
     def _add_sharding(
-        self, here: _Pass, plan: Plan, parameters: float, groups: dict[str, Group], computing: float
+        self, here: _Pass, plan: LayoutPlan, parameters: float, groups: dict[str, RankGroup], computing: float
     ) -> None:
         """What of FSDP's and HSDP's collectives the computation does not hide."""
         layout, width = plan.layout, self.job.width
@@ -209,7 +209,9 @@ class Clock:
             every = self.cluster.all_reduce(groups["dp_replicate"], 4 * parameters / ways)
             here.add("replicas", max(0.0, every - backward))
 
-    def _add_activations(self, here: _Pass, plan: Plan, kind: Kind, groups: dict[str, Group]) -> None:
+    def _add_activations(
+        self, here: _Pass, plan: LayoutPlan, kind: Kind, groups: dict[str, RankGroup]
+    ) -> None:
         layout, shape = plan.layout, self.shape
         tokens, width, E = plan.tokens(self.job), self.job.width, self.shape.config.model
         repeats = 3 if plan.recompute == "full" else 2
@@ -222,7 +224,7 @@ class Clock:
             rows = width * E * tokens * shape.config.experts.chosen / layout.tp
             here.add("ep", 2 * repeats * self.cluster.all_to_all(groups["ep"], rows))
 
-    def _context(self, plan: Plan, kind: Kind, groups: dict[str, Group], repeats: int) -> float:
+    def _context(self, plan: LayoutPlan, kind: Kind, groups: dict[str, RankGroup], repeats: int) -> float:
         """Over heads where they divide: an all-to-all of q, k and v, and one of the output. Else a ring."""
         layout, shape, width = plan.layout, self.shape, self.job.width
         tokens = plan.tokens(self.job)
@@ -239,7 +241,7 @@ class Clock:
             (repeats - 1) * max(0.0, hop - attend) + max(0.0, back - ATTENTION_BACKWARD * attend)
         )
 
-    def _head(self, plan: Plan) -> _Pass:
+    def _head(self, plan: LayoutPlan) -> _Pass:
         tokens, V = plan.tokens(self.job), self.shape.config.vocabulary / plan.layout.tp
         here = _Pass()
         here.add("matrix products", 6 * self.shape.config.model * V * tokens / self.plain_rate)
@@ -249,7 +251,7 @@ class Clock:
         here.add("memory", values * V * tokens / self.bandwidth)
         return here
 
-    def _ends(self, plan: Plan, stage: Stage, groups: dict[str, Group]) -> _Pass:
+    def _ends(self, plan: LayoutPlan, stage: Stage, groups: dict[str, RankGroup]) -> _Pass:
         """What embedding and output layer move, but for the logits."""
         ends, width = Ends.of(self.shape, stage, plan.layout, self.job.width), self.job.width
         tokens = plan.tokens(self.job) if stage.embeds else 0
@@ -267,7 +269,7 @@ class Clock:
                 here.add("replicas", self.cluster.all_reduce(groups["dp_replicate"], part))
         return here
 
-    def _once(self, plan: Plan, groups: dict[str, Group], micro_batch: float) -> float:
+    def _once(self, plan: LayoutPlan, groups: dict[str, RankGroup], micro_batch: float) -> float:
         """Stages gather their parameters and reduce their gradients once a step: what one micro-batch does not hide."""
         stage = max(
             sum(held(self.shape.layer(kind), plan.layout) * count for kind, count in stage.layers)
@@ -280,20 +282,20 @@ class Clock:
             reduce += self.cluster.all_reduce(groups["dp_replicate"], 4 * stage / groups["fsdp"].size)
         return max(0.0, gather - micro_batch / 3) + max(0.0, reduce - 2 * micro_batch / 3)
 
-    def _optimizer(self, plan: Plan) -> float:
+    def _optimizer(self, plan: LayoutPlan) -> float:
         """Gradients clipped; state, gradients and parameters read, state and parameters written."""
         mine = max(owned_by(self.shape, stage, plan.layout) for stage in self.shape.stages(plan.layout.pp))
         return mine * (2 * OPTIMIZER_BYTES[self.job.optimizer] + 12 + CLIPPING) / self.bandwidth
 
 
-def plan_groups(plan: Plan) -> dict[str, Group]:
+def plan_groups(plan: LayoutPlan) -> dict[str, RankGroup]:
     """The ranks that take part in each axis's collectives; `fsdp` is dp_shard and cp together."""
     layout = plan.layout
     order = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
     axes = axis_groups([(axis, getattr(layout, axis)) for axis in order])
-    groups = {axis: Group(axes=(axes[axis],)) for axis in order}
-    groups["fsdp"] = Group(axes=(axes["cp"], axes["dp_shard"]))
+    groups = {axis: RankGroup(axes=(axes[axis],)) for axis in order}
+    groups["fsdp"] = RankGroup(axes=(axes["cp"], axes["dp_shard"]))
     # Experts lie on the innermost of dp_shard · cp.
     inner = min(layout.cp, layout.ep)
-    groups["ep"] = Group(axes=((inner, axes["cp"][1]), (max(1, layout.ep // inner), axes["dp_shard"][1])))
+    groups["ep"] = RankGroup(axes=((inner, axes["cp"][1]), (max(1, layout.ep // inner), axes["dp_shard"][1])))
     return groups

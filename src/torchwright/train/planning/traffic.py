@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torchwright.train.planning.activations import rings
 from torchwright.train.planning.cluster import Cluster
-from torchwright.train.planning.job import Job, Plan
+from torchwright.train.planning.job import Job, LayoutPlan
 from torchwright.train.planning.memory import Ends, held
 from torchwright.train.planning.time import plan_groups
 from torchwright.train.shape import Shape
 
 
-def traffic(shape: Shape, job: Job, cluster: Cluster, plan: Plan) -> dict[str, dict[str, float]]:
+def traffic(shape: Shape, job: Job, cluster: Cluster, plan: LayoutPlan) -> dict[str, dict[str, float]]:
     """Axis (fsdp, replicas, tp, cp, ep) → link → bytes of a device and step; the pipeline's edges are left out."""
     layout, groups, width = plan.layout, plan_groups(plan), job.width
     times = plan.micro_batches if layout.pp == 1 else 1

@@ -68,7 +68,7 @@ class RankReport:
     """What the first step's loss would be if processes, micro-batches, or both weighed the same, over what it is."""
 
 
-class Comparison:
+class ValueComparison:
     """Values of one process held against `wanted`; `rounded` is the reference with the run's rounding, if it rounds."""
 
     def __init__(

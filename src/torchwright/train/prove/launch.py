@@ -42,7 +42,7 @@ def _train(small: dict[str, Small], around: Around) -> dict[str, RankReport]:
     """One process: its own reference, its part of the layout, and the comparison of the two."""
     import torch
 
-    from torchwright.train.prove.compare import Comparison
+    from torchwright.train.prove.compare import ValueComparison
     from torchwright.train.prove.reference import reference
     from torchwright.train.prove.steps import train_steps
 
@@ -55,6 +55,6 @@ def _train(small: dict[str, Small], around: Around) -> dict[str, RankReport]:
             rounding = column != EXACT and rounds(one.run)
             rounded = reference(one.run, one.config, dtype) if rounding else None
             actual, mesh = train_steps(one, dtype)
-            comparison = Comparison(wanted, rounded, dtype, one.run.parallel, mesh)
+            comparison = ValueComparison(wanted, rounded, dtype, one.run.parallel, mesh)
             reports[column] = comparison.report(actual, one.run.micro_batches)
     return reports

@@ -58,7 +58,7 @@ class Described:
     """File → SHA-256."""
 
 
-class Writer(HuggingFaceStorageWriter):
+class DigestWriter(HuggingFaceStorageWriter):
     """Leaves a digest beside each file, and makes the folder a checkpoint once every process has written."""
 
     def __init__(self, folder: Path, described: Described, committed: Callable[[int], None]) -> None:
@@ -113,7 +113,7 @@ class Checkpoints:
         if (folder / DESCRIPTION).is_file():  # asked to leave right after a checkpoint
             return
         self._clear(folder)
-        writer = Writer(folder, described, self._committed)
+        writer = DigestWriter(folder, described, self._committed)
         future: Any = state_dict_saver.async_save(
             dict(tensors), storage_writer=writer, process_group=self._group
         )

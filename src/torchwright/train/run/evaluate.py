@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.text import Text
+from torchwright.decoder.text import FolderTokenizer
 from torchwright.train.data.shards import Shards
 from torchwright.train.data.streams import HeldOut
 from torchwright.train.model import Transformer
@@ -44,7 +44,7 @@ class Evaluator:
                 raise RunError(
                     "evaluation.prompts needs a tokenizer", next="set `model.tokenizer` in the run file"
                 )
-            self.text = Text(source, config.bos)
+            self.text = FolderTokenizer(source, config.bos)
             self.prompts = [self.text.encode(prompt) for prompt in run.evaluation.prompts]
 
     @torch.no_grad()

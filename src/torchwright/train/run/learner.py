@@ -12,9 +12,9 @@ from torchwright.decoder.config import DecoderConfig
 from torchwright.train.run.config import Run
 from torchwright.train.run.optimizer import Optimizers
 from torchwright.train.run.precision import autocast
-from torchwright.train.run.schedule import Step
+from torchwright.train.run.schedule import ScheduledStep
 from torchwright.train.run.setup import Batches, build_model
-from torchwright.train.run.step import MicroBatch, StepFigures, loss_function, train_step
+from torchwright.train.run.step import MicroBatch, StepFigures, gradients, loss_function
 
 
 class Learner:
@@ -30,8 +30,8 @@ class Learner:
     def gradients(
         self, batches: Sequence[MicroBatch], *, leave: bool = False, failed: bool = False
     ) -> StepFigures:
-        """Every parameter's gradient of the step, summed over all processes and clipped; see `train_step`."""
-        return train_step(
+        """Every parameter's gradient of the step, summed over all processes and clipped; see `gradients`."""
+        return gradients(
             self.model,
             self.loss,
             batches,
@@ -42,6 +42,6 @@ class Learner:
             failed=failed,
         )
 
-    def update(self, step: Step) -> None:
+    def update(self, step: ScheduledStep) -> None:
         """Move the parameters by their gradients, and let these go."""
         self.optimizers.step(step.rate)

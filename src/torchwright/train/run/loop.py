@@ -17,13 +17,13 @@ from torchwright.train.run.checkpoint import CheckpointError
 from torchwright.train.run.config import read_run
 from torchwright.train.run.patience import patient
 from torchwright.train.run.setup import Place, check_alike, on_first, processes
-from torchwright.train.run.trainer import MODEL, Outcome, Trainer, TrainingStopped
+from torchwright.train.run.trainer import MODEL, Trainer, TrainingOutcome, TrainingStopped
 
 STUCK = "stuck"
 """The part of a run folder that holds what the processes recorded before they got stuck."""
 
 
-def train(path: Path, *, resume: bool = False, live: bool = True) -> Outcome:
+def train(path: Path, *, resume: bool = False, live: bool = True) -> TrainingOutcome:
     """Train what a run file describes; `resume` continues from its last checkpoint, bit for bit.
 
     Raises children of `TorchwrightError` for what a user can mend; nothing that was there is overwritten then.
@@ -40,7 +40,7 @@ def train(path: Path, *, resume: bool = False, live: bool = True) -> Outcome:
             out, rank=place.rank, world=place.world, launch=launch, started=process_started()
         ) as ledger:
 
-            def whole_run(beat: Beat) -> Outcome:
+            def whole_run(beat: Beat) -> TrainingOutcome:
                 with ledger.phase("start"), patient(run.timeout_s):
                     trainer = Trainer(run, path.parent, out, place, ledger, live=live)
                     if resume:
@@ -52,7 +52,9 @@ def train(path: Path, *, resume: bool = False, live: bool = True) -> Outcome:
             return _watched(whole_run, place, out / STUCK, run.timeout_s)
 
 
-def _watched(whole_run: Callable[[Beat], Outcome], place: Place, folder: Path, timeout_s: float) -> Outcome:
+def _watched(
+    whole_run: Callable[[Beat], TrainingOutcome], place: Place, folder: Path, timeout_s: float
+) -> TrainingOutcome:
     """Train while every process watches for one that is stuck or gone; then the first says which and where."""
     try:
         # A collective that hangs ends by itself after the time-out; what hangs elsewhere is noticed a little later.

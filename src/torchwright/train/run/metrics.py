@@ -24,7 +24,7 @@ FILE = "metrics.jsonl"
 UNITS = {"lr": ".2e", "loss": ".4f", "validation_loss": ".4f", "grad_norm": ".3f"}
 
 
-class Metrics:
+class RunMetrics:
     """The run's figures, on the first process; a process that shows nothing makes one with `folder=None`."""
 
     def __init__(

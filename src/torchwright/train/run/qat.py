@@ -117,7 +117,7 @@ def _rounded_experts(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class LogitDifference:
     """How far the logits of one form of the model lie from another's."""
 
     largest: float
@@ -136,11 +136,11 @@ class Receipt:
     scheme: str
     group_size: int
     tokens: int
-    converted: Difference
+    converted: LogitDifference
     """Fake-quantized against the same modules with packed integers."""
-    served: Difference
+    served: LogitDifference
     """Fake-quantized against what `load_decoder` makes of the written folder, as the server loads it."""
-    unquantized: Difference
+    unquantized: LogitDifference
     """Fake-quantized against the weights without any rounding: what rounding still costs."""
 
 
@@ -187,11 +187,11 @@ def convert(model: Transformer) -> None:
             setattr(model.get_submodule(parent), last, packed)
 
 
-def difference(logits_BTV: torch.Tensor, other_BTV: torch.Tensor) -> Difference:
+def difference(logits_BTV: torch.Tensor, other_BTV: torch.Tensor) -> LogitDifference:
     """How far `other_BTV` lies from `logits_BTV`."""
     one, two = logits_BTV.double(), other_BTV.double()
     kl = F.kl_div(two.log_softmax(-1), one.log_softmax(-1), log_target=True, reduction="none").sum(-1)
-    return Difference(
+    return LogitDifference(
         largest=float((one - two).abs().max()),
         relative=float((one - two).square().mean().sqrt() / one.square().mean().sqrt()),
         kl_divergence=float(kl.mean()),

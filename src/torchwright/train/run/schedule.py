@@ -9,7 +9,7 @@ from torchwright.train.run.config import DECAY_FRACTION, Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ScheduledStep:
     """What step number `number` (from 0) reads and how far it goes."""
 
     number: int
@@ -31,14 +31,14 @@ def steps(run: Run) -> int:
     return -(-run.tokens // run.batch_tokens)
 
 
-def plan_step(run: Run, number: int) -> Step:
+def plan_step(run: Run, number: int) -> ScheduledStep:
     """Step `number` of a run: nothing but the run file and the number decides it."""
     tokens = number * run.batch_tokens
     decay_step = steps(run) - _decay_steps(run)
     late = run.schedule.decay_context is not None and number >= decay_step
     context = run.schedule.decay_context if late and run.schedule.decay_context else run.context
     rows = run.batch_tokens // context
-    return Step(
+    return ScheduledStep(
         number=number,
         tokens=tokens,
         rate=rate(run, number),

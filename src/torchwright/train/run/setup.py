@@ -30,7 +30,7 @@ from torchwright.train.parallel import make_mesh, parallelize
 from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
 from torchwright.train.run.config import Run, RunError, changed_fields
 from torchwright.train.run.precision import convert
-from torchwright.train.run.schedule import Step
+from torchwright.train.run.schedule import ScheduledStep
 from torchwright.train.run.step import MicroBatch, compile_blocks, recompute
 
 T = TypeVar("T")
@@ -270,7 +270,7 @@ class Batches:
         """How many of the step's rows are this process's."""
         return rows // self._layout.batch_ways
 
-    def of_step(self, step: Step, windows: Source) -> list[MicroBatch]:
+    def of_step(self, step: ScheduledStep, windows: Source) -> list[MicroBatch]:
         """What this process reads in a step: its part of the rows, in order."""
         rows = self.rows(step.rows)
         first, micro = step.first + self.part * rows, rows // self._micro_batches

@@ -113,7 +113,7 @@ class StepFigures:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
-def train_step(
+def gradients(
     model: Transformer,
     loss: LossFunction,
     batches: Sequence[MicroBatch],

@@ -26,9 +26,9 @@ from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Descr
 from torchwright.train.run.config import FREE, Run, changed_fields
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.learner import Learner
-from torchwright.train.run.metrics import Metrics, perplexity
+from torchwright.train.run.metrics import RunMetrics, perplexity
 from torchwright.train.run.patience import patient
-from torchwright.train.run.schedule import Step, plan_step, steps
+from torchwright.train.run.schedule import ScheduledStep, plan_step, steps
 from torchwright.train.run.setup import (
     Place,
     Signals,
@@ -49,7 +49,7 @@ class TrainingStopped(TorchwrightError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TrainingOutcome:
     """How a call of `train` ended."""
 
     out: Path
@@ -81,7 +81,7 @@ class Trainer:
         self.learner = Learner(run, self.config, folder, place.device)
         self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
         self.evaluator = Evaluator(run, self.config, self.source, self.streams.validation, place.device)
-        self.metrics = Metrics(out if place.first else None, steps=steps(run), live=live)
+        self.metrics = RunMetrics(out if place.first else None, steps=steps(run), live=live)
         self.signals, self.device = Signals(), get_device(place.device)
         self.peak_tflops = run.peak_tflops or on_first(lambda: _measured_peak(run, place.device))
         self.done, self.validation_loss = 0, None
@@ -122,7 +122,7 @@ class Trainer:
         self.done = described.step
         self.ledger.resumed(step=self.done)
 
-    def go(self, beat: Beat) -> Outcome:
+    def go(self, beat: Beat) -> TrainingOutcome:
         """Steps until the end, or until a signal asks to leave; both end in a checkpoint.
 
         `beat` is called after each step, and with the patience for it before what may take long.
@@ -167,7 +167,7 @@ class Trainer:
             self._show(step, figures)
         return figures
 
-    def _windows(self, step: Step) -> Windows:
+    def _windows(self, step: ScheduledStep) -> Windows:
         if step.phase not in self._walks:
             self._walks[step.phase] = windows_of(
                 self.run, self.streams.train, step.context, self.config.bos, step.phase
@@ -198,7 +198,7 @@ class Trainer:
                 self.metrics.event("sample", at=self.done, text=text)
                 self.metrics.show(f"step {self.done}: {text}")
 
-    def _show(self, step: Step, figures: StepFigures) -> None:
+    def _show(self, step: ScheduledStep, figures: StepFigures) -> None:
         (since, counted), now = self._since, time.perf_counter()
         self._since = now, self.done
         tokens_per_s, mfu = (self.done - counted) * self.run.batch_tokens / (now - since), None
@@ -219,7 +219,7 @@ class Trainer:
             },
         )
 
-    def _finish(self, figures: StepFigures | None) -> Outcome:
+    def _finish(self, figures: StepFigures | None) -> TrainingOutcome:
         finished = self.done == steps(self.run)
         if finished:
             self._evaluate()
@@ -231,7 +231,7 @@ class Trainer:
         if finished and self.run.qat is not None:
             with self.ledger.phase("evaluation"):
                 on_first(self._write_receipt)
-        return Outcome(
+        return TrainingOutcome(
             out=self.out,
             steps=self.done,
             tokens=self.done * self.run.batch_tokens,
@@ -292,7 +292,7 @@ class Trainer:
             },
         )
 
-    def _not_finite(self, step: Step, figures: StepFigures, windows: Windows) -> TrainingStopped:
+    def _not_finite(self, step: ScheduledStep, figures: StepFigures, windows: Windows) -> TrainingStopped:
         self.checkpoints.wait()
         good = checkpoint.whole(self.checkpoints.folder)
         return TrainingStopped(
