@@ -28,9 +28,9 @@ import turns
 from torchwright.embeddings import (
     Groups,
     Jagged,
-    Plan,
     RowWiseAdagrad,
     ShardedEmbeddings,
+    ShardPlan,
     Table,
     Topology,
     cut,
@@ -101,7 +101,7 @@ def auc(score: torch.Tensor, clicked: torch.Tensor) -> float:
     return float((rank[clicked > 0].sum() - ones * (ones + 1) / 2) / (ones * (len(clicked) - ones)))
 
 
-def train(steps: int, every: int, groups: Groups | None, layout: Plan) -> dict[str, Any]:
+def train(steps: int, every: int, groups: Groups | None, layout: ShardPlan) -> dict[str, Any]:
     """One process of a run; the batch is divided evenly."""
     rank, world = (dist.get_rank(), dist.get_world_size()) if groups else (0, 1)
     clicks = Clicks()
@@ -143,7 +143,7 @@ def part(bag: Jagged, samples: slice) -> Jagged:
     return Jagged(bag.ids[end - int(lengths.sum()) : end], lengths)
 
 
-def process(rank: int, port: int, options: argparse.Namespace, layout: Plan, folder: str) -> None:
+def process(rank: int, port: int, options: argparse.Namespace, layout: ShardPlan, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=options.processes
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     turns.print_machine()
-    whole = Plan(processes=1, shards=tuple(shard for table in TABLES for shard in cut(table, [[0]])))
+    whole = ShardPlan(processes=1, shards=tuple(shard for table in TABLES for shard in cut(table, [[0]])))
     rows = [{"contender": "one process", **train(options.steps, 1, None, whole)}]
     costs = measure(TABLES, Clicks().draw(BATCH, 0)[1], RowWiseAdagrad(0.1))
     layout = plan(TABLES, options.processes // options.groups, costs)

@@ -28,7 +28,7 @@ def fault(kind: str) -> str | None:
     """Why a kind of device has no kernels here, or None where they are ready; the first call may compile them."""
     if kind not in COMPILED:
         return f"they are for {' and '.join(COMPILED)}; this device is {kind}"
-    return COMPILED[kind].load()
+    return COMPILED[kind].load_fault()
 
 
 def on(device: torch.device, dtype: torch.dtype) -> Any:
@@ -37,7 +37,7 @@ def on(device: torch.device, dtype: torch.dtype) -> Any:
         return None
     if device.type == "cpu" and not gpu.INTERPRETED:  # asked for every operator of a decode step
         return native if build.load_fault() is None else None
-    return triton if gpu.takes(device) and gpu.load() is None else None
+    return triton if gpu.takes(device) and gpu.load_fault() is None else None
 
 
 def layout(*, for_gpu: bool) -> ModuleType:
