@@ -31,6 +31,8 @@ from torchwright.workloads.language import LanguageWorkload
 
 BY_HAND = ("compile", "freezing", "autocast", "autocast+compile")
 """torch.compile; with freezing; bf16 autocast; bf16 autocast under torch.compile."""
+MAX_AUTOTUNE = "max-autotune"
+"""torch.compile in that mode: it tries more and takes longer."""
 ROUNDS = (5, 15)
 TURN_SECONDS = 12.0
 """Paired turns go on for about this long, within ROUNDS."""
@@ -51,12 +53,13 @@ class ByHand(nn.Module):
 
 
 def by_hand(call: Callable[..., Any], how: str) -> Callable[..., Any]:
-    """`call` under one of BY_HAND."""
+    """`call` under one of BY_HAND, or under MAX_AUTOTUNE."""
     if how == "freezing":
         from torch._inductor import config as inductor
 
         inductor.freezing = True
-    inner = torch.compile(call) if how != "autocast" else call
+    mode = how if how == MAX_AUTOTUNE else None
+    inner = torch.compile(call, mode=mode) if how != "autocast" else call
     if "autocast" not in how:
         return inner
 

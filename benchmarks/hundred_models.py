@@ -1,0 +1,499 @@
+"""A hundred architectures: name → what it is, how it is cut, and a factory of (module, example inputs).
+
+Sizes are those that transformers and torchvision publish as defaults (those of the base checkpoint). Where a model
+would not fit beside its copies its depth is cut, and the row says so. Weights are random: layer scales that training
+begins near zero are half, so that no block is idle, and batch norms have the statistics of the example. Nothing is
+downloaded, nothing of Torchwright imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from outside_modules import settle
+
+Inputs = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
+BATCH, TOKENS = 4, 64
+IDLE = 0.01
+"""Layer scales up to this begin near zero."""
+SCALES = ("layer_scale", "layer_scale_parameter", "lambda_1", "lambda_2", "lambda1", "gamma_1", "gamma_2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One architecture."""
+
+    kind: str
+    """Text, decoder, sequence to sequence, vision, detection, audio, two towers, series."""
+    make: Callable[[int], tuple[nn.Module, Inputs]]
+    """Batch → a module with random weights and inputs of so many rows."""
+    cut: str = ""
+    """What is smaller than published."""
+
+
+MODELS: dict[str, Entry] = {}
+
+
+def make(name: str, batch: int = BATCH, *, weights: int = 0, inputs: int = 0) -> tuple[nn.Module, Inputs]:
+    """A module for inference and inputs of so many rows: equal for equal seeds, in every process."""
+    torch.manual_seed(weights)
+    model, example = MODELS[name].make(BATCH)
+    model.eval().requires_grad_(False)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.rpartition(".")[2] in SCALES and parameter.abs().max() <= IDLE:
+                parameter.fill_(0.5)
+    settle(model, example)
+    if (batch, inputs) == (BATCH, 0):
+        return model, example
+    torch.manual_seed(1 + inputs)
+    return model, MODELS[name].make(batch)[1]
+
+
+# transformers
+
+
+def _transformers(
+    kind: str, model: str, config: str, feed: Callable[[Any, int], Inputs], *, cut: str = "", **fields: Any
+) -> None:
+    def build(batch: int) -> tuple[nn.Module, Inputs]:
+        settings = getattr(transformers, config)(**fields)
+        if getattr(settings, "use_cache", None) is not None:
+            settings.use_cache = False
+        return getattr(transformers, model)(settings), feed(settings, batch)
+
+    MODELS[model] = Entry(kind=kind, make=build, cut=cut)
+
+
+def _ids(config: Any, batch: int) -> torch.Tensor:
+    words = getattr(config, "vocab_size", None) or config.text_config.vocab_size
+    return torch.randint(5, words, (batch, TOKENS))
+
+
+def words(config: Any, batch: int) -> dict[str, torch.Tensor]:
+    """Token ids and a mask that hides the end of each second row."""
+    mask_BT = torch.ones(batch, TOKENS, dtype=torch.long)
+    mask_BT[1::2, TOKENS - TOKENS // 4 :] = 0
+    return {"input_ids": _ids(config, batch), "attention_mask": mask_BT}
+
+
+def ids(config: Any, batch: int) -> Inputs:
+    return {"input_ids": _ids(config, batch)}
+
+
+def translated(config: Any, batch: int) -> Inputs:
+    return {**words(config, batch), "decoder_input_ids": _ids(config, batch)[:, : TOKENS // 2]}
+
+
+def boxed(config: Any, batch: int) -> Inputs:
+    """Words with their boxes on a page of 1000 by 1000."""
+    corner = torch.randint(0, 500, (batch, TOKENS, 2))
+    return {**words(config, batch), "bbox": torch.cat([corner, corner + 100], -1)}
+
+
+def _size(config: Any) -> tuple[int, int]:
+    size = getattr(config, "image_size", None) or 224
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def picture(config: Any, batch: int) -> Inputs:
+    return {"pixel_values": torch.randn(batch, getattr(config, "num_channels", 3), *_size(config))}
+
+
+def sized(height: int, width: int | None = None) -> Callable[[Any, int], Inputs]:
+    def feed(config: Any, batch: int) -> Inputs:
+        return {"pixel_values": torch.randn(batch, 3, height, width or height)}
+
+    return feed
+
+
+def film(frames: int, size: int) -> Callable[[Any, int], Inputs]:
+    def feed(config: Any, batch: int) -> Inputs:
+        return {"pixel_values": torch.randn(batch, frames, 3, size, size)}
+
+    return feed
+
+
+def wave(config: Any, batch: int) -> Inputs:
+    """A second of sound at 16 kHz."""
+    return {"input_values": torch.randn(batch, 16000)}
+
+
+def spectrogram(bands: int, frames: int, name: str = "input_features", *, last: str = "frames") -> Any:
+    shape = (bands, frames) if last == "frames" else (frames, bands)
+
+    def feed(config: Any, batch: int) -> Inputs:
+        return {name: torch.randn(batch, *shape)}
+
+    return feed
+
+
+def two_towers(config: Any, batch: int) -> Inputs:
+    pixels = torch.randn(batch, 3, *_size(config.vision_config))
+    return {
+        "input_ids": torch.randint(5, config.text_config.vocab_size - 1, (batch, 16)),
+        "pixel_values": pixels,
+    }
+
+
+for name, config in (
+    ("BertModel", "BertConfig"),
+    ("RobertaForSequenceClassification", "RobertaConfig"),
+    ("DistilBertForSequenceClassification", "DistilBertConfig"),
+    ("AlbertForMaskedLM", "AlbertConfig"),
+    ("ElectraForTokenClassification", "ElectraConfig"),
+    ("DebertaModel", "DebertaConfig"),
+    ("MPNetModel", "MPNetConfig"),
+    ("MobileBertModel", "MobileBertConfig"),
+    ("SqueezeBertModel", "SqueezeBertConfig"),
+    ("FunnelModel", "FunnelConfig"),
+    ("BigBirdModel", "BigBirdConfig"),
+    ("NystromformerModel", "NystromformerConfig"),
+    ("RoFormerModel", "RoFormerConfig"),
+    ("ConvBertModel", "ConvBertConfig"),
+    ("CamembertForQuestionAnswering", "CamembertConfig"),
+    ("ErnieModel", "ErnieConfig"),
+    ("ModernBertModel", "ModernBertConfig"),
+    ("NomicBertModel", "NomicBertConfig"),
+    ("SplinterModel", "SplinterConfig"),
+    ("MraModel", "MraConfig"),
+    ("XmodModel", "XmodConfig"),
+):
+    if name == "XmodModel":
+        _transformers("text", name, config, words, default_language="en_XX")
+    else:
+        _transformers("text", name, config, words)
+_transformers("text", "DebertaV2Model", "DebertaV2Config", words, num_hidden_layers=12, cut="12 layers of 24")
+_transformers("text", "FNetModel", "FNetConfig", ids)
+_transformers("text", "XLNetModel", "XLNetConfig", words, n_layer=12, cut="12 layers of 24")
+_transformers("text", "EsmModel", "EsmConfig", words, vocab_size=33, pad_token_id=1, mask_token_id=32)
+_transformers("text", "LayoutLMModel", "LayoutLMConfig", boxed)
+_transformers("text", "BrosModel", "BrosConfig", boxed)
+_transformers("text", "LiltModel", "LiltConfig", boxed)
+_transformers("text", "RemBertModel", "RemBertConfig", words, num_hidden_layers=8, cut="8 layers of 32")
+
+_transformers("decoder", "GPT2LMHeadModel", "GPT2Config", ids)
+_transformers("decoder", "OPTForCausalLM", "OPTConfig", ids)
+_transformers("decoder", "BioGptForCausalLM", "BioGptConfig", ids, cut="6 layers of 24", num_hidden_layers=6)
+_transformers(
+    "decoder",
+    "GPTNeoForCausalLM",
+    "GPTNeoConfig",
+    ids,
+    cut="4 layers of 24",
+    num_layers=4,
+    attention_types=[[["global", "local"], 2]],
+)
+_transformers("decoder", "CodeGenForCausalLM", "CodeGenConfig", ids, cut="2 layers of 28", n_layer=2)
+_transformers(
+    "decoder",
+    "BloomForCausalLM",
+    "BloomConfig",
+    ids,
+    cut="6 layers of 24, 50,000 words",
+    hidden_size=1024,
+    n_layer=6,
+    n_head=16,
+    vocab_size=50000,
+)
+_transformers("decoder", "MptForCausalLM", "MptConfig", ids, cut="2 layers of 24", n_layers=2)
+_transformers(
+    "decoder", "Starcoder2ForCausalLM", "Starcoder2Config", ids, cut="2 layers of 40", num_hidden_layers=2
+)
+_transformers(
+    "decoder",
+    "Qwen2ForCausalLM",
+    "Qwen2Config",
+    ids,
+    cut="0.5B's width, 6 layers of 24, 50,000 words",
+    hidden_size=896,
+    intermediate_size=4864,
+    num_hidden_layers=6,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+    vocab_size=50000,
+)
+_transformers(
+    "decoder",
+    "Gemma3ForCausalLM",
+    "Gemma3TextConfig",
+    ids,
+    cut="270M's width, 6 layers of 18, 50,000 words",
+    hidden_size=640,
+    intermediate_size=2048,
+    num_hidden_layers=6,
+    num_attention_heads=4,
+    num_key_value_heads=1,
+    vocab_size=50000,
+)
+_transformers(
+    "decoder", "StableLmForCausalLM", "StableLmConfig", ids, cut="2 layers of 32", num_hidden_layers=2
+)
+_transformers("decoder", "OlmoeForCausalLM", "OlmoeConfig", ids, cut="1 layer of 16", num_hidden_layers=1)
+_transformers("decoder", "MambaForCausalLM", "MambaConfig", ids, cut="8 layers of 32", num_hidden_layers=8)
+_transformers(
+    "decoder",
+    "RwkvForCausalLM",
+    "RwkvConfig",
+    ids,
+    cut="169M's width, 6 layers of 12",
+    hidden_size=768,
+    num_hidden_layers=6,
+)
+_transformers(
+    "decoder",
+    "XGLMForCausalLM",
+    "XGLMConfig",
+    ids,
+    cut="4 layers of 24, 50,000 words",
+    num_layers=4,
+    vocab_size=50000,
+)
+
+_transformers("sequence to sequence", "T5ForConditionalGeneration", "T5Config", translated)
+_transformers(
+    "sequence to sequence",
+    "BartForConditionalGeneration",
+    "BartConfig",
+    translated,
+    cut="the base shape",
+    encoder_layers=6,
+    decoder_layers=6,
+    d_model=768,
+    encoder_ffn_dim=3072,
+    decoder_ffn_dim=3072,
+    encoder_attention_heads=12,
+    decoder_attention_heads=12,
+)
+_transformers(
+    "sequence to sequence",
+    "MarianMTModel",
+    "MarianConfig",
+    translated,
+    cut="the shape of OPUS-MT",
+    encoder_layers=6,
+    decoder_layers=6,
+    d_model=512,
+    encoder_ffn_dim=2048,
+    decoder_ffn_dim=2048,
+    encoder_attention_heads=8,
+    decoder_attention_heads=8,
+)
+_transformers(
+    "sequence to sequence", "BlenderbotSmallForConditionalGeneration", "BlenderbotSmallConfig", translated
+)
+_transformers(
+    "sequence to sequence",
+    "M2M100ForConditionalGeneration",
+    "M2M100Config",
+    translated,
+    cut="4 layers of 12, 50,000 words",
+    encoder_layers=4,
+    decoder_layers=4,
+    vocab_size=50000,
+)
+_transformers(
+    "sequence to sequence",
+    "PegasusForConditionalGeneration",
+    "PegasusConfig",
+    translated,
+    cut="4 layers of 12",
+    encoder_layers=4,
+    decoder_layers=4,
+    vocab_size=50000,
+)
+_transformers(
+    "sequence to sequence",
+    "SwitchTransformersForConditionalGeneration",
+    "SwitchTransformersConfig",
+    translated,
+    cut="4 layers of 12",
+    num_layers=4,
+    num_decoder_layers=4,
+)
+
+for name, config in (
+    ("ViTForImageClassification", "ViTConfig"),
+    ("DeiTForImageClassification", "DeiTConfig"),
+    ("BeitForImageClassification", "BeitConfig"),
+    ("SwinForImageClassification", "SwinConfig"),
+    ("Swinv2ForImageClassification", "Swinv2Config"),
+    ("ConvNextForImageClassification", "ConvNextConfig"),
+    ("ConvNextV2ForImageClassification", "ConvNextV2Config"),
+    ("PvtForImageClassification", "PvtConfig"),
+    ("PvtV2ForImageClassification", "PvtV2Config"),
+    ("Dinov2ForImageClassification", "Dinov2Config"),
+    ("HieraForImageClassification", "HieraConfig"),
+    ("CvtForImageClassification", "CvtConfig"),
+    ("LevitForImageClassification", "LevitConfig"),
+    ("MobileViTForImageClassification", "MobileViTConfig"),
+    ("MobileViTV2ForImageClassification", "MobileViTV2Config"),
+    ("PoolFormerForImageClassification", "PoolFormerConfig"),
+    ("SwiftFormerForImageClassification", "SwiftFormerConfig"),
+    ("RegNetForImageClassification", "RegNetConfig"),
+    ("ResNetForImageClassification", "ResNetConfig"),
+    ("BitForImageClassification", "BitConfig"),
+    ("FocalNetForImageClassification", "FocalNetConfig"),
+    ("MobileNetV1ForImageClassification", "MobileNetV1Config"),
+    ("SiglipVisionModel", "SiglipVisionConfig"),
+    ("IJepaModel", "IJepaConfig"),
+):
+    _transformers("vision", name, config, picture)
+_transformers(
+    "vision", "EfficientNetForImageClassification", "EfficientNetConfig", sized(300), cut="300 pixels of 600"
+)
+_transformers(
+    "vision", "SegformerForSemanticSegmentation", "SegformerConfig", sized(256), cut="256 pixels of 512"
+)
+_transformers(
+    "vision", "DPTForDepthEstimation", "DPTConfig", sized(224), image_size=224, cut="224 pixels of 384"
+)
+_transformers("vision", "Swin2SRForImageSuperResolution", "Swin2SRConfig", sized(64))
+_transformers(
+    "vision",
+    "VideoMAEForVideoClassification",
+    "VideoMAEConfig",
+    film(16, 224),
+    num_hidden_layers=4,
+    cut="4 layers of 12",
+)
+_transformers(
+    "vision",
+    "TimesformerForVideoClassification",
+    "TimesformerConfig",
+    film(8, 224),
+    num_hidden_layers=4,
+    cut="4 layers of 12",
+)
+_transformers(
+    "detection",
+    "YolosForObjectDetection",
+    "YolosConfig",
+    sized(256, 320),
+    image_size=[256, 320],
+    cut="256 x 320 pixels of 512 x 864",
+)
+_transformers(
+    "detection", "RTDetrV2ForObjectDetection", "RTDetrV2Config", sized(320), cut="320 pixels of 640"
+)
+
+for name, config in (
+    ("Wav2Vec2ForCTC", "Wav2Vec2Config"),
+    ("HubertForCTC", "HubertConfig"),
+    ("WavLMForCTC", "WavLMConfig"),
+    ("UniSpeechForCTC", "UniSpeechConfig"),
+    ("SEWForCTC", "SEWConfig"),
+    ("Data2VecAudioForCTC", "Data2VecAudioConfig"),
+):
+    _transformers("audio", name, config, wave)
+_transformers(
+    "audio",
+    "EncodecModel",
+    "EncodecConfig",
+    lambda config, batch: {"input_values": torch.randn(batch, 1, 24000)},
+)
+_transformers(
+    "audio", "ASTForAudioClassification", "ASTConfig", spectrogram(128, 1024, "input_values", last="bands")
+)
+_transformers(
+    "audio",
+    "Wav2Vec2BertModel",
+    "Wav2Vec2BertConfig",
+    spectrogram(160, 100, last="bands"),
+    num_hidden_layers=6,
+    cut="6 layers of 24",
+)
+
+_transformers("two towers", "CLIPModel", "CLIPConfig", two_towers)
+_transformers("two towers", "SiglipModel", "SiglipConfig", two_towers)
+_transformers("two towers", "GroupViTModel", "GroupViTConfig", two_towers)
+_transformers(
+    "two towers",
+    "ViltModel",
+    "ViltConfig",
+    lambda config, batch: {**words(config, batch), "pixel_values": torch.randn(batch, 3, 384, 384)},
+    max_position_embeddings=TOKENS,
+)
+_transformers(
+    "series",
+    "PatchTSTForPrediction",
+    "PatchTSTConfig",
+    lambda config, batch: {"past_values": torch.randn(batch, 512, 7)},
+    num_input_channels=7,
+    context_length=512,
+    prediction_length=96,
+)
+_transformers(
+    "series",
+    "PatchTSMixerForPrediction",
+    "PatchTSMixerConfig",
+    lambda config, batch: {"past_values": torch.randn(batch, 512, 7)},
+    num_input_channels=7,
+    context_length=512,
+    prediction_length=96,
+)
+
+
+# torchvision
+
+
+def _torchvision(kind: str, name: str, *shape: int, path: str = "torchvision.models", **fields: Any) -> None:
+    def build(batch: int) -> tuple[nn.Module, Inputs]:
+        function = getattr(importlib.import_module(path), name)
+        return function(weights=None, **fields), (torch.randn(batch, *(shape or (3, 224, 224))),)
+
+    MODELS[name] = Entry(kind=kind, make=build)
+
+
+for name in (
+    "alexnet",
+    "vgg11_bn",
+    "resnet18",
+    "resnext50_32x4d",
+    "wide_resnet50_2",
+    "densenet121",
+    "mnasnet1_0",
+    "mobilenet_v2",
+    "mobilenet_v3_large",
+    "regnet_y_400mf",
+    "efficientnet_b0",
+    "efficientnet_v2_s",
+    "convnext_small",
+    "swin_s",
+    "vit_b_32",
+    "maxvit_t",
+    "squeezenet1_1",
+):
+    _torchvision("vision", name)
+_torchvision("vision", "inception_v3", 3, 299, 299, aux_logits=False, init_weights=False)
+_torchvision("vision", "googlenet", aux_logits=False, init_weights=False)
+_torchvision(
+    "vision", "fcn_resnet50", 3, 224, 224, path="torchvision.models.segmentation", weights_backbone=None
+)
+_torchvision(
+    "vision",
+    "deeplabv3_mobilenet_v3_large",
+    3,
+    224,
+    224,
+    path="torchvision.models.segmentation",
+    weights_backbone=None,
+)
+_torchvision(
+    "vision",
+    "lraspp_mobilenet_v3_large",
+    3,
+    224,
+    224,
+    path="torchvision.models.segmentation",
+    weights_backbone=None,
+)
+_torchvision("vision", "r3d_18", 3, 8, 112, 112, path="torchvision.models.video")
+_torchvision("vision", "r2plus1d_18", 3, 8, 112, 112, path="torchvision.models.video")
