@@ -1,5 +1,7 @@
-"""Failures as exit codes: 0 success, 1 a regression, a technique asked for that failed, or an internal fault, 2 what a
-user can mend, 3 a verdict that noise does not allow, 130 Ctrl-C (128 and the signal's number for any other).
+"""Failures as exit codes.
+
+0 is success; 1 a regression, a technique asked for that failed, or an internal fault; 2 what a user can mend; 3 a
+verdict that noise does not allow; 130 Ctrl-C (128 and the signal's number for any other).
 
 With `--json` an error is printed as JSON on standard output too, beside what was measured.
 """

@@ -95,8 +95,8 @@ class Device(ABC):
     def ceilings(self, *, refresh: bool = False) -> Ceilings:
         """The measured ceilings.
 
-        They are kept in `cache_folder()`, and measured when no file has them for this machine, thread count and
-        torch version, when the file's were disturbed and are ten minutes old, or when `refresh` asks for it.
+        They are kept in `cache_folder()`, for this machine, thread count and torch version. They are measured when no
+        file has them, when the file's were disturbed and are ten minutes old, or when `refresh` asks for it.
         """
         identity = self.identity()
         path = cache_folder() / "ceilings" / f"{_digest(identity)}.json"

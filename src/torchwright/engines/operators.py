@@ -1,9 +1,12 @@
 """The operators that a graph from a file may call: those that compute tensors from tensors and do nothing else.
 
-Made once from the schemas of torch 2.13 and read through by eye. Left out: whatever opens files (`from_file`), changes
-what memory a tensor lies in (`set_`, `resize_`, `as_strided_`, `_reshape_alias`), trusts indices or sizes that it is
-given (`_unsafe_index`, pivots of `lu_solve`, samples of `fractional_max_pool2d`, nested and sparse tensors), belongs to
-training (backward, optimizers), to one vendor's library, or to TorchScript (lists, dicts, strings).
+Made once from the schemas of torch 2.13 and read through by eye. These are left out:
+
+- what opens files (`from_file`);
+- what changes the memory that a tensor lies in (`set_`, `resize_`, `as_strided_`, `_reshape_alias`);
+- what trusts indices or sizes that it is given (`_unsafe_index`, pivots of `lu_solve`, samples of
+  `fractional_max_pool2d`, nested and sparse tensors);
+- what belongs to training (backward, optimizers), to one vendor's library, or to TorchScript (lists, dicts, strings).
 """
 
 from __future__ import annotations

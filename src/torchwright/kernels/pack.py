@@ -7,8 +7,8 @@ A panel is 64 output features, in four blocks of sixteen; input features are pad
     w4     (panels, groups, [64 int8 multipliers, group/8 x 4 x 16 x 4 bytes]): byte j of a lane holds the values j
            (low half) and j + 4 (high half) of eight inputs, each + 8; and one float32 scale a feature
 
-A 4-bit weight is integer · multiplier · scale: the multiplier of its group is a whole number from 1 to 15 or its
-negative, so that integer · multiplier fits 8 bits and a whole row of products is summed as integers (the two levels of
+A 4-bit weight is integer · multiplier · scale. The multiplier of its group is a whole number from 1 to 15 or its
+negative: integer · multiplier then fits 8 bits, and a whole row of products is summed as integers (the two levels of
 QServe, Lin et al., 2024).
 """
 

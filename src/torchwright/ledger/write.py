@@ -1,10 +1,10 @@
 """The writing side: one process's time, phase by phase, in an append-only file that survives the process.
 
-The account is a state machine: at each change of phase the time since the last change goes to the phase that ends, in
-whole nanoseconds of the monotonic clock, so that the buckets' sum is the time that passed and nothing else. A line
-holds what was counted since the line before it; a thread of its own ends one every few seconds, whatever the program
-is doing. A step that ends writes the line that has begun once more in its place, so that a kill loses the step in which
-it came and no other, and a file does not grow by its steps.
+The account is a state machine: at each change of phase the time since the last change goes to the phase that ends. It
+counts whole nanoseconds of the monotonic clock, so that the buckets' sum is the time that passed and nothing else. A
+line holds what was counted since the line before it; a thread of its own ends one every few seconds, whatever the
+program is doing. A step that ends writes the line that has begun once more in its place. So a kill loses the step in
+which it came and no other, and a file does not grow by its steps.
 
     {"ledger": 1, "rank": 0, "world": 4, "wall": 1762000000123456789, "every": 2000000000, "host": "n7", …}
     {"t": 3100000000, "s": {"start": 3100000000}}

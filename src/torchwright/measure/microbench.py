@@ -1,7 +1,7 @@
 """Micro-benchmarks of the matrix kernels on a model's own shapes: what cannot pay is not tried.
 
-Each kernel is timed on the (M, N, K) that the model's linear layers really see, with as many copies of the weight as
-the model has layers of that shape (up to a cache-defeating amount), so that decode streams from where it will stream.
+Each kernel is timed on the (M, N, K) that the model's linear layers really see. It has as many copies of the weight as
+the model has layers of that shape, up to an amount that no cache holds: decode then streams from where it will stream.
 Weights are one number all over: no kernel's speed depends on them, and random ones of a large model take longer to make
 than to multiply.
 """

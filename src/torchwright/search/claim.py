@@ -1,10 +1,10 @@
 # pyright: basic
 """What ships is what was measured: the artifact, loaded in a fresh process and called as its user calls it.
 
-The forms that a recipe may ship in are written one after another, each a whole artifact in the search's scratch folder,
-until one holds against the original, which is timed in the same process, or, where the recipe changes the whole
-process, in a fresh one of its own. Neither is forked: what a long life has done to the heap of a process (glibc moves
-the sizes from which it maps memory) would be measured with it.
+The forms that a recipe may ship in are written one after another, until one holds against the original. Each is a whole
+artifact in the search's scratch folder. The original is timed in the same process; where the recipe changes the whole
+process, it has a fresh one of its own. Neither is forked: what a long life has done to the heap of a process (glibc
+moves the sizes from which it maps memory) would be measured with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The search: try a technique, keep it only if it pays and stays within the budget, and say why.
 
-baseline → what an earlier search found → refuse what cannot run or cannot pay → what fits the time, by expected gain a
-second (retreating layer by layer where a quantization overshoots) → drop what no longer contributes → best against
-the original once more
+1. The original is measured, then what an earlier search has found.
+2. What cannot run or cannot pay is refused.
+3. What fits the time is tried, by expected gain a second; a quantization that overshoots retreats layer by layer.
+4. What no longer contributes is dropped.
+5. The best takes turns with the original once more.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """This rank's dump: PyTorch's flight recorder, completed by what it leaves out.
 
-What torch 2.13's recorder does for gloo, found by experiment: collectives are recorded with shapes, dtypes and stacks,
-but their state stays `scheduled`, a call that failed is `retired` like one that succeeded, the members of groups are
-missing from `pg_config`, sends and receives are not recorded at all, and the JSON has no stacks (the pickle has). So we
-read the pickle of our own process, add the groups from `torch.distributed`, record messages ourselves, and add where
-the main thread stands. The result is JSON in the recorder's own form, with one more key.
+What torch 2.13's recorder does for gloo was found by experiment. Collectives are recorded with shapes, dtypes and
+stacks, but their state stays `scheduled`. A call that failed is `retired` like one that succeeded. The members of
+groups are missing from `pg_config`, sends and receives are not recorded at all, and the JSON has no stacks (the pickle
+has). So we read the pickle of our own process, add the groups from `torch.distributed`, record messages ourselves, and
+add where the main thread stands. The result is JSON in the recorder's own form, with one more key.
 """
 
 from __future__ import annotations

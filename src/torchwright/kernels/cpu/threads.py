@@ -1,9 +1,9 @@
 """Whose threads the kernels share their work on: those of PyTorch's pool, or their own.
 
-PyTorch's are OpenMP's. Each of its parallel regions ends when all of them have come to its end, so on a machine that is
-busy with other work every operator waits for the thread that was put aside; and when it has ended they keep their cores
-for milliseconds. The kernels' own (`csrc/pool.h`) do neither. Both at once would fight for the cores, so the own ones
-are for a model that runs on kernels alone.
+PyTorch's are OpenMP's. Each of its parallel regions ends when all of them have come to its end: on a machine that is
+busy with other work every operator waits for the thread that was put aside. When it has ended they keep their cores for
+milliseconds. The kernels' own (`csrc/pool.h`) do neither. Both at once would fight for the cores, so the own ones are
+for a model that runs on kernels alone.
 """
 
 from __future__ import annotations

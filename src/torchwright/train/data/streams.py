@@ -4,8 +4,8 @@ The stream is all files one after the other, epoch after epoch, each epoch with 
 begun at a place of its own. Cut into windows without a gap, it holds every token of every file once an epoch; a window
 may run from one file into the next, and one into the next epoch. The windows of an epoch are visited in a shuffle.
 
-Nothing is drawn or kept between steps: window number i of a run is a function of the seed and i alone, so that a
-position is one number, a run may be continued at any step, and each process reads its own rows without the others'.
+Nothing is drawn or kept between steps: window number i of a run is a function of the seed and i alone. So a position is
+one number, a run may be continued at any step, and each process reads its own rows without the others'.
 """
 
 from __future__ import annotations

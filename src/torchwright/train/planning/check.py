@@ -1,7 +1,7 @@
 """What a training step really takes: bytes of the tensors that live, counted operator by operator on the CPU.
 
 The CPU's allocator keeps no statistics, so every tensor that an operator returns is watched for as long as its storage
-lives, and its present size is read, since FSDP2 frees gathered parameters by resizing them to nothing.
+lives. Its present size is read, since FSDP2 frees gathered parameters by resizing them to nothing.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Optimizers:
     """One or two `torch.optim` optimizers over a model's parameters.
 
     AdamW (Loshchilov and Hutter, 2019), its 8-bit form (Dettmers et al., 2022, by torchao), or Muon (Jordan et al.,
-    2024) for the matrices of the layers, each expert's among them, with AdamW for routers and the rest.
+    2024). Muon is for the matrices of the layers, each expert's among them; AdamW takes routers and the rest.
     """
 
     def __init__(self, model: nn.Module, chosen: config.Optimizer, *, compiled: bool) -> None:
