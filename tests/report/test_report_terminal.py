@@ -20,7 +20,7 @@ from factories import (
     make_shipped_recipe,
     make_unchanged_recipe,
 )
-from torchwright.facts import Budget, Event, Step
+from torchwright.facts import Budget, Event, Interval, Step
 from torchwright.report import view, wording
 from torchwright.report.terminal import LiveProgress, plain, waterfall
 
@@ -208,6 +208,13 @@ def test_nothing_kept() -> None:
     assert "no metric was measured" in text
     assert "best case 1.01x" in text
     assert "already the fastest" in shown(make_unchanged_recipe(rungs=()))
+
+
+def test_a_ratio_that_others_hid_is_no_headline() -> None:
+    wild = Interval(value=41.85, low=41.85, high=402.98, busy=True)
+    text = shown(make_recipe(speedup=wild), 120)
+    assert "runs faster than the original; others' work hid how much: 41.85x [41.85, 402.98]" in text
+    assert "41.85x as fast" not in text
 
 
 def test_what_was_not_tried_is_no_verdict_and_the_command_goes_on() -> None:

@@ -174,6 +174,8 @@ def headline(recipe: Recipe) -> str:
     if recipe.budget.objective == "memory" and recipe.baseline.peak_memory_bytes > 0:
         less = 1 - recipe.final.peak_memory_bytes / recipe.baseline.peak_memory_bytes
         return f"{name} needs {100 * less:.0f}% less memory at {wording.ratio(recipe.speedup)} the speed."
+    if recipe.speedup.disturbed:
+        return f"{name} runs faster than the original; others' work hid how much: {recipe.speedup}."
     return f"{name} runs {wording.ratio(recipe.speedup)} as fast as the original."
 
 
