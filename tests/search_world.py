@@ -260,7 +260,7 @@ class World:
         steps = search.best.steps
         form = Form(
             name="itself",
-            start=lambda: self.start(search.context, steps, ()),
+            start=lambda: self.start(search.context, steps),
             prove=lambda candidate: candidate.settle(search.reference),
             itself=not steps,
         )

@@ -94,9 +94,9 @@ def one_comparison(world: World) -> Interval:
     )
     search = Search(context=context, budget=Budget(), watch=lambda event: None)
     search.last_moment, search.repeats = world.now + 1e6, {"forward": 1}
-    search.baseline = world.start(context, (), ())
-    search.best = world.start(context, (step("half"),), ())
-    return compare(search, world.start(context, (step("half"), step("fuse")), ())).marginal
+    search.baseline = world.start(context, ())
+    search.best = world.start(context, (step("half"),))
+    return compare(search, world.start(context, (step("half"), step("fuse")))).marginal
 
 
 @pytest.mark.parametrize("n", SAMPLES)

@@ -18,9 +18,9 @@ from torchwright.embeddings import (
     EmbeddingError,
     Groups,
     Jagged,
-    Plan,
     RowWiseAdagrad,
     ShardedEmbeddings,
+    ShardPlan,
     Table,
     Topology,
     cut,
@@ -42,13 +42,13 @@ CUTS: dict[str, list[list[list[int]]]] = {
 """Owners of each table's parts; with the first, the fourth process holds nothing."""
 
 
-def a_plan(how: str, processes: int) -> Plan:
+def a_plan(how: str, processes: int) -> ShardPlan:
     owners = [[[owner % processes for owner in row] for row in rows] for rows in CUTS[how]]
     shards = [shard for table, rows in zip(TABLES, owners, strict=True) for shard in cut(table, rows)]
-    return Plan(processes=processes, shards=tuple(shards))
+    return ShardPlan(processes=processes, shards=tuple(shards))
 
 
-def whole_plan() -> Plan:
+def whole_plan() -> ShardPlan:
     return a_plan("table", 1)
 
 
@@ -137,7 +137,7 @@ def test_updates_as_torch_does(ours: Any, theirs: Any) -> None:
 
 def test_row_wise_adagrad_steps_by_each_rows_own_scale() -> None:
     table = Table(name="t", rows=6, dim=4, features=("f",))
-    plan_ = Plan(processes=1, shards=tuple(cut(table, [[0]])))
+    plan_ = ShardPlan(processes=1, shards=tuple(cut(table, [[0]])))
     embeddings = ShardedEmbeddings([table], plan_, RowWiseAdagrad(0.5, eps=0.0), dtype=torch.float64)
     before, factor = embeddings.full("t"), torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
     squares = 0.0
@@ -157,7 +157,7 @@ def test_row_wise_adagrad_steps_by_each_rows_own_scale() -> None:
 def test_bfloat16_rows_keep_a_wide_state(optimizer: Any) -> None:
     """In bfloat16 a count stops at 256, and so do a sum of squares of one and a row's sum over 600 bags."""
     table = Table(name="t", rows=2, dim=4, features=("f",))
-    plan_ = Plan(processes=1, shards=tuple(cut(table, [[0]])))
+    plan_ = ShardPlan(processes=1, shards=tuple(cut(table, [[0]])))
     embeddings = ShardedEmbeddings([table], plan_, optimizer, dtype=torch.bfloat16)
     for _ in range(300):
         embeddings({"f": Jagged.of([[1]])})["f"].sum().backward()
@@ -204,13 +204,15 @@ def test_bad_inputs_are_refused_by_name() -> None:
 
 def test_tables_and_plans_that_do_not_fit_are_refused() -> None:
     with pytest.raises(EmbeddingError, match="two tables have the feature 'user'"):
-        Plan(processes=1, shards=()).check([TABLES[1], Table(name="u", rows=1, dim=1, features=("user",))])
+        ShardPlan(processes=1, shards=()).check(
+            [TABLES[1], Table(name="u", rows=1, dim=1, features=("user",))]
+        )
     shards = a_plan("grid", 4).shards
     for changed in (shards[1:], (*shards, shards[0])):
         with pytest.raises(EmbeddingError, match="do not cover the table 'items' once"):
-            Plan(processes=4, shards=changed).check(TABLES)
+            ShardPlan(processes=4, shards=changed).check(TABLES)
     with pytest.raises(EmbeddingError, match="to process 3"):
-        Plan(processes=3, shards=shards).check(TABLES)
+        ShardPlan(processes=3, shards=shards).check(TABLES)
     with pytest.raises(EmbeddingError, match="cannot be cut so"):
         cut(TABLES[2], [[0]] * 7)
     with pytest.raises(EmbeddingError, match="4 processes cannot be 3 groups"):

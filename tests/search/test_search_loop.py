@@ -216,7 +216,7 @@ def test_a_form_that_needs_less_of_the_caller_must_be_nearly_as_fast(world: Worl
 
     def started(name: str) -> Candidate:
         world.later = lambda names, turn: speeds[name] if "fuse" in names else 1.0
-        return world.start(search.context, search.best.steps, ())
+        return world.start(search.context, search.best.steps)
 
     proved: list[Candidate] = []
     forms = [Form(name=name, start=lambda name=name: started(name), prove=proved.append) for name in speeds]
@@ -243,7 +243,7 @@ def test_a_claim_is_that_of_the_middle_process_and_spans_all(world: World, facto
     def started() -> Candidate | None:
         factor = left.pop(0)
         world.later = lambda names, turn: factor if "fuse" in names else 1.0
-        return factor and world.start(search.context, search.best.steps, ())
+        return factor and world.start(search.context, search.best.steps)
 
     first = started()
     assert first is not None

@@ -24,8 +24,7 @@ from torchwright.train.model.loss import shift_labels
 from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel import apply, experts, parallelize, ring
 from torchwright.train.parallel.context import HeadExchange
-from torchwright.train.run import learner, step
-from torchwright.train.run import setup as loop_setup
+from torchwright.train.run import learner, setup, step
 from torchwright.train.run.optimizer import Optimizers
 from torchwright.train.run.setup import Batches
 
@@ -210,7 +209,7 @@ def _labels_lost() -> Any:
 
 def _same_rows() -> Any:
     """Processes along dp_shard that all read the first part of the batch."""
-    return patch(f"{TRAIN}.loop_setup.own_part_of_rows", lambda layout, mesh: 0)
+    return patch.object(setup, "own_part_of_rows", lambda layout, mesh: 0)
 
 
 def _mean_of_means() -> Any:
@@ -306,9 +305,7 @@ def _not_rounded() -> Iterator[None]:
     """A precision that is written down and not applied."""
     with (
         patch.object(learner, "autocast", lambda precision, device: contextlib.nullcontext()),
-        patch.object(
-            loop_setup, "parallelize", lambda model, layout, mesh, **_: parallelize(model, layout, mesh)
-        ),
+        patch.object(setup, "parallelize", lambda model, layout, mesh, **_: parallelize(model, layout, mesh)),
     ):
         yield
 

@@ -24,9 +24,13 @@ import torch.distributed as dist  # noqa: E402
 
 from torchwright.cli.failures import exit_code  # noqa: E402
 from torchwright.train.data.shards import DataError  # noqa: E402
-from torchwright.train.run import checkpoint, learner, loop  # noqa: E402
-from torchwright.train.run import setup as loop_setup  # noqa: E402
-from torchwright.train.run import trainer as loop_trainer  # noqa: E402
+from torchwright.train.run import (  # noqa: E402
+    checkpoint,
+    learner,
+    loop,
+    setup,
+    trainer,
+)
 
 FROM, SLOW = 4, 6.0
 gradients = learner.gradients
@@ -51,7 +55,7 @@ def fill_disk() -> None:
 
 def count_tokens(path: Path, place: int) -> None:
     """Write down each id that the process reads: in RUN.toml.PROCESS.ids, int64."""
-    prepare = loop_setup.Batches.prepare
+    prepare = setup.Batches.prepare
 
     def counted(*args: Any) -> Any:
         batch = prepare(*args)
@@ -59,7 +63,7 @@ def count_tokens(path: Path, place: int) -> None:
             file.write(batch.ids_BT.contiguous().numpy().tobytes())
         return batch
 
-    loop_setup.Batches.prepare = counted
+    setup.Batches.prepare = counted
 
 
 def wrong_data() -> None:
@@ -109,8 +113,8 @@ class FaultyStep:
 def one_process(path: Path, place: int, fault: str, resume: bool) -> int:
     count_tokens(path, place)
     if fault == "slow":
-        loop_setup.verify_shards = slowly(loop_setup.verify_shards)
-        loop_trainer.save_folder = slowly(loop_trainer.save_folder)
+        setup.verify_shards = slowly(setup.verify_shards)
+        trainer.save_folder = slowly(trainer.save_folder)
     learner.gradients = FaultyStep(fault, path.parent / "out" / checkpoint.FOLDER)
 
     def run(words: list[str]) -> int:

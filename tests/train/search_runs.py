@@ -32,8 +32,7 @@ from safetensors.torch import load_file  # noqa: E402
 from torchwright.cli.failures import exit_code  # noqa: E402
 from torchwright.decoder import read_decoder_config  # noqa: E402
 from torchwright.train.model import Transformer, save_folder  # noqa: E402
-from torchwright.train.run import loop  # noqa: E402
-from torchwright.train.run import trainer as loop_trainer  # noqa: E402, F401
+from torchwright.train.run import loop, trainer  # noqa: E402, F401
 from torchwright.train.run.metrics import read_figures  # noqa: E402
 
 LIMIT = 240
