@@ -438,6 +438,7 @@ def test_bench_of_a_process_that_dies_is_an_error_in_words(
 # -------------------------------------------------------------------------------------- in real processes
 
 
+@pytest.mark.slow
 def test_in_processes_of_its_own_it_gives_the_same(tmp_path: Path):
     """Once without the stand-in: whatever the clock says, there is a verdict and a model that answers right."""
     model = Mlp().eval()

@@ -334,7 +334,11 @@ def test_attention_over_divided_sequences(found: list[dict[str, Any]], way: str)
         assert max(rank[way].values()) < 1e-13, rank[way]
 
 
-@pytest.mark.parametrize(("ways", "tokens"), [(2, 2), (2, 600), (8, 8), (8, 40)])
+EIGHT_OF_ONE = pytest.param(8, 8, marks=pytest.mark.slow)
+EIGHT_OF_FIVE = pytest.param(8, 40, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("ways", "tokens"), [(2, 2), (2, 600), EIGHT_OF_ONE, EIGHT_OF_FIVE])
 def test_a_ring_of_any_length_computes_what_one_process_computes(ways: int, tokens: int) -> None:
     """Float64: one token each, odd parts, and more queries than a tile has."""
     for errors in on_processes(ways, ring, tokens):
@@ -346,7 +350,7 @@ def test_a_ring_of_any_length_computes_what_one_process_computes(ways: int, toke
     [
         (2, "llama-one-kv-head", "eager"),
         (4, "llama-one-kv-head", "selective"),
-        (8, "gemma2", "eager"),
+        pytest.param(8, "gemma2", "eager", marks=pytest.mark.slow),
         pytest.param(2, "llama-one-kv-head", "compiled", marks=pytest.mark.slow),
     ],
 )

@@ -111,6 +111,7 @@ def test_other_layouts_train_to_the_same_model_and_resume_bit_for_bit(
     assert_same(parts(checkpoints(resumed)[-1]), parts(checkpoints(run)[-1]))
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_others_and_all_resume_bit_for_bit(tmp_path: Path, four: Path) -> None:
     run = copy_until(four, 2, tmp_path / "copy")
     found = run_processes(run, world=4, rank=2, fault="step", resume=True)

@@ -185,7 +185,7 @@ class Unpacked:
     [
         (fail, "ValueError: no such luck"),
         (leave, "the process that trials are forked from has ended"),
-        (hang, "not done after 8 s, the time that was left"),
+        pytest.param(hang, "not done after 8 s, the time that was left", marks=pytest.mark.slow),
     ],
 )
 def test_a_workload_that_cannot_be_unpacked_fails_the_trial_and_not_the_search(
@@ -223,6 +223,7 @@ def test_trials_that_are_forked_start_alike_and_change_nothing_for_each_other(tm
     assert not torch.equal(first, wide)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_fork("cpu"), reason="forks on Linux only")
 def test_a_fork_server_that_was_killed_is_started_again(tmp_path: Path):
     with context(Trap(), tmp_path, fork=True) as shared:

@@ -322,6 +322,7 @@ EXAMPLE = "forward"
             ["package-0.pt2", "package-one.pt2", "package-rows.pt2"],
             ((1, ONE), (2, ROWS), (4, EXAMPLE)),
             id="by one for a single row",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -83,6 +83,7 @@ def search(folder: Path, out: Path, **options: Any) -> Any:
     return api.optimize_cli(str(folder), out=str(out), **(given | options))
 
 
+@pytest.mark.slow
 def test_from_the_search_to_what_its_user_calls(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
