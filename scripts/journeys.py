@@ -49,6 +49,8 @@ sys.setprofile(record)
 threading.setprofile(record)
 """
 
+COMMAND = [sys.executable, "-c", "from torchwright.cli import main; main()"]
+PORT = 8917
 MODULE = """
 import torch, torchwright as tw
 if __name__ == "__main__":
@@ -93,7 +95,7 @@ def follow(journey: str, source: Path) -> Counter[tuple[str, str]]:
                     RUN.format(folder=source.resolve() / "torchwright" / "bundled")
                 )
                 (place / "corpus.txt").write_text("A ship was wrecked upon a coast of rocks. " * 400)
-                command = [sys.executable, "-m", "torchwright.cli", "train", "RUN.toml"]
+                command = [*COMMAND, "train", "RUN.toml"]
                 subprocess.run(command, cwd=place, env=environment, check=True)
             case _:
                 _serve(place, environment, phase, chat=journey == "chat")
@@ -101,18 +103,20 @@ def follow(journey: str, source: Path) -> Counter[tuple[str, str]]:
 
 
 def _serve(place: Path, environment: dict[str, str], phase: Path, *, chat: bool) -> None:
-    command = [sys.executable, "-m", "torchwright.cli", "serve", "--port", "8917"]
+    command = [*COMMAND, "serve", "--port", str(PORT)]
     server = subprocess.Popen(command, cwd=place, env=environment)
     try:
         while not _answers("/ready"):
+            if server.poll() is not None:
+                sys.exit(f"the server ended with exit code {server.returncode}")
             time.sleep(0.5)
         if chat:
             phase.touch()
             body = {"model": "bundled", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 8}
-            models = json.loads(urllib.request.urlopen("http://127.0.0.1:8917/v1/models").read())
+            models = json.loads(urllib.request.urlopen(f"http://127.0.0.1:{PORT}/v1/models").read())
             body["model"] = models["data"][0]["id"]
             request = urllib.request.Request(
-                "http://127.0.0.1:8917/v1/chat/completions",
+                f"http://127.0.0.1:{PORT}/v1/chat/completions",
                 json.dumps(body).encode(),
                 {"Content-Type": "application/json"},
             )
@@ -124,7 +128,7 @@ def _serve(place: Path, environment: dict[str, str], phase: Path, *, chat: bool)
 
 def _answers(path: str) -> bool:
     try:
-        return urllib.request.urlopen("http://127.0.0.1:8917" + path).status == 200
+        return urllib.request.urlopen(f"http://127.0.0.1:{PORT}" + path).status == 200
     except OSError:
         return False
 
