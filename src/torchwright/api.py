@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from torchwright import decode_bench, duration
@@ -26,7 +23,6 @@ from torchwright.errors import (
     Inconclusive,
     RegressionFound,
     TechniqueFailed,
-    TorchwrightError,
     WorkloadError,
 )
 from torchwright.facts import (
@@ -39,24 +35,21 @@ from torchwright.facts import (
     Recipe,
     RooflinePoint,
 )
-from torchwright.hub.folder import WEIGHTS
 from torchwright.measure.clock import paired_speedup
 from torchwright.measure.roofline import Work, point
 from torchwright.process import folders, interrupts
+from torchwright.remade import MEASURE_SECONDS, trials, workload_of
 from torchwright.report.terminal import LiveProgress
 from torchwright.search.claim import original_beside
 from torchwright.search.optimize import optimize as run_optimize
 from torchwright.search.result import Result
 from torchwright.search.state import Request
 from torchwright.techniques.base import parse_step, techniques
-from torchwright.trial.client import Context, TrialFailed, TrialProcess
-from torchwright.trial.travel import pack
-from torchwright.workloads.base import Workload, class_of
-from torchwright.workloads.detect import from_description, from_target
+from torchwright.trial.client import TrialProcess
+from torchwright.workloads.detect import from_target, settings_of
 from torchwright.workloads.module import ModuleWorkload
 
 VERIFY_ROUNDS = 9
-VERIFY_SECONDS = 600.0
 
 
 def optimize(
@@ -152,10 +145,10 @@ def optimize_cli(
     wanted = [parse_step(text) for text in with_steps]
     never = _known(without)
     options: dict[str, Any] = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
-    options |= {"tokens": tokens, "eval_text": eval_text} | _settings(settings)
+    options |= {"tokens": tokens, "eval_text": eval_text} | settings_of(settings)
     if target and is_artifact(target):
         recipe, _ = artifact.open_artifact(Path(target))
-        workload = _workload_of(Path(target), recipe, trust=False, **options)
+        workload = workload_of(Path(target), recipe, trust=False, **options)
     else:
         workload = from_target(target, **options)
     folder = Path(out) if out else Path(default_out(target))
@@ -171,22 +164,6 @@ def optimize_cli(
     )
     recipe = run_optimize(request, folder, on_event)
     return Result(folder, recipe)
-
-
-def _settings(words: Sequence[str]) -> dict[str, Any]:
-    """Options from NAME=VALUE; a value is what it says as JSON, or else the text itself."""
-    found: dict[str, Any] = {}
-    for word in words:
-        name, _, text = word.partition("=")
-        if not (text and name.replace("-", "_").isidentifier()):
-            raise WorkloadError(
-                f"--set {word}", allowed="NAME=VALUE", next="`torchwright workloads` lists names"
-            )
-        try:
-            found[name.replace("-", "_")] = json.loads(text)
-        except ValueError:
-            found[name.replace("-", "_")] = text
-    return found
 
 
 def asked_and_failed(
@@ -233,16 +210,16 @@ def verify(
     """
     path = Path(path)
     recipe, _ = artifact.open_artifact(path)
-    workload = _workload_of(path, recipe, trust=trust)
+    workload = workload_of(path, recipe, trust=trust)
     begun, rows = time.monotonic(), list[tuple[float, float]]()
     at_least = (1 - tolerance) * recipe.speedup.low if recipe.budget.objective != "memory" else 0.0
     repeats = {case.name: case.repeat for case in recipe.baseline.cases}
 
     def tell(text: str) -> None:
         seconds = time.monotonic() - begun
-        on_event(Event(kind="stage", text=text, elapsed=seconds, time_budget=VERIFY_SECONDS))
+        on_event(Event(kind="stage", text=text, elapsed=seconds, time_budget=MEASURE_SECONDS))
 
-    with _trials(path, workload, recipe.fingerprint.device.kind, recipe) as context:
+    with trials(path, workload, recipe.fingerprint.device.kind, recipe) as context:
         tell("the artifact, loaded in a new process, and the original")
         candidate = TrialProcess(context)
         loaded = candidate.ask("load_artifact", path=str(path), trust=trust)
@@ -338,12 +315,12 @@ def bench(
             given = {name: value for name, value in options.items() if value is not None}
             return decode_bench.bench(target, where, trust=trust, **(searched | given))
         batched, rows = _other_rows(target, recipe, manifest, options)
-        workload = _workload_of(Path(target), recipe, trust=trust, cases_only=manifest.self_contained)
+        workload = workload_of(Path(target), recipe, trust=trust, cases_only=manifest.self_contained)
     elif any(value is not None for value in decoder.values()):
         return decode_bench.bench(target, where, **decoder, **options)
     else:
         workload = from_target(target, **options)
-    with _trials(target, workload, where, recipe) as context:
+    with trials(target, workload, where, recipe) as context:
         process = TrialProcess(context)
         if recipe:
             ready = process.ask("load_artifact", path=str(target), trust=trust)
@@ -420,54 +397,6 @@ def _bounds(recipe: Recipe | None, medians: dict[str, float]) -> list[RooflinePo
             work = Work(bytes=then.bytes, operations={then.dtype: then.operations})
             points.append(point(then.case, medians[then.case], work, recipe.fingerprint.device))
     return [found for found in points if found is not None]
-
-
-def _workload_of(
-    path: Path, recipe: Recipe, *, trust: bool, cases_only: bool = False, **options: Any
-) -> Workload:
-    """The workload that a recipe describes. Its factory, being code, runs only if it is the user's own or trusted.
-
-    `cases_only` makes do with the self-test's inputs where only calls are needed; `options` replace the recipe's.
-    """
-    if class_of(recipe.workload).from_code:
-        if cases_only and (path / "selftest.json").is_file():
-            from torchwright.artifact.tree import read_self_test
-
-            kept = read_self_test(path / "selftest")
-            return ModuleWorkload(nn.Identity(), [kept["args"] if kept["args"] else kept["kwargs"]])
-        if not (trust or artifact.is_own(path)):
-            raise ArtifactError(
-                f"{path} names a factory to run ({recipe.workload.get('model')}), and somebody else made it",
-                next="--trust runs it",
-            )
-    folder = path / artifact.MODEL
-    label = str(recipe.workload.get("model"))
-    has_weights = folder.is_dir() and any(file for pattern in WEIGHTS for file in folder.glob(pattern))
-    return from_description(
-        recipe.workload,
-        folder if has_weights else None if Path(label).exists() or label == "bundled" else folder,
-        trust=trust or artifact.is_own(path),
-        **options,
-    )
-
-
-@contextlib.contextmanager
-def _trials(what: str | Path, workload: Workload, device: str, recipe: Recipe | None) -> Iterator[Context]:
-    """A place on `device` to measure `what` in; a process that dies of it is no fault of ours."""
-    with interrupts.deferred(), folders.temporary() as scratch:
-        context = Context(
-            workload=pack(workload, scratch),
-            device=device,
-            threads=recipe.fingerprint.threads if recipe else torch.get_num_threads(),
-            seed=0,
-            scratch=scratch,
-            deadline=time.monotonic() + VERIFY_SECONDS,
-        )
-        try:
-            with context:
-                yield context
-        except TrialFailed as failure:
-            raise TorchwrightError(f"{what} could not be measured", found=failure.reason) from failure
 
 
 def _known(names: Sequence[str]) -> frozenset[str]:

@@ -13,10 +13,13 @@ from torchwright.cli.options import (
     Duration,
     all_option,
     device_option,
+    eval_text_option,
     finite,
     json_option,
     quiet_option,
+    settings_option,
     shape_options,
+    tokens_option,
 )
 from torchwright.cli.printing import console, print_json
 from torchwright.facts import Budget, Objective
@@ -52,27 +55,9 @@ BUDGET = Budget()
     help="How long all of it may take: 90s, 2m, 1h, or a number of seconds.",
 )
 @shape_options
-@click.option(
-    "--tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
-    show_default="the workload's",
-    help="Encoders and other models of text: where texts are cut.",
-)
-@click.option(
-    "--eval-text",
-    type=click.Path(exists=True, dir_okay=False, readable=True),
-    metavar="FILE",
-    show_default="the workload's",
-    help="Models of text: what the metric is measured on.",
-)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Any other option of the workload, as `torchwright workloads` lists them. Repeatable.",
-)
+@tokens_option
+@eval_text_option
+@settings_option
 @click.option(
     "--with",
     "with_steps",

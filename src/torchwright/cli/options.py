@@ -23,6 +23,28 @@ trust_option = click.option(
     help="Load the native code of an artifact, even if this user did not build it here.",
 )
 
+tokens_option = click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="the workload's",
+    help="Encoders and other models of text: where texts are cut.",
+)
+eval_text_option = click.option(
+    "--eval-text",
+    type=click.Path(exists=True, dir_okay=False, readable=True),
+    metavar="FILE",
+    show_default="the workload's",
+    help="Models of text: what the metric is measured on.",
+)
+settings_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Any other option of the workload, as `torchwright workloads` lists them. Repeatable.",
+)
+
 
 def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How much is run in one call. Where nothing is given, the workload decides."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,22 @@ def from_target(target: str | None, **options: Any) -> Workload:
         workload = _make(cls, target, folder, given)
     workload.label = target
     return workload
+
+
+def settings_of(words: Sequence[str]) -> dict[str, Any]:
+    """A workload's options from NAME=VALUE; a value is what it says as JSON, or else the text itself."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        if not (text and name.replace("-", "_").isidentifier()):
+            raise WorkloadError(
+                f"--set {word}", allowed="NAME=VALUE", next="`torchwright workloads` lists names"
+            )
+        try:
+            found[name.replace("-", "_")] = json.loads(text)
+        except ValueError:
+            found[name.replace("-", "_")] = text
+    return found
 
 
 def from_description(

@@ -1,0 +1,76 @@
+"""What a recipe was found for, made again, and a place to measure it in."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwright.artifact import folder as artifact
+from torchwright.errors import ArtifactError, TorchwrightError
+from torchwright.facts import Recipe
+from torchwright.hub.folder import WEIGHTS
+from torchwright.process import folders, interrupts
+from torchwright.trial.client import Context, TrialFailed
+from torchwright.trial.travel import pack
+from torchwright.workloads.base import Workload, class_of
+from torchwright.workloads.detect import from_description
+from torchwright.workloads.module import ModuleWorkload
+
+MEASURE_SECONDS = 600.0
+"""What takes longer is stopped."""
+
+
+def workload_of(
+    path: Path, recipe: Recipe, *, trust: bool, cases_only: bool = False, **options: Any
+) -> Workload:
+    """The workload that a recipe describes. Its factory, being code, runs only if it is the user's own or trusted.
+
+    `cases_only` makes do with the self-test's inputs where only calls are needed; `options` replace the recipe's.
+    """
+    if class_of(recipe.workload).from_code:
+        if cases_only and (path / "selftest.json").is_file():
+            from torchwright.artifact.tree import read_self_test
+
+            kept = read_self_test(path / "selftest")
+            return ModuleWorkload(nn.Identity(), [kept["args"] if kept["args"] else kept["kwargs"]])
+        if not (trust or artifact.is_own(path)):
+            raise ArtifactError(
+                f"{path} names a factory to run ({recipe.workload.get('model')}), and somebody else made it",
+                next="--trust runs it",
+            )
+    folder = path / artifact.MODEL
+    label = str(recipe.workload.get("model"))
+    has_weights = folder.is_dir() and any(file for pattern in WEIGHTS for file in folder.glob(pattern))
+    return from_description(
+        recipe.workload,
+        folder if has_weights else None if Path(label).exists() or label == "bundled" else folder,
+        trust=trust or artifact.is_own(path),
+        **options,
+    )
+
+
+@contextlib.contextmanager
+def trials(
+    what: str | Path, workload: Workload, device: str, recipe: Recipe | None, seconds: float = MEASURE_SECONDS
+) -> Iterator[Context]:
+    """A place on `device` to measure `what` in; a process that dies of it is no fault of ours."""
+    with interrupts.deferred(), folders.temporary() as scratch:
+        context = Context(
+            workload=pack(workload, scratch),
+            device=device,
+            threads=recipe.fingerprint.threads if recipe else torch.get_num_threads(),
+            seed=0,
+            scratch=scratch,
+            deadline=time.monotonic() + seconds,
+        )
+        try:
+            with context:
+                yield context
+        except TrialFailed as failure:
+            raise TorchwrightError(f"{what} could not be measured", found=failure.reason) from failure
