@@ -266,12 +266,16 @@ def environment_of(steps: Sequence[Step]) -> dict[str, str]:
     return environment
 
 
-def start_candidate(context: Context, steps: tuple[Step, ...]) -> Candidate:
+def start_candidate(
+    context: Context, steps: tuple[Step, ...], environment: dict[str, str] | None = None
+) -> Candidate:
     """Prepare `steps` in a process of their own; what an engine compiles into files is loaded in another.
+
+    `environment` is set for both beside what the steps need.
 
     Raises `TrialFailed` or the `TorchwrightError` with which a technique refused.
     """
-    environment = environment_of(steps)
+    environment = environment_of(steps) | (environment or {})
     folder = Path(tempfile.mkdtemp(dir=context.scratch))
     process = TrialProcess(context, environment)
     try:

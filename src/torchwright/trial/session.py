@@ -18,6 +18,7 @@ from torchwright.trial.values import Memory, OpenedArtifact, Prepared
 
 if TYPE_CHECKING:
     from torchwright.engines.describe import Description
+    from torchwright.profile.values import Breaks, Recording
     from torchwright.trial.timed import TimedCalls
 
 
@@ -294,6 +295,30 @@ class Session:
     def waited(self) -> float:
         """The share of the last turn that a thread of this process, ready to run, waited for a core: others ran."""
         return self.calls.waited
+
+    def profile(self, *, named: bool, trace: str | None = None) -> Recording:
+        """Where the time of the calls goes; `named` says that kernels were compiled with their names."""
+        from torchwright.profile.recording import record
+
+        file = Path(trace) if trace else None
+        return record(self.run, self._cases(), self.device.facts(), named=named, trace=file)
+
+    def profile_artifact(
+        self, *, path: str, trust: bool, trace: str | None = None
+    ) -> tuple[OpenedArtifact, Recording]:
+        """Load an artifact as its user would, and where the time of its calls goes."""
+        from torchwright.engines.package import Package
+        from torchwright.profile.recording import labelled
+
+        with labelled(Package, "run"):
+            return self.load_artifact(path=path, trust=trust), self.profile(named=False, trace=trace)
+
+    def breaks(self) -> Breaks:
+        """Where compiling the original breaks off, called as its user calls it."""
+        from torchwright.profile.breaks import find_breaks
+
+        self._build()
+        return find_breaks(self.target.model, self.workload.original_run, self._cases())
 
     def package(self, *, engine: str, folder: str) -> tuple[Any, ...]:
         """Compile by an engine that is `apart` what ran by another, for those who load it; what each call takes.

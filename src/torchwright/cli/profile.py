@@ -1,0 +1,95 @@
+"""`torchwright profile`: where the time goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchwright.cli.options import (
+    eval_text_option,
+    json_option,
+    quiet_option,
+    settings_option,
+    shape_options,
+    tokens_option,
+    trust_option,
+)
+from torchwright.cli.printing import console, print_json
+from torchwright.process.interrupts import importing
+
+
+@click.command("profile")
+@click.argument("model", metavar="[DIR|MODEL]", required=False)
+@click.option(
+    "--with",
+    "with_steps",
+    multiple=True,
+    metavar="TECH[:opt=value,…]",
+    help="Of a model: apply this technique and profile again. Repeatable; each is applied with those before it.",
+)
+@click.option(
+    "--rungs",
+    is_flag=True,
+    help="Of an artifact: apply its recipe again, step by step, and profile after each.",
+)
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=10,
+    show_default=True,
+    help="Operators shown of each stage.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a trace for ui.perfetto.dev or chrome://tracing.",
+)
+@shape_options
+@tokens_option
+@eval_text_option
+@settings_option
+@trust_option
+@quiet_option
+@json_option
+def command(
+    model: str | None,
+    with_steps: tuple[str, ...],
+    rungs: bool,
+    top: int,
+    out: Path | None,
+    settings: tuple[str, ...],
+    trust: bool,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """See where the time of a model's calls goes.
+
+    Operators by their own time with the rates they achieve, idle time, casts and copies: of the original, after each
+    step, and of an artifact as it is loaded. Lines at which compiling breaks off are named, each with its cure.
+    """
+    with importing():
+        from torchwright import stages
+    from torchwright.profile.terminal import shown
+    from torchwright.report.terminal import LiveProgress
+
+    with LiveProgress(quiet=quiet) as progress:
+        found = stages.profile(
+            model,
+            with_steps=with_steps,
+            rungs=rungs,
+            trust=trust,
+            trace=out,
+            settings=settings,
+            on_event=progress,
+            **options,
+        )
+    if as_json:
+        print_json(found)
+    else:
+        console().print(shown(found, top))
