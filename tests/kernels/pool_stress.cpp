@@ -1,4 +1,5 @@
-// Callers from many threads share random numbers of tasks on the pool; every task runs once, whatever its thread.
+// Callers from many threads share random numbers of tasks on the pool, with a team for several rounds and without; every
+// task runs once, whatever its thread.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,7 +11,7 @@
 
 long missed(int64_t tasks, int64_t threads) {
   std::vector<int> seen(tasks, 0);  // plain: a thread sanitizer sees who else writes
-  tw::Pool::here().share(tasks, threads, [&](int64_t i) {
+  tw::Pool::share(tasks, threads, [&](int64_t i) {
     seen[i]++;
     for (int spin = 0; spin < i * 7; spin++) asm volatile("");
   });
@@ -23,7 +24,11 @@ int main(int count, char**) {
   for (unsigned caller = 0; caller < 20; caller++)
     callers.emplace_back([&, caller] {
       std::mt19937 draw(caller);
-      for (int i = 0; i < 2000; i++) wrong += missed(draw() % 40, 1 + draw() % 6);
+      for (int i = 0; i < 1000; i++) {
+        wrong += missed(draw() % 40, 1 + draw() % 6);
+        const tw::Pool::Team team(1 + draw() % 6);
+        for (unsigned rounds = draw() % 5; rounds; rounds--) wrong += missed(draw() % 40, 1 + draw() % 6);
+      }
     });
   for (auto& caller : callers) caller.join();
   if (count > 1) {  // a child has none of these threads
