@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -12,6 +15,7 @@ from torchwright.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.decoder.functional import ops
 from torchwright.decoder.weights import DecoderParts
 from torchwright.kernels.gpu import operators as gpu
+from torchwright.kernels.linear import PackedLinear
 
 Turn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Cosines and sines (rows, R/2) and each token's row."""
@@ -29,6 +33,13 @@ class Attention(nn.Module):
         self.qkv, self.o = weights.linear(layer, "qkv"), weights.linear(layer, "o")
         self.register_buffer("q_norm", weights.norm(layer, "q_norm"))
         self.register_buffer("k_norm", weights.norm(layer, "k_norm"))
+
+    @property
+    def unplanned(self) -> str | None:
+        """Why no plan takes it (`plan.py`), None where one does."""
+        if self.config.qk_norm == "projection" or self.config.clip_qkv is not None:
+            return "queries and keys that are normed or clipped all heads together"
+        return _not_packed(self.qkv, self.o)
 
     def forward(self, x_TE: torch.Tensor, batch: Batch, turn: Turn, pages: LayerPages) -> torch.Tensor:
         config, (cos, sin, rows_T) = self.config, turn
@@ -84,6 +95,11 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation, self.gate_up, self.down = activation, gate_up, down
 
+    @property
+    def unplanned(self) -> str | None:
+        """Why no plan takes it (`plan.py`), None where one does."""
+        return _not_packed(self.gate_up, self.down)
+
     def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
         return self.down(ops.gated(self.gate_up(x_TE), self.activation))
 
@@ -93,6 +109,7 @@ class MixtureOfExperts(nn.Module):
 
     router: torch.Tensor
     packed_router: torch.Tensor | None
+    unplanned = "a mixture of experts, whose rows go different ways"
 
     def __init__(
         self, config: DecoderConfig, experts: ExpertsConfig, weights: DecoderParts, layer: int
@@ -168,10 +185,51 @@ class Layer(nn.Module):
         x_TE, stream_TE = join(delta_TE, stream_TE, self.pre_mlp, self.eps)
         return self._leave(self.mlp(x_TE), self.post_mlp), stream_TE
 
+    @property
+    def unplanned(self) -> str | None:
+        """Why no plan takes it (`plan.py`), None where one does."""
+        if self.pre_attention is None or self.pre_mlp is None:
+            return "blocks without a norm before them"
+        if self.residual_scale != 1:
+            return "blocks that are scaled before they join the residual stream"
+        return self.attention.unplanned or self.mlp.unplanned
+
+    def linears(self) -> Iterator[tuple[dict[str, nn.Module | None], str, nn.Module]]:
+        """Its linear layers, but for experts': where each hangs, its name there, and itself; in the order of a plan."""
+        for block, names in ((self.attention, ("qkv", "o")), (self.mlp, ("gate_up", "down"))):
+            for name in names:
+                if name in block._modules:
+                    yield block._modules, name, block.get_submodule(name)
+
+    def plan(self, native: Any, turn: int, pages: LayerPages) -> None:
+        """Tell the kernels' plan what the layer is; `turn` is its place among the turns of a step."""
+        for *_, linear in self.linears():
+            assert isinstance(linear, PackedLinear)
+            native.add_linear(*linear.planned())
+        native.add_layer(
+            self.pre_attention,
+            self.post_attention,
+            self.pre_mlp,
+            self.post_mlp,
+            self.attention.q_norm,
+            self.attention.k_norm,
+            pages.k,
+            pages.v,
+            pages.k_scale,
+            pages.v_scale,
+            turn,
+            self.attention.window,
+        )
+
     def _leave(self, x_TE: torch.Tensor, norm_E: torch.Tensor | None) -> torch.Tensor:
         if norm_E is not None:
             x_TE = ops.rms_norm(x_TE, norm_E, self.eps)
         return x_TE if self.residual_scale == 1 else x_TE * self.residual_scale
+
+
+def _not_packed(*linears: nn.Module) -> str | None:
+    packed = all(isinstance(linear, PackedLinear) for linear in linears)
+    return None if packed else "linear layers of PyTorch"
 
 
 def join(

@@ -10,6 +10,7 @@ from torchwright.decoder.batch import Batch
 from torchwright.decoder.cache import PagedCache
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.layers import Layer, Turn, join
+from torchwright.decoder.plan import MOST_ROWS, DecodePlan, plans
 from torchwright.decoder.rope import Rotary
 from torchwright.decoder.weights import DecoderParts
 
@@ -52,10 +53,21 @@ class Decoder(nn.Module):
         still = torch.empty(batch.longest, 0, device=batch.positions_T.device)
         turns: list[Turn] = [rotary(batch) for rotary in self._rotary]
         turns.append((still, still, batch.positions_T))
+        if len(batch.ids_T) <= MOST_ROWS and (plan := self._plan(cache)):
+            return plan(stream_TE, turns, batch)
         delta_TE = None
         for layer, turn, pages in zip(self.layers, self._turn_of, cache.layers, strict=True):
             delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, turns[turn], pages)
         return join(delta_TE, stream_TE, self.norm, self.config.eps)[0]
+
+    def _plan(self, cache: PagedCache) -> DecodePlan | None:
+        """All layers as one operator, None where they have to be called."""
+        plan = plans.get(cache)
+        if plan is None or not plan.holds(self.layers):
+            dtype = self.embedding.dtype
+            plan = DecodePlan(self.layers, self._turn_of, self.norm, self.config, dtype, cache)
+            plans[cache] = plan
+        return None if plan.unplanned or plan.watched else plan
 
     def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:
         """Logits (N, V) in float32 of hidden states (N, E)."""

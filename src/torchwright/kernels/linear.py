@@ -218,6 +218,12 @@ class PackedLinear(nn.Module):
         operator = getattr(kernels, self._operator)
         return operator(x, *[tensors[name] for name in self._tensors], *self._numbers)
 
+    def planned(self) -> tuple[Any, ...]:
+        """What the plan of a decoder's step is told of it: tensors and numbers of `DecodePlan.add_linear`."""
+        scheme = self.scheme
+        sizes = self.in_features, self.out_features, scheme.group or 0, scheme.weight_bits, scheme.digits
+        return self.packed, self.scale, self.bias, *sizes
+
     def reference(self, x: torch.Tensor) -> torch.Tensor:
         """The same in plain PyTorch: the weight made wide, activations rounded as the scheme rounds them."""
         wide = x.float() if x.dtype != torch.float64 else x

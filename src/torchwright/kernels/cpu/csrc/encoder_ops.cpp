@@ -45,7 +45,7 @@ Tensor linear_w8a8_fused(const Tensor& x, const Tensor& weight, const Tensor& sc
     k.finish(here, part.row_begin, part.row_end, part.panel_begin * PANEL,
              std::min(part.panel_end * PANEL, part.features));
   };
-  return linear_quantized(x, weight, scale, bias, features, 0, 1, quantize, finish);
+  return linear(x, packed_integers(weight, scale, bias, width_of(x), features, 0, 1), quantize, finish);
 }
 
 tw::DenseAttentionTask::Side side(const Tensor& x, const char* what) {

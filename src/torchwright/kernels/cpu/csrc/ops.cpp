@@ -163,7 +163,7 @@ int64_t threads() { return own ? own : at::get_num_threads(); }
 // Every task once, on all threads, each taking the next that is free.
 template <class Body>
 void each(int64_t tasks, const Body& body) {
-  if (own) return tw::Pool::here().share(tasks, own, body);
+  if (own) return tw::Pool::share(tasks, own, body);
   if (tasks == 1) return body(0);
   std::atomic<int64_t> next{0};
   at::parallel_for(0, std::min(tasks, threads()), 1, [&](int64_t begin, int64_t end) {
@@ -192,49 +192,44 @@ void over_blocks(tw::LinearTask task, int64_t rows, int64_t panels, const Run& r
   });
 }
 
-// What every linear operator checks and fills in; `bytes` is a packed panel's size.
-tw::LinearTask linear_task(const Tensor& x, const Tensor& weight, int64_t bytes, int64_t depth, int64_t group,
-                           const optional<Tensor>& bias, int64_t features, Tensor& out) {
+// A packed linear layer whose tensors have been checked, and which live for as long as it does.
+struct Packed {
+  tw::LinearTask task{};  // what is the same in all calls
+  int64_t width = 0;      // features of its rows
+  void (*tw::Kernels::*multiply)(const tw::LinearTask&) = nullptr;
+  bool integers = false;  // what its rows are made
+};
+
+// What every layer checks and fills in; `bytes` is a packed panel's size.
+Packed packed(const Tensor& weight, int64_t bytes, int64_t width, int64_t depth, int64_t group, int64_t digits,
+              const optional<Tensor>& bias, int64_t features) {
   TORCH_CHECK_VALUE(features > 0 && features <= weight.numel(), "features is ", features, "; the packed weight has ",
                     weight.numel(), " bytes");
   const int64_t panels = up(features, PANEL) / PANEL;
   TORCH_CHECK_VALUE(weight.is_contiguous() && weight.scalar_type() == at::kByte && weight.numel() == panels * bytes,
                     "the packed weight has ", weight.numel(), " bytes of ", weight.scalar_type(), "; ", features,
                     " features of depth ", depth, " take ", panels * bytes, " of uint8");
-  auto sizes = x.sizes().vec();
-  sizes.back() = features;
-  out = at::empty(sizes, x.options());
-  tw::LinearTask task{};
-  task.weight = weight.const_data_ptr();
-  task.bias = floats(bias, features, "bias");
-  task.out = out.mutable_data_ptr();
-  task.out_type = float_type(x, "x");
-  task.depth = depth;
-  task.group = group;
-  task.features = features;
-  task.out_stride = features;
-  return task;
+  Packed layer;
+  layer.width = width;
+  layer.task.weight = weight.const_data_ptr();
+  layer.task.bias = floats(bias, features, "bias");
+  layer.task.depth = depth;
+  layer.task.digits = digits;
+  layer.task.group = group;
+  layer.task.features = features;
+  layer.task.out_stride = features;
+  return layer;
 }
 
-int64_t row_count(const Tensor& x) {
+int64_t width_of(const Tensor& x) {
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.size(-1) > 0, "x must have features in its last dimension");
-  return x.numel() / x.size(-1);
+  return x.size(-1);
 }
+
+int64_t row_count(const Tensor& x) { return x.numel() / width_of(x); }
 
 // Bytes between rows of activations beyond their own: rows a power of two apart would share one set of the cache.
 constexpr int64_t APART = 64;
-
-struct Scratch {
-  Tensor memory;  // one for all three: a small layer takes little longer than an allocation
-  tw::QuantizedRows rows;
-
-  Scratch(int64_t tokens, int64_t depth, int64_t digits) {
-    const int64_t stride = depth + APART, q = up(tokens * digits * stride, 64), scale = up(tokens * 4, 64);
-    memory = at::empty({q + scale + tokens * digits * (depth / tw::SUMMED + 1) * 4}, at::kByte);
-    char* at = (char*)memory.mutable_data_ptr();
-    rows = {(int8_t*)at, (float*)(at + q), (int32_t*)(at + q + scale), depth, stride, digits};
-  }
-};
 
 constexpr int64_t LONGEST = 65536;     // features whose products of two bytes, 128 · 255 at most, an int32 can sum
 constexpr int64_t SERIAL = 16384;  // elements below which a second thread costs more than it saves
@@ -252,36 +247,69 @@ void check_group(int64_t group) {
   TORCH_CHECK_VALUE(group == 32 || group == 64 || group == 128, "group_size is ", group, "; 32, 64 or 128 is wanted");
 }
 
-// group 0 is 8-bit weights. `quantize` makes integers of a row, `finish` is given each part of the output once it is
-// computed.
-template <class Quantize, class Finish>
-Tensor linear_quantized(const Tensor& x_in, const Tensor& weight, const Tensor& scale, const optional<Tensor>& bias,
-                        int64_t features, int64_t group, int64_t digits, const Quantize& quantize,
-                        const Finish& finish) {
-  const Tensor x = x_in.contiguous();
-  const int64_t rows = row_count(x), width = x.size(-1);
+// Rows as integers of so many digits; group 0 is 8-bit weights.
+Packed packed_integers(const Tensor& weight, const Tensor& scale, const optional<Tensor>& bias, int64_t width,
+                       int64_t features, int64_t group, int64_t digits) {
   TORCH_CHECK_VALUE(width <= LONGEST, "x has ", width, " features; sums of int32 hold at most ", LONGEST);
   const int64_t depth = up(width, std::max(group, DEPTH));
   const int64_t bytes = group ? depth / group * (PANEL + group * PANEL / 2) : depth * PANEL;
-  Tensor out;
-  auto task = linear_task(x, weight, bytes, depth, group, bias, features, out);
-  task.scale = floats(scale, up(features, PANEL), "scale");
-  if (!rows) return out;
+  Packed layer = packed(weight, bytes, width, depth, group, digits, bias, features);
+  layer.task.scale = floats(scale, up(features, PANEL), "scale");
+  layer.multiply = group ? &tw::Kernels::linear_w4 : &tw::Kernels::linear_w8;
+  layer.integers = true;
+  return layer;
+}
+
+// Weights in bfloat16, or made so as they are read: `bits` of them is 16, or that of integers in groups.
+Packed packed_wide(const Tensor& weight, const optional<Tensor>& bias, int64_t width, int64_t features, int64_t group,
+                   int64_t bits) {
+  const int64_t depth = up(width, std::max(group, DEPTH));
+  const int64_t bytes = group ? depth / group * tw::grouped_bytes(group, bits) : depth * PANEL * 2;
+  Packed layer = packed(weight, bytes, width, depth, group, 1, bias, features);
+  layer.task.bits = bits;
+  layer.multiply = group ? &tw::Kernels::linear_grouped : &tw::Kernels::linear_bf16;
+  return layer;
+}
+
+// Memory for what a layer makes of its rows, in three parts that each begin a line of the cache.
+struct Room {
+  int64_t stride, scales, sums, bytes;  // bytes between rows, before the scales, before the sums, and of all
+
+  Room(const Packed& layer, int64_t rows) {
+    const int64_t depth = layer.task.depth, digits = layer.task.digits;
+    stride = layer.integers ? depth + APART : 2 * depth + APART;
+    scales = up(rows * digits * stride, 64);
+    sums = layer.integers ? scales + up(rows * 4, 64) : scales;
+    bytes = layer.integers ? up(sums + rows * digits * (depth / tw::SUMMED + 1) * 4, 64) : scales;
+  }
+};
+
+// out = x Wᵀ + b. `quantize` makes integers of a row, `finish` is given each part of the output once it is computed.
+template <class Quantize, class Finish>
+void multiply(const Packed& layer, const void* x, Type type, int64_t rows, void* out, char* memory,
+              const Quantize& quantize, const Finish& finish) {
   const auto& k = kernels();
-  Scratch scratch(rows, depth, digits);
-  const Type type = float_type(x, "x");
-  each_row(rows, width, [&](int64_t row) { quantize(k, x.const_data_ptr(), type, width, row, scratch.rows); });
-  task.rows = scratch.rows.q;
-  task.row_stride = scratch.rows.stride;
-  task.digits = digits;
-  task.row_scale = scratch.rows.scale;
-  task.row_sums = scratch.rows.sums;
-  const auto multiply = group ? k.linear_w4 : k.linear_w8;
-  over_blocks(task, rows, up(features, PANEL) / PANEL, [&](const tw::LinearTask& part) {
-    multiply(part);
+  const Room room(layer, rows);
+  tw::LinearTask task = layer.task;
+  task.out = out;
+  task.out_type = type;
+  task.rows = memory;
+  task.row_stride = room.stride;
+  if (layer.integers) {
+    const tw::QuantizedRows to{(int8_t*)memory,   (float*)(memory + room.scales), (int32_t*)(memory + room.sums),
+                               layer.task.depth, room.stride,                    layer.task.digits};
+    each_row(rows, layer.width, [&](int64_t row) { quantize(k, x, type, layer.width, row, to); });
+    task.row_scale = to.scale;
+    task.row_sums = to.sums;
+  } else {
+    each_row(rows, layer.width, [&](int64_t row) {
+      k.widen_row(x, type, layer.width, row, (uint16_t*)memory, layer.task.depth, room.stride / 2);
+    });
+  }
+  over_blocks(task, rows, up(task.features, PANEL) / PANEL, [&](const tw::LinearTask& part) {
+    (k.*layer.multiply)(part);
     finish(k, part);
   });
-  return out;
 }
 
 void about_zero(const tw::Kernels& k, const void* x, Type type, int64_t width, int64_t row, const tw::QuantizedRows& to) {
@@ -290,56 +318,52 @@ void about_zero(const tw::Kernels& k, const void* x, Type type, int64_t width, i
 
 void nothing_more(const tw::Kernels&, const tw::LinearTask&) {}
 
+template <class Quantize, class Finish>
+Tensor linear(const Tensor& x_in, const Packed& layer, const Quantize& quantize, const Finish& finish) {
+  const Tensor x = x_in.contiguous();
+  const int64_t rows = row_count(x);
+  const Type type = float_type(x, "x");
+  auto sizes = x.sizes().vec();
+  sizes.back() = layer.task.features;
+  Tensor out = at::empty(sizes, x.options());
+  if (!rows) return out;
+  const Tensor memory = at::empty({Room(layer, rows).bytes}, at::kByte);
+  multiply(layer, x.const_data_ptr(), type, rows, out.mutable_data_ptr(), (char*)memory.data_ptr(), quantize, finish);
+  return out;
+}
+
+Tensor linear(const Tensor& x, const Packed& layer) { return linear(x, layer, about_zero, nothing_more); }
+
 Tensor linear_w8a8(const Tensor& x, const Tensor& weight, const Tensor& scale, const optional<Tensor>& bias,
                    int64_t features) {
-  return linear_quantized(x, weight, scale, bias, features, 0, 1, about_zero, nothing_more);
+  return linear(x, packed_integers(weight, scale, bias, width_of(x), features, 0, 1));
 }
 
 Tensor linear_w4a8(const Tensor& x, const Tensor& weight, const Tensor& scale, const optional<Tensor>& bias,
                    int64_t features, int64_t group_size) {
   check_group(group_size);
-  return linear_quantized(x, weight, scale, bias, features, group_size, 1, about_zero, nothing_more);
+  return linear(x, packed_integers(weight, scale, bias, width_of(x), features, group_size, 1));
 }
 
 Tensor linear_w4a16(const Tensor& x, const Tensor& weight, const Tensor& scale, const optional<Tensor>& bias,
                     int64_t features, int64_t group_size) {
   check_group(group_size);
-  return linear_quantized(x, weight, scale, bias, features, group_size, 2, about_zero, nothing_more);
-}
-
-// Weights in bfloat16, or made so as they are read: `bits` of them is 16, or that of integers in groups.
-Tensor linear_wide(const Tensor& x_in, const Tensor& weight, const optional<Tensor>& bias, int64_t features,
-                   int64_t group, int64_t bits) {
-  const Tensor x = x_in.contiguous();
-  const int64_t rows = row_count(x), width = x.size(-1), depth = up(width, std::max(group, DEPTH));
-  const int64_t bytes = group ? depth / group * tw::grouped_bytes(group, bits) : depth * PANEL * 2;
-  const int64_t stride = depth + APART / 2;
-  Tensor out;
-  auto task = linear_task(x, weight, bytes, depth, group, bias, features, out);
-  if (!rows) return out;
-  const auto& k = kernels();
-  const Type type = float_type(x, "x");
-  const Tensor wide = at::empty({rows, stride}, at::kBFloat16);
-  each_row(rows, width, [&](int64_t row) {
-    k.widen_row(x.const_data_ptr(), type, width, row, (uint16_t*)wide.data_ptr(), depth, stride);
-  });
-  task.rows = wide.const_data_ptr();
-  task.row_stride = 2 * stride;
-  task.digits = 1;
-  task.bits = bits;
-  over_blocks(task, rows, up(features, PANEL) / PANEL, group ? k.linear_grouped : k.linear_bf16);
-  return out;
+  return linear(x, packed_integers(weight, scale, bias, width_of(x), features, group_size, 2));
 }
 
 Tensor linear_bf16(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, int64_t features) {
-  return linear_wide(x, weight, bias, features, 0, 16);
+  return linear(x, packed_wide(weight, bias, width_of(x), features, 0, 16));
+}
+
+void check_kept(int64_t group, int64_t bits) {
+  TORCH_CHECK_VALUE(bits == 4 || bits == 8, "bits is ", bits, "; 4 or 8 is wanted");
+  if (group != 16) check_group(group);
 }
 
 Tensor linear_grouped(const Tensor& x, const Tensor& weight, const optional<Tensor>& bias, int64_t features,
                       int64_t group_size, int64_t bits) {
-  TORCH_CHECK_VALUE(bits == 4 || bits == 8, "bits is ", bits, "; 4 or 8 is wanted");
-  if (group_size != 16) check_group(group_size);
-  return linear_wide(x, weight, bias, features, group_size, bits);
+  check_kept(group_size, bits);
+  return linear(x, packed_wide(weight, bias, width_of(x), features, group_size, bits));
 }
 
 std::tuple<Tensor, Tensor> norm(const Tensor& x_in, const optional<Tensor>& residual_in, const Tensor& weight,
@@ -371,6 +395,11 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
   return norm(x, residual, weight, eps);
 }
 
+void gated_rows(const void* x, void* out, Type type, int64_t features, int64_t rows, bool silu) {
+  const auto& k = kernels();
+  each_row(rows, 4 * features, [&](int64_t row) { k.gated(x, out, type, features, row, silu); });
+}
+
 Tensor gated(const Tensor& x_in, c10::string_view kind) {
   const Tensor x = x_in.contiguous();
   const int64_t rows = row_count(x), features = x.size(-1) / 2;
@@ -379,11 +408,7 @@ Tensor gated(const Tensor& x_in, c10::string_view kind) {
   auto sizes = x.sizes().vec();
   sizes.back() = features;
   Tensor out = at::empty(sizes, x.options());
-  const Type type = float_type(x, "x");
-  const auto& k = kernels();
-  each_row(rows, 4 * features, [&](int64_t row) {
-    k.gated(x.const_data_ptr(), out.mutable_data_ptr(), type, features, row, kind == "silu");
-  });
+  gated_rows(x.const_data_ptr(), out.mutable_data_ptr(), float_type(x, "x"), features, rows, kind == "silu");
   return out;
 }
 
@@ -391,26 +416,66 @@ Tensor gated(const Tensor& x_in, c10::string_view kind) {
 struct Pages {
   int64_t count, heads, head_size;
   Type type;
+  void *k, *v;
   float *k_scale = nullptr, *v_scale = nullptr;
 
-  Pages(const Tensor& k, const Tensor& v, const optional<Tensor>& ks, const optional<Tensor>& vs) {
-    TORCH_CHECK_VALUE(k.dim() >= 4 && k.is_contiguous() && v.is_contiguous() && k.numel() == v.numel() &&
-                          k.scalar_type() == v.scalar_type(),
+  Pages(const Tensor& keys, const Tensor& values, const optional<Tensor>& ks, const optional<Tensor>& vs) {
+    TORCH_CHECK_VALUE(keys.dim() >= 4 && keys.is_contiguous() && values.is_contiguous() &&
+                          keys.numel() == values.numel() && keys.scalar_type() == values.scalar_type(),
                       "k_pages and v_pages must be contiguous and alike");
-    count = k.size(0);
-    heads = k.size(1);
-    type = type_of(k, "k_pages");
-    head_size = heads * count ? k.numel() / (count * heads * PAGE) : 0;
-    TORCH_CHECK_VALUE(count * heads * PAGE * head_size == k.numel() && head_size % 16 == 0 && head_size > 0 &&
+    count = keys.size(0);
+    heads = keys.size(1);
+    type = type_of(keys, "k_pages");
+    k = keys.data_ptr();
+    v = values.data_ptr();
+    head_size = heads * count ? keys.numel() / (count * heads * PAGE) : 0;
+    TORCH_CHECK_VALUE(count * heads * PAGE * head_size == keys.numel() && head_size % 16 == 0 && head_size > 0 &&
                           head_size <= tw::LARGEST_HEAD,
-                      "pages of shape ", k.sizes(), " do not hold ", PAGE,
+                      "pages of shape ", keys.sizes(), " do not hold ", PAGE,
                       " tokens with a head size that is a multiple of 16 up to ", tw::LARGEST_HEAD);
     if (type != Type::s8) return;
     TORCH_CHECK_VALUE(ks && vs, "pages of int8 need k_scale and v_scale");
     k_scale = const_cast<float*>(floats(ks, count * heads * PAGE, "k_scale"));
     v_scale = const_cast<float*>(floats(vs, count * heads * PAGE, "v_scale"));
   }
+
+  template <class Task>
+  void into(Task& task) const {
+    task.k = k;
+    task.v = v;
+    task.k_scale = k_scale;
+    task.v_scale = v_scale;
+    task.kv_type = type;
+    task.kv_heads = heads;
+    task.head_size = head_size;
+  }
 };
+
+// Where tokens turn to and are kept; checked, but for the tensors that a layer has of its own.
+tw::RopeTask rope_task(const Tensor& cos, const Tensor& sin, const Tensor& positions, const Tensor& slots,
+                       int64_t tokens, int64_t size, int64_t pages) {
+  TORCH_CHECK_VALUE(cos.dim() == 2 && cos.sizes() == sin.sizes() && 2 * cos.size(1) <= size,
+                    "cos and sin must be (positions, rotated / 2)");
+  tw::RopeTask task{};
+  task.cos = floats(cos, cos.numel(), "cos");
+  task.sin = floats(sin, sin.numel(), "sin");
+  task.rotated = 2 * cos.size(1);
+  task.positions = integers<int64_t>(positions, tokens, "positions");
+  task.slots = integers<int64_t>(slots, tokens, "slots");
+  for (int64_t i = 0; i < tokens; i++) {
+    TORCH_CHECK_INDEX(task.positions[i] >= 0 && task.positions[i] < cos.size(0), "position ", task.positions[i],
+                      " is beyond the ", cos.size(0), " of the rotary table");
+    TORCH_CHECK_INDEX(task.slots[i] >= 0 && task.slots[i] < pages * PAGE, "slot ", task.slots[i], " is beyond the ",
+                      pages, " pages");
+  }
+  return task;
+}
+
+void rope_rows(const tw::RopeTask& task, int64_t tokens) {
+  const auto& k = kernels();
+  each_row(tokens, 8 * (task.heads + 2 * task.kv_heads) * task.head_size,
+           [&](int64_t token) { k.rope_store(task, token); });
+}
 
 Tensor rope_store(const Tensor& qkv_in, const Tensor& cos, const Tensor& sin, const Tensor& positions,
                   const Tensor& slots, const Tensor& k_pages, const Tensor& v_pages, const optional<Tensor>& k_scale,
@@ -423,38 +488,121 @@ Tensor rope_store(const Tensor& qkv_in, const Tensor& cos, const Tensor& sin, co
                         qkv.size(1) == (heads + 2 * kv_heads) * size,
                     "qkv of shape ", qkv.sizes(), " is not ", heads, " + 2 x ", kv_heads, " heads of ", size);
   const int64_t tokens = qkv.size(0);
-  TORCH_CHECK_VALUE(cos.dim() == 2 && cos.sizes() == sin.sizes() && 2 * cos.size(1) <= size,
-                    "cos and sin must be (positions, rotated / 2)");
-  tw::RopeTask task{};
+  tw::RopeTask task = rope_task(cos, sin, positions, slots, tokens, size, pages.count);
   task.qkv = qkv.const_data_ptr();
   task.type = float_type(qkv, "qkv");
-  task.cos = floats(cos, cos.numel(), "cos");
-  task.sin = floats(sin, sin.numel(), "sin");
-  task.rotated = 2 * cos.size(1);
-  task.positions = integers<int64_t>(positions, tokens, "positions");
-  task.slots = integers<int64_t>(slots, tokens, "slots");
-  for (int64_t i = 0; i < tokens; i++) {
-    TORCH_CHECK_INDEX(task.positions[i] >= 0 && task.positions[i] < cos.size(0), "position ", task.positions[i],
-                      " is beyond the ", cos.size(0), " of the rotary table");
-    TORCH_CHECK_INDEX(task.slots[i] >= 0 && task.slots[i] < pages.count * PAGE, "slot ", task.slots[i],
-                      " is beyond the ", pages.count, " pages");
-  }
-  task.k = k_pages.data_ptr();
-  task.v = v_pages.data_ptr();
-  task.k_scale = pages.k_scale;
-  task.v_scale = pages.v_scale;
-  task.kv_type = pages.type;
+  pages.into(task);
   task.heads = heads;
-  task.kv_heads = kv_heads;
-  task.head_size = size;
   task.q_norm = floats(q_norm, size, "q_norm");
   task.k_norm = floats(k_norm, size, "k_norm");
   task.eps = float(eps);
   Tensor q = at::empty({tokens, heads, size}, qkv.options());
   task.q = q.mutable_data_ptr();
-  const auto& k = kernels();
-  each_row(tokens, 8 * qkv.size(1), [&](int64_t token) { k.rope_store(task, token); });
+  rope_rows(task, tokens);
   return q;
+}
+
+// The sequences of a batch: which pages are theirs, and which of its rows; checked.
+struct Sequences {
+  int64_t count, width;
+  const int32_t *tables, *starts, *contexts;
+
+  Sequences(const Tensor& block_tables, const Tensor& query_starts, const Tensor& context_lens, int64_t rows,
+            int64_t pages) {
+    TORCH_CHECK_VALUE(block_tables.dim() == 2, "block_tables must be (sequences, pages)");
+    count = block_tables.size(0), width = block_tables.size(1);
+    tables = integers<int32_t>(block_tables, count * width, "block_tables");
+    starts = integers<int32_t>(query_starts, count + 1, "query_starts");
+    contexts = integers<int32_t>(context_lens, count, "context_lens");
+    TORCH_CHECK_INDEX(starts[0] == 0 && starts[count] == rows, "query_starts does not cover the ", rows, " queries");
+    for (int64_t b = 0; b < count; b++) {
+      const int64_t queries = starts[b + 1] - starts[b], used = up(contexts[b], PAGE) / PAGE;
+      TORCH_CHECK_INDEX(queries >= 0 && contexts[b] >= queries && used <= width, "sequence ", b, " has ", queries,
+                        " queries, a context of ", contexts[b], " and room for ", width * PAGE);
+      for (int64_t i = 0; i < used; i++)
+        TORCH_CHECK_INDEX(tables[b * width + i] >= 0 && tables[b * width + i] < pages, "page ", tables[b * width + i],
+                          " of sequence ", b, " is beyond the ", pages, " pages");
+    }
+  }
+};
+
+// How the attention of a batch is divided, which is the same in every layer.
+class Pieces {
+ public:
+  int64_t sums = 0;  // floats for the sums of stretches, where too few pieces are divided by them
+
+  Pieces(const Sequences& all, int64_t group, int64_t kv_heads, int64_t sums_size) : all(all) {
+    for (int64_t b = 0; b < all.count; b++) {
+      // The longest pieces (the last queries see the most keys) come first, so that no thread is left with one at the
+      // end.
+      constexpr int64_t ROWS = 64;
+      for (int64_t end = (all.starts[b + 1] - all.starts[b]) * group; end > 0; end -= ROWS)
+        for (int64_t h = 0; h < kv_heads; h++) pieces.push_back({b, h, std::max<int64_t>(0, end - ROWS), end, 0});
+    }
+    if (int64_t(pieces.size()) >= 2 * threads()) return;
+    int64_t room = 0;
+    for (Piece& piece : pieces) {
+      piece.sums = room;
+      for (int64_t key = 0; key < all.contexts[piece.sequence]; key += tw::STRETCH) {
+        parts.push_back({int64_t(&piece - pieces.data()), key, room});
+        room += (piece.end - piece.begin) * sums_size;
+      }
+    }
+    if (parts.size() > pieces.size()) sums = room;
+  }
+
+  // `task` lacks what is a sequence's; `memory` has room for the sums.
+  void attend(const tw::AttentionTask& task, float* memory) const {
+    const auto& k = kernels();
+    const auto of = [&](const Piece& piece) {
+      tw::AttentionTask part = task;
+      part.kv_head = piece.kv_head;
+      part.table = all.tables + piece.sequence * all.width;
+      part.first_query = all.starts[piece.sequence];
+      part.queries = all.starts[piece.sequence + 1] - all.starts[piece.sequence];
+      part.context = part.last_key = all.contexts[piece.sequence];
+      return part;
+    };
+    if (!sums)
+      return each(int64_t(pieces.size()),
+                  [&](int64_t i) { k.attention(of(pieces[i]), pieces[i].begin, pieces[i].end); });
+    each(int64_t(parts.size()), [&](int64_t i) {
+      const Piece& piece = pieces[parts[i].piece];
+      tw::AttentionTask part = of(piece);
+      part.first_key = parts[i].first_key;
+      part.last_key = std::min<int64_t>(part.context, part.first_key + tw::STRETCH);
+      part.sums = memory + parts[i].sums;
+      k.attention(part, piece.begin, piece.end);
+    });
+    each(int64_t(pieces.size()), [&](int64_t i) {
+      tw::AttentionTask whole = of(pieces[i]);
+      whole.sums = memory + pieces[i].sums;
+      k.add_stretches(whole, pieces[i].begin, pieces[i].end, (whole.context + tw::STRETCH - 1) / tw::STRETCH);
+    });
+  }
+
+ private:
+  struct Piece {
+    int64_t sequence, kv_head, begin, end, sums;
+  };
+  struct Part {
+    int64_t piece, first_key, sums;
+  };
+  const Sequences& all;
+  std::vector<Piece> pieces;
+  std::vector<Part> parts;
+};
+
+tw::AttentionTask attention_task(const Pages& pages, int64_t heads, double scale, int64_t window, double soft_cap) {
+  TORCH_CHECK_VALUE(window >= 0, "window is ", window, "; 0 for none or a number of keys is wanted");
+  TORCH_CHECK_VALUE(soft_cap >= 0, "soft_cap is ", soft_cap, "; 0 for none or a positive number is wanted");
+  tw::AttentionTask task{};
+  pages.into(task);
+  task.heads = heads;
+  task.scale = float(scale);
+  task.soft_cap = float(soft_cap);
+  task.window = window;
+  return task;
 }
 
 Tensor paged_attention(const Tensor& q_in, const Tensor& k_pages, const Tensor& v_pages,
@@ -465,92 +613,15 @@ Tensor paged_attention(const Tensor& q_in, const Tensor& k_pages, const Tensor& 
   const Pages pages(k_pages, v_pages, k_scale, v_scale);
   TORCH_CHECK_VALUE(q.dim() == 3 && q.size(2) == pages.head_size && q.size(1) % pages.heads == 0,
                     "q of shape ", q.sizes(), " does not fit ", pages.heads, " key heads of ", pages.head_size);
-  TORCH_CHECK_VALUE(block_tables.dim() == 2, "block_tables must be (sequences, pages)");
-  TORCH_CHECK_VALUE(window >= 0, "window is ", window, "; 0 for none or a number of keys is wanted");
-  TORCH_CHECK_VALUE(soft_cap >= 0, "soft_cap is ", soft_cap, "; 0 for none or a positive number is wanted");
-  const int64_t sequences = block_tables.size(0), width = block_tables.size(1);
-  const int32_t* tables = integers<int32_t>(block_tables, sequences * width, "block_tables");
-  const int32_t* starts = integers<int32_t>(query_starts, sequences + 1, "query_starts");
-  const int32_t* contexts = integers<int32_t>(context_lens, sequences, "context_lens");
-  TORCH_CHECK_INDEX(starts[0] == 0 && starts[sequences] == q.size(0), "query_starts does not cover the ", q.size(0),
-                    " queries");
+  tw::AttentionTask task = attention_task(pages, q.size(1), scale, window, soft_cap);
+  const Sequences sequences(block_tables, query_starts, context_lens, q.size(0), pages.count);
   Tensor out = at::empty_like(q);
-  struct Piece {
-    int64_t sequence, kv_head, begin, end;
-  };
-  std::vector<Piece> pieces;
-  const int64_t group = q.size(1) / pages.heads;
-  for (int64_t b = 0; b < sequences; b++) {
-    const int64_t queries = starts[b + 1] - starts[b], used = up(contexts[b], PAGE) / PAGE;
-    TORCH_CHECK_INDEX(queries >= 0 && contexts[b] >= queries && used <= width, "sequence ", b, " has ", queries,
-                      " queries, a context of ", contexts[b], " and room for ", width * PAGE);
-    for (int64_t i = 0; i < used; i++)
-      TORCH_CHECK_INDEX(tables[b * width + i] >= 0 && tables[b * width + i] < pages.count, "page ",
-                        tables[b * width + i], " of sequence ", b, " is beyond the ", pages.count, " pages");
-    // The longest pieces (the last queries see the most keys) come first, so that no thread is left with one at the end.
-    constexpr int64_t ROWS = 64;
-    for (int64_t end = queries * group; end > 0; end -= ROWS)
-      for (int64_t h = 0; h < pages.heads; h++) pieces.push_back({b, h, std::max<int64_t>(0, end - ROWS), end});
-  }
-  tw::AttentionTask task{};
   task.q = q.const_data_ptr();
   task.q_type = float_type(q, "q");
-  task.k = k_pages.const_data_ptr();
-  task.v = v_pages.const_data_ptr();
-  task.k_scale = pages.k_scale;
-  task.v_scale = pages.v_scale;
-  task.kv_type = pages.type;
-  task.heads = q.size(1);
-  task.kv_heads = pages.heads;
-  task.head_size = pages.head_size;
-  task.scale = float(scale);
-  task.soft_cap = float(soft_cap);
-  task.window = window;
   task.out = out.mutable_data_ptr();
-  const auto& k = kernels();
-  if (pieces.empty()) return out;
-  const auto of = [&](const Piece& piece) {
-    tw::AttentionTask part = task;
-    part.kv_head = piece.kv_head;
-    part.table = tables + piece.sequence * width;
-    part.first_query = starts[piece.sequence];
-    part.queries = starts[piece.sequence + 1] - starts[piece.sequence];
-    part.context = part.last_key = contexts[piece.sequence];
-    return part;
-  };
-  // Too few pieces for the threads: the stretches of each are divided, and added up afterwards.
-  struct Part {
-    int64_t piece, first_key, sums;
-  };
-  std::vector<Part> parts;
-  std::vector<int64_t> firsts;
-  int64_t room = 0;
-  if (int64_t(pieces.size()) < 2 * threads())
-    for (const Piece& piece : pieces) {
-      firsts.push_back(room);
-      for (int64_t key = 0; key < contexts[piece.sequence]; key += tw::STRETCH) {
-        parts.push_back({int64_t(&piece - pieces.data()), key, room});
-        room += (piece.end - piece.begin) * task.sums_size();
-      }
-    }
-  if (parts.size() <= pieces.size()) {
-    each(int64_t(pieces.size()), [&](int64_t i) { k.attention(of(pieces[i]), pieces[i].begin, pieces[i].end); });
-    return out;
-  }
-  const Tensor sums = at::empty({room}, q.options().dtype(at::kFloat));
-  each(int64_t(parts.size()), [&](int64_t i) {
-    const Piece& piece = pieces[parts[i].piece];
-    tw::AttentionTask part = of(piece);
-    part.first_key = parts[i].first_key;
-    part.last_key = std::min<int64_t>(part.context, part.first_key + tw::STRETCH);
-    part.sums = sums.mutable_data_ptr<float>() + parts[i].sums;
-    k.attention(part, piece.begin, piece.end);
-  });
-  each(int64_t(pieces.size()), [&](int64_t i) {
-    tw::AttentionTask whole = of(pieces[i]);
-    whole.sums = sums.mutable_data_ptr<float>() + firsts[i];
-    k.add_stretches(whole, pieces[i].begin, pieces[i].end, (whole.context + tw::STRETCH - 1) / tw::STRETCH);
-  });
+  const Pieces pieces(sequences, q.size(1) / pages.heads, pages.heads, task.sums_size());
+  const Tensor sums = at::empty({pieces.sums}, q.options().dtype(at::kFloat));
+  pieces.attend(task, sums.mutable_data_ptr<float>());
   return out;
 }
 
@@ -615,3 +686,4 @@ TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
 }
 
 #include "encoder_ops.cpp"
+#include "decode_ops.cpp"

@@ -1,0 +1,211 @@
+// A whole step of a decoder as one operator: every layer over one batch, with one team of threads for its length.
+//
+// It computes with the operators' own kernels, in their order, so that its results are theirs to the bit. ops.cpp takes
+// this in, whose helpers it uses.
+#include <ATen/record_function.h>
+#include <torch/custom_class.h>
+
+namespace {
+
+// What is the same in every step over one cache: weights, pages, sizes, and the memory that steps compute in.
+class DecodePlan : public torch::CustomClassHolder {
+ public:
+  DecodePlan(int64_t heads, double scale, double soft_cap, bool silu, double eps, const Tensor& final_norm)
+      : heads(heads), model(final_norm.numel()), scale(scale), soft_cap(soft_cap), silu(silu), eps(float(eps)) {
+    norm = floats(kept(final_norm), model, "the final norm");
+  }
+
+  // One of a layer's four, in the order qkv, o, gate_up, down, before `add_layer`.
+  void add_linear(const Tensor& weight, const optional<Tensor>& weight_scale, const optional<Tensor>& bias,
+                  int64_t width, int64_t features, int64_t group, int64_t bits, int64_t digits) {
+    if (weight_scale) {
+      if (group) check_group(group);
+      linears.push_back(packed_integers(weight, *weight_scale, bias, width, features, group, digits));
+    } else {
+      if (group) check_kept(group, bits);
+      linears.push_back(packed_wide(weight, bias, width, features, group, group ? bits : 16));
+    }
+    for (const optional<Tensor>& tensor : {optional(weight), weight_scale, bias}) kept(tensor);
+  }
+
+  // Around the last four linear layers. `turn` is a place in the turns of a step; norms after a block, and those of
+  // heads, may be none.
+  void add_layer(const Tensor& pre_attention, const optional<Tensor>& post_attention, const Tensor& pre_mlp,
+                 const optional<Tensor>& post_mlp, const optional<Tensor>& q_norm, const optional<Tensor>& k_norm,
+                 const Tensor& k, const Tensor& v, const optional<Tensor>& k_scale, const optional<Tensor>& v_scale,
+                 int64_t turn, int64_t window) {
+    const Pages pages(k, v, k_scale, v_scale);
+    Layer layer{};
+    layer.turn = turn;
+    layer.pre_attention = floats(pre_attention, model, "pre_attention");
+    layer.post_attention = floats(post_attention, model, "post_attention");
+    layer.pre_mlp = floats(pre_mlp, model, "pre_mlp");
+    layer.post_mlp = floats(post_mlp, model, "post_mlp");
+    layer.attention = attention_task(pages, heads, scale, window, soft_cap);
+    pages.into(layer.rope);
+    layer.rope.heads = heads;
+    layer.rope.q_norm = floats(q_norm, pages.head_size, "q_norm");
+    layer.rope.k_norm = floats(k_norm, pages.head_size, "k_norm");
+    layer.rope.eps = eps;
+    for (const optional<Tensor>& tensor : {optional(pre_attention), post_attention, optional(pre_mlp), post_mlp, q_norm,
+                                           k_norm, optional(k), optional(v), k_scale, v_scale})
+      kept(tensor);
+    TORCH_CHECK_VALUE(linears.size() == 4 * (layers.size() + 1) && turn >= 0 && heads % pages.heads == 0 &&
+                          (layers.empty() || (pages.count == page_count && pages.heads == kv_heads &&
+                                              pages.head_size == head_size)),
+                      "layer ", layers.size(), " does not fit those before it");
+    page_count = pages.count, kv_heads = pages.heads, head_size = pages.head_size;
+    const Packed* four = &linears[4 * layers.size()];
+    check(four[0], model, (heads + 2 * kv_heads) * head_size);
+    check(four[1], heads * head_size, model);
+    check(four[2], model, four[2].task.features / 2 * 2);
+    check(four[3], four[2].task.features / 2, model);
+    feed_forward = std::max(feed_forward, four[3].width);
+    layers.push_back(layer);
+  }
+
+  // Hidden states after the final norm. `turns` are cosines, sines and each row's place among them, turn after turn.
+  Tensor step(const Tensor& x_in, const std::vector<Tensor>& turns, const Tensor& slots, const Tensor& block_tables,
+              const Tensor& query_starts, const Tensor& context_lens) {
+    RECORD_FUNCTION("torchwright::decode_step", std::vector<c10::IValue>({x_in}));
+    const Tensor x = x_in.contiguous();
+    TORCH_CHECK_VALUE(!layers.empty() && x.dim() == 2 && x.size(1) == model, "x of shape ", x.sizes(),
+                      " is not rows of ", model, " for ", layers.size(), " layers");
+    const int64_t rows = x.size(0);
+    Step now{rows, float_type(x, "x"), Sequences(block_tables, query_starts, context_lens, rows, page_count)};
+    std::vector<tw::RopeTask> ropes;
+    for (size_t i = 0; i + 2 < turns.size(); i += 3)
+      ropes.push_back(rope_task(turns[i], turns[i + 1], turns[i + 2], slots, rows, head_size, page_count));
+    for (const Layer& layer : layers)
+      TORCH_CHECK_VALUE(layer.turn < int64_t(ropes.size()), "there is no turn ", layer.turn);
+    Tensor out = at::empty_like(x);
+    if (!rows) return out;
+    const Pieces pieces(now.sequences, heads / kv_heads, kv_heads, layers[0].attention.sums_size());
+    place(now, int64_t(x.element_size()), pieces.sums);
+    const tw::Pool::Team team(own);
+    std::memcpy(now.stream, x.const_data_ptr(), x.nbytes());
+    for (size_t i = 0; i < layers.size(); i++) {
+      attention(now, layers[i], &linears[4 * i], ropes[layers[i].turn], pieces, i == 0);
+      feed_forward_block(now, layers[i], &linears[4 * i]);
+    }
+    join(now, norm, out.mutable_data_ptr());
+    return out;
+  }
+
+  // What steps compute in; it grows with the rows of a step.
+  Tensor scratch() const { return memory; }
+
+ private:
+  struct Layer {
+    const float *pre_attention, *post_attention, *pre_mlp, *post_mlp;
+    tw::RopeTask rope;
+    tw::AttentionTask attention;
+    int64_t turn;
+  };
+
+  // One batch, and where its values lie.
+  struct Step {
+    int64_t rows;
+    Type type;
+    Sequences sequences;
+    char *stream = nullptr, *delta = nullptr, *x = nullptr;  // of the model's size
+    char *wide = nullptr, *narrow = nullptr;  // query, key and value, then queries; gate and up, then their product
+    char* mixed = nullptr;                    // what attention gives
+    char* row_memory = nullptr;               // what a linear layer makes of its rows
+    float* sums = nullptr;
+  };
+
+  const Tensor& kept(const Tensor& tensor) { return tensors.emplace_back(tensor); }
+  void kept(const optional<Tensor>& tensor) {
+    if (tensor) tensors.push_back(*tensor);
+  }
+
+  void check(const Packed& layer, int64_t width, int64_t features) const {
+    TORCH_CHECK_VALUE(layer.width == width && layer.task.features == features, "a linear layer of ", layer.width,
+                      " to ", layer.task.features, " features is where one of ", width, " to ", features, " is wanted");
+  }
+
+  void place(Step& now, int64_t bytes, int64_t sums) {
+    const int64_t q = heads * head_size, wide = std::max(q + 2 * kv_heads * head_size, 2 * feed_forward);
+    int64_t rows_bytes = 0;
+    for (const Packed& linear : linears) rows_bytes = std::max(rows_bytes, Room(linear, now.rows).bytes);
+    const auto of = [&](int64_t width) { return up(now.rows * width * bytes, 64); };
+    const int64_t sizes[] = {of(model), of(model), of(model),  of(wide), of(std::max(q, feed_forward)),
+                             of(q),     rows_bytes, 4 * sums};
+    int64_t all = 0;
+    for (int64_t size : sizes) all += size;
+    if (!memory.defined() || memory.numel() < all) memory = at::empty({all}, at::kByte);
+    char* at = (char*)memory.mutable_data_ptr();
+    const int64_t* size = sizes;
+    for (char** part : {&now.stream, &now.delta, &now.x, &now.wide, &now.narrow, &now.mixed, &now.row_memory})
+      *part = at, at += *size++;
+    now.sums = (float*)at;
+  }
+
+  void multiply(const Step& now, const Packed& layer, const char* x, char* out) const {
+    ::multiply(layer, x, now.type, now.rows, out, now.row_memory, about_zero, nothing_more);
+  }
+
+  void normalize(const Step& now, const char* x, const char* residual, const float* weight, void* out, char* sum) const {
+    const auto& k = kernels();
+    each_row(now.rows, model, [&](int64_t row) {
+      k.rms_norm(x, residual, weight, out, sum, now.type, model, row, eps);
+    });
+  }
+
+  // Adds what the last block has computed to the stream, and normalizes the sum.
+  void join(const Step& now, const float* weight, void* out) const {
+    normalize(now, now.delta, now.stream, weight, out, now.stream);
+  }
+
+  void leave(const Step& now, const float* weight) const {
+    if (weight) normalize(now, now.delta, nullptr, weight, now.delta, nullptr);
+  }
+
+  void attention(const Step& now, const Layer& layer, const Packed* four, const tw::RopeTask& turn,
+                 const Pieces& pieces, bool first) const {
+    if (first) normalize(now, now.stream, nullptr, layer.pre_attention, now.x, nullptr);
+    else join(now, layer.pre_attention, now.x);
+    multiply(now, four[0], now.x, now.wide);
+    tw::RopeTask rope = layer.rope;
+    rope.cos = turn.cos, rope.sin = turn.sin, rope.rotated = turn.rotated;
+    rope.positions = turn.positions, rope.slots = turn.slots;
+    rope.qkv = now.wide, rope.q = now.narrow, rope.type = now.type;
+    rope_rows(rope, now.rows);
+    tw::AttentionTask task = layer.attention;
+    task.q = now.narrow, task.q_type = now.type, task.out = now.mixed;
+    pieces.attend(task, now.sums);
+    multiply(now, four[1], now.mixed, now.delta);
+    leave(now, layer.post_attention);
+  }
+
+  void feed_forward_block(const Step& now, const Layer& layer, const Packed* four) const {
+    join(now, layer.pre_mlp, now.x);
+    multiply(now, four[2], now.x, now.wide);
+    gated_rows(now.wide, now.narrow, now.type, four[3].width, now.rows, silu);
+    multiply(now, four[3], now.narrow, now.delta);
+    leave(now, layer.post_mlp);
+  }
+
+  const int64_t heads, model;
+  const double scale, soft_cap;
+  const bool silu;
+  const float eps;
+  const float* norm;
+  int64_t page_count = 0, kv_heads = 0, head_size = 0, feed_forward = 0;
+  std::vector<Packed> linears;  // four a layer
+  std::vector<Layer> layers;
+  std::vector<Tensor> tensors;  // whose memory all of this points to
+  Tensor memory;
+};
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(torchwright, m) {
+  m.class_<DecodePlan>("DecodePlan")
+      .def(torch::init<int64_t, double, double, bool, double, const Tensor&>())
+      .def("add_linear", &DecodePlan::add_linear)
+      .def("add_layer", &DecodePlan::add_layer)
+      .def("step", &DecodePlan::step)
+      .def("scratch", &DecodePlan::scratch);
+}
