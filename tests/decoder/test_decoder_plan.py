@@ -225,12 +225,13 @@ def test_another_layer_in_the_place_of_one(llama: Path, layers_only: Any) -> Non
     assert plan_over(cache).unplanned == "linear layers of PyTorch"
 
 
-def test_whoever_watches_a_layer_sees_its_rows(llama: Path) -> None:
+@pytest.mark.parametrize("part", ["attention.o", "mlp"])
+def test_whoever_watches_a_part_sees_its_rows(llama: Path, part: str) -> None:
     loaded = loaded_as(llama, BF16, torch.bfloat16, "bf16")
     run(loaded)
     seen: list[int] = []
-    layer = loaded.decoder.layers[2].get_submodule("attention.o")
-    handle = layer.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    watched = loaded.decoder.layers[2].get_submodule(part)
+    handle = watched.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     run(loaded)
     handle.remove()
     run(loaded)

@@ -41,9 +41,7 @@ class DecodePlan:
         layers = [cast(Layer, module) for module in modules]
         self._linears = [place for layer in layers for place in layer.linears()]
         self._hooks = [
-            hooks
-            for *_, linear in self._linears
-            for hooks in (linear._forward_hooks, linear._forward_pre_hooks)
+            hooks for part in modules.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks)
         ]
         self.unplanned = _unplanned(layers, config, dtype, cache.device)
         """Why these layers cannot run as one operator, None where they can."""
@@ -63,7 +61,7 @@ class DecodePlan:
 
     @property
     def watched(self) -> bool:
-        """Whether somebody wants to see what a linear layer is given, which the operator does not show."""
+        """Whether somebody wants to see what a part of a layer is given, which the operator does not show."""
         return any(self._hooks)
 
     def __call__(self, stream_TE: torch.Tensor, turns: Iterable[Turn], batch: Batch) -> torch.Tensor:
