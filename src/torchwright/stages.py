@@ -20,7 +20,7 @@ from torchwright.errors import ArtifactError, TorchwrightError, WorkloadError
 from torchwright.facts import Event, Recipe, Step
 from torchwright.process import folders
 from torchwright.profile.trace import write_trace
-from torchwright.profile.values import Breaks, Profile, Recording, Stage
+from torchwright.profile.values import Breaks, Profile, ProfiledStage, Recording
 from torchwright.remade import trials, workload_of
 from torchwright.techniques.base import in_order, parse_step
 from torchwright.trial.client import Context, TrialFailed, TrialProcess, start_candidate
@@ -60,7 +60,7 @@ class _Asked:
     traces: Path | None
     """The folder for the profiler's files, where they are wanted."""
     tell: Callable[[str], None]
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[ProfiledStage] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
     recorded: list[tuple[str, Path]] = field(default_factory=list)
     """The profiler's files by the names of their stages."""
@@ -73,9 +73,9 @@ class _Asked:
             runs_as, recording, notes = run(str(file) if file else None)
         except (TrialFailed, TorchwrightError) as error:
             self.errors.append(error)
-            self.stages.append(Stage(name=name, runs_as="", recording=None, failed=error.reason))
+            self.stages.append(ProfiledStage(name=name, runs_as="", recording=None, failed=error.reason))
             return
-        self.stages.append(Stage(name=name, runs_as=runs_as, recording=recording, notes=notes))
+        self.stages.append(ProfiledStage(name=name, runs_as=runs_as, recording=recording, notes=notes))
         if file is not None:
             self.recorded.append((name, file))
 
@@ -165,7 +165,7 @@ def _workload(path: Path, recipe: Recipe, trust: bool, self_contained: bool) -> 
 def _original(asked: _Asked, subject: _Subject) -> Breaks | None:
     """The stage of the model as it is, and where compiling it breaks off."""
     if subject.lacking is not None:
-        asked.stages.append(Stage(name=ORIGINAL, runs_as="", recording=None, failed=subject.lacking))
+        asked.stages.append(ProfiledStage(name=ORIGINAL, runs_as="", recording=None, failed=subject.lacking))
         return None
     found: list[Breaks] = []
 
@@ -196,7 +196,7 @@ def _artifact(context: Context, path: str, trust: bool, file: str | None) -> Rec
         return loaded.how, recording, loaded.notices
 
 
-def _with_operations(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+def _with_operations(stages: Sequence[ProfiledStage]) -> tuple[ProfiledStage, ...]:
     """The stages, with the original's operations where compiled code hides its sizes: it computes the same."""
     first = stages[0].recording
     known = first.operations if first else None

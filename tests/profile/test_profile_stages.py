@@ -89,7 +89,7 @@ def test_json_has_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     found = profiled(capsys, "shop:branching")
     assert found.keys() == fields(values.Profile)
     (stage,) = found["stages"]
-    assert stage.keys() == fields(values.Stage)
+    assert stage.keys() == fields(values.ProfiledStage)
     assert (stage["name"], stage["runs_as"], stage["failed"]) == ("original", "eager", None)
     assert stage["recording"].keys() == fields(values.Recording)
     assert stage["recording"]["calls"][0].keys() == fields(values.CallTime)

@@ -64,7 +64,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedWork:
     """Of one call; None where it is not known."""
 
     operations: int | None
@@ -74,7 +74,7 @@ class Counted:
 
 def count(
     name: str, kind: Kind, shapes: Sequence[Any], dtypes: Sequence[str], values: Sequence[Any]
-) -> Counted | None:
+) -> CountedWork | None:
     """What one call of `name` computes and moves; None where the profiler saw too little to say."""
     tensors = [_tensor(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=False)]
     there = [tensor for tensor in tensors if tensor and tensor.count]  # an output yet to be made is empty
@@ -90,7 +90,7 @@ def count(
     return None
 
 
-def _computed(name: str, kind: Kind, there: list[Tensor], given: dict[str, Any]) -> Counted | None:
+def _computed(name: str, kind: Kind, there: list[Tensor], given: dict[str, Any]) -> CountedWork | None:
     moved = sum(tensor.bytes for tensor in there)
     base = name.rpartition("::")[2]
     if kind == "attention":
@@ -115,7 +115,7 @@ def _computed(name: str, kind: Kind, there: list[Tensor], given: dict[str, Any])
         moved = sum(tensor.bytes for tensor in there) + out
         if base == "_mkl_linear":  # which is given its weight twice
             moved -= there[1].bytes
-    return Counted(operations, moved, _computing_dtype(base, there))
+    return CountedWork(operations, moved, _computing_dtype(base, there))
 
 
 def _product(base: str, there: list[Tensor], given: dict[str, Any]) -> tuple[int, int, int]:
@@ -154,21 +154,21 @@ def _output(x: Tensor, w: Tensor, given: dict[str, Any]) -> tuple[int, ...]:
     return batch, w.shape[0], *places
 
 
-def _moved(name: str, there: list[Tensor]) -> Counted | None:
+def _moved(name: str, there: list[Tensor]) -> CountedWork | None:
     base = name.rpartition("::")[2]
     inputs = sum(tensor.bytes for tensor in there)
     if base == "copy_":  # which is given its output
-        return Counted(None, inputs, there[0].dtype)
+        return CountedWork(None, inputs, there[0].dtype)
     if REDUCTIONS.match(base) and (len(there) == 1 or not is_pointwise(name)):
-        return Counted(None, inputs, there[0].dtype)
+        return CountedWork(None, inputs, there[0].dtype)
     if is_pointwise(name):
         size = math.prod(torch.broadcast_shapes(*(tensor.shape for tensor in there)))
-        return Counted(None, inputs + size * max(tensor.itemsize for tensor in there), there[0].dtype)
+        return CountedWork(None, inputs + size * max(tensor.itemsize for tensor in there), there[0].dtype)
     if FIRST.match(base):
-        return Counted(None, inputs + there[0].bytes, there[0].dtype)
+        return CountedWork(None, inputs + there[0].bytes, there[0].dtype)
     if base == "embedding":
         row = there[0].shape[-1] * there[0].itemsize
-        return Counted(None, 2 * there[1].count * row, there[0].dtype)
+        return CountedWork(None, 2 * there[1].count * row, there[0].dtype)
     return None
 
 

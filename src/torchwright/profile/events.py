@@ -13,7 +13,7 @@ from torchwright.profile.kinds import is_operator
 
 
 @dataclass
-class Event:
+class RecordedEvent:
     """Something that ran on one thread; nanoseconds."""
 
     name: str
@@ -25,29 +25,29 @@ class Event:
     dtypes: Sequence[str] = ()
     values: Sequence[Any] = ()
     """Arguments that are no tensors."""
-    children: list[Event] = field(default_factory=list)
+    children: list[RecordedEvent] = field(default_factory=list)
 
     @property
     def own(self) -> int:
         """Its time without that of its children."""
         return self.end - self.start - sum(child.end - child.start for child in self.children)
 
-    def within(self) -> Iterator[Event]:
+    def within(self) -> Iterator[RecordedEvent]:
         """Itself and everything that it called."""
         yield self
         for child in self.children:
             yield from child.within()
 
 
-def read(profiler: torch.profiler.profile) -> list[Event]:
+def read(profiler: torch.profiler.profile) -> list[RecordedEvent]:
     """The roots of every thread's events, in the order of their starts."""
     events = profiler.profiler.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess]
-    threads: dict[int, list[Event]] = {}
+    threads: dict[int, list[RecordedEvent]] = {}
     for event in events:
         if event.is_async():
             continue
         name = event.name()
-        found = Event(
+        found = RecordedEvent(
             name=name,
             start=event.start_ns(),
             end=event.start_ns() + event.duration_ns(),
@@ -61,10 +61,10 @@ def read(profiler: torch.profiler.profile) -> list[Event]:
     return sorted(roots, key=lambda root: root.start)
 
 
-def nest(events: Iterable[Event]) -> list[Event]:
+def nest(events: Iterable[RecordedEvent]) -> list[RecordedEvent]:
     """One thread's events, each put below the one in whose time it lies; the roots are returned."""
-    roots: list[Event] = []
-    above: list[Event] = []
+    roots: list[RecordedEvent] = []
+    above: list[RecordedEvent] = []
     for event in sorted(events, key=lambda event: (event.start, -event.end)):
         while above and above[-1].end < event.end:
             above.pop()
@@ -73,7 +73,7 @@ def nest(events: Iterable[Event]) -> list[Event]:
     return roots
 
 
-def covered(events: Iterable[Event], start: int, end: int) -> int:
+def covered(events: Iterable[RecordedEvent], start: int, end: int) -> int:
     """Nanoseconds between `start` and `end` in which an operator ran, on whatever thread."""
     spans = sorted((max(e.start, start), min(e.end, end)) for e in events if e.start < end and e.end > start)
     total, reached = 0, start
@@ -83,7 +83,7 @@ def covered(events: Iterable[Event], start: int, end: int) -> int:
     return total
 
 
-def outermost(roots: Iterable[Event]) -> Iterator[Event]:
+def outermost(roots: Iterable[RecordedEvent]) -> Iterator[RecordedEvent]:
     """Operators that no other operator has called."""
     for root in roots:
         if root.operator:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torchwright.facts import DeviceFacts
-from torchwright.profile.counting import COMPUTING, Counted, count, dtype_name
-from torchwright.profile.events import Event, covered, outermost
+from torchwright.profile.counting import COMPUTING, CountedWork, count, dtype_name
+from torchwright.profile.events import RecordedEvent, covered, outermost
 from torchwright.profile.kinds import kind_of
 from torchwright.profile.rates import rate
 from torchwright.profile.values import CallTime, Kind, KindTime, OperatorTime, Recording
@@ -37,7 +37,7 @@ class _Sum:
     bytes: float | None = 0.0
     dtypes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, own: int, counted: Counted | None, weight: float) -> None:
+    def add(self, own: int, counted: CountedWork | None, weight: float) -> None:
         self.calls += weight
         self.own += own * weight
         if counted is not None:
@@ -48,7 +48,7 @@ class _Sum:
 
 
 def summed(
-    roots: Sequence[Event], calls: Sequence[CallTime], device: DeviceFacts, *, named: bool
+    roots: Sequence[RecordedEvent], calls: Sequence[CallTime], device: DeviceFacts, *, named: bool
 ) -> Recording:
     """One pass over the calls, from the events of all that were recorded.
 
@@ -90,7 +90,9 @@ def summed(
     )
 
 
-def _quicker_half(roots: Sequence[Event], calls: Sequence[CallTime]) -> Iterator[tuple[Event, float]]:
+def _quicker_half(
+    roots: Sequence[RecordedEvent], calls: Sequence[CallTime]
+) -> Iterator[tuple[RecordedEvent, float]]:
     """The quicker half of each kind's calls, each with what it counts for in a pass: beside the others more ran."""
     for call in calls:
         made = sorted(
@@ -100,15 +102,15 @@ def _quicker_half(roots: Sequence[Event], calls: Sequence[CallTime]) -> Iterator
         yield from ((label, call.repeat / len(kept)) for label in kept)
 
 
-def _operators(events: Iterable[Event]) -> Iterator[tuple[Event, Kind, Counted | None]]:
+def _operators(events: Iterable[RecordedEvent]) -> Iterator[tuple[RecordedEvent, Kind, CountedWork | None]]:
     """Every operator with its kind and what was counted of it.
 
     What computes is counted where its sizes are first seen, and that goes to the one within it that does the work: of a
     linear layer to the product that it calls. Those on the way there are dispatch, as is all that leaves more than half
     of its work to its like.
     """
-    waiting: list[tuple[Event, Kind | None]] = [(event, None) for event in events]
-    workers: dict[int, Counted] = {}
+    waiting: list[tuple[RecordedEvent, Kind | None]] = [(event, None) for event in events]
+    workers: dict[int, CountedWork] = {}
     while waiting:
         event, counted_as = waiting.pop()
         if event.operator:
@@ -126,37 +128,37 @@ def _operators(events: Iterable[Event]) -> Iterator[tuple[Event, Kind, Counted |
         waiting.extend((child, counted_as) for child in event.children)
 
 
-def _worker(event: Event, kind: Kind) -> Event:
+def _worker(event: RecordedEvent, kind: Kind) -> RecordedEvent:
     """The longest of the operators within an event that are of its kind and call none of that kind."""
     alike = [inner for inner in event.within() if inner.operator and _kind(inner) == kind]
     leaves = [inner for inner in alike if not any(_kind(below) == kind for below in _below(inner))]
     return max(leaves, key=lambda inner: inner.own)
 
 
-def _computes_by_others(event: Event, kind: Kind) -> bool:
+def _computes_by_others(event: RecordedEvent, kind: Kind) -> bool:
     """Whether its work is that of operators of another kind, such as attention made of products."""
     return any(_kind(inner) in COMPUTING and _kind(inner) != kind for inner in _below(event))
 
 
-def _below(event: Event) -> Iterator[Event]:
+def _below(event: RecordedEvent) -> Iterator[RecordedEvent]:
     """The operators that it called, and those that they called."""
     return (inner for child in event.children for inner in child.within() if inner.operator)
 
 
-def _kind(event: Event) -> Kind:
+def _kind(event: RecordedEvent) -> Kind:
     if event.name == COPY and event.dtypes[0] != event.dtypes[1]:
         return "casts"
     return kind_of(event.name)
 
 
-def _title(event: Event, kind: Kind) -> str:
+def _title(event: RecordedEvent, kind: Kind) -> str:
     """The operator's name; a copy to another type says to which."""
     if event.name == COPY and kind == "casts":
         return f"{event.name} to {dtype_name(event.dtypes[0])}"
     return event.name
 
 
-def _compiled(events: Iterable[Event]) -> Iterator[Event]:
+def _compiled(events: Iterable[RecordedEvent]) -> Iterator[RecordedEvent]:
     """The outermost labels around compiled code."""
     for event in events:
         if event.name == COMPILED or event.name.startswith(COMPILED_BY_TORCH):
@@ -165,7 +167,7 @@ def _compiled(events: Iterable[Event]) -> Iterator[Event]:
             yield from _compiled(event.children)
 
 
-def _uncovered(event: Event) -> int:
+def _uncovered(event: RecordedEvent) -> int:
     """Nanoseconds of an event in which no operator ran."""
     return event.end - event.start - covered(outermost(event.children), event.start, event.end)
 

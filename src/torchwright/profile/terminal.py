@@ -17,9 +17,9 @@ from torchwright.profile.values import (
     Kind,
     OperatorTime,
     Profile,
+    ProfiledStage,
     Rate,
     Recording,
-    Stage,
 )
 from torchwright.report import wording
 
@@ -53,7 +53,7 @@ def _head(profile: Profile) -> Iterator[Text]:
     yield _words(f"at most: {', '.join(rates) or 'not measured'}", "dim")
 
 
-def _kinds(stages: Sequence[Stage]) -> Table:
+def _kinds(stages: Sequence[ProfiledStage]) -> Table:
     """A row for each stage, a column for each kind on which any of them spends time."""
     recorded = [stage.recording for stage in stages if stage.recording]
     spent = {found.kind for recording in recorded for found in recording.kinds if found.share >= 0.0005}
@@ -72,7 +72,7 @@ def _kinds(stages: Sequence[Stage]) -> Table:
     return table
 
 
-def _stage(stage: Stage, top: int) -> Iterator[RenderableType]:
+def _stage(stage: ProfiledStage, top: int) -> Iterator[RenderableType]:
     title = f"{stage.name}, {stage.runs_as}" if stage.runs_as else stage.name
     if stage.recording is None:
         yield _words(title, "bold").append_text(_words(f": not profiled. {stage.failed}", "not bold yellow"))

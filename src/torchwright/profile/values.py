@@ -102,7 +102,7 @@ class Recording:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class ProfiledStage:
     """A model at one point of its recipe."""
 
     name: str
@@ -153,7 +153,7 @@ class Profile:
     machine: DeviceFacts
     threads: int
     torch: str
-    stages: tuple[Stage, ...]
+    stages: tuple[ProfiledStage, ...]
     breaks: Breaks | None
     """Of the original; None where there is none."""
     trace: str | None = None
