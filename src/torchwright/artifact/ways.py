@@ -39,7 +39,7 @@ class Ways:
         strict: bool,
     ) -> None:
         self.path, self.recipe, self.manifest = path, recipe, manifest
-        self.engine = engines.get(manifest.engine)
+        self.engine = engines.get(manifest.engine).available(str(path), ArtifactError)
         self.threads = manifest.threads
         self.notices: list[str] = []
         here = fingerprint_here(recipe.fingerprint.device.kind, measured=False)

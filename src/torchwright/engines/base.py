@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from torchwright.engines.spec import CallSpec
+from torchwright.errors import TorchwrightError
 from torchwright.registry import Registry
 
 if TYPE_CHECKING:
@@ -95,6 +96,18 @@ class Engine:
     """Files of compiled code that `keep` may leave in NATIVE, for `restore`."""
     calls: tuple[CallSpec, ...] = ()
     """What was written of an engine that is `apart`."""
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Why it cannot run here and what would mend that, or None. Imports nothing that it would need."""
+        return None
+
+    @classmethod
+    def available(cls, what: str, kind: type[TorchwrightError]) -> type[Self]:
+        """Itself; raises a `kind` of error, about `what` was asked for, where it cannot run here."""
+        if reason := cls.unavailable():
+            raise kind(f"{what} needs the engine '{cls.name}', which cannot run here", found=reason)
+        return cls
 
     # ------------------------------------------------------------------------------------------- prepare, run
 

@@ -100,3 +100,30 @@ MODELS: dict[str, tuple[Any, Any]] = {
     ),
 }
 """Name → how to build it, and how to make inputs for it."""
+
+
+class Parts(nn.Module):
+    """Takes keywords and plain values; answers with a dict of tensors in several layouts, and of what is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.LayerNorm(8)
+
+    def forward(self, x_BCHW: torch.Tensor, *, scale_C: torch.Tensor, power: int = 2) -> dict[str, Any]:
+        y_BHWC = self.norm(self.conv(x_BCHW).permute(0, 2, 3, 1))
+        best = y_BHWC.flatten(1).argmax(1)
+        return {
+            "last": y_BHWC.permute(0, 3, 1, 2) * scale_C.view(1, 8, 1, 1),
+            "pair": (best, None, power, [best > 9]),
+            "given": x_BCHW,
+            "again": best,
+            "rows": len(x_BCHW),
+        }
+
+
+class Counter(nn.Module):
+    """Changes its second input in place."""
+
+    def forward(self, x_BE: torch.Tensor, seen_E: torch.Tensor) -> torch.Tensor:
+        seen_E += x_BE.sum(0)
+        return x_BE * 2

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchwright.engines.base import Engine, engines
+from torchwright.errors import RefusedTechnique
 from torchwright.trial.values import Memory, OpenedArtifact, Prepared
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Session:
         apply_allocator(settings.allocator)
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        engine = engines.get(settings.engine)
+        engine = engines.get(settings.engine).available("the recipe", RefusedTechnique)
         self.engine = engine.prepare(self.target, Path(folder) if folder and engine.apart else None)
         if not engine.apart:
             if steps:

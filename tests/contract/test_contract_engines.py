@@ -1,0 +1,19 @@
+"""The contract of engines: the tests are shipped, `pytest --pyargs torchwright.testing` runs them anywhere."""
+
+from torchwright.testing.test_engines import (
+    TestArtifact,
+    TestDeclaration,
+    TestEngine,
+    engine,
+    registered,
+    test_what_changes_its_inputs_is_refused_or_changes_them,
+)
+
+__all__ = [
+    "TestArtifact",
+    "TestDeclaration",
+    "TestEngine",
+    "engine",
+    "registered",
+    "test_what_changes_its_inputs_is_refused_or_changes_them",
+]
