@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ class CompiledCalls:
                     return self._behind_door(folder, programs, "recompiled graphs", OTHER_MACHINE_ERROR)
             self.say(f"running uncompiled: {fault}")
         layouts = self.manifest.layouts
-        door = self._door(
+        door = self.door(
             [
                 GraphCall(program, spec_of(name, program), layouts)
                 for name, program in programs.items()
@@ -79,7 +79,7 @@ class CompiledCalls:
     ) -> Ready:
         """The packages in `folder`; `programs` are what they were made from, where the manifest does not say it."""
         layouts = self.manifest.layouts
-        door = self._door(
+        door = self.door(
             [
                 Package(folder / file, self._spec(name, programs), layouts)
                 for name, file in self._files(programs)
@@ -110,7 +110,8 @@ class CompiledCalls:
             spec = replace(spec, sizes=sizes)
         return spec
 
-    def _door(self, calls: list[CompiledCall]) -> Door:
+    def door(self, calls: Sequence[CompiledCall]) -> Door:
+        """What takes a user's calls, as far as `calls` or the artifact's graphs answer them."""
         manifest, general = self.manifest, None
         if manifest.any_sizes is not None and not self.strict:
             spec = manifest.any_sizes

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torchwright.artifact.folder import Manifest
 from torchwright.devices import get_device
 from torchwright.devices.allocator import apply_allocator
 from torchwright.engines.base import Ready, engines
+from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.eager import Eager
 from torchwright.errors import ArtifactError, RefusedTechnique
 from torchwright.facts import Recipe
@@ -40,7 +41,7 @@ class Ways:
     ) -> None:
         self.path, self.recipe, self.manifest = path, recipe, manifest
         self.engine = engines.get(manifest.engine).available(str(path), ArtifactError)
-        self.threads = manifest.threads
+        self.threads, self.calls = manifest.threads, manifest.calls
         self.notices: list[str] = []
         here = fingerprint_here(recipe.fingerprint.device.kind, measured=False)
         self.facts, self.device = here.device, here.device.kind
@@ -83,6 +84,9 @@ class Ways:
 
     def packages(self, how: str) -> Ready:
         return self._calls.packages(how)
+
+    def door(self, calls: Sequence[CompiledCall]) -> Door:
+        return self._calls.door(calls)
 
     def graphs(self, *, compiled: bool) -> Ready | None:
         return self._calls.graphs(compiled=compiled)

@@ -9,6 +9,7 @@ A package of its own adds one by an entry point of the group `torchwright.engine
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
@@ -18,6 +19,7 @@ from torchwright.errors import TorchwrightError
 from torchwright.registry import Registry
 
 if TYPE_CHECKING:
+    from torchwright.engines.door import CompiledCall, Door
     from torchwright.techniques.base import Target
     from torchwright.workloads.base import Case, Run
 
@@ -29,6 +31,8 @@ engines: Registry[type[Engine]] = Registry(
         "jit": "torchwright.engines.jit:Jit",
         "aot": "torchwright.engines.aot:Aot",
         "native": "torchwright.engines.native:NativeEngine",
+        "openvino": "torchwright.engines.openvino:OpenVino",
+        "onnxruntime": "torchwright.engines.onnxruntime:OnnxRuntime",
     },
     next="install the package that brings it",
 )
@@ -63,6 +67,8 @@ class Kept(Protocol):
     path: Path
     device: str
     threads: int | None
+    calls: tuple[CallSpec, ...]
+    """What its engine has prepared, as the manifest has it."""
     refusal: str | None
     """Why its compiled code is not loaded: it is of another machine, or of somebody who is not trusted."""
 
@@ -72,6 +78,10 @@ class Kept(Protocol):
 
     def packages(self, how: str) -> Ready:
         """Its compiled code, said to run as `how`. Only where there is no `refusal`."""
+        ...
+
+    def door(self, calls: Sequence[CompiledCall]) -> Door:
+        """What takes a user's calls, and makes those of `calls` of them."""
         ...
 
     def graphs(self, *, compiled: bool) -> Ready | None:
@@ -160,7 +170,7 @@ class Engine:
 
     @classmethod
     def stand_in(cls) -> type[Engine]:
-        """What runs its recipe on a model that is made anew, of whose calls no sizes are known; it is not `apart`."""
+        """What runs its recipe on a model that is made anew, of whose calls no sizes are known; without a folder."""
         return cls
 
     @classmethod

@@ -298,7 +298,7 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
     return check
 
 
-def _structure(text: str) -> str:
+def structure(text: str) -> str:
     """The nesting of inputs or outputs, written afresh: leaves, lists, tuples and dicts."""
     data = parse_json(text.encode(), "the structure of inputs")
     if not (isinstance(data, list) and len(data) == 2 and data[0] == 1):
@@ -336,7 +336,7 @@ def _check_keys(context: Any, count: int) -> None:
 
 def _inputs(text: str) -> str:
     """The nesting of (args, kwargs), whose keywords become names in generated code."""
-    written = _structure(text)
+    written = structure(text)
     match json.loads(written)[1]["children_spec"]:
         case [{"type": "builtins.tuple"}, {"type": "builtins.dict", "context": keys}]:
             for key in json.loads(keys):
@@ -362,7 +362,7 @@ RULES: Rules = {
     ("ModuleCallEntry", "fqn"): _path,
     ("ModuleCallSignature", "forward_arg_names"): _name,
     ("ModuleCallSignature", "in_spec"): _inputs,
-    ("ModuleCallSignature", "out_spec"): _structure,
+    ("ModuleCallSignature", "out_spec"): structure,
     ("NamedArgument", "name"): _optional_name,
     ("Node", "name"): _optional_name,
     ("Node", "target"): _target,

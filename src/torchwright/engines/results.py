@@ -79,7 +79,7 @@ def laid_out(build: Builder, layouts: Sequence[tuple[int, ...] | None]) -> Build
         remaining = iter(layouts)
         return build(
             [
-                _laid_out(v, next(remaining)) if isinstance(v, torch.Tensor | int | float) else v
+                arranged(v, next(remaining)) if isinstance(v, torch.Tensor | int | float) else v
                 for v in outputs
             ]
         )
@@ -93,7 +93,8 @@ def layout_of(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
 
 
-def _laid_out(tensor: Any, order: tuple[int, ...] | None) -> Any:
+def arranged(tensor: Any, order: tuple[int, ...] | None) -> Any:
+    """A tensor with its dimensions in this order in memory; anything else, and without an order, as it is."""
     if order is None or not isinstance(tensor, torch.Tensor):
         return tensor
     back = sorted(range(len(order)), key=lambda place: order[place])

@@ -69,6 +69,8 @@ class CallSpec:
     """Its results' tensors, flat; None where one has a size that is no plain number or name."""
     results: tuple[str, ...] = ()
     """For each of its results, flat: `TENSOR`, `SIZE`, or the `repr` of a constant; empty where all are tensors."""
+    nesting: str = ""
+    """Of its results, as pytree writes it in JSON; empty where what runs the call knows it."""
 
     def bind(self, shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
         """The sizes by name, or None where the shapes are not this call's."""

@@ -129,7 +129,7 @@ def _rows(
 ) -> tuple[tuple[int, ...], bool]:
     """The tensors whose first size is the number of rows, and whether rows are answered apart from each other."""
     found: tuple[int, ...] = ()
-    for batched in _perhaps_batched(tensors):
+    for batched in perhaps_batched(tensors):
         rows = len(tensors[batched[0]])
         other = rows // 2 or 2
         if answer(_with(tensors, batched, lambda t, n=other, r=rows: t[[i % r for i in range(n)]])) is None:
@@ -140,7 +140,7 @@ def _rows(
     return found, False
 
 
-def _perhaps_batched(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
+def perhaps_batched(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
     """Sets of tensors of one first size: all that have it, all but one, just one."""
     sizes = dict.fromkeys(len(t) for t in tensors if t.dim() and len(t))
     found: list[tuple[int, ...]] = []

@@ -108,6 +108,9 @@ def write_contents(folder: Path, scratch: Path, search: Search, workload: Worklo
         contents.manifest["calls"] = calls
         _copy_packages(best.folder or scratch, folder)
     else:
+        if way == "native" and best.prepared.calls:
+            contents.manifest["calls"] = best.prepared.calls
+            contents.manifest["takes"] = _takes(search)
         contents.notes += _kept(best, folder, needed=way == "native")
     if not any(native.iterdir()):
         native.rmdir()
@@ -206,6 +209,12 @@ def _one_row(scratch: Path, search: Search, takes: Takes, contents: Contents) ->
         )
     contents.notes += [note] if note else []
     return one
+
+
+def _takes(search: Search) -> Takes:
+    """What the original takes beside its example."""
+    with TrialProcess(search.context) as process:
+        return process.ask("takes")
 
 
 def _copy_packages(source: Path, folder: Path) -> None:

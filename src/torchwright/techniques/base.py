@@ -43,6 +43,8 @@ techniques: Registry[type[Technique]] = Registry(
         "dense_attention": "torchwright.techniques.dense_attention:DenseAttention",
         "matmul_attention": "torchwright.techniques.matmul_attention:MatmulAttention",
         "compile": "torchwright.techniques.compile:Compile",
+        "openvino": "torchwright.techniques.openvino:RunOpenVino",
+        "onnxruntime": "torchwright.techniques.onnxruntime:RunOnnxRuntime",
         "native": "torchwright.techniques.native:Native",
         "w8a8": "torchwright.techniques.w8a8:W8A8",
         "w4a8": "torchwright.techniques.w4a8:W4A8",
@@ -86,6 +88,8 @@ class Settings:
     threads: int | None = None
     allocator: str | None = None
     """For `devices.allocator.apply_allocator`, before the model runs."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of an engine that has some, by the technique that asks for it."""
     rewrites: list[Callable[[torch.fx.GraphModule], None]] = field(default_factory=list)
     """Changes to every exported graph before it is compiled, each in place."""
 

@@ -209,6 +209,13 @@ class Session:
             general_seconds=general_seconds,
         )
 
+    def takes(self) -> Any:
+        """What the original takes beside its example."""
+        from torchwright.engines.takes import probe
+
+        self._build()
+        return probe(self.target.model, self.workload.cases(self._dtype())[0])
+
     def choose_forms(
         self,
         *,

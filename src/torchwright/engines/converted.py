@@ -1,0 +1,296 @@
+# pyright: basic
+"""Engines of other libraries: the exported graph is converted into a file of theirs, plain data, which they run.
+
+One file for each of the workload's calls, with the number of rows free where the model lets it be; it is run for the
+example's number and, once a call asks for it, for any other.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from torchwright.engines.base import Engine, Kept, Ready, Way
+from torchwright.engines.call import parameters_of
+from torchwright.engines.door import CompiledCall, Door
+from torchwright.engines.graph_check import structure
+from torchwright.engines.packaging import described
+from torchwright.engines.program import FreeSizes, export_one
+from torchwright.engines.results import arranged, call_result
+from torchwright.engines.spec import SIZE, TENSOR, CallSpec, Takes
+from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows
+from torchwright.errors import RefusedTechnique, first_line
+from torchwright.workloads.accuracy import flatten, relative_error
+from torchwright.workloads.base import Case
+
+if TYPE_CHECKING:
+    from torchwright.techniques.base import Target
+
+ROWS = "any number of rows"
+"""Name of the call whose number of rows is free."""
+ROUNDING = 1e-3
+"""Error that another number of rows may add to the conversion's own."""
+TYPES = frozenset(["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"])
+"""That NumPy has, by which tensors are handed over."""
+Infer = Callable[[list[Any]], list[Any]]
+"""From arrays to arrays of their own; several threads may call at once."""
+
+
+class Converted(Engine):
+    """Runs files that another library reads, in which there is no code."""
+
+    apart: ClassVar[bool] = True
+    libraries: ClassVar[tuple[str, ...]]
+    """What must be importable; `torchwright[NAME]` brings it."""
+
+    door: Door
+
+    def __init__(self, calls: tuple[CallSpec, ...], folder: Path) -> None:
+        self.calls, self.folder = calls, folder
+
+    @classmethod
+    @abstractmethod
+    def convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
+        """Write the graph to `file`, whose ending is the engine's: inputs and results in the order of `spec`, those
+        that are no tensors left out. Raises anything where it cannot."""
+
+    @classmethod
+    @abstractmethod
+    def reader(cls, file: Path, spec: CallSpec) -> Callable[[int], Infer]:
+        """What runs a file, which may be a stranger's, on so many threads. Raises `ArtifactError`."""
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        missing = [name for name in cls.libraries if importlib.util.find_spec(name) is None]
+        if not missing:
+            return None
+        return f"{' and '.join(missing)} cannot be imported: pip install 'torchwright[{cls.name}]'"
+
+    # ------------------------------------------------------------------------------------------------ prepare
+
+    @classmethod
+    def prepare(cls, target: Target, folder: Path | None = None) -> Self:
+        if folder is not None:
+            return cls(cls._written(target, folder), folder)
+        passing = tempfile.TemporaryDirectory()
+        engine = cls(cls._written(target, Path(passing.name)), Path(passing.name))
+        takes = Takes(parameters=parameters_of(target.model.forward))
+        calls = cls._opened(engine.folder, engine.calls, at_once=True)
+        engine.door = Door(calls, takes=takes, original=target.model)
+        passing.cleanup()
+        return engine
+
+    @classmethod
+    def _written(cls, target: Target, folder: Path) -> tuple[CallSpec, ...]:
+        """Convert every call; the last may be the first with its number of rows free."""
+        cases = target.workload.graphs(target.compute_dtype)
+        found: list[CallSpec] = []
+        if len(cases) == 1 and (free := _free_rows(target, cases[0])) is not None:
+            program, spec = free
+            cls._convert(program, spec, _file(folder, 0), target)
+            if (spec := cls._checked(target, cases[0], spec, folder)) is not None:
+                return _at_example(spec, cases[0]), spec
+        for index, case in enumerate(cases):
+            program = export_one(target.model, case, None)
+            spec = _described(case.name, program)
+            cls._convert(program, spec, _file(folder, index), target)
+            found.append(spec)
+        return tuple(found)
+
+    @classmethod
+    def _convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
+        try:
+            with torch.no_grad():
+                cls.convert(program, spec, file, target)
+        except RefusedTechnique:
+            raise
+        except Exception as error:  # of the other library, at what it does not know
+            raise RefusedTechnique(
+                f"{cls.how} cannot take this model",
+                found=_reason(error),
+                next="torchwright's own engines take it",
+            ) from error
+
+    @classmethod
+    def _checked(cls, target: Target, case: Case, spec: CallSpec, folder: Path) -> CallSpec | None:
+        """`spec` with the smallest number of rows that it answers as the model does; None where others are wrong."""
+        batched = [index for index, tensor in enumerate(spec.tensors) if _free(tensor.shape)]
+        rows = len(tensors_of(case)[batched[0]])
+        call = ConvertedCall(spec, cls.reader(_file(folder, 0), spec))
+        own = _error(target.model, call, with_rows(case, batched, max(rows, 2)))
+        allowed = max(2 * own, ROUNDING)
+        if any(_error(target.model, call, with_rows(case, batched, n)) > allowed for n in (2, 3)):
+            return None
+        least = 1 if _error(target.model, call, with_rows(case, batched, 1)) <= allowed else 2
+        if rows < least:
+            return None
+        return replace(spec, sizes={name: (least, most) for name, (_, most) in spec.sizes.items()})
+
+    # -------------------------------------------------------------------------------------------------- run
+
+    @classmethod
+    def opened(cls, folder: Path, calls: tuple[CallSpec, ...], device: str) -> Self:
+        engine = cls(calls, folder)
+        engine.door = Door(cls._opened(folder, calls), strict=True, device=device)
+        return engine
+
+    @classmethod
+    def _opened(cls, folder: Path, calls: Sequence[CallSpec], *, at_once: bool = False) -> list[CompiledCall]:
+        found: list[CompiledCall] = []
+        for index, spec in enumerate(calls):
+            file = _file(folder, 0 if spec.name == ROWS else index)
+            start = cls.reader(file, spec) if at_once or spec.name != ROWS else _later(cls.reader, file, spec)
+            found.append(ConvertedCall(spec, start))
+        return found
+
+    def __call__(self, case: Case) -> Any:
+        return self.door.run(case)
+
+    # ------------------------------------------------------------------------------------------ keep and load
+
+    @classmethod
+    def ways(cls, own: Way) -> dict[Way, str]:
+        return {"native": cls.name}
+
+    def keep(self, folder: Path) -> str | None:
+        shutil.copytree(self.folder, folder / self.name)
+
+    @classmethod
+    def load(cls, kept: Kept) -> Ready | None:
+        door = kept.door(cls._opened(kept.path / cls.name, kept.calls))
+        return Ready(how=cls.how, run=door.run, door=door)
+
+
+class ConvertedCall:
+    """One converted graph behind a door. It has as many threads as PyTorch has at the call."""
+
+    def __init__(self, spec: CallSpec, start: Callable[[int], Infer]) -> None:
+        self.spec, self._start = spec, start
+        self._by_threads: dict[int, Infer] = {}
+        self._one_at_a_time = threading.Lock()
+        self.build = call_result(structure(spec.nesting), (), spec.results)
+
+    def run(self, tensors: list[torch.Tensor]) -> Any:
+        threads = torch.get_num_threads()
+        infer = self._by_threads.get(threads) or self._started(threads)
+        arrays = infer([tensor.detach().contiguous().numpy() for tensor in tensors])
+        return self.build(self._leaves([torch.from_numpy(array) for array in arrays]))
+
+    def _started(self, threads: int) -> Infer:
+        with self._one_at_a_time:
+            if threads not in self._by_threads:
+                self._by_threads[threads] = self._start(threads)
+        return self._by_threads[threads]
+
+    def _leaves(self, outputs: list[torch.Tensor]) -> list[Any]:
+        """The results' leaves: tensors with the types and layouts of the original's, and room for constants."""
+        results = self.spec.results or (TENSOR,) * len(outputs)
+        specs = iter(self.spec.outputs or ())
+        remaining = iter(outputs)
+        leaves: list[Any] = []
+        for kind in results:
+            if kind == TENSOR and self.spec.outputs is not None:
+                spec = next(specs)
+                tensor = next(remaining).to(getattr(torch, spec.dtype))
+                plain = spec.order == tuple(range(tensor.dim()))
+                leaves.append(tensor if plain else arranged(tensor, spec.order))
+            else:
+                leaves.append(next(remaining) if kind in (TENSOR, SIZE) else None)
+        return leaves
+
+
+def _later(
+    reader: Callable[[Path, CallSpec], Callable[[int], Infer]], file: Path, spec: CallSpec
+) -> Callable[[int], Infer]:
+    """A reader that reads when it is first asked to run."""
+    return lambda threads: reader(file, spec)(threads)
+
+
+def _file(folder: Path, index: int) -> Path:
+    return folder / f"call-{index}"
+
+
+def _described(name: str, program: ExportedProgram) -> CallSpec:
+    """What the graph takes and gives. Raises `RefusedTechnique` for what arrays and plain data cannot hand over."""
+    spec = described(name, program)
+    if spec.mutates or program.graph_signature.buffers_to_mutate:
+        raise RefusedTechnique(
+            "a converted graph gives answers and changes nothing",
+            found="a model that changes its inputs or buffers in place",
+        )
+    types = {tensor.dtype for tensor in (*spec.tensors, *(spec.outputs or ()))}
+    if not types <= TYPES:
+        raise RefusedTechnique(
+            "tensors are handed over as NumPy's arrays",
+            found=", ".join(sorted(types - TYPES)),
+            allowed=", ".join(sorted(TYPES)),
+        )
+    out_spec = program.call_spec.out_spec
+    assert out_spec is not None
+    try:
+        nesting = structure(pytree.treespec_dumps(out_spec))
+    except Exception as error:  # a class of the model's own
+        raise RefusedTechnique("the form of its results cannot be kept", found=first_line(error)) from error
+    return replace(spec, nesting=nesting)
+
+
+def _free_rows(target: Target, case: Case) -> tuple[ExportedProgram, CallSpec] | None:
+    """The graph with its number of rows free; None where the model does not let it be."""
+    tensors = tensors_of(case)
+    batched = next(iter(perhaps_batched(tensors)), ())
+    if not batched or case.dynamic is not None:
+        return None
+    rows = len(tensors[batched[0]])
+    try:
+        several = with_rows(case, batched, max(2, rows))
+        program = export_one(target.model, several, FreeSizes(rows=batched))
+        spec = _described(ROWS, program)
+    except RefusedTechnique:
+        return None
+    return (program, spec) if any(_free(tensor.shape) for tensor in spec.tensors) else None
+
+
+def _free(shape: tuple[int | str, ...]) -> bool:
+    return bool(shape) and isinstance(shape[0], str)
+
+
+def _at_example(spec: CallSpec, case: Case) -> CallSpec:
+    """The call of any number of rows, for the example's alone."""
+    sizes = spec.bind([tuple(tensor.shape) for tensor in tensors_of(case)])
+    assert sizes is not None
+
+    def bound(tensors: Any) -> Any:
+        return tuple(replace(t, shape=tuple(sizes.get(size, size) for size in t.shape)) for t in tensors)
+
+    outputs = None if spec.outputs is None else bound(spec.outputs)
+    return replace(spec, name=case.name, tensors=bound(spec.tensors), sizes={}, outputs=outputs)
+
+
+def _error(model: Callable[..., Any], call: ConvertedCall, case: Case) -> float:
+    """Between the model's answer and the converted graph's."""
+    try:
+        with torch.no_grad():
+            wanted = flatten(model(*case.args, **case.kwargs))
+        return relative_error(wanted, flatten(call.run(tensors_of(case)))).value
+    except Exception:  # of the other library, or of a model that takes no such number of rows
+        return float("inf")
+
+
+def _reason(error: Exception) -> str:
+    """The line of a message that names what is not known, where there is one, and its first otherwise."""
+    lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
+    named = [
+        line for line in lines if line.startswith("--") or "not supported" in line or "No conversion" in line
+    ]
+    return (named or lines or [type(error).__name__])[0][:300]

@@ -1,0 +1,110 @@
+# pyright: basic, reportMissingImports=false
+"""ONNX Runtime as an engine: an ONNX file, with its weights inside, is what an artifact keeps.
+
+A stranger's file is read from memory and checked first: it names no other file, and calls no operator but ONNX's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch.export import ExportedProgram
+
+from torchwright.engines.converted import Converted, Infer
+from torchwright.engines.program import ignore_library_warnings
+from torchwright.engines.spec import SIZE, TENSOR, CallSpec
+from torchwright.errors import ArtifactError, RefusedTechnique, first_line
+from torchwright.json_file import read_bytes
+
+if TYPE_CHECKING:
+    from torchwright.techniques.base import Target
+
+LARGEST = 2**31 - 1
+"""Bytes of an ONNX file: protobuf's own limit. What is larger would keep its weights in files beside it."""
+DOMAINS = ("", "ai.onnx", "pkg.torch", "pkg.onnxscript.torch_lib", "pkg.onnxscript.torch_lib.common")
+"""Of operators that are ONNX's own, and of functions that the exporter writes in their terms."""
+
+
+class OnnxRuntime(Converted):
+    """Runs the model by ONNX Runtime, in float32."""
+
+    name: ClassVar[str] = "onnxruntime"
+    how: ClassVar[str] = "ONNX Runtime"
+    libraries: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx", "onnxscript")
+
+    @classmethod
+    def convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
+        import torch
+
+        with ignore_library_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            exported = torch.onnx.export(program, dynamo=True, verbose=False)
+        assert exported is not None
+        content = exported.model_proto.SerializeToString()
+        if len(content) > LARGEST:
+            raise RefusedTechnique("an ONNX file holds two gigabytes", found=f"{len(content):,} bytes")
+        if fault := _fault(exported.model_proto, spec):
+            raise RefusedTechnique("ONNX has no such graph", found=fault)
+        file.write_bytes(content)
+
+    @classmethod
+    def reader(cls, file: Path, spec: CallSpec) -> Callable[[int], Infer]:
+        import onnx
+
+        content = read_bytes(file, LARGEST)
+        try:
+            model = onnx.load_model_from_string(content)
+            fault = _fault(model, spec)
+        except Exception as error:  # of protobuf, at whatever a hostile file makes it stumble over
+            raise ArtifactError(f"{file} cannot be read", found=first_line(error)) from error
+        if fault:
+            raise ArtifactError(f"{file} cannot be read", found=fault)
+        names = [value.name for value in model.graph.input]
+        return lambda threads: _started(content, names, threads)
+
+
+def _fault(model: Any, spec: CallSpec) -> str | None:
+    """Why a file cannot be what a call runs, or would reach outside of itself; None where it is as it should be."""
+    results = [result for result in spec.results if result in (TENSOR, SIZE)]
+    if len(model.graph.input) != len(spec.tensors):
+        return f"{len(model.graph.input)} inputs where the call has {len(spec.tensors)}"
+    if spec.results and len(model.graph.output) != len(results):
+        return f"{len(model.graph.output)} results where the call has {len(results)}"
+    for message in _messages(model):
+        kind = message.DESCRIPTOR.name
+        if kind == "TensorProto" and (message.external_data or message.data_location):
+            return "weights in another file"
+        if kind in ("NodeProto", "FunctionProto") and message.domain not in DOMAINS:
+            return f"an operator of {message.domain[:80]!r}"
+    return None
+
+
+def _messages(message: Any) -> Iterator[Any]:
+    """A protobuf message and all that lie in it."""
+    left = [message]
+    while left:
+        message = left.pop()
+        yield message
+        for field, value in message.ListFields():
+            if field.message_type is not None:
+                left += [value] if hasattr(value, "ListFields") else list(value)
+
+
+def _started(content: bytes, names: list[str], threads: int) -> Infer:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of its own kind, for whatever is not a model
+        raise ArtifactError("ONNX Runtime cannot take the graph", found=first_line(error)) from error
+
+    def infer(arrays: list[Any]) -> list[Any]:
+        return list(session.run(None, dict(zip(names, arrays, strict=True))))
+
+    return infer

@@ -1,0 +1,253 @@
+# pyright: basic, reportMissingImports=false
+"""OpenVINO as an engine: its intermediate representation (IR), XML and a file of constants, is what an artifact keeps.
+
+An IR is data: a graph of operators of OpenVINO's own. A stranger's is held against rules before OpenVINO sees it, and
+is read from memory, so that it names no file; no extension is ever loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+from xml.etree import ElementTree
+
+from torch import fx
+from torch.export import ExportedProgram
+
+from torchwright.engines.converted import Converted, Infer
+from torchwright.engines.spec import SIZE, TENSOR, CallSpec
+from torchwright.engines.takes import tensors_of
+from torchwright.errors import ArtifactError, RefusedTechnique, first_line
+from torchwright.json_file import read_bytes, read_json
+
+if TYPE_CHECKING:
+    from torchwright.techniques.base import Target
+
+GRAPH, CONSTANTS, OPTIONS = "graph.xml", "graph.bin", "options.json"
+LARGEST = 256 * 2**20
+"""Bytes of GRAPH."""
+DEEPEST = 100
+"""Of elements in it: graphs within graphs."""
+OPSET = re.compile(r"opset[0-9]{1,2}")
+"""Operators of these sets are OpenVINO's own; another set is an extension's."""
+HINTS = ("LATENCY", "THROUGHPUT")
+PRECISIONS = {"f32": "f32", "bf16": "bf16", "f16": "f16"}
+CAPABILITIES = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
+"""What a processor must say of itself."""
+
+
+class OpenVino(Converted):
+    """Runs the model by OpenVINO, in float32, a narrower type or, by NNCF, 8-bit integers."""
+
+    name: ClassVar[str] = "openvino"
+    how: ClassVar[str] = "OpenVINO"
+    libraries: ClassVar[tuple[str, ...]] = ("openvino", "nncf")
+
+    @classmethod
+    def convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
+        import openvino as ov
+
+        options = {"precision": "f32", "hint": "LATENCY", "skip": ()} | target.settings.options
+        able = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        precision = options["precision"]
+        if precision == "int8":
+            run_in = "bf16" if "BF16" in able else "f32"
+        elif CAPABILITIES[precision] in able:
+            run_in = precision
+        else:
+            raise RefusedTechnique(
+                f"OpenVINO has no {precision} arithmetic on this processor", found=", ".join(able)
+            )
+        with _quiet():
+            decoder = _decoder(program)
+            model = _in_order(ov.convert_model(decoder), decoder, spec)
+            if precision == "int8":
+                model = _quantized(model, spec, target, _scope(decoder.pt_module, options["skip"]))
+        file.mkdir(exist_ok=True)
+        ov.save_model(model, file / GRAPH, compress_to_fp16=False)
+        (file / OPTIONS).write_text(json.dumps({"precision": run_in, "hint": options["hint"]}))
+
+    @classmethod
+    def reader(cls, file: Path, spec: CallSpec) -> Callable[[int], Infer]:
+        import openvino as ov
+
+        settings = _settings(file / OPTIONS)
+        core = ov.Core()
+        model = _read(core, file)
+        names = [result for result in spec.results if result in (TENSOR, SIZE)]
+        if len(model.inputs) != len(spec.tensors) or (spec.results and len(model.outputs) != len(names)):
+            raise ArtifactError(
+                f"{file} is damaged", found="a graph of other inputs or results than its call's"
+            )
+        shapes = [[-1 if isinstance(size, str) else size for size in tensor.shape] for tensor in spec.tensors]
+        try:
+            model.reshape(dict(zip(model.inputs, map(ov.PartialShape, shapes), strict=True)))
+        except RuntimeError as error:
+            raise ArtifactError(f"{file} is damaged", found=first_line(error)) from error
+        return lambda threads: _started(core, model, settings | {"INFERENCE_NUM_THREADS": threads})
+
+
+# --------------------------------------------------------------------------------------------------- conversion
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """OpenVINO's decoder warns of operators that its table lacks, and NNCF of what it does; nobody can mend either."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _decoder(program: ExportedProgram) -> Any:
+    """OpenVINO's view of an exported graph, with each result that is a value of the graph's once."""
+    from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
+
+    class Decoder(TorchFXPythonDecoder):
+        @staticmethod
+        def unpack_containers(arg: Any) -> list[tuple[str, fx.Node]]:
+            return [("", node) for node in _computed(arg)]
+
+    return Decoder.from_exported_program(program, dynamic_shapes=False)
+
+
+def _computed(results: Any) -> list[fx.Node]:
+    """The results that are neither inputs nor constants, each once."""
+    return list(
+        dict.fromkeys(node for node in results[0] if isinstance(node, fx.Node) and node.op != "placeholder")
+    )
+
+
+def _in_order(model: Any, decoder: Any, spec: CallSpec) -> Any:
+    """The model with the inputs and results of the call, in its order."""
+    import openvino as ov
+    from openvino import opset15 as operators
+
+    graph = decoder.pt_module.graph
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    parameters = dict(zip(placeholders, model.get_parameters(), strict=True))
+    inputs = [node for node in placeholders if getattr(node.meta.get("val"), "shape", None) is not None]
+    output = next(iter(reversed(graph.nodes)))
+    values = {
+        node: result.input_value(0)
+        for node, result in zip(_computed(output.args), model.results, strict=True)
+    }
+    values |= {node: parameter.output(0) for node, parameter in parameters.items()}
+    results = [operators.result(values[node]) for node in output.args[0] if isinstance(node, fx.Node)]
+    make: Any = ov.Model  # whose stub knows another class of models
+    return make(results, [parameters[node] for node in inputs], "graph")
+
+
+def _scope(module: fx.GraphModule, skip: tuple[str, ...]) -> list[str]:
+    """Patterns of the names that OpenVINO gives to what these modules compute."""
+    found = []
+    for node in module.graph.nodes:
+        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        if stack and stack[-1][0] in skip:
+            found.append(f"^{re.escape(node.name)}/.*")
+    return found
+
+
+def _quantized(model: Any, spec: CallSpec, target: Target, ignored: list[str]) -> Any:
+    """8-bit weights and activations, their ranges from the workload's calibration calls."""
+    import nncf
+
+    arrays = [
+        [tensor.contiguous().numpy() for tensor in tensors_of(case)]
+        for case in target.workload.calibration(target.compute_dtype)
+    ]
+    given = [call for call in arrays if spec.bind([array.shape for array in call]) is not None]
+    if not given:
+        raise RefusedTechnique("no calibration input has the sizes of the call")
+    attention = "sdpa" in target.properties or "layers" not in target.properties
+    return nncf.quantize(
+        model,
+        nncf.Dataset(given, lambda call: dict(enumerate(call))),
+        subset_size=len(given),
+        model_type=nncf.ModelType.TRANSFORMER if attention else None,
+        ignored_scope=nncf.IgnoredScope(patterns=ignored, validate=False) if ignored else None,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    match read_json(file):
+        case {"precision": str(precision), "hint": str(hint)} if precision in PRECISIONS and hint in HINTS:
+            return {"INFERENCE_PRECISION_HINT": PRECISIONS[precision], "PERFORMANCE_HINT": hint}
+    raise ArtifactError(f"{file} is damaged", found="options that are none")
+
+
+def _read(core: Any, file: Path) -> Any:
+    """The IR in a folder, checked, and from memory. Raises `ArtifactError`."""
+    import numpy as np
+    import openvino as ov
+
+    text = read_bytes(file / GRAPH, LARGEST)
+    try:
+        constants = np.fromfile(file / CONSTANTS, dtype=np.uint8)
+        check_ir(text, len(constants))
+        return core.read_model(text, ov.Tensor(constants) if len(constants) else None)
+    except (OSError, ValueError, RuntimeError, ElementTree.ParseError) as error:
+        raise ArtifactError(f"the graph in {file} cannot be read", found=first_line(error)) from error
+
+
+def check_ir(text: bytes, constants: int) -> None:
+    """Raise `ValueError` for XML that is anything but a graph of OpenVINO's own operators over `constants` bytes."""
+    if b"<!" in text or text.count(b"<?") > 1:
+        raise ValueError("declarations in an IR")
+    depth = 0
+    parser: Any = ElementTree.XMLPullParser(("start", "end"))
+    parser.feed(text)
+    parser.close()
+    for event, element in parser.read_events():
+        depth += 1 if event == "start" else -1
+        if depth > DEEPEST:
+            raise ValueError(f"elements deeper than {DEEPEST} in an IR")
+        if event == "end" and element.tag == "layer":
+            _check_layer(element, constants)
+
+
+def _check_layer(layer: Any, constants: int) -> None:
+    if not OPSET.fullmatch(layer.get("version", "")):
+        raise ValueError(
+            f"an operator of {layer.get('version', 'no set')[:80]!r}, which is not OpenVINO's own"
+        )
+    data = layer.find("data")
+    if layer.get("type") != "Const" or data is None:
+        return
+    offset, size = int(data.get("offset", -1)), int(data.get("size", -1))
+    if offset < 0 or size < 0 or offset + size > constants:
+        raise ValueError(f"a constant at {offset} of {size} bytes, of {constants} in all")
+
+
+def _started(core: Any, model: Any, settings: dict[str, Any]) -> Infer:
+    """The model compiled for this processor; each thread that calls has a request of its own."""
+    import openvino as ov
+
+    compiled = core.compile_model(model, "CPU", settings)
+    idle: list[Any] = []
+    count = len(compiled.outputs)
+
+    def infer(arrays: list[Any]) -> list[Any]:
+        try:
+            request = idle.pop()
+        except IndexError:
+            request = compiled.create_infer_request()
+        for index, array in enumerate(arrays):
+            request.set_input_tensor(index, ov.Tensor(array, shared_memory=True))
+        request.start_async()
+        request.wait()
+        found = [request.get_output_tensor(index).data.copy() for index in range(count)]
+        idle.append(request)
+        return found
+
+    return infer

@@ -1,0 +1,83 @@
+"""OpenVINO in place of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import nn
+
+from torchwright.facts import Coverage, DeviceFacts
+from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.shared.batchnorm import fold
+from torchwright.techniques.shared.engine import REPLACED, missing
+from torchwright.techniques.shared.int8 import LAYERS, Int8Layer
+from torchwright.techniques.shared.wrapping import known_names, named, relative_error
+
+NAME = "openvino"
+RATES = {"bf16": "bfloat16", "f16": "float16"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOpenVino(Technique):
+    """Run the whole model by OpenVINO, of which an artifact keeps the converted graph."""
+
+    name: ClassVar[str] = NAME
+    phase: ClassVar[Phase] = Phase.COMPILE
+    needs: ClassVar[frozenset[str]] = frozenset({"eager", "exportable", "float32", "cpu"})
+    removes: ClassVar[frozenset[str]] = REPLACED
+    calibrates: ClassVar[bool] = True
+    tolerance: ClassVar[float] = 0.1
+
+    precision: Literal["f32", "bf16", "f16", "int8"] = "f32"
+    """Of the arithmetic; int8 is NNCF's, calibrated, with what is left in bf16 where the processor has that."""
+    hint: Literal["latency", "throughput"] = "latency"
+    """Whether one call has all threads, or calls from several threads share them."""
+    skip: tuple[str, ...] = ()
+    """Names of layers that int8 leaves in floating point."""
+
+    @classmethod
+    def available(cls, device: DeviceFacts) -> str | None:
+        return missing(NAME, ("openvino", "nncf"), device)
+
+    def variants(self, target: Target) -> Iterable[Self]:
+        for precision in ("bf16", "int8", "f32", "f16"):
+            yield replace(self, precision=precision)
+
+    def refuse(self, target: Target) -> str | None:
+        if self.skip and self.precision != "int8":
+            return f"skip is for int8, and the precision is {self.precision}"
+        if self.precision == "int8" and "layers" not in target.properties:
+            return "no layer of the model has weights that int8 would narrow"
+        rates = target.device.tflops
+        fast, full = rates.get(RATES.get(self.precision, "")), rates.get("float32")
+        if fast and full and fast < full:
+            return f"{self.precision} matrix products reach {fast:.2f} TFLOP/s here, float32 {full:.2f}"
+        return None
+
+    def apply(self, target: Target) -> None:
+        known_names(f"{NAME}:skip", self.skip, (name for name, _ in named(target.model, LAYERS)))
+        if self.precision == "int8" and "batch_norm" in target.properties:
+            # OpenVINO folds them, too, and calls the layers by other names than those of `skip`.
+            fold(target.model, target.workload.cases(target.compute_dtype))
+        target.settings.engine = NAME
+        target.settings.options = {
+            "precision": self.precision,
+            "hint": self.hint.upper(),
+            "skip": self.skip,
+        }
+        total = sum(1 for _ in target.model.modules())
+        target.coverage.append(
+            Coverage(technique=NAME, changed=total, total=total, kernel=f"OpenVINO {self.precision}")
+        )
+
+    def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
+        if self.precision != "int8" or type(module) not in LAYERS:
+            return None
+        layer: Any = module
+        return relative_error(layer.forward(x).float(), Int8Layer(layer, None)(x).float())
+
+    def retreat(self, names: tuple[str, ...]) -> Self | None:
+        return replace(self, skip=names) if self.precision == "int8" else None

@@ -1,0 +1,33 @@
+"""What the techniques share that hand the whole model to a library of others."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from torchwright.facts import DeviceFacts
+
+REPLACED = frozenset(
+    [
+        "eager",
+        "exportable",
+        "float32",
+        "floating",
+        "float_weights",
+        "layers",
+        "linear",
+        "convolution",
+        "batch_norm",
+        "sdpa",
+    ]
+)
+"""Properties of a model that nothing can change any more once another library has taken it."""
+
+
+def missing(engine: str, libraries: tuple[str, ...], device: DeviceFacts) -> str | None:
+    """Why a library cannot take a model on this device, and what would mend that, or None. Imports none of them."""
+    if device.kind != "cpu":
+        return f"the engine '{engine}' is for CPUs; this device is {device.kind}"
+    absent = [name for name in libraries if importlib.util.find_spec(name) is None]
+    if not absent:
+        return None
+    return f"{' and '.join(absent)} cannot be imported: pip install 'torchwright[{engine}]'"

@@ -1,0 +1,183 @@
+"""Engines of other libraries, where these are installed; what refuses a stranger's file is tried everywhere."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import in_process
+import torchwright as tw
+from small_artifacts import INPUT, made, mlp, seal
+from torchwright.artifact import folder as artifact
+from torchwright.devices import get_device
+from torchwright.engines.apply import make_target
+from torchwright.engines.base import engines
+from torchwright.engines.openvino import check_ir
+from torchwright.errors import ArtifactError, RefusedTechnique
+from torchwright.techniques.base import from_step, parse_step
+from torchwright.testing.models import ConvNet
+from torchwright.workloads.base import Case
+from torchwright.workloads.module import ModuleWorkload
+
+OTHERS = ("openvino", "onnxruntime")
+pytestmark = pytest.mark.filterwarnings("ignore")  # in a trial's process nobody sees what libraries say
+
+
+@pytest.fixture(autouse=True)
+def tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_process, "TRIED", (*in_process.TRIED, *OTHERS))
+
+
+def needs(name: str) -> None:
+    if reason := engines.get(name).unavailable():
+        pytest.skip(reason)
+
+
+def prepared(step: str, model: nn.Module, *inputs: torch.Tensor, folder: Path | None = None) -> Any:
+    """The engine that a step asks for, with a model; in `folder`, or run in this process."""
+    target = make_target(ModuleWorkload(model, inputs), get_device("cpu").identify())
+    technique = from_step(parse_step(step))
+    technique.apply(target)
+    return engines.get(technique.name).prepare(target, folder)
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize(
+    ("step", "least", "most"),
+    [
+        ("openvino", 0.0, 1e-5),
+        ("openvino:precision=bf16", 1e-4, 2e-2),
+        ("openvino:precision=int8", 1e-3, 5e-2),
+        ("onnxruntime", 0.0, 1e-5),
+    ],
+)
+def test_an_artifact_answers_other_batches_without_its_model(
+    tmp_path: Path, step: str, least: float, most: float
+) -> None:
+    name = step.partition(":")[0]
+    needs(name)
+    path = made(tmp_path, mlp(), [step])
+    recipe, manifest = artifact.open_artifact(path)
+    assert (manifest.engine, manifest.way, recipe.runs_as) == (name, "native", engines.get(name).how)
+    assert manifest.takes.batched == (0,)
+    loaded = tw.load(path)
+    for rows in (1, 4, 9):
+        x = INPUT.repeat(3, 1)[:rows]
+        assert least <= error(loaded.model(x), mlp()(x)) <= most
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_recipe_is_replayed_on_the_callers_module(tmp_path: Path, name: str) -> None:
+    needs(name)
+    path, other = made(tmp_path, mlp(), [name]), mlp()
+    assert tw.load(path, model=other).how == "the recipe on the caller's model"
+    torch.testing.assert_close(tw.load(path, model=other).model(INPUT), other(INPUT), rtol=1e-4, atol=1e-5)
+
+
+def test_layers_that_are_left_alone_stay_in_float(tmp_path: Path) -> None:
+    needs("openvino")
+    torch.manual_seed(0)
+    model, x = ConvNet().eval(), torch.randn(4, 3, 16, 16)
+    names = [name for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+
+    def quantized(skip: str) -> int:
+        folder = tmp_path / (skip or "all")
+        folder.mkdir()
+        prepared(f"openvino:precision=int8{skip and ',skip='}{skip}", model, x, folder=folder)
+        return (folder / "call-0" / "graph.xml").read_text().count("/fq_weights")
+
+    assert (quantized(""), quantized(names[1]), quantized("+".join(names))) == (3, 2, 0)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_it_has_the_threads_that_pytorch_has(name: str) -> None:
+    needs(name)
+    engine = prepared(name, mlp(), INPUT)
+    (call, *_) = engine.door.calls
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            engine(Case(name="forward", args=(INPUT,)))
+            assert count in call._by_threads
+    finally:
+        torch.set_num_threads(before)
+
+
+class Unknown(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvalsh(x @ x.T)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_operator_that_it_does_not_know_is_named(name: str, tmp_path: Path) -> None:
+    needs(name)
+    with pytest.raises(RefusedTechnique, match="linalg_eig") as refused:
+        prepared(name, Unknown(), INPUT, folder=tmp_path)
+    assert refused.value.summary.endswith("cannot take this model")
+
+
+def test_without_its_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for name in OTHERS:
+        assert f"pip install 'torchwright[{name}]'" in str(engines.get(name).unavailable())
+        device = get_device("cpu").identify()
+        assert f"pip install 'torchwright[{name}]'" in str(from_step(parse_step(name)).available(device))
+
+
+LAYER = '<layer id="0" name="c" type="Const" version="{0}"><data offset="{1}" size="{2}" /></layer>'
+
+
+@pytest.mark.parametrize(
+    ("layer", "fault"),
+    [
+        (LAYER.format("opset1", 0, 8), None),
+        (LAYER.format("extension", 0, 8), "not OpenVINO's own"),
+        (LAYER.format("opset1", 4, 8), "a constant at 4 of 8 bytes"),
+        (LAYER.format("opset1", -8, 8), "a constant at -8"),
+        ("<a>" * 200 + "</a>" * 200, "deeper than"),
+        ("<!-- a comment -->", "declarations"),
+    ],
+)
+def test_an_ir_of_a_stranger_is_held_against_rules(layer: str, fault: str | None) -> None:
+    text = f'<?xml version="1.0"?><net><layers>{layer}</layers></net>'.encode()
+    if fault is None:
+        check_ir(text, 8)
+        return
+    with pytest.raises(ValueError, match=fault):
+        check_ir(text, 8)
+
+
+def test_a_forged_graph_is_told(tmp_path: Path) -> None:
+    needs("openvino")
+    path = made(tmp_path, mlp(), ["openvino"])
+    shutil.copytree(path, tmp_path / "copy")
+    graph = tmp_path / "copy" / "openvino" / "call-0" / "graph.xml"
+    graph.write_text(graph.read_text().replace('version="opset1"', 'version="extension"', 1))
+    seal(tmp_path / "copy")
+    with pytest.raises(ArtifactError, match="not OpenVINO's own"):
+        tw.load(tmp_path / "copy")
+
+
+def test_a_file_that_names_another_is_told(tmp_path: Path) -> None:
+    needs("onnxruntime")
+    import onnx  # pyright: ignore[reportMissingImports]
+
+    path = made(tmp_path, mlp(), ["onnxruntime"])
+    shutil.copytree(path, tmp_path / "copy")
+    file = tmp_path / "copy" / "onnxruntime" / "call-0"
+    model = onnx.load_model_from_string(file.read_bytes())
+    model.graph.initializer[0].data_location = onnx.TensorProto.EXTERNAL
+    model.graph.initializer[0].external_data.add(key="location", value="/etc/passwd")
+    file.write_bytes(model.SerializeToString())
+    seal(tmp_path / "copy")
+    with pytest.raises(ArtifactError, match="weights in another file"):
+        tw.load(tmp_path / "copy")
