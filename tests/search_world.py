@@ -137,6 +137,18 @@ class Foreign(Technique):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Library(Technique):
+    """Hands the whole model to a library of others; has variants."""
+
+    name: ClassVar[str] = "library"
+    phase: ClassVar[Phase] = Phase.COMPILE
+    needs: ClassVar[frozenset[str]] = frozenset({"eager", "exportable", "float32"})
+    removes: ClassVar[frozenset[str]] = frozenset({"eager", "float32", "float_weights", "linear"})
+    kind: str = "f32"
+    """Which."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Repack(Technique):
     """Narrow weights for that code."""
 
@@ -195,6 +207,7 @@ FAKES: tuple[type[Technique], ...] = (
     Weave,
     Engine,
     Foreign,
+    Library,
     Repack,
     Tune,
     Pool,

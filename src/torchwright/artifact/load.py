@@ -37,7 +37,7 @@ class Loaded:
     run: Run
     how: str
     """What runs: `native decoder`, `ahead-of-time package`, `recompiled graphs`, `graphs, uncompiled`, `torch.compile`,
-    `eager`, `the recipe on the caller's model`."""
+    `eager`, `OpenVINO`, `ONNX Runtime`, `the recipe on the caller's model`."""
     measured: Interval | None = None
     """The speed-up that was measured of what runs here; None where something else was measured."""
     notices: list[str] = field(default_factory=list)

@@ -7,7 +7,6 @@ example's number and, once a call asks for it, for any other.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import tempfile
 import threading
@@ -31,6 +30,7 @@ from torchwright.engines.results import arranged, call_result
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec, Takes
 from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows
 from torchwright.errors import RefusedTechnique, first_line
+from torchwright.techniques.shared.engine import uninstalled
 from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case
 
@@ -72,10 +72,7 @@ class Converted(Engine):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        missing = [name for name in cls.libraries if importlib.util.find_spec(name) is None]
-        if not missing:
-            return None
-        return f"{' and '.join(missing)} cannot be imported: pip install 'torchwright[{cls.name}]'"
+        return uninstalled(cls.name, cls.libraries)
 
     # ------------------------------------------------------------------------------------------------ prepare
 
@@ -164,7 +161,11 @@ class Converted(Engine):
         return {"native": cls.name}
 
     def keep(self, folder: Path) -> str | None:
-        shutil.copytree(self.folder, folder / self.name)
+        (folder / self.name).mkdir()
+        for index in range(sum(spec.name != ROWS for spec in self.calls)):  # temporary files lie there, too
+            file = _file(self.folder, index)
+            copy = shutil.copytree if file.is_dir() else shutil.copy2
+            copy(file, folder / self.name / file.name)
 
     @classmethod
     def load(cls, kept: Kept) -> Ready | None:

@@ -19,6 +19,7 @@ from torchwright.engines.program import ignore_library_warnings
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.json_file import read_bytes
+from torchwright.techniques.onnxruntime import LIBRARIES
 
 if TYPE_CHECKING:
     from torchwright.techniques.base import Target
@@ -34,7 +35,7 @@ class OnnxRuntime(Converted):
 
     name: ClassVar[str] = "onnxruntime"
     how: ClassVar[str] = "ONNX Runtime"
-    libraries: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx", "onnxscript")
+    libraries: ClassVar[tuple[str, ...]] = LIBRARIES
 
     @classmethod
     def convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:

@@ -24,6 +24,7 @@ from torchwright.engines.spec import SIZE, TENSOR, CallSpec
 from torchwright.engines.takes import tensors_of
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.json_file import read_bytes, read_json
+from torchwright.techniques.openvino import LIBRARIES
 
 if TYPE_CHECKING:
     from torchwright.techniques.base import Target
@@ -46,7 +47,7 @@ class OpenVino(Converted):
 
     name: ClassVar[str] = "openvino"
     how: ClassVar[str] = "OpenVINO"
-    libraries: ClassVar[tuple[str, ...]] = ("openvino", "nncf")
+    libraries: ClassVar[tuple[str, ...]] = LIBRARIES
 
     @classmethod
     def convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
@@ -67,7 +68,7 @@ class OpenVino(Converted):
             decoder = _decoder(program)
             model = _in_order(ov.convert_model(decoder), decoder, spec)
             if precision == "int8":
-                model = _quantized(model, spec, target, _scope(decoder.pt_module, options["skip"]))
+                model = _quantized(model, spec, target, decoder.pt_module, options["skip"])
         file.mkdir(exist_ok=True)
         ov.save_model(model, file / GRAPH, compress_to_fp16=False)
         (file / OPTIONS).write_text(json.dumps({"precision": run_in, "hint": options["hint"]}))
@@ -155,7 +156,9 @@ def _scope(module: fx.GraphModule, skip: tuple[str, ...]) -> list[str]:
     return found
 
 
-def _quantized(model: Any, spec: CallSpec, target: Target, ignored: list[str]) -> Any:
+def _quantized(
+    model: Any, spec: CallSpec, target: Target, module: fx.GraphModule, skip: tuple[str, ...]
+) -> Any:
     """8-bit weights and activations, their ranges from the workload's calibration calls."""
     import nncf
 
@@ -166,7 +169,9 @@ def _quantized(model: Any, spec: CallSpec, target: Target, ignored: list[str]) -
     given = [call for call in arrays if spec.bind([array.shape for array in call]) is not None]
     if not given:
         raise RefusedTechnique("no calibration input has the sizes of the call")
-    attention = "sdpa" in target.properties or "layers" not in target.properties
+    ignored = _scope(module, skip)
+    called = {str(node.target) for node in module.graph.nodes}
+    attention = any("attention" in name or "softmax" in name for name in called)
     return nncf.quantize(
         model,
         nncf.Dataset(given, lambda call: dict(enumerate(call))),

@@ -29,6 +29,17 @@ ENGINE_GAIN = 4.0
 """The same of one that runs the model on code of its own."""
 AGAIN_GAIN = 1.05
 """The same of what was measured before, and of another variant of what was kept."""
+MOST = {
+    Phase.PROCESS: 2.5,
+    Phase.GRAPH: 1.5,
+    Phase.DTYPE: 12.0,
+    Phase.WEIGHTS: 4.0,
+    Phase.ATTENTION: 2.0,
+    Phase.CACHE: 1.5,
+    Phase.COMPILE: 8.0,
+    Phase.RUNTIME: 1.3,
+}
+"""What steps of a phase may gain together at most: more than was ever seen, since a trial too many costs less."""
 HIDDEN = 0.02
 """A saving of this share of a pass, or less, cannot be told from noise."""
 
@@ -154,6 +165,28 @@ def _is_engine(technique: Technique) -> bool:
     return "eager" in technique.removes and "compiled" not in technique.gives
 
 
+def is_closed(technique: Technique) -> bool:
+    """Whether it hands the whole model to a library of others, so that no other step can change anything of it."""
+    return _is_engine(technique) and not technique.gives
+
+
+def cannot_pass(search: Search, technique: Technique) -> str | None:
+    """Why our own recipe will not pass the rival, whatever the untried steps may gain together; None where it may."""
+    if search.rival is None or is_closed(technique) or search.budget.objective == "memory":
+        return None
+    rows = [rung.step for rung in search.rungs]
+    untried = [from_step(s) for s, reason in search.description.variants if reason is None and s not in rows]
+    phases = {each.phase for each in (*untried, technique) if not is_closed(each)}
+    most = math.prod(MOST[phase] for phase in phases)
+    own, other = search.best_seconds(), search.objective_median(search.rival.candidate)
+    if own / most <= other:
+        return None
+    return (
+        f"{search.rival.candidate.steps[-1]} takes {_ms(other)} where the recipe so far takes {_ms(own)}: all that is "
+        f"untried would have to bring more than {most:.1f}x"
+    )
+
+
 def _blanket_refusal(search: Search, step: Step) -> str | None:
     cls = techniques.get(step.name)
     for known, reason in search.description.variants:
@@ -202,7 +235,7 @@ def engine_in_the_way(search: Search, technique: Technique) -> Step | None:
     missing = technique.needs - search.have()
     for kept in search.best.steps:
         other = from_step(kept)
-        if _is_engine(other) and other.removes & missing:
+        if not is_closed(technique) and _is_engine(other) and other.removes & missing:
             return kept
     return None
 
@@ -272,6 +305,7 @@ def second_chances(search: Search) -> list[Step]:
         and rung.speedup is not None
         and rung.speedup.high > COMPANY
         and "compiled" not in from_step(rung.step).gives
+        and not is_closed(from_step(rung.step))
     ]
 
 

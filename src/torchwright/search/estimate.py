@@ -14,6 +14,8 @@ COMPILE_EXPORTS = 10.0
 
 A guess is on the low side: a trial that takes longer is stopped in time, and one that was not begun has told nothing.
 """
+CONVERT_EXPORTS = 3.0
+"""The same of converting the model for a library of others."""
 DROP_ONE_SHARE = 0.15
 """Of the time budget, at most, is kept for the drop-one pass while techniques are tried."""
 PROOF_SHARE = 0.4
@@ -37,9 +39,11 @@ def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
     alike = [spent for spent in search.spent if runners(spent.steps) == runners(steps)]
     if alike:
         return max(reversed(alike), key=lambda spent: _in_common(spent.steps, steps)).seconds
-    compiling = any("compiled" in from_step(step).gives for step in steps)
-    exports = COMPILE_EXPORTS * search.description.export_seconds if compiling else 0.0
-    return search.spent[0].seconds + exports
+    changes = [from_step(step) for step in steps]
+    compiling = any("compiled" in change.gives for change in changes)
+    converting = any({"eager", "exportable"} <= change.needs for change in changes)
+    exports = COMPILE_EXPORTS if compiling else CONVERT_EXPORTS if converting else 0.0
+    return search.spent[0].seconds + exports * search.description.export_seconds
 
 
 def comparison_seconds(search: Search) -> float:

@@ -9,7 +9,7 @@ from torchwright.engines.base import Way
 from torchwright.errors import TorchwrightError
 from torchwright.facts import Interval, Step
 from torchwright.search import estimate
-from torchwright.search.compare import ROUNDS, compare, turn_seconds
+from torchwright.search.compare import ROUNDS, NoTime, compare, turn_seconds, worth
 from torchwright.search.state import Comparison, Outcome, Search
 from torchwright.trial import client as trial
 from torchwright.trial.client import Candidate, TrialFailed
@@ -46,6 +46,33 @@ def drop_one(search: Search) -> None:
             continue
         _remove(search, rung.step, f"without it the recipe is as good ({comparison.marginal})")
         search.promote(candidate, comparison)
+
+
+def meet_rival(search: Search) -> None:
+    """Of our own recipe and the rival, where there is one, what is faster becomes the best."""
+    if search.rival is None:
+        return
+    rival, proven = search.rival.candidate, search.rival.proven
+    search.rival = None
+    step, own = rival.steps[-1], search.best.steps
+    search.tell("trying", f"{step} beside our own recipe")
+    try:
+        comparison = compare(search, rival) if own else proven
+        asked = any(each in search.wanted for each in own)
+        reason = "another was asked for" if asked else worth(search, step, rival, comparison)
+    except NoTime:
+        comparison = proven
+        faster = proven.total.value > search.proven.total.value
+        reason = None if faster else f"{proven.total} where our own recipe has {search.proven.total}"
+    except TrialFailed as failure:
+        comparison, reason = proven, failure.reason
+    if own and reason is not None:
+        _remove(search, step, f"beside our own recipe: {reason}")
+        rival.close()
+        return
+    for other in own:
+        _remove(search, other, f"{step} is faster than all of our own recipe ({comparison.marginal})")
+    search.promote(rival, comparison)
 
 
 def _tried(search: Search, steps: tuple[Step, ...]) -> tuple[Candidate, Comparison]:

@@ -3,8 +3,9 @@
 1. The original is measured, then what an earlier search has found.
 2. What cannot run or cannot pay is refused.
 3. What fits the time is tried, by expected gain a second; a quantization that overshoots retreats layer by layer.
-4. What no longer contributes is dropped.
-5. The best takes turns with the original once more.
+4. Our own recipe takes turns with the best library of others, where one was found.
+5. What no longer contributes is dropped.
+6. The best takes turns with the original once more.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torchwright.facts import Step
 from torchwright.process import interrupts
 from torchwright.search import choose, estimate, resume
 from torchwright.search.attempt import attempt
-from torchwright.search.finish import drop_one, finish, judge_again
+from torchwright.search.finish import drop_one, finish, judge_again, meet_rival
 from torchwright.search.state import FINISH_SHARE, OVERRUN_SHARE, Outcome, Search, Spent
 from torchwright.techniques.base import Technique, from_step
 from torchwright.trial import client as trial
@@ -38,6 +39,7 @@ def run(search: Search) -> Outcome:
         while queue:
             interrupts.check()
             queue += _try(search, choose.take(search, queue))
+        meet_rival(search)
         drop_one(search)
         judge_again(search)
         search.more_seconds = choose.untried_seconds(search)
@@ -98,7 +100,17 @@ def _asked(search: Search) -> tuple[str, ...] | None:
 
 
 def _try(search: Search, step: Step) -> list[Step]:
-    """Try one step on top of the best recipe; returns what is worth another trial because of it."""
+    """Try one step on top of the best recipe; returns what is worth another trial because of it.
+
+    What nothing can be built upon is tried against its like, and our own recipe goes on as if it were not there.
+    """
+    if choose.is_closed(from_step(step)):
+        with search.among_rivals():
+            return _try_on_best(search, step)
+    return _try_on_best(search, step)
+
+
+def _try_on_best(search: Search, step: Step) -> list[Step]:
     technique, asked = from_step(step), step in search.wanted
     reason = None if asked else _refusal(search, technique, step)
     if reason:
@@ -127,7 +139,7 @@ def _refusal(search: Search, technique: Technique, step: Step) -> str | None:
     if engine is not None:
         needs = ", ".join(sorted(technique.needs - have)).replace("_", " ")
         return f"{engine} runs the model on code of its own, which this cannot change (needs: {needs})"
-    return choose.cannot_pay(search, technique)
+    return choose.cannot_pay(search, technique) or choose.cannot_pass(search, technique)
 
 
 def _refuse_lacking(search: Search, technique: Technique, step: Step) -> None:

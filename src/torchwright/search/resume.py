@@ -19,9 +19,9 @@ from torchwright.engines.apply import reshaped
 from torchwright.errors import ArtifactError, TorchwrightError
 from torchwright.facts import Budget, Fingerprint, Recipe, Rung, Step
 from torchwright.report import wording
-from torchwright.search import estimate
+from torchwright.search import choose, estimate
 from torchwright.search.compare import compare, worth
-from torchwright.search.state import Request, Search, Spent
+from torchwright.search.state import Request, Rival, Search, Spent
 from torchwright.techniques.base import from_step
 from torchwright.trial import client as trial
 from torchwright.trial.client import TrialFailed
@@ -82,6 +82,9 @@ def restore(search: Search) -> list[Step]:
     if why is not None:
         _say(search, f"the recipe of the earlier search did not hold ({why}): all of it was searched anew")
         return []
+    if any(choose.is_closed(from_step(step)) for step in search.best.steps):
+        search.rival = Rival(candidate=search.best, proven=search.proven)
+        search.best = search.baseline
     rows = [rung for rung in earlier.rungs if _has_verdict(rung, earlier)]
     left = [rung.step for rung in earlier.rungs if rung not in rows]
     told = f"continues the search that ended at {earlier.created}: rows of an earlier search were measured by then"

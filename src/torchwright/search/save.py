@@ -110,7 +110,8 @@ def write_contents(folder: Path, scratch: Path, search: Search, workload: Worklo
     else:
         if way == "native" and best.prepared.calls:
             contents.manifest["calls"] = best.prepared.calls
-            contents.manifest["takes"] = _takes(search)
+            if workload.called_as_is():
+                contents.manifest["takes"] = _takes(search)
         contents.notes += _kept(best, folder, needed=way == "native")
     if not any(native.iterdir()):
         native.rmdir()

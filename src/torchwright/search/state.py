@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,14 @@ class Spent:
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rival:
+    """A live candidate that nothing is built upon, and the comparison with which it was kept."""
+
+    candidate: Candidate
+    proven: Comparison
+
+
 @dataclass(kw_only=True)
 class Search:
     """One search over the techniques for one workload."""
@@ -107,6 +116,8 @@ class Search:
     best: Candidate = field(init=False)
     proven: Comparison = field(init=False)
     """The comparison with which the best was kept."""
+    rival: Rival | None = None
+    """The best that hands the whole model to another library, beside which our own recipe grows."""
     kernel: str = "float32"
     """What the best's linear layers run on."""
     spent: list[Spent] = field(default_factory=list[Spent])
@@ -149,6 +160,21 @@ class Search:
         self.best, self.proven = candidate, comparison
         kernels = [from_step(step).kernel for step in candidate.steps]
         self.kernel = next((kernel for kernel in reversed(kernels) if kernel), "float32")
+
+    @contextmanager
+    def among_rivals(self) -> Iterator[None]:
+        """Meanwhile the best is the rival, or the original where there is none yet, and what is kept becomes it."""
+        own = self.best, getattr(self, "proven", None), self.kernel
+        rival = self.rival
+        self.best = rival.candidate if rival else self.baseline
+        try:
+            yield
+        finally:
+            if self.best is not self.baseline and (rival is None or self.best is not rival.candidate):
+                self.rival = Rival(candidate=self.best, proven=self.proven)
+            self.best, proven, self.kernel = own
+            if proven is not None:
+                self.proven = proven
 
     def tell(self, kind: Any, text: str, rung: Rung | None = None) -> None:
         """Tell whoever watches."""
@@ -230,6 +256,8 @@ class Search:
         self.best.close()
         if self.baseline is not self.best:
             self.baseline.close()
+        if self.rival is not None:
+            self.rival.candidate.close()
 
 
 def _gain(rung: Rung) -> float:

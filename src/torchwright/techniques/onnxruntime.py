@@ -10,6 +10,7 @@ from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.engine import REPLACED, missing
 
 NAME = "onnxruntime"
+LIBRARIES = ("onnxruntime", "onnx", "onnxscript")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class RunOnnxRuntime(Technique):
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
-        return missing(NAME, ("onnxruntime", "onnx", "onnxscript"), device)
+        return missing(NAME, LIBRARIES, device)
 
     def apply(self, target: Target) -> None:
         target.settings.engine = NAME

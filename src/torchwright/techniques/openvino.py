@@ -17,6 +17,7 @@ from torchwright.techniques.shared.int8 import LAYERS, Int8Layer
 from torchwright.techniques.shared.wrapping import known_names, named, relative_error
 
 NAME = "openvino"
+LIBRARIES = ("openvino", "nncf")
 RATES = {"bf16": "bfloat16", "f16": "float16"}
 
 
@@ -40,7 +41,7 @@ class RunOpenVino(Technique):
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
-        return missing(NAME, ("openvino", "nncf"), device)
+        return missing(NAME, LIBRARIES, device)
 
     def variants(self, target: Target) -> Iterable[Self]:
         for precision in ("bf16", "int8", "f32", "f16"):

@@ -27,6 +27,11 @@ def missing(engine: str, libraries: tuple[str, ...], device: DeviceFacts) -> str
     """Why a library cannot take a model on this device, and what would mend that, or None. Imports none of them."""
     if device.kind != "cpu":
         return f"the engine '{engine}' is for CPUs; this device is {device.kind}"
+    return uninstalled(engine, libraries)
+
+
+def uninstalled(engine: str, libraries: tuple[str, ...]) -> str | None:
+    """Which of the libraries is missing, and what brings it, or None. Imports none of them."""
     absent = [name for name in libraries if importlib.util.find_spec(name) is None]
     if not absent:
         return None

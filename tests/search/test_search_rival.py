@@ -1,0 +1,85 @@
+"""A library of others that takes the whole model: asked early, and our own recipe is held against it."""
+
+# pyright: reportOptionalMemberAccess=false
+from __future__ import annotations
+
+import pytest
+
+from search_world import World, fake_world, lossy, names, product, row, rows, step
+from torchwright.facts import Budget
+from torchwright.techniques.base import Phase
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return fake_world(monkeypatch)
+
+
+def test_it_is_asked_first_and_our_own_recipe_grows_beside_it(world: World):
+    world.gain = product(library=3.0, half=2.0, fuse=2.5)
+    outcome = world.search(step("half"), step("fuse"), step("library"))
+    assert world.started[1] == (step("library"),)
+    assert names(outcome) == ["half", "fuse"]
+    assert rows(outcome) == {"library": "removed", "half": "kept", "fuse": "kept"}
+    assert row(outcome, "library").reason == "beside our own recipe: 0.60x [0.60, 0.60]: slower"
+    assert (step("library"),) not in world.alive
+
+
+def test_where_it_is_faster_it_takes_the_place_of_all_of_our_own(world: World):
+    world.gain = product(library=8.0, half=2.0, fuse=1.5)
+    outcome = world.search(step("half"), step("fuse"), step("library"))
+    assert names(outcome) == ["library"]
+    assert rows(outcome) == {"library": "kept", "half": "removed", "fuse": "removed"}
+    assert outcome.speedup.value == pytest.approx(8.0)
+    assert "library is faster than all of our own recipe (2.67x" in row(outcome, "fuse").reason
+
+
+def test_its_variants_are_held_against_each_other(world: World):
+    kinds = [step("library", kind=kind) for kind in ("wide", "narrow", "odd")]
+    world.gain = lambda names: {"library:kind=narrow": 4.0, "library:kind=wide": 2.0}.get(
+        next(iter(names - {"library"}), ""), 1.0
+    )
+    outcome = world.search(*kinds)
+    assert names(outcome) == ["library:kind=narrow"]
+    assert world.started == [(), *((kind,) for kind in kinds)]
+
+
+def test_what_cannot_pass_it_is_not_compiled(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torchwright.search.choose.MOST", dict.fromkeys(Phase, 2.0))
+    world.gain = product(library=5.0, half=2.0, fuse=2.0)
+    outcome = world.search(step("half"), step("fuse"), step("library"))
+    assert world.started == [(), (step("library"),)]
+    assert names(outcome) == ["library"]
+    assert row(outcome, "half").reason == (
+        "library takes 2.00 ms where the recipe so far takes 10.00 ms: all that is untried would have to bring more "
+        "than 4.0x"
+    )
+
+
+def test_what_was_asked_for_by_name_is_tried_and_stays(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torchwright.search.choose.MOST", dict.fromkeys(Phase, 1.0))
+    world.gain = product(library=5.0, half=2.0)
+    assert names(world.search(step("library"), wanted=(step("half"),))) == ["half"]
+
+
+def test_one_over_the_budget_is_no_rival(world: World):
+    world.gain, world.drop = product(library=8.0, half=2.0), lossy(library=0.5)
+    outcome = world.search(step("half"), step("library"))
+    assert rows(outcome) == {"library": "dropped", "half": "kept"}
+
+
+def test_a_search_that_found_it_goes_on_beside_it(world: World):
+    world.gain = product(library=3.0, half=2.0, fuse=2.5)
+    found = world.search(step("library"))
+    outcome = world.resume(found, step("library"), step("half"), step("fuse"))
+    assert names(outcome) == ["half", "fuse"]
+    assert rows(outcome)["library"] == "removed"
+
+
+def test_nothing_of_a_search_that_found_it_is_left_running(world: World):
+    world.gain = product(library=3.0, half=2.0)
+    world.budget = Budget(time_seconds=60.0)
+    outcome = world.search(step("half"), step("library"))
+    assert names(outcome) == ["library"]
+    world.searching.close_all()
+    assert world.alive == []
