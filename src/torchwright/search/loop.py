@@ -121,6 +121,10 @@ def _try_on_best(search: Search, step: Step) -> list[Step]:
     if steps is None:
         _refuse_lacking(search, technique, step)
         return []
+    reason = choose.cannot_pass(search, technique)
+    if reason and not asked:
+        search.refuse(step, reason)
+        return []
     reason = estimate.no_time(search, steps)
     if reason and not asked:
         search.leave(step, reason)
@@ -139,7 +143,7 @@ def _refusal(search: Search, technique: Technique, step: Step) -> str | None:
     if engine is not None:
         needs = ", ".join(sorted(technique.needs - have)).replace("_", " ")
         return f"{engine} runs the model on code of its own, which this cannot change (needs: {needs})"
-    return choose.cannot_pay(search, technique) or choose.cannot_pass(search, technique)
+    return choose.cannot_pay(search, technique)
 
 
 def _refuse_lacking(search: Search, technique: Technique, step: Step) -> None:

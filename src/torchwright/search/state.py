@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -162,7 +162,7 @@ class Search:
         self.kernel = next((kernel for kernel in reversed(kernels) if kernel), "float32")
 
     @contextmanager
-    def among_rivals(self) -> Iterator[None]:
+    def among_rivals(self) -> Generator[None]:
         """Meanwhile the best is the rival, or the original where there is none yet, and what is kept becomes it."""
         own = self.best, getattr(self, "proven", None), self.kernel
         rival = self.rival
