@@ -316,7 +316,7 @@ def test_where_the_kernel_tells_nothing_the_peak_is_the_whole_life(monkeypatch):
     monkeypatch.setattr(cpu, "_status_bytes", lambda key: None)
     monkeypatch.setattr(cpu.sys, "platform", "linux")
     usage = SimpleNamespace(ru_maxrss=2048)
-    monkeypatch.setattr(cpu.resource, "getrusage", lambda who: usage)
+    monkeypatch.setattr("resource.getrusage", lambda who: usage)
     device = CPU()
     assert device.reset_peak_memory() is False
     assert device.peak_memory_bytes() == 2048 * 1024

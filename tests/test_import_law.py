@@ -1,9 +1,14 @@
 """What must be cheap to import. The import law itself is held by import-linter (`[tool.importlinter]`)."""
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+import torchwright
 
 
 @pytest.mark.parametrize(
@@ -12,3 +17,30 @@ import pytest
 def test_no_torch_comes_with(module):
     code = f"import sys, torchwright.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+POSIX_ONLY = {"crypt", "curses", "fcntl", "grp", "nis", "posix", "pty", "pwd", "readline", "resource", "spwd"}
+POSIX_ONLY |= {"syslog", "termios", "tty"}
+"""Modules of the standard library that Python for Windows does not bring."""
+
+
+def imports_at_import(node: ast.AST) -> Iterator[str]:
+    """The first name of every module that is imported while the file itself is."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield (child.module or "").partition(".")[0]
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from imports_at_import(child)
+
+
+def test_files_can_be_imported_on_windows():
+    """What a POSIX system alone has is imported by the function that uses it."""
+    package = Path(torchwright.__file__).parent
+    at_the_top = {
+        str(path.relative_to(package)): names
+        for path in package.rglob("*.py")
+        if (names := POSIX_ONLY & set(imports_at_import(ast.parse(path.read_text()))))
+    }
+    assert at_the_top == {}

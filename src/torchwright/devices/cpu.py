@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -96,6 +95,8 @@ class CPU(Device):
         high_water = _status_bytes("VmHWM")
         if high_water is not None:
             return high_water
+        import resource
+
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -7,8 +7,8 @@ makes a folder of the same kind next removes what it left.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -45,6 +45,8 @@ def make(parent: Path, prefix: str) -> Folder:
     """A new folder `prefix`… in `parent`, locked."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        if not _has_locks():
+            return Folder(path, -1)
         lock = -1
         try:
             lock = os.open(path, os.O_RDONLY)
@@ -68,6 +70,8 @@ def sweep(parent: Path, prefix: str) -> None:
 
 def dead(parent: Path, prefix: str) -> Iterator[Path]:
     """This user's folders `prefix`… in `parent` that no living process holds; each is held while it is looked at."""
+    if not _has_locks():
+        return
     for name in glob.glob(glob.escape(prefix) + SUFFIX, root_dir=parent, include_hidden=True):
         path = parent / name
         try:
@@ -98,8 +102,15 @@ def make_temporary() -> Folder:
     return make(parent, PREFIX)
 
 
+def _has_locks() -> bool:
+    """Whether folders can be locked: Windows has no such locks, so nothing is swept there."""
+    return importlib.util.find_spec("fcntl") is not None
+
+
 def _lock(descriptor: int) -> bool | None:
     """Whether the lock was free and is held now; None where the file system has no locks."""
+    import fcntl
+
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

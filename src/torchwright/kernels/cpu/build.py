@@ -7,7 +7,6 @@ runs on a lesser machine that shares the cache folder.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import os
@@ -219,6 +218,8 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One process compiles; the others wait for it."""
+    import fcntl
+
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -11,7 +11,6 @@ import contextlib
 import gc
 import json
 import os
-import resource
 import select
 import signal
 import socket
@@ -103,6 +102,8 @@ def _work(
     do: Callable[[bytes], bytes], data: socket.socket, server: int, seconds: float, memory: int
 ) -> NoReturn:
     """In the child: one job, and never a return into the server's own lines."""
+    import resource
+
     code = FAULT
     try:
         die_with_parent(server)
