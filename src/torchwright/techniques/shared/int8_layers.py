@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torchwright.facts import Coverage, DeviceFacts
-from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.base import Phase, Settings, Target, Technique
 from torchwright.techniques.shared.int8 import Int8Layer, register_patterns
 from torchwright.techniques.shared.int8_graph import share_integers
 from torchwright.techniques.shared.wrapping import known_names, named, relative_error, replace_module
@@ -65,9 +65,7 @@ class Int8Layers(Technique):
                 skipped[name] = new
             else:
                 replace_module(target.model, layer, new)
-        register_patterns()
-        # Asked of the class, because an instance would be its first argument.
-        target.settings.rewrites.append(type(self).rewrite)
+        self.compile_with(target.settings)
         target.coverage.append(
             Coverage(
                 technique=self.name,
@@ -78,6 +76,12 @@ class Int8Layers(Technique):
                 skipped=skipped,
             )
         )
+
+    def compile_with(self, settings: Settings) -> None:
+        """Tell the compiler what the layers count on."""
+        register_patterns()
+        # Asked of the class, because an instance would be its first argument.
+        settings.rewrites.append(type(self).rewrite)
 
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
         if not isinstance(module, self.kinds) or _read_by_owner(module):
