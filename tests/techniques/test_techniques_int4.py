@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torchwright.engines.program import export, read_programs, write_programs
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import DeviceFacts
-from torchwright.techniques import Target
+from torchwright.techniques import Target, int4_weight_only
 from torchwright.techniques.dtype import Dtype
 from torchwright.techniques.int4_weight_only import Int4Linear, Int4WeightOnly, dequantize, quantize
 from torchwright.workloads.module import ModuleWorkload
@@ -49,6 +49,27 @@ def test_codes_are_the_nearest(N: int, G: int, group: int, shift: float, seed: i
     step = scales[..., 0].float().T.repeat_interleave(group, 1)
     ends = 2**-8 * (w_NK.abs().amax() + 16 * step)
     assert bool(((dequantize(codes, scales, group) - w_NK).abs() <= step / 2 + ends).all())
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_half_quadratic_rounding_gives_way_to_outliers(group: int) -> None:
+    """Weights with heavy tails, as trained ones have: by both norms it is nearer than from a group's ends."""
+    pytest.importorskip("torchao")
+    w_NK = torch.distributions.StudentT(4.0).sample(torch.Size((64, 512)))
+    errors = {}
+    for rounding in ("nearest", "hqq"):
+        codes, scales = quantize(w_NK, group, rounding)
+        assert int(codes.max()) <= 15
+        difference = (dequantize(codes, scales, group) - w_NK).abs()
+        errors[rounding] = torch.stack((difference.pow(0.7).mean(), difference.square().mean()))
+    assert bool((errors["hqq"] < 0.995 * errors["nearest"]).all()), errors
+
+
+def test_half_quadratic_rounding_needs_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make(nn.Sequential(nn.Linear(64, 64)), torch.randn(2, 64))
+    monkeypatch.setattr(int4_weight_only, "find_spec", lambda name: None)
+    assert "pip install torchao" in (Int4WeightOnly(rounding="hqq").refuse(target) or "")
+    assert Int4WeightOnly().refuse(target) is None
 
 
 def test_constant_groups_are_kept() -> None:

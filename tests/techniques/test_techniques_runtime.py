@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+import typing
 
 import pytest
 import torch
@@ -238,8 +239,40 @@ def test_sparse24_on_cuda() -> None:
     torch.testing.assert_close(target.model(x), pruned(x), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("config", "had", "wanted"),
+    [("nvfp4", (9, 0), "10.0"), ("float8_weight_only", (8, 6), "8.9"), ("int4_hqq", (7, 5), "8.0")],
+)
+def test_torchao_is_refused_below_the_card_that_has_it(config, had, wanted, monkeypatch) -> None:
+    target = make(nn.Linear(64, 64), torch.randn(4, 64), device=CUDA)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: had)
+    reason = TorchAO(config=config).refuse(target) or ""
+    assert f"{config} needs compute capability {wanted}; this card has {had[0]}.{had[1]}" in reason
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
+    assert TorchAO(config=config).refuse(target) is None
+
+
+def test_torchao_proposes_each_of_its_configurations_once() -> None:
+    target = make(nn.Linear(64, 64), torch.randn(4, 64), device=CUDA)
+    configs = [variant.config for variant in TorchAO().variants(target)]
+    assert sorted(configs) == sorted(typing.get_args(typing.get_type_hints(TorchAO)["config"]))
+    for config in configs:
+        assert TorchAO(config=config)._config() is not None, "torchao has no such configuration"
+
+
+@pytest.mark.parametrize("config", ["int8_weight_only", "float8_weight_only"])
+def test_torchao_weights_alone(config) -> None:
+    """What torchao computes slowly where it has no kernels; in bfloat16, as the technique casts."""
+    target = make(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)), torch.randn(4, 64))
+    x = torch.randn(4, 64)
+    expected = target.model(x)
+    TorchAO(config=config).apply(target)
+    assert target.coverage[0].changed == 2
+    assert float((target.model(x).float() - expected).norm() / expected.norm()) < 0.08
+
+
 @pytest.mark.cuda
-@pytest.mark.parametrize("config", ["int8_dynamic", "float8_dynamic", "int4_weight_only"])
+@pytest.mark.parametrize("config", typing.get_args(typing.get_type_hints(TorchAO)["config"]))
 def test_torchao_on_cuda(config) -> None:
     facts = need_cuda()
     target = make(

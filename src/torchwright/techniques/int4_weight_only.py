@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -11,9 +12,11 @@ from torch.nn import functional as F
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
+from torchwright.quiet import quiet_import
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import known_names, named, plain_name, replace_module
 
+Rounding = Literal["nearest", "hqq"]
 ROWS = 16
 """The kernel takes weights whose output rows are a multiple of this."""
 
@@ -30,6 +33,9 @@ class Int4WeightOnly(Technique):
 
     group_size: Literal[32, 64, 128] = 64
     """Weights of one row that share a scale and a minimum."""
+    rounding: Rounding = "nearest"
+    """Scale and minimum from a group's ends, or by half-quadratic quantization, which gives way to outliers (torchao's;
+    Badri and Shaji, 2023)."""
     skip: tuple[str, ...] = ()
     """Names of linear layers that keep their weights."""
 
@@ -44,6 +50,8 @@ class Int4WeightOnly(Technique):
         return "int4"
 
     def refuse(self, target: Target) -> str | None:
+        if self.rounding == "hqq" and find_spec("torchao") is None:
+            return "half-quadratic quantization is torchao's, which is not installed: pip install torchao"
         skipped = skips(target.model, self)
         total = sum(1 for _ in named(target.model, nn.Linear))
         if total and len(skipped) == total:
@@ -57,7 +65,7 @@ class Int4WeightOnly(Technique):
         if type(module) is not nn.Linear or _shape_fault(module, self.group_size):
             return None
         w_NK = module.weight.detach().float()
-        error_NK = dequantize(*quantize(w_NK, self.group_size), self.group_size) - w_NK
+        error_NK = dequantize(*quantize(w_NK, self.group_size, self.rounding), self.group_size) - w_NK
         exact = F.linear(x.float(), w_NK)
         return float(F.linear(x.float(), error_NK).norm() / exact.norm().clamp_min(1e-12))
 
@@ -66,7 +74,7 @@ class Int4WeightOnly(Technique):
         skipped = skips(target.model, self)
         for name, layer in layers.items():
             if name not in skipped:
-                replace_module(target.model, layer, Int4Linear.of(layer, self.group_size))
+                replace_module(target.model, layer, Int4Linear.of(layer, self.group_size, self.rounding))
         if len(skipped) == len(layers):
             raise RefusedTechnique(
                 "int4_weight_only changes nothing", found="; ".join(sorted(set(skipped.values())))
@@ -107,9 +115,9 @@ class Int4Linear(nn.Module):
         self._packed: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, layer: nn.Linear, group: int) -> Int4Linear:
+    def of(cls, layer: nn.Linear, group: int, rounding: Rounding = "nearest") -> Int4Linear:
         """The quantized form of a linear layer."""
-        codes_NK, scales_GN2 = quantize(layer.weight.detach().float(), group)
+        codes_NK, scales_GN2 = quantize(layer.weight.detach().float(), group, rounding)
         low, high = codes_NK[:, 0::2], codes_NK[:, 1::2]
         return cls((low | (high << 4)).contiguous(), scales_GN2, layer.bias, group)
 
@@ -136,17 +144,39 @@ class Int4Linear(nn.Module):
         return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes_NK, 2)
 
 
-def quantize(w_NK: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(
+    w_NK: torch.Tensor, group: int, rounding: Rounding = "nearest"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes 0 to 15 as uint8 [N, K] and (scale, zero) in bfloat16 [K / group, N, 2]."""
     N, K = w_NK.shape
     w_NGg = w_NK.reshape(N, K // group, group)
-    low, high = w_NGg.amin(-1, keepdim=True), w_NGg.amax(-1, keepdim=True)
-    # Rounded to what the kernel will read before the codes are chosen, so that they make up for the rounding.
-    scale = ((high - low) / 15).clamp_min(1e-8).bfloat16().float()
-    zero = (low + 8 * scale).bfloat16().float()
+    scale, zero = (_hqq if rounding == "hqq" else _ends)(w_NGg)
     codes = ((w_NGg - zero) / scale + 8).round().clamp(0, 15)
     scales_NG2 = torch.cat((scale, zero), dim=-1).bfloat16()
     return codes.reshape(N, K).to(torch.uint8), scales_NG2.transpose(0, 1).contiguous()
+
+
+def _ends(w_NGg: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale and zero [N, G, 1] with which the least and the largest weight of a group keep their place.
+
+    Rounded to what the kernel will read before the codes are chosen, so that they make up for the rounding.
+    """
+    low, high = w_NGg.amin(-1, keepdim=True), w_NGg.amax(-1, keepdim=True)
+    scale = ((high - low) / 15).clamp_min(1e-8).bfloat16().float()
+    return scale, (low + 8 * scale).bfloat16().float()
+
+
+def _hqq(w_NGg: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same with the zero of the least sum of |error|^0.7, by torchao's half-quadratic solver."""
+    with quiet_import():
+        from torchao.quantization.quant_primitives import _choose_qparams_and_quantize_affine_hqq as solve
+
+    N, G, group = w_NGg.shape
+    device, dtype = w_NGg.device.type, torch.float32
+    _, scale, zero, _ = solve(
+        w_NGg.reshape(N, -1), nbits=4, group_size=group, compute_dtype=dtype, device=device
+    )
+    return scale.reshape(N, G, 1).bfloat16().float(), zero.reshape(N, G, 1).bfloat16().float()
 
 
 def dequantize(codes_NK: torch.Tensor, scales_GN2: torch.Tensor, group: int) -> torch.Tensor:

@@ -14,8 +14,18 @@ from torchwright.quiet import quiet_import
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import named
 
-CAPABILITY = {"int8_dynamic": (8, 0), "int4_weight_only": (8, 0), "float8_dynamic": (8, 9)}
-"""Compute capability from which each configuration has kernels."""
+CAPABILITY = {
+    "nvfp4": (10, 0),
+    "float8_dynamic": (8, 9),
+    "int8_dynamic": (8, 0),
+    "int4_weight_only": (8, 0),
+    "float8_weight_only": (8, 9),
+    "int8_weight_only": (8, 0),
+    "int4_hqq": (8, 0),
+}
+"""Compute capability from which each configuration has kernels; most promising first."""
+NVFP4_BLOCK = 16
+"""Both sides of a weight must be multiples of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,19 +38,30 @@ class TorchAO(Technique):
     removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
     tolerance: ClassVar[float] = 0.25
 
-    config: Literal["float8_dynamic", "int8_dynamic", "int4_weight_only"] = "int8_dynamic"
-    """Weights and activations: float8 by rows, int8 by tokens, or int4 weights alone."""
+    config: Literal[
+        "nvfp4",
+        "float8_dynamic",
+        "int8_dynamic",
+        "int4_weight_only",
+        "float8_weight_only",
+        "int8_weight_only",
+        "int4_hqq",
+    ] = "int8_dynamic"
+    """Weights and activations: NVIDIA's 4-bit floats, float8 by rows, int8 by tokens; or weights alone: int4 (by
+    half-quadratic quantization: `int4_hqq`), float8, int8."""
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
         if device.kind != "cuda":
-            return "torchao's wheel has no CPU kernels; torchwright's own int8 goes through oneDNN"
+            return (
+                "torchao's wheel has no CPU kernels, and none reads float8 or 4-bit floats on a CPU: weights would be "
+                "widened at every call; torchwright's own int8 goes through oneDNN"
+            )
         return None
 
     def variants(self, target: Target) -> Iterable[Self]:
-        yield replace(self, config="float8_dynamic")
-        yield replace(self, config="int8_dynamic")
-        yield replace(self, config="int4_weight_only")
+        for config in CAPABILITY:
+            yield replace(self, config=config)
 
     def refuse(self, target: Target) -> str | None:
         fault = self.available(target.device)
@@ -60,7 +81,7 @@ class TorchAO(Technique):
             target.model = target.workload.cast(target.model, torch.bfloat16, lambda name, module: False)
             target.compute_dtype = torch.bfloat16
             before = {name: layer.weight for name, layer in named(target.model, nn.Linear)}
-        quantize_(target.model, self._config())
+        quantize_(target.model, self._config(), filter_fn=_nvfp4_takes if self.config == "nvfp4" else None)
         after = {name: layer.weight for name, layer in named(target.model, nn.Linear)}
         skipped = {
             name: f"torchao left its {tuple(weight.shape)} weight alone"
@@ -79,13 +100,31 @@ class TorchAO(Technique):
         )
 
     def _config(self) -> Any:
-        # set_inductor_config would change Inductor's settings for the whole process.
         import torchao.quantization as ao
 
-        if self.config == "int8_dynamic":
-            return ao.Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)
-        if self.config == "int4_weight_only":
-            return ao.Int4WeightOnlyConfig(set_inductor_config=False)
-        return ao.Float8DynamicActivationFloat8WeightConfig(
-            granularity=ao.PerRow(), set_inductor_config=False
-        )
+        # set_inductor_config would change Inductor's settings for the whole process.
+        quiet: dict[str, Any] = {"set_inductor_config": False}
+        match self.config:
+            case "nvfp4":
+                from torchao.prototype.mx_formats import NVFP4DynamicActivationNVFP4WeightConfig
+
+                return NVFP4DynamicActivationNVFP4WeightConfig(use_triton_kernel=False)  # it needs MSLK
+            case "float8_dynamic":
+                return ao.Float8DynamicActivationFloat8WeightConfig(granularity=ao.PerRow(), **quiet)
+            case "int8_dynamic":
+                return ao.Int8DynamicActivationInt8WeightConfig(**quiet)
+            case "float8_weight_only":
+                return ao.Float8WeightOnlyConfig(**quiet)
+            case "int8_weight_only":
+                return ao.Int8WeightOnlyConfig(**quiet)
+            case "int4_weight_only" | "int4_hqq":
+                algorithm = "hqq" if self.config == "int4_hqq" else "tinygemm"
+                return ao.Int4WeightOnlyConfig(
+                    int4_packing_format="tile_packed_to_4d",  # torch's own kernel; others need MSLK
+                    int4_choose_qparams_algorithm=algorithm,
+                    **quiet,
+                )
+
+
+def _nvfp4_takes(module: nn.Module, name: str) -> bool:
+    return type(module) is nn.Linear and not any(side % NVFP4_BLOCK for side in module.weight.shape)
