@@ -215,6 +215,35 @@ def test_sparse_torch_has_no_cpu_kernel() -> None:
         _ = to_sparse_semi_structured(prune24(torch.randn(64, 64)).half()) @ torch.randn(64, 64).half()
 
 
+def test_sparse_integers_are_refused_without_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "of 16 bits or 8: the best case is 1.00x" in (Sparse24.available(CPU) or "")
+    target = make(nn.Sequential(nn.Linear(512, 512)), torch.randn(2, 512), device=CUDA)
+    monkeypatch.setattr(torch.backends.cusparselt, "is_available", lambda: False)
+    assert "cuSPARSELt's" in (Sparse24(bits=8).refuse(target) or "")
+    assert Sparse24().refuse(target) is None
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17])
+def test_sparse_integers_compute_what_pruned_weights_do(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a plain product in the place of cuSPARSELt's, and its demands."""
+
+    def multiply(a_NK, b_KM, *, alpha, out_dtype):
+        assert b_KM.shape[1] % 16 == 0
+        assert b_KM.t().is_contiguous()
+        return ((a_NK.double() @ b_KM.double()) * alpha.double()[:, None]).to(out_dtype)
+
+    monkeypatch.setattr(torch, "_cslt_compress", lambda a_NK: a_NK)
+    monkeypatch.setattr(torch, "_cslt_sparse_mm", multiply)
+    monkeypatch.setattr(torch.backends.cusparselt, "is_available", lambda: True)
+    target = make(nn.Sequential(nn.Linear(512, 1024), nn.Linear(1024, 10)), torch.randn(2, 512))
+    x = torch.randn(rows, 512)
+    wide, narrow = target.model
+    expected = narrow(nn.functional.linear(x, prune24(wide.weight.detach()), wide.bias))
+    Sparse24(bits=8).apply(target)
+    assert target.coverage[0].skipped == {"1": "narrower than 512 features"}
+    assert float((target.model(x) - expected).norm() / expected.norm()) < 0.02
+
+
 def need_cuda() -> DeviceFacts:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
@@ -222,7 +251,8 @@ def need_cuda() -> DeviceFacts:
 
 
 @pytest.mark.cuda
-def test_sparse24_on_cuda() -> None:
+@pytest.mark.parametrize("bits", [16, 8])
+def test_sparse24_on_cuda(bits) -> None:
     facts = need_cuda()
     model = (
         nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.Linear(512, 10)).cuda().half()
@@ -230,13 +260,15 @@ def test_sparse24_on_cuda() -> None:
     x = torch.randn(64, 512, device="cuda", dtype=torch.float16)
     target = make(model, x, device=facts)
     target.compute_dtype = torch.float16
-    assert Sparse24().refuse(target) is None
+    technique = Sparse24(bits=bits)
+    if reason := technique.refuse(target):
+        pytest.skip(reason)
     pruned = target.workload.build()
     for name in ("0.weight", "2.weight"):
         pruned.get_parameter(name).data = prune24(pruned.get_parameter(name).data)
-    Sparse24().apply(target)
+    technique.apply(target)
     assert target.coverage[0].skipped == {"3": "narrower than 512 features"}
-    torch.testing.assert_close(target.model(x), pruned(x), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(target.model(x), pruned(x), rtol=1e-2, atol=1e-2 if bits == 16 else 3e-2)
 
 
 @pytest.mark.parametrize(

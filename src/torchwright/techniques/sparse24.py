@@ -1,9 +1,10 @@
-"""2:4 sparsity."""
+"""2:4 sparsity, alone and on 8-bit integers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import nn
@@ -11,11 +12,14 @@ from torch import nn
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.shared.wrapping import named
+from torchwright.techniques.shared.int8 import quantize_weight
+from torchwright.techniques.shared.wrapping import named, replace_module
 
 DTYPES = (torch.float16, torch.bfloat16)
 ROWS, COLUMNS = 32, 64
 """torch's semi-structured kernels take weights whose sides are multiples of these (16-bit types, CUTLASS)."""
+CALL_ROWS = 16
+"""cuSPARSELt multiplies 8-bit integers by multiples of this many rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,20 +35,28 @@ class Sparse24(Technique):
 
     min_features: int = 512
     """Leave linear layers narrower than this alone."""
+    bits: Literal[16, 8] = 16
+    """8: what is kept is rounded to 8 bits, one scale an output feature, and multiplied by 8-bit rows."""
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
         if device.kind != "cuda":
             return (
                 f"torch.sparse has 2:4 kernels for CUDA only, none for {device.kind}, and no CPU instruction skips the "
-                "zeros: the best case is 1.00x"
+                "zeros, of 16 bits or 8: the best case is 1.00x"
             )
         if torch.cuda.get_device_capability() < (8, 0):
             major, minor = torch.cuda.get_device_capability()
             return f"sparse tensor cores came with capability 8.0; this card has {major}.{minor}"
         return None
 
+    def variants(self, target: Target) -> Iterable[Self]:
+        yield replace(self, bits=16)
+        yield replace(self, bits=8)
+
     def refuse(self, target: Target) -> str | None:
+        if self.bits == 8 and not torch.backends.cusparselt.is_available():
+            return "8-bit 2:4 products are cuSPARSELt's, and this build of torch has none"
         reasons = [self._skip(layer, None) for _, layer in named(target.model, nn.Linear)]
         if all(reasons):
             return f"none of {len(reasons)} linear layers can be sparse: {'; '.join(sorted(set(map(str, reasons))))}"
@@ -59,7 +71,11 @@ class Sparse24(Technique):
                 skipped[name] = reason
                 continue
             pruned = prune24(layer.weight.detach())
-            layer.weight = nn.Parameter(torch.sparse.to_sparse_semi_structured(pruned), requires_grad=False)
+            if self.bits == 8:
+                replace_module(target.model, layer, SparseInt8Linear(pruned, layer.bias))
+            else:
+                sparse = torch.sparse.to_sparse_semi_structured(pruned)
+                layer.weight = nn.Parameter(sparse, requires_grad=False)
         if len(skipped) == len(layers):
             raise RefusedTechnique(
                 "sparse24 changes nothing here", found="; ".join(sorted(set(skipped.values())))
@@ -70,7 +86,7 @@ class Sparse24(Technique):
                 changed=len(layers) - len(skipped),
                 total=len(layers),
                 unit="linear layers",
-                kernel="torch.sparse semi-structured",
+                kernel="cuSPARSELt int8" if self.bits == 8 else "torch.sparse semi-structured",
                 skipped=skipped,
             )
         )
@@ -82,6 +98,12 @@ class Sparse24(Technique):
             return f"narrower than {self.min_features} features"
         if N % ROWS or K % COLUMNS:
             return f"{N} × {K} is not a multiple of {ROWS} × {COLUMNS}"
+        if self.bits == 8:
+            return (
+                None
+                if type(layer) is nn.Linear
+                else f"a {type(layer).__name__}, whose weight others may read"
+            )
         if dtype is not None and layer.weight.dtype not in DTYPES:
             return f"{str(layer.weight.dtype).removeprefix('torch.')} has no sparse kernel; float16 and bfloat16 do"
         return None
@@ -92,3 +114,27 @@ def prune24(w_NK: torch.Tensor) -> torch.Tensor:
     groups = w_NK.reshape(-1, 4)
     keep = groups.abs().topk(2, dim=1).indices
     return torch.zeros_like(groups).scatter_(1, keep, groups.gather(1, keep)).reshape(w_NK.shape)
+
+
+class SparseInt8Linear(nn.Module):
+    """y = x Wᵀ + b on a 2:4-sparse 8-bit W [N, K] and rows of x rounded to 8 bits each; y has x's type."""
+
+    compressed: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, pruned_NK: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        integers, scale_N = quantize_weight(pruned_NK)
+        self.out_features, self.in_features = pruned_NK.shape
+        self.register_buffer("compressed", torch._cslt_compress(integers))
+        self.register_buffer("scale", scale_N)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        x_MK = input.reshape(-1, self.in_features).float()
+        step_M1 = x_MK.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
+        q_MK = nn.functional.pad((x_MK / step_M1).round().to(torch.int8), (0, 0, 0, -len(x_MK) % CALL_ROWS))
+        y_NM = torch._cslt_sparse_mm(self.compressed, q_MK.t(), alpha=self.scale, out_dtype=torch.bfloat16)
+        y_MN = y_NM.t()[: len(x_MK)] * step_M1
+        y = y_MN.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias
