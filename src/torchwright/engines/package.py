@@ -32,6 +32,9 @@ class Package:
         self.spec = spec
         self._one_at_a_time = threading.Lock()
         _register_operators(path)
+        # Linux gives AMX's tiles to a process that has asked. The compiler asks where it compiles, and oneDNN where it
+        # is called first: one of Inductor's templates before that is an illegal instruction.
+        torch.cpu._init_amx()
         try:
             self._loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, -1)
         except RuntimeError as error:
