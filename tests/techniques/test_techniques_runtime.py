@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 import typing
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +24,7 @@ from torchwright.techniques.allocator import Allocator
 from torchwright.techniques.base import Settings
 from torchwright.techniques.cuda_graphs import CudaGraphs
 from torchwright.techniques.dtype import Dtype
+from torchwright.techniques.max_autotune import MaxAutotune
 from torchwright.techniques.regional import Regional
 from torchwright.techniques.shared.blocks import repeated_blocks
 from torchwright.techniques.sparse24 import Sparse24, prune24
@@ -166,6 +170,22 @@ print(resident() - before)
         assert technique.refuse(make(nn.Linear(4, 4), torch.randn(1, 4))) is None
         assert technique.environment() == {"LD_PRELOAD": str(tmp_path / "libjemalloc.so.2")}
 
+    def test_one_that_was_not_preloaded_is_not_taken_for_granted(self) -> None:
+        """An artifact that is loaded cannot bring an allocator: the process must have been started with it."""
+        code = "from torchwright.devices.allocator import apply_allocator; apply_allocator('mimalloc')"
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "this process was started without mimalloc" in result.stderr
+
+    def test_one_that_was_preloaded_is_seen(self, tmp_path: Path) -> None:
+        """A library of that name, which replaces nothing."""
+        library = tmp_path / "libmimalloc.so.2"
+        (tmp_path / "empty.c").write_text("int torchwright_nothing;")
+        compiler = ["gcc", "-shared", "-o", str(library), str(tmp_path / "empty.c")]
+        subprocess.run(compiler, check=True)
+        code = "from torchwright.devices.allocator import apply_allocator; apply_allocator('mimalloc')"
+        environment = os.environ | {"LD_PRELOAD": str(library)}
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
     def test_off_the_cpu(self) -> None:
         assert "cuda memory" in (
             Allocator().refuse(make(nn.Linear(4, 4), torch.randn(1, 4), device=CUDA)) or ""
@@ -188,6 +208,26 @@ def test_cuda_graphs_run_through_torch_compile() -> None:
     target.settings.engine = "aot"
     CudaGraphs().apply(target)
     assert (target.settings.engine, target.settings.mode) == ("jit", "reduce-overhead")
+
+
+class TestMaxAutotune:
+    def test_each_device_has_its_back_ends(self) -> None:
+        for device, backends in ((CPU, "CPP,ATEN"), (CUDA, "TRITON,ATEN")):
+            target = make(nn.Linear(4, 4), torch.randn(1, 4), device=device)
+            (technique,) = MaxAutotune().variants(target)
+            assert technique.backends == backends
+            assert technique.refuse(target) is None
+            technique.apply(target)
+            assert target.settings.inductor["max_autotune_gemm_backends"] == backends
+
+    def test_others_are_refused(self) -> None:
+        target = make(nn.Linear(4, 4), torch.randn(1, 4))
+        assert "not for cpu" in (MaxAutotune(backends="TRITON").refuse(target) or "")
+        assert MaxAutotune(backends="CPP").refuse(target) is None
+        assert "have prologues" in (MaxAutotune(prologue_fusion=False).refuse(target) or "")
+        on_card = make(nn.Linear(4, 4), torch.randn(1, 4), device=CUDA)
+        MaxAutotune(backends="TRITON", prologue_fusion=False).apply(on_card)
+        assert on_card.settings.inductor["prologue_fusion"] is False
 
 
 def test_modules_that_keep_float32_are_looked_up() -> None:
@@ -232,12 +272,12 @@ def test_sparse_integers_compute_what_pruned_weights_do(rows: int, monkeypatch: 
         assert b_KM.t().is_contiguous()
         return ((a_NK.double() @ b_KM.double()) * alpha.double()[:, None]).to(out_dtype)
 
-    monkeypatch.setattr(torch, "_cslt_compress", lambda a_NK: a_NK)
-    monkeypatch.setattr(torch, "_cslt_sparse_mm", multiply)
+    monkeypatch.setattr(torch.ops.aten, "_cslt_compress", lambda a_NK: a_NK)
+    monkeypatch.setattr(torch.ops.aten, "_cslt_sparse_mm", multiply)
     monkeypatch.setattr(torch.backends.cusparselt, "is_available", lambda: True)
     target = make(nn.Sequential(nn.Linear(512, 1024), nn.Linear(1024, 10)), torch.randn(2, 512))
     x = torch.randn(rows, 512)
-    wide, narrow = target.model
+    wide, narrow = target.model.children()
     expected = narrow(nn.functional.linear(x, prune24(wide.weight.detach()), wide.bias))
     Sparse24(bits=8).apply(target)
     assert target.coverage[0].skipped == {"1": "narrower than 512 features"}
@@ -289,7 +329,7 @@ def test_torchao_proposes_each_of_its_configurations_once() -> None:
     configs = [variant.config for variant in TorchAO().variants(target)]
     assert sorted(configs) == sorted(typing.get_args(typing.get_type_hints(TorchAO)["config"]))
     for config in configs:
-        assert TorchAO(config=config)._config() is not None, "torchao has no such configuration"
+        assert replace(TorchAO(), config=config)._config() is not None, "torchao has no such configuration"
 
 
 @pytest.mark.parametrize("config", ["int8_weight_only", "float8_weight_only"])

@@ -16,7 +16,7 @@ from torchwright.artifact.compiled import CompiledCalls
 from torchwright.artifact.fingerprint import fingerprint_here
 from torchwright.artifact.folder import Manifest
 from torchwright.devices import get_device
-from torchwright.devices.allocator import apply_allocator
+from torchwright.devices.allocator import LIBRARIES, apply_allocator, find_allocator, is_preloaded
 from torchwright.engines.base import Ready, engines
 from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.eager import Eager
@@ -99,7 +99,15 @@ class Ways:
             if not self._process:
                 self.say("process=False: this process goes on handing freed memory back")
                 return
-            apply_allocator(str(step.options.get("kind", "retain")))
+            kind = str(step.options.get("kind", "retain"))
+            if kind in LIBRARIES:
+                if not is_preloaded(kind):
+                    self.say(
+                        f"the recipe was timed in a process with {kind}, and this one was started without it: "
+                        f"LD_PRELOAD={find_allocator(kind) or f'lib{kind}.so'} python …"
+                    )
+                return
+            apply_allocator(kind)
             self.say(
                 "this process keeps freed memory from now on, as the recipe wants it; "
                 "tw.load(…, process=False) does without"

@@ -15,21 +15,32 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -2, -3, -4
 NEVER_TRIM = -1
 TOP_PAD_BYTES = 64 << 20
 LARGE_BYTES = 1 << 20
-PACKAGES = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4"}
+PACKAGES = {"jemalloc": "libjemalloc2", "mimalloc": "libmimalloc2.0", "tcmalloc": "libtcmalloc-minimal4"}
 """Debian and Ubuntu packages that bring each allocator."""
-LIBRARIES = {"jemalloc": ("jemalloc",), "tcmalloc": ("tcmalloc_minimal", "tcmalloc")}
+LIBRARIES = {
+    "jemalloc": ("jemalloc",),
+    "mimalloc": ("mimalloc",),
+    "tcmalloc": ("tcmalloc_minimal", "tcmalloc"),
+}
 FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/lib/*-linux-gnu", "/opt/homebrew/lib")
 
 
 def apply_allocator(kind: str | None) -> None:
-    """Make this process's malloc keep what is freed, where `kind` is `retain`; the others come by LD_PRELOAD.
+    """Make this process's malloc keep what is freed, where `kind` is `retain`; the others must be there already.
 
     glibc maps blocks of 32 MB and more afresh each time, and hands the top of the heap back when it is free: either
     way the kernel clears the pages of the next activation again, 4 KB by 4 KB. There is no way back in this process.
 
-    Raises `TorchwrightError` where the C library does not take the settings.
+    Raises `TorchwrightError` where the C library does not take the settings, and for another allocator without which
+    the process was started.
     """
-    if kind != "retain":
+    if kind is None:
+        return
+    if kind in LIBRARIES:
+        if not is_preloaded(kind):
+            raise TorchwrightError(
+                f"this process was started without {kind}", next=f"LD_PRELOAD={find_allocator(kind)} python …"
+            )
         return
     fault = retain_fault()
     libc = ctypes.CDLL(None)
@@ -62,6 +73,14 @@ def retain_fault() -> str | None:
     if not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
         return "mallopt's thresholds belong to glibc; this system has another C library"
     return None
+
+
+def is_preloaded(kind: str) -> bool:
+    """Whether this process was started with the library that replaces malloc."""
+    if not sys.platform.startswith("linux"):
+        return False
+    mapped = Path("/proc/self/maps").read_text()
+    return any(f"/lib{name}.so" in mapped for name in LIBRARIES[kind])
 
 
 def find_allocator(kind: str) -> str | None:

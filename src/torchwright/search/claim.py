@@ -139,7 +139,8 @@ class _Shipping:
     def loaded(self, folder: Path, *, process: bool = True) -> Candidate:
         """The artifact, loaded as its user would in a process that has seen nothing else."""
         best, context = self.search.best, replace(self.search.context, fork=False)
-        worker = trial.TrialProcess(context, trial.environment_of(best.steps))
+        steps = [step for step in best.steps if process or step.name != "allocator"]
+        worker = trial.TrialProcess(context, trial.environment_of(steps))
         try:
             opened = worker.ask("load_artifact", path=str(folder), trust=True, process=process)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
@@ -19,10 +20,12 @@ class Allocator(Technique):
     phase: ClassVar[Phase] = Phase.PROCESS
     least_gain: ClassVar[float] = 1.05  # everything else in its user's process is changed with it
 
-    kind: Literal["retain", "jemalloc", "tcmalloc"] = "retain"
-    """`retain`: glibc's malloc keeps what is freed; the others replace malloc, where they are installed."""
+    kind: Literal["retain", "jemalloc", "mimalloc", "tcmalloc"] = "retain"
+    """`retain`: glibc's malloc keeps what is freed; the others replace malloc, where they are installed, in a process
+    that is started with LD_PRELOAD: whoever loads the artifact must start theirs so, too, or is told."""
 
     def variants(self, target: Target) -> Iterable[Self]:
+        # Not the others: loading an artifact cannot bring an allocator into a process that runs already.
         yield self
 
     def refuse(self, target: Target) -> str | None:
@@ -30,6 +33,8 @@ class Allocator(Technique):
             return f"activations live in {target.device.kind} memory, which torch's own allocator keeps"
         if self.kind == "retain":
             return retain_fault()
+        if not sys.platform.startswith("linux"):
+            return f"LD_PRELOAD is Linux's; this is {sys.platform}"
         if find_allocator(self.kind) is None:
             return f"lib{self.kind} is not installed; on Debian or Ubuntu: apt install {PACKAGES[self.kind]}"
         return None

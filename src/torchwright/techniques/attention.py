@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
+import torch
 from torch import nn
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage
+from torchwright.measure.toolchain import compiler_fault
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.blocked_attention import BlockedAttention, CannotCall, Site, find_sites
+from torchwright.techniques.shared.function_attention import NAMES, FunctionAttention, Modification
 from torchwright.techniques.shared.wrapping import TOLERANCE, outputs, replace_module, worst_error
+
+NO_CALL = "no module of the model calls scaled_dot_product_attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +30,15 @@ class SwitchAttention(Technique):
     phase: ClassVar[Phase] = Phase.ATTENTION
     needs: ClassVar[frozenset[str]] = frozenset({"eager"})
 
-    implementation: Literal["sdpa", "eager", "blocked"] = "sdpa"
+    implementation: Literal["sdpa", "eager", "blocked", "flex"] = "sdpa"
     """`sdpa`: torch's fused kernel; `eager`: plain matrix products, which Inductor may fuse; `blocked`: SDPA on the
-    blocks that a constant mask leaves visible."""
+    blocks that a constant mask leaves visible; `flex`: FlexAttention, with the functions that the model has as
+    `score_mod` and `mask_mod` in the place of its masks, or as transformers has it."""
 
     def variants(self, target: Target) -> Iterable[Self]:
         models = switchable(target.model)
+        if modifications(target.model):
+            yield replace(self, implementation="flex")
         if not models:
             yield replace(self, implementation="blocked")
         elif any(used_by(model) != "sdpa" for model in models):
@@ -39,20 +48,36 @@ class SwitchAttention(Technique):
         if self.implementation == "blocked":
             sites = _sites(target)
             return _no_site(sites) if sites is not None else None
+        if self.implementation == "flex":
+            if fault := compiler_fault(target.device):
+                return f"uncompiled, FlexAttention computes every score: {fault}"
+            if target.device.kind == "cpu" and not torch.cpu._is_avx2_supported():
+                return "torch compiles FlexAttention for CPUs from AVX2 on"
+            if modifications(target.model):
+                return None
         models = switchable(target.model)
         if not models:
-            return "the model is not one of transformers', whose attention can be switched"
-        if all(used_by(model) == self.implementation for model in models):
-            return f"the model uses {self.implementation} already"
+            functions = "has no score_mod or mask_mod, and " if self.implementation == "flex" else ""
+            return f"the model {functions}is not one of transformers', whose attention can be switched"
+        if all(used_by(model) == self._name for model in models):
+            return f"the model uses {self._name} already"
         return None
+
+    @property
+    def _name(self) -> str:
+        """What transformers calls the implementation."""
+        return "flex_attention" if self.implementation == "flex" else self.implementation
 
     def apply(self, target: Target) -> None:
         cases = target.workload.cases(target.compute_dtype)
         before = outputs(target.model, cases)
         original = target.model
-        undo, coverage = (
-            self._block(target, cases) if self.implementation == "blocked" else self._switch(target)
-        )
+        if self.implementation == "blocked":
+            undo, coverage = self._block(target, cases)
+        elif self.implementation == "flex" and modifications(target.model):
+            undo, coverage = [], self._use_functions(target, cases)
+        else:
+            undo, coverage = self._switch(target)
         error, limit = worst_error(before, outputs(target.model, cases)), TOLERANCE[target.compute_dtype]
         if error > limit:
             target.model = original
@@ -70,18 +95,40 @@ class SwitchAttention(Technique):
     def _switch(self, target: Target) -> tuple[list[tuple[Any, Any]], Coverage]:
         models = switchable(target.model)
         undo = [(model, used_by(model)) for model in models]
-        for model in models:
-            model.set_attn_implementation(self.implementation)
-        changed = sum(used_by(model) == self.implementation for model in models)
+        try:
+            for model in models:
+                model.set_attn_implementation(self._name)
+        except ValueError as error:
+            raise RefusedTechnique("transformers does not switch this model", found=str(error)) from error
+        changed = sum(used_by(model) == self._name for model in models)
         return undo, Coverage(
             technique=self.name,
             changed=changed,
             total=len(models),
             unit="transformers models",
-            kernel=self.implementation,
+            kernel=self._name,
             skipped={type(model).__name__: f"it stays with {used_by(model)}" for model in models
-                     if used_by(model) != self.implementation},
+                     if used_by(model) != self._name},
         )  # fmt: skip
+
+    def _use_functions(self, target: Target, cases: Sequence[Any]) -> Coverage:
+        functions = modifications(target.model)
+        model = FunctionAttention(target.model, functions)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # that FlexAttention is slow before it is compiled; it says so once
+            outputs(model, cases)
+        if not model.calls:
+            raise RefusedTechnique("FlexAttention changes nothing here", found=NO_CALL)
+        target.model = model
+        return Coverage(
+            technique=self.name,
+            changed=model.calls,
+            total=model.calls,
+            unit="calls of attention",
+            kernel=f"FlexAttention with the model's {' and '.join(functions)}",
+        )
 
     def _block(self, target: Target, cases: Sequence[Any]) -> tuple[list[tuple[Any, Any]], Coverage]:
         sites = find_sites(target.model, cases)
@@ -123,6 +170,16 @@ def switchable(model: nn.Module) -> list[Any]:
     return found
 
 
+def modifications(model: nn.Module) -> dict[str, Modification]:
+    """FlexAttention's functions that the outermost module with any has."""
+    for module in model.modules():
+        functions: dict[str, Any] = {name: getattr(module, name, None) for name in NAMES}
+        found = {name: function for name, function in functions.items() if callable(function)}
+        if found:
+            return found
+    return {}
+
+
 def used_by(model: Any) -> str:
     """The attention implementation of a transformers model."""
     return model.config._attn_implementation or "eager"
@@ -141,6 +198,6 @@ def _no_site(sites: Sequence[Site]) -> str | None:
     if any(site.reason is None for site in sites):
         return None
     if not sites:
-        return "no module of the model calls scaled_dot_product_attention"
+        return NO_CALL
     reasons = sorted({site.reason for site in sites if site.reason})
     return f"none of {len(sites)} modules with attention has a constant sparse mask: {'; '.join(reasons)}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
@@ -17,12 +18,20 @@ class MaxAutotune(Technique):
     phase: ClassVar[Phase] = Phase.RUNTIME
     needs: ClassVar[frozenset[str]] = frozenset({"compiled", "linear"})
 
-    backends: Literal["CPP,ATEN", "TRITON,ATEN"] = "CPP,ATEN"
-    """Where candidate kernels come from."""
+    backends: Literal["CPP,ATEN", "CPP", "TRITON,ATEN", "TRITON"] = "CPP,ATEN"
+    """Where candidate kernels come from: templates in C++ or Triton, beside the library (ATEN) or without it."""
+    prologue_fusion: bool = True
+    """Compute what feeds a matrix product inside its Triton template."""
+
+    def variants(self, target: Target) -> Iterable[Self]:
+        yield replace(self, backends="CPP,ATEN" if target.device.kind == "cpu" else "TRITON,ATEN")
 
     def refuse(self, target: Target) -> str | None:
-        if (self.backends == "CPP,ATEN") != (target.device.kind == "cpu"):
+        cpp = "CPP" in self.backends
+        if cpp != (target.device.kind == "cpu"):
             return f"the back ends {self.backends} are not for {target.device.kind}"
+        if cpp and not self.prologue_fusion:
+            return "only Triton's templates have prologues, so there is nothing to switch off"
         return None
 
     def apply(self, target: Target) -> None:
@@ -30,6 +39,7 @@ class MaxAutotune(Technique):
             "max_autotune": True,
             "max_autotune_gemm_backends": self.backends,
             "autotune_num_choices_displayed": 0,
+            "prologue_fusion": self.prologue_fusion,
         }
         target.coverage.append(
             Coverage(technique=self.name, changed=1, total=1, unit="compilation", kernel=self.backends)

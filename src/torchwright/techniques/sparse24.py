@@ -126,7 +126,7 @@ class SparseInt8Linear(nn.Module):
         super().__init__()
         integers, scale_N = quantize_weight(pruned_NK)
         self.out_features, self.in_features = pruned_NK.shape
-        self.register_buffer("compressed", torch._cslt_compress(integers))
+        self.register_buffer("compressed", torch.ops.aten._cslt_compress(integers))
         self.register_buffer("scale", scale_N)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
@@ -134,7 +134,9 @@ class SparseInt8Linear(nn.Module):
         x_MK = input.reshape(-1, self.in_features).float()
         step_M1 = x_MK.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
         q_MK = nn.functional.pad((x_MK / step_M1).round().to(torch.int8), (0, 0, 0, -len(x_MK) % CALL_ROWS))
-        y_NM = torch._cslt_sparse_mm(self.compressed, q_MK.t(), alpha=self.scale, out_dtype=torch.bfloat16)
+        y_NM = torch.ops.aten._cslt_sparse_mm(
+            self.compressed, q_MK.t(), alpha=self.scale, out_dtype=torch.bfloat16
+        )
         y_MN = y_NM.t()[: len(x_MK)] * step_M1
         y = y_MN.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias

@@ -103,27 +103,25 @@ class TorchAO(Technique):
         import torchao.quantization as ao
 
         # set_inductor_config would change Inductor's settings for the whole process.
-        quiet: dict[str, Any] = {"set_inductor_config": False}
+        options: dict[str, Any] = {"set_inductor_config": False}
         match self.config:
             case "nvfp4":
                 from torchao.prototype.mx_formats import NVFP4DynamicActivationNVFP4WeightConfig
 
                 return NVFP4DynamicActivationNVFP4WeightConfig(use_triton_kernel=False)  # it needs MSLK
             case "float8_dynamic":
-                return ao.Float8DynamicActivationFloat8WeightConfig(granularity=ao.PerRow(), **quiet)
+                return ao.Float8DynamicActivationFloat8WeightConfig(granularity=ao.PerRow(), **options)
             case "int8_dynamic":
-                return ao.Int8DynamicActivationInt8WeightConfig(**quiet)
+                return ao.Int8DynamicActivationInt8WeightConfig(**options)
             case "float8_weight_only":
-                return ao.Float8WeightOnlyConfig(**quiet)
+                return ao.Float8WeightOnlyConfig(**options)
             case "int8_weight_only":
-                return ao.Int8WeightOnlyConfig(**quiet)
+                return ao.Int8WeightOnlyConfig(**options)
             case "int4_weight_only" | "int4_hqq":
                 algorithm = "hqq" if self.config == "int4_hqq" else "tinygemm"
-                return ao.Int4WeightOnlyConfig(
-                    int4_packing_format="tile_packed_to_4d",  # torch's own kernel; others need MSLK
-                    int4_choose_qparams_algorithm=algorithm,
-                    **quiet,
-                )
+                options["int4_packing_format"] = "tile_packed_to_4d"  # torch's own kernel; others need MSLK
+                options["int4_choose_qparams_algorithm"] = algorithm
+                return ao.Int4WeightOnlyConfig(**options)
 
 
 def _nvfp4_takes(module: nn.Module, name: str) -> bool:
