@@ -9,6 +9,7 @@ import sys
 import typing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -277,7 +278,8 @@ def test_sparse_integers_compute_what_pruned_weights_do(rows: int, monkeypatch: 
     monkeypatch.setattr(torch.backends.cusparselt, "is_available", lambda: True)
     target = make(nn.Sequential(nn.Linear(512, 1024), nn.Linear(1024, 10)), torch.randn(2, 512))
     x = torch.randn(rows, 512)
-    wide, narrow = target.model.children()
+    layers: Any = target.model
+    wide, narrow = layers
     expected = narrow(nn.functional.linear(x, prune24(wide.weight.detach()), wide.bias))
     Sparse24(bits=8).apply(target)
     assert target.coverage[0].skipped == {"1": "narrower than 512 features"}

@@ -33,7 +33,7 @@ class SwitchAttention(Technique):
     implementation: Literal["sdpa", "eager", "blocked", "flex"] = "sdpa"
     """`sdpa`: torch's fused kernel; `eager`: plain matrix products, which Inductor may fuse; `blocked`: SDPA on the
     blocks that a constant mask leaves visible; `flex`: FlexAttention, with the functions that the model has as
-    `score_mod` and `mask_mod` in the place of its masks, or as transformers has it."""
+    `score_mod` and `mask_mod` in the place of its masks."""
 
     def variants(self, target: Target) -> Iterable[Self]:
         models = switchable(target.model)
@@ -53,20 +53,13 @@ class SwitchAttention(Technique):
                 return f"uncompiled, FlexAttention computes every score: {fault}"
             if target.device.kind == "cpu" and not torch.cpu._is_avx2_supported():
                 return "torch compiles FlexAttention for CPUs from AVX2 on"
-            if modifications(target.model):
-                return None
+            return None if modifications(target.model) else "the model has no score_mod or mask_mod"
         models = switchable(target.model)
         if not models:
-            functions = "has no score_mod or mask_mod, and " if self.implementation == "flex" else ""
-            return f"the model {functions}is not one of transformers', whose attention can be switched"
-        if all(used_by(model) == self._name for model in models):
-            return f"the model uses {self._name} already"
+            return "the model is not one of transformers', whose attention can be switched"
+        if all(used_by(model) == self.implementation for model in models):
+            return f"the model uses {self.implementation} already"
         return None
-
-    @property
-    def _name(self) -> str:
-        """What transformers calls the implementation."""
-        return "flex_attention" if self.implementation == "flex" else self.implementation
 
     def apply(self, target: Target) -> None:
         cases = target.workload.cases(target.compute_dtype)
@@ -74,7 +67,7 @@ class SwitchAttention(Technique):
         original = target.model
         if self.implementation == "blocked":
             undo, coverage = self._block(target, cases)
-        elif self.implementation == "flex" and modifications(target.model):
+        elif self.implementation == "flex":
             undo, coverage = [], self._use_functions(target, cases)
         else:
             undo, coverage = self._switch(target)
@@ -97,18 +90,18 @@ class SwitchAttention(Technique):
         undo = [(model, used_by(model)) for model in models]
         try:
             for model in models:
-                model.set_attn_implementation(self._name)
+                model.set_attn_implementation(self.implementation)
         except ValueError as error:
             raise RefusedTechnique("transformers does not switch this model", found=str(error)) from error
-        changed = sum(used_by(model) == self._name for model in models)
+        changed = sum(used_by(model) == self.implementation for model in models)
         return undo, Coverage(
             technique=self.name,
             changed=changed,
             total=len(models),
             unit="transformers models",
-            kernel=self._name,
+            kernel=self.implementation,
             skipped={type(model).__name__: f"it stays with {used_by(model)}" for model in models
-                     if used_by(model) != self._name},
+                     if used_by(model) != self.implementation},
         )  # fmt: skip
 
     def _use_functions(self, target: Target, cases: Sequence[Any]) -> Coverage:
@@ -173,8 +166,7 @@ def switchable(model: nn.Module) -> list[Any]:
 def modifications(model: nn.Module) -> dict[str, Modification]:
     """FlexAttention's functions that the outermost module with any has."""
     for module in model.modules():
-        functions: dict[str, Any] = {name: getattr(module, name, None) for name in NAMES}
-        found = {name: function for name, function in functions.items() if callable(function)}
+        found: dict[str, Any] = {name: getattr(module, name) for name in NAMES if hasattr(module, name)}
         if found:
             return found
     return {}
