@@ -68,10 +68,24 @@ def test_an_artifact_answers_other_batches_without_its_model(
     recipe, manifest = artifact.open_artifact(path)
     assert (manifest.engine, manifest.way, recipe.runs_as) == (name, "native", engines.get(name).how)
     assert manifest.takes.batched == (0,)
-    loaded = tw.load(path)
+    loaded = tw.load(path, trust=True)
     for rows in (1, 4, 9):
         x = INPUT.repeat(3, 1)[:rows]
         assert least <= error(loaded.model(x), mlp()(x)) <= most
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_strangers_graph_is_read_with_trust_alone(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs(name)
+    path = made(tmp_path, mlp(), [name])
+    assert not artifact.is_own(path)
+    monkeypatch.setattr(engines.get(name), "_opened", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(ArtifactError, match="not built by this user"):
+        tw.load(path)
+    monkeypatch.undo()
+    assert tw.load(path, trust=True).how == engines.get(name).how
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -164,7 +178,7 @@ def test_a_forged_graph_is_told(tmp_path: Path) -> None:
     graph.write_text(graph.read_text().replace('version="opset1"', 'version="extension"', 1))
     seal(tmp_path / "copy")
     with pytest.raises(ArtifactError, match="not OpenVINO's own"):
-        tw.load(tmp_path / "copy")
+        tw.load(tmp_path / "copy", trust=True)
 
 
 def test_a_file_that_names_another_is_told(tmp_path: Path) -> None:
@@ -180,4 +194,4 @@ def test_a_file_that_names_another_is_told(tmp_path: Path) -> None:
     file.write_bytes(model.SerializeToString())
     seal(tmp_path / "copy")
     with pytest.raises(ArtifactError, match="weights in another file"):
-        tw.load(tmp_path / "copy")
+        tw.load(tmp_path / "copy", trust=True)

@@ -47,8 +47,8 @@ class Ways:
         self.facts, self.device = here.device, here.device.kind
         get_device(self.device).start()
         self.refusal = artifact.same_machine(recipe.fingerprint, here)
-        self._trusted, self._process = trust or artifact.is_own(path), process
-        if self.refusal is None and not self._trusted:
+        self.trusted, self._process = trust or artifact.is_own(path), process
+        if self.refusal is None and not self.trusted:
             self.refusal = (
                 "it was not built by this user on this machine (trust, or --trust, loads it all the same)"
             )
@@ -57,7 +57,7 @@ class Ways:
             recipe=recipe,
             manifest=manifest,
             here=here,
-            trusted=self._trusted,
+            trusted=self.trusted,
             original=None if original is None else _later_called(original),
             strict=strict,
             say=self.say,
@@ -120,7 +120,7 @@ class Ways:
         folder = self.path / artifact.MODEL
         described = self.recipe.workload
         described = described | dict.fromkeys(class_of(described).opens)  # nothing is judged here
-        workload = from_description(described, folder if folder.is_dir() else None, trust=self._trusted)
+        workload = from_description(described, folder if folder.is_dir() else None, trust=self.trusted)
         target = make_target(workload, self.facts)
         apply_steps(target, self.recipe.steps)
         if not self.recipe.steps:

@@ -72,6 +72,9 @@ class Kept(Protocol):
     refusal: str | None
     """Why its compiled code is not loaded: it is of another machine, or of somebody who is not trusted."""
 
+    trusted: bool
+    """Whether this user built it here, or has said that it may be trusted."""
+
     def say(self, notice: str) -> None:
         """Tell the user."""
         ...

@@ -29,7 +29,7 @@ from torchwright.engines.program import FreeSizes, export_one
 from torchwright.engines.results import arranged, call_result
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec, Takes
 from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows
-from torchwright.errors import RefusedTechnique, first_line
+from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.techniques.shared.engine import uninstalled
 from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case
@@ -169,6 +169,12 @@ class Converted(Engine):
 
     @classmethod
     def load(cls, kept: Kept) -> Ready | None:
+        if not kept.trusted:  # neither library promises to withstand a file that was made to harm it
+            raise ArtifactError(
+                f"{kept.path} holds a graph that {cls.how} would read",
+                found="it was not built by this user on this machine",
+                next="trust=True, or --trust, loads it all the same",
+            )
         door = kept.door(cls._opened(kept.path / cls.name, kept.calls))
         return Ready(how=cls.how, run=door.run, door=door)
 
