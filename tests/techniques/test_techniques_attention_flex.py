@@ -68,6 +68,7 @@ def test_without_attention_nothing_is_wrapped() -> None:
         SwitchAttention(implementation="flex").apply(make(model, torch.randn(1, 4)))
 
 
+@pytest.mark.slow
 def test_functions_of_the_model_compute_what_its_mask_does(tmp_path: Path) -> None:
     """Eagerly and compiled ahead of time, with other values and another number of rows than the example's."""
     target = make(Biased(), torch.randn(2, 160, 64))

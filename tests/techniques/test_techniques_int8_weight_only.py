@@ -60,6 +60,7 @@ def test_a_layer_computes_what_its_integers_stand_for(dtype: torch.dtype, shape:
     torch.testing.assert_close(Int8WeightLinear(layer).weight.double(), widened(layer), rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_compiled_it_is_a_template_that_reads_the_integers(tmp_path: Path) -> None:
     """And not a product with a weight that the compiler has widened once and for all."""
     target = make(rows=16)

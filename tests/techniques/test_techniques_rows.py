@@ -149,6 +149,7 @@ def test_masks_that_are_written_to_or_drawn_are_no_constants() -> None:
         assert len(attention.args) > 3 or "attn_mask" in attention.kwargs
 
 
+@pytest.mark.slow
 def test_what_a_graph_calls_survives_a_file_and_the_compiler(tmp_path: Any) -> None:
     x = torch.randn(2, 12, 64)
     target, program = exported(Encoder(), x)

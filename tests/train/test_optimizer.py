@@ -70,6 +70,7 @@ def test_adamw_moves_the_rest_and_decays_the_layers_matrices_alone(tmp_path: Pat
     assert not any("momentum" in name for name in routers)
 
 
+@pytest.mark.slow
 def test_muon_trains_copies_as_one_process(tmp_path: Path) -> None:
     changes = {"model": {"config": CONFIG | MIXTURE}, "optimizer": MUON}
     alone = make_run(tmp_path / "alone", **changes)

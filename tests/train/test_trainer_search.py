@@ -27,6 +27,7 @@ def check(verdicts: list[dict[str, str]], seeds: Sequence[int]) -> None:
     assert sum(verdict["status"] == "equal" for verdict in verdicts) >= len(seeds) // 3
 
 
+@pytest.mark.slow
 def test_a_random_run(tmp_path: Path) -> None:
     """A mixture over FSDP, context and expert parallelism, recomputed selectively, with accumulation."""
     seeds = [1003]
