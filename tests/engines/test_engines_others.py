@@ -17,6 +17,7 @@ from torchwright.artifact import folder as artifact
 from torchwright.devices import get_device
 from torchwright.engines.apply import make_target
 from torchwright.engines.base import engines
+from torchwright.engines.describe import describe_target
 from torchwright.engines.openvino import check_ir
 from torchwright.errors import ArtifactError, RefusedTechnique
 from torchwright.techniques.base import from_step, parse_step
@@ -137,6 +138,39 @@ def test_an_operator_that_it_does_not_know_is_named(name: str, tmp_path: Path) -
     with pytest.raises(RefusedTechnique, match="linalg_eig") as refused:
         prepared(name, Unknown(), INPUT, folder=tmp_path)
     assert refused.value.summary.endswith("cannot take this model")
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+class Filling(nn.Module):
+    def forward(self, x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        cache[:1].copy_(x)
+        return cache.sum(0)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "refused"),
+    [
+        (Counting(), (torch.ones(1, 4),), True),
+        (Filling(), (torch.ones(1, 4), torch.zeros(3, 4)), True),
+        (nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)), (torch.ones(1, 4),), False),
+    ],
+)
+def test_a_model_that_writes_in_place_is_refused_before_any_trial(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchwright.techniques.shared.engine.uninstalled", lambda *_: None)
+    target = make_target(ModuleWorkload(model.eval(), inputs), get_device("cpu").identify())
+    said = {reason for _, reason in describe_target(target, ["onnxruntime"]).variants}
+    assert [str(reason).startswith("the model changes its inputs or buffers") for reason in said] == [refused]
 
 
 def test_without_its_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torchwright.engines.program import export, read_programs, write_programs
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import DeviceFacts
-from torchwright.techniques import Target, int4_weight_only
+from torchwright.techniques import Target
 from torchwright.techniques.dtype import Dtype
 from torchwright.techniques.int4_weight_only import Int4Linear, Int4WeightOnly, dequantize, quantize
 from torchwright.workloads.module import ModuleWorkload
@@ -63,13 +63,6 @@ def test_half_quadratic_rounding_gives_way_to_outliers(group: int) -> None:
         difference = (dequantize(codes, scales, group) - w_NK).abs()
         errors[rounding] = torch.stack((difference.pow(0.7).mean(), difference.square().mean()))
     assert bool((errors["hqq"] < 0.995 * errors["nearest"]).all()), errors
-
-
-def test_half_quadratic_rounding_needs_torchao(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = make(nn.Sequential(nn.Linear(64, 64)), torch.randn(2, 64))
-    monkeypatch.setattr(int4_weight_only, "find_spec", lambda name: None)
-    assert "pip install torchao" in (Int4WeightOnly(rounding="hqq").refuse(target) or "")
-    assert Int4WeightOnly().refuse(target) is None
 
 
 def test_constant_groups_are_kept() -> None:

@@ -41,7 +41,7 @@ class _Leaf:
 def spec_of(name: str, program: ExportedProgram) -> CallSpec:
     """What an exported graph takes. Raises `NotPlain` where a size is more than a number or a name."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    changed = _changed(program)
+    changed = written(program)
     tensors: list[TensorSpec] = []
     leaves: list[_Leaf] = []
     mutates: list[int] = []
@@ -76,38 +76,46 @@ def spec_of(name: str, program: ExportedProgram) -> CallSpec:
     )
 
 
-def _changed(program: ExportedProgram) -> set[str]:
-    """The inputs that the call changes in place.
+def written(program: ExportedProgram) -> set[str]:
+    """The placeholders, inputs and buffers, that the call changes in place.
 
     Graphs are kept as they were traced, with operators that change their arguments; only where there is one that may
-    change an input it is brought into the form that says so.
+    change a placeholder is the graph brought into the form that says so.
     """
-    named = set(program.graph_signature.user_inputs_to_mutate.values())
-    own = {s.arg.name for s in program.graph_signature.input_specs if s.kind is InputKind.USER_INPUT}
+    named = _said_to_be_written(program)
     views: dict[Any, set[str]] = {}
     found = set(named)
     for node in program.graph.nodes:
         if node.op == "placeholder":
-            views[node] = {node.name} & own
+            views[node] = {node.name}
             continue
         below = set[str]().union(*(views.get(n, set()) for n in node.all_input_nodes))
         schema = getattr(node.target, "_schema", None)
         if schema is None:  # getitem, and operators of graphs within the graph
             views[node] = below
             continue
-        if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
-            found |= below
+        given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
+        targets = [given.get(a.name) for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+        found |= set[str]().union(*(views.get(n, set()) for n in pytree.tree_leaves(targets)))
         views[node] = below if any(r.alias_info is not None for r in schema.returns) else set()
     if found == named:
         return named
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about its own internals
-            return set(program.run_decompositions({}).graph_signature.user_inputs_to_mutate.values())
+            return _said_to_be_written(program.run_decompositions({}))
     except (
         Exception
     ):  # of torch.export, at whatever it does not know: what may be changed is taken for changed
         return found
+
+
+def _said_to_be_written(program: ExportedProgram) -> set[str]:
+    signature = program.graph_signature
+    buffers = set(signature.buffers_to_mutate.values())
+    return set(signature.user_inputs_to_mutate.values()) | {
+        spec.arg.name for spec in signature.input_specs if spec.target in buffers
+    }
 
 
 def _results(program: ExportedProgram) -> tuple[str, ...]:

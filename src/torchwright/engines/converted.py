@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from torchwright.engines.base import Engine, Kept, Ready, Way
-from torchwright.engines.call import parameters_of
+from torchwright.engines.call import parameters_of, written
 from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.graph_check import structure
 from torchwright.engines.packaging import described
@@ -231,7 +231,7 @@ def _file(folder: Path, index: int) -> Path:
 def _described(name: str, program: ExportedProgram) -> CallSpec:
     """What the graph takes and gives. Raises `RefusedTechnique` for what arrays and plain data cannot hand over."""
     spec = described(name, program)
-    if spec.mutates or program.graph_signature.buffers_to_mutate:
+    if written(program):
         raise RefusedTechnique(
             "a converted graph gives answers and changes nothing",
             found="a model that changes its inputs or buffers in place",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from torchwright.engines.call import written
 from torchwright.engines.identity import identity
 from torchwright.engines.program import export
 from torchwright.errors import RefusedTechnique
@@ -63,7 +64,8 @@ def describe_target(target: Target, names: Sequence[str] | None = None) -> Descr
         target.properties.add("sdpa")
     begun = time.perf_counter()
     if names is None or any("exportable" in cls.needs for cls in asked):
-        target.properties |= {"exportable"} if _exports(adapted, cases) else set()
+        handed_over = any("exportable" in cls.needs and not cls.available(target.device) for cls in asked)
+        target.properties |= _exported(adapted, cases, judged=handed_over)
     export_seconds = time.perf_counter() - begun
     return Description(
         device=target.device,
@@ -86,9 +88,12 @@ def _variants(cls: type[Technique], target: Target) -> list[tuple[Step, str | No
     return [(technique.step(), technique.refuse(target)) for technique in cls().variants(target)]
 
 
-def _exports(model: nn.Module, cases: Sequence[Case]) -> bool:
+def _exported(model: nn.Module, cases: Sequence[Case], *, judged: bool) -> set[str]:
+    """The properties that the exported graphs show; `judged`, also whether they write, which may take a second."""
     try:
-        export(model, cases)
+        programs = export(model, cases)
     except RefusedTechnique:
-        return False
-    return True
+        return set()
+    if judged and any(written(program) for program in programs.values()):
+        return {"exportable", "writes"}
+    return {"exportable"}

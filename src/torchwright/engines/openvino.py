@@ -37,7 +37,6 @@ DEEPEST = 100
 OPSET = re.compile(r"opset[0-9]{1,2}")
 """Operators of these sets are OpenVINO's own; another set is an extension's."""
 HINTS = ("LATENCY", "THROUGHPUT")
-PRECISIONS = {"f32": "f32", "bf16": "bf16", "f16": "f16"}
 CAPABILITIES = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
 """What a processor must say of itself."""
 
@@ -186,8 +185,8 @@ def _quantized(
 
 def _settings(file: Path) -> dict[str, Any]:
     match read_json(file):
-        case {"precision": str(precision), "hint": str(hint)} if precision in PRECISIONS and hint in HINTS:
-            return {"INFERENCE_PRECISION_HINT": PRECISIONS[precision], "PERFORMANCE_HINT": hint}
+        case {"precision": str(precision), "hint": str(hint)} if precision in CAPABILITIES and hint in HINTS:
+            return {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": hint}
     raise ArtifactError(f"{file} is damaged", found="options that are none")
 
 

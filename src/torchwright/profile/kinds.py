@@ -42,11 +42,6 @@ def is_operator(name: str) -> bool:
     return "::" in name or name.startswith("aoti_torch_") or KERNEL.match(name) is not None
 
 
-def is_kernel(name: str) -> bool:
-    """Whether it is a kernel that Inductor made."""
-    return KERNEL.match(name) is not None
-
-
 @functools.cache
 def kind_of(name: str) -> Kind:
     """The kind of an operator as the profiler names it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -50,8 +49,6 @@ class Int4WeightOnly(Technique):
         return "int4"
 
     def refuse(self, target: Target) -> str | None:
-        if self.rounding == "hqq" and find_spec("torchao") is None:
-            return "half-quadratic quantization is torchao's, which is not installed: pip install torchao"
         skipped = skips(target.model, self)
         total = sum(1 for _ in named(target.model, nn.Linear))
         if total and len(skipped) == total:

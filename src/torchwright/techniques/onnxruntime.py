@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchwright.facts import Coverage, DeviceFacts
+from torchwright.facts import DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.shared.engine import REPLACED, missing
+from torchwright.techniques.shared.engine import REPLACED, hand_over, missing, writes
 
 NAME = "onnxruntime"
 LIBRARIES = ("onnxruntime", "onnx", "onnxscript")
@@ -27,7 +27,8 @@ class RunOnnxRuntime(Technique):
     def available(cls, device: DeviceFacts) -> str | None:
         return missing(NAME, LIBRARIES, device)
 
+    def refuse(self, target: Target) -> str | None:
+        return writes(target)
+
     def apply(self, target: Target) -> None:
-        target.settings.engine = NAME
-        total = sum(1 for _ in target.model.modules())
-        target.coverage.append(Coverage(technique=NAME, changed=total, total=total, kernel="ONNX Runtime"))
+        hand_over(target, NAME, "ONNX Runtime")

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from torchwright.facts import Coverage, DeviceFacts
+from torchwright.facts import DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.batchnorm import fold
-from torchwright.techniques.shared.engine import REPLACED, missing
+from torchwright.techniques.shared.engine import REPLACED, hand_over, missing, writes
 from torchwright.techniques.shared.int8 import LAYERS, Int8Layer
 from torchwright.techniques.shared.wrapping import known_names, named, relative_error
 
@@ -56,22 +56,20 @@ class RunOpenVino(Technique):
         fast, full = rates.get(RATES.get(self.precision, "")), rates.get("float32")
         if fast and full and fast < full:
             return f"{self.precision} matrix products reach {fast:.2f} TFLOP/s here, float32 {full:.2f}"
-        return None
+        return writes(target)
 
     def apply(self, target: Target) -> None:
         known_names(f"{NAME}:skip", self.skip, (name for name, _ in named(target.model, LAYERS)))
         if self.precision == "int8" and "batch_norm" in target.properties:
             # OpenVINO folds them, too, and calls the layers by other names than those of `skip`.
             fold(target.model, target.workload.cases(target.compute_dtype))
-        target.settings.engine = NAME
-        target.settings.options = {
-            "precision": self.precision,
-            "hint": self.hint.upper(),
-            "skip": self.skip,
-        }
-        total = sum(1 for _ in target.model.modules())
-        target.coverage.append(
-            Coverage(technique=NAME, changed=total, total=total, kernel=f"OpenVINO {self.precision}")
+        hand_over(
+            target,
+            NAME,
+            f"OpenVINO {self.precision}",
+            precision=self.precision,
+            hint=self.hint.upper(),
+            skip=self.skip,
         )
 
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
-from torchwright.facts import DeviceFacts
+from torchwright.facts import Coverage, DeviceFacts
+from torchwright.techniques.base import Target
 
 REPLACED = frozenset(
     [
@@ -36,3 +38,18 @@ def uninstalled(engine: str, libraries: tuple[str, ...]) -> str | None:
     if not absent:
         return None
     return f"{' and '.join(absent)} cannot be imported: pip install 'torchwright[{engine}]'"
+
+
+def writes(target: Target) -> str | None:
+    """Why a library that gives answers alone cannot take this model, or None."""
+    if "writes" in target.properties:
+        return "the model changes its inputs or buffers in place; a converted graph gives answers alone"
+    return None
+
+
+def hand_over(target: Target, engine: str, kernel: str, **options: Any) -> None:
+    """Have the whole model run by another library's engine, with its options."""
+    target.settings.engine = engine
+    target.settings.options = options
+    total = sum(1 for _ in target.model.modules())
+    target.coverage.append(Coverage(technique=engine, changed=total, total=total, kernel=kernel))
