@@ -1,26 +1,30 @@
 """A hundred architectures: optimized, loaded in a new process, held against the original, torch.compile and OpenVINO.
 
-    python benchmarks/hundred.py [--only NAME …] [--rows FILE] [--time-budget 90] [--max-drop 0.01] [--list]
+    python benchmarks/hundred.py [--only NAME …] [--again] [--rows FILE] [--time-budget 90] [--max-drop 0.01]
+    python benchmarks/hundred.py --check [--only NAME …]
     python benchmarks/hundred.py --page FILE [--rows FILE]
 
-Each architecture of hundred_models.py has a process of its own, and a line of JSON in FILE (hundred.jsonl) for the
-machine and the commit; what has one already is passed over, so that a run that was stopped goes on. An artifact is
-loaded in a new process and must agree with the original on fresh inputs in another batch. It takes turns with the
-original, with torch.compile as its author would use it, and with OpenVINO where that is installed; whoever leaves the
-budget does not count. `--page` makes a page of the lines.
+Each architecture of hundred_models.py has a process of its own, and a line of JSON in FILE (hundred.jsonl here) for the
+machine, the number of threads and the commit. Without `--again` only what has no line on this machine is run, so that
+a run that was stopped goes on; with it, what has none of this commit. An artifact is loaded in a new process and must
+agree with the original on fresh inputs in another batch. It takes turns with the original, with torch.compile as its
+author would use it, and with OpenVINO where that is installed: whoever leaves the budget, or is not ready in the
+time that the whole search has, does not count. `--check` builds and calls the originals only; `--page` makes a page of
+the lines.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib.metadata
 import json
-import math
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import starmap, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -28,54 +32,43 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+import hundred_check
 import hundred_models
 import torchwright as tw
 import turns
+from hundred_page import BY_HAND, OPENVINO, ORIGINAL, OURS, Row, as_line, faults, page, read_rows
 from torchwright.facts import Interval
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 
 ONE = "_one"
-ORIGINAL, OURS = "original", "torchwright"
-BY_HAND = (*turns.BY_HAND, turns.MAX_AUTOTUNE)
-OPENVINO = ("OpenVINO f32", "OpenVINO bf16")
-SLACK = 1.5
-"""Fresh inputs may be off by the budget times this: it was held on others."""
-SLOWEST = 0.98
-MINUTES = 20
+PRECISIONS = ("f32", "bf16")
+GLANCES = 3
+"""Timings by which the fastest of the peers is chosen."""
+LIBRARIES = ("torch", "transformers", "torchvision", "openvino", "nncf", "onnxruntime")
+"""Those that have a model, an engine or a peer here."""
+MINUTES = 15
 """What one architecture may take in all."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names = list(hundred_models.MODELS)
-    parser.add_argument("--only", nargs="+", action="extend", choices=names, metavar="NAME")
-    parser.add_argument("--rows", type=Path, default=Path("hundred.jsonl"), metavar="FILE")
-    parser.add_argument("--max-drop", type=float, default=0.01, help="accuracy budget (default: %(default)s)")
-    parser.add_argument(
-        "--time-budget", type=float, default=90.0, help="seconds of search (default: %(default)s)"
-    )
-    parser.add_argument("--alone", action="store_true", help="beside the original only, which is quick")
-    parser.add_argument(
-        "--page", type=Path, metavar="FILE", help="write the page of the lines that are there"
-    )
-    parser.add_argument("--list", action="store_true", help="name the architectures and stop")
-    options = parser.parse_args()
+    options = arguments()
+    if options.page:
+        options.page.write_text(page(read_rows(options.rows)))
+        return 0
+    names = options.only or varied()
     if options.list:
         print("\n".join(names))
         return 0
-    rows = read_rows(options.rows)
-    if options.page:
-        options.page.write_text(page(rows))
-        return 0
-    here = turns.machine()["cpu"], commit()
-    done = {row["model"] for row in rows if (row["cpu"], row["commit"]) == here}
+    if options.check:
+        return hundred_check.main(names)
+    here = {"cpu": turns.machine()["cpu"], "threads": torch.get_num_threads(), "commit": commit()}
+    key = tuple(here) if options.again else ("cpu", "threads")
+    done = {row["model"] for row in read_rows(options.rows) if all(row[name] == here[name] for name in key)}
     failed = False
-    for name in options.only or names:
+    for name in names:
         if name not in done:
-            row = run(name, options) | {"cpu": here[0], "commit": here[1]}
+            row = run(name, options) | here
             with options.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(as_line(row), flush=True)
@@ -83,8 +76,35 @@ def main() -> int:
     return int(failed)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names, rows = list(hundred_models.MODELS), Path(__file__).with_suffix(".jsonl")
+    parser.add_argument("--only", nargs="+", action="extend", choices=names, metavar="NAME")
+    parser.add_argument("--again", action="store_true", help="also what has a line of another commit")
+    parser.add_argument("--rows", type=Path, default=rows, metavar="FILE")
+    parser.add_argument("--max-drop", type=float, default=0.01, help="accuracy budget (default: %(default)s)")
+    parser.add_argument(
+        "--time-budget", type=float, default=90.0, help="seconds of search (default: %(default)s)"
+    )
+    parser.add_argument("--alone", action="store_true", help="beside the original only, which is quick")
+    parser.add_argument(
+        "--check", action="store_true", help="build and call the originals, and say what is off"
+    )
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE", help="write the page of the lines that are there"
+    )
+    parser.add_argument("--list", action="store_true", help="name the architectures and stop")
+    return parser.parse_args()
+
+
+def varied() -> list[str]:
+    """All names, one of each kind in turn, so that few lines already show every kind."""
+    kinds: dict[str, list[str]] = {}
+    for name, entry in hundred_models.MODELS.items():
+        kinds.setdefault(entry.kind, []).append(name)
+    return [name for names in zip_longest(*kinds.values()) for name in names if name]
 
 
 def commit() -> str:
@@ -92,12 +112,17 @@ def commit() -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
-def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
+def versions() -> dict[str, str]:
+    installed = {found.name for found in importlib.metadata.distributions()}
+    return {name: importlib.metadata.version(name) for name in LIBRARIES if name in installed}
+
+
+def run(name: str, options: argparse.Namespace) -> Row:
     """One architecture's row; whatever goes wrong is its `failure`."""
     entry, begun = hundred_models.MODELS[name], time.perf_counter()
     turns.say(name)
     settings = [name, str(options.max_drop), str(options.time_budget), str(int(options.alone))]
-    row: dict[str, Any] = {"model": name, "kind": entry.kind, "cut": entry.cut}
+    row: Row = {"model": name, "kind": entry.kind, "cut": entry.cut}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"
         command = [sys.executable, __file__, ONE, folder, *settings]
@@ -107,37 +132,89 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
             row |= json.loads(out.read_text()) if out.is_file() else {"failure": last[:300] or "no answer"}
         except subprocess.TimeoutExpired:
             row["failure"] = f"not done in {MINUTES} minutes"
-    return row | {"seconds": round(time.perf_counter() - begun, 1), "torch": torch.__version__}
+    return row | {"seconds": round(time.perf_counter() - begun, 1), "versions": versions()}
 
 
 # In the architecture's own process
 
 
-def one(folder: str, name: str, max_drop: float, time_budget: float, alone: bool) -> dict[str, Any]:
+def one(folder: str, name: str, max_drop: float, time_budget: float, alone: bool) -> Row:
     model, inputs = hundred_models.make(name)
     artifact = f"{folder}/artifact"
     result = tw.optimize(model, inputs, max_drop=max_drop, time_budget=time_budget)
     result.save(artifact)
     _, fresh = hundred_models.make(name, hundred_models.BATCH - 1, inputs=1)
-    ours = turns.FromArtifact(model, artifact)
+    loaded = turns.FromArtifact(model, artifact)
     with turns.contenders() as start:
         original = start(ORIGINAL, ModuleWorkload(model, inputs))
         if not original.fits:
             return {"failure": original.failure}
         reference = turns.observe(original)
-        row: dict[str, Any] = {
-            "claim": triple(result.speedup),
-            "kept": turns.recipe_of(artifact),
-            "search_s": round(result.recipe.search_seconds, 1),
-            "fresh_loss": fresh_loss(start, model, ours, fresh),
+
+        def ready(name: str, made: nn.Module) -> turns.Contender:
+            return start(name, ModuleWorkload(made, inputs), reference=reference, seconds=time_budget)
+
+        row: Row = {
             "budget": max_drop,
+            "kept": turns.recipe_of(artifact),
+            "verdict": result.verdict,
+            "claim": triple(result.speedup),
+            "search_s": round(result.recipe.search_seconds, 1),
+            "tried": tried(result),
+            "fresh_loss": fresh_loss(start, model, loaded, fresh),
         }
-        field = [original, start(OURS, ModuleWorkload(ours, inputs), reference=reference)]
-        for how in () if alone else BY_HAND:
-            field.append(start(how, ModuleWorkload(turns.ByHand(model, how), inputs), reference=reference))
-        for how in OPENVINO if not alone and importlib.util.find_spec("openvino") else ():
-            field.append(start(how, ModuleWorkload(ByOpenVino(model, how), inputs), reference=reference))
-        return row | timed(field, max_drop)
+        ours = ready(OURS, loaded)
+        if not ours.fits:
+            return row | {"failure": f"loaded: {ours.failure}"}
+        peers: dict[str, turns.Contender] = {}
+        if not alone:
+            groups = {BY_HAND: by_hand(model), OPENVINO: by_openvino(model)}
+            for group, members in groups.items():
+                row[group], fastest = best(starmap(ready, members), max_drop)
+                if fastest:
+                    peers[group] = fastest
+        return row | timed(original, ours, peers)
+
+
+def by_hand(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for how in (*turns.BY_HAND, turns.MAX_AUTOTUNE):
+        yield how, turns.ByHand(model, how)
+
+
+def by_openvino(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    for precision in PRECISIONS if "openvino" in versions() else ():
+        yield precision, ByOpenVino(model, precision)
+
+
+def best(
+    contenders: Iterator[turns.Contender], max_drop: float
+) -> tuple[dict[str, Row], turns.Contender | None]:
+    """What became of each, and the fastest within the budget, the only one whose process goes on."""
+    found: dict[str, Row] = {}
+    fastest: turns.Contender | None = None
+    for each in contenders:
+        if not each.fits:
+            found[each.name] = {"failure": each.failure}
+            continue
+        loss = each.quality.drop if each.quality else 0.0
+        ms = min(1e3 * sum(each.process.ask("time").values()) for _ in range(GLANCES))
+        found[each.name] = {"ms": ms, "loss": loss, "ready_s": round(each.ready_s, 1)}
+        slower = loss > max_drop or (fastest and found[fastest.name]["ms"] <= ms)
+        for other in [each] if slower else [fastest] if fastest else []:
+            other.process.close()
+        fastest = fastest if slower else each
+    return found, fastest
+
+
+def tried(result: Any) -> list[str]:
+    """Every step that was measured or failed, with its gain over the original."""
+    return [
+        f"{rung.step}: {rung.status}"
+        + (f", {rung.total_speedup.value:.2f}x" if rung.total_speedup else "")
+        + (f", {rung.reason}"[:150] if rung.status in ("failed", "untried") else "")
+        for rung in result.steps
+        if rung.status != "refused"
+    ]
 
 
 def fresh_loss(start: Any, model: nn.Module, ours: nn.Module, fresh: hundred_models.Inputs) -> float | str:
@@ -145,46 +222,39 @@ def fresh_loss(start: Any, model: nn.Module, ours: nn.Module, fresh: hundred_mod
     wanted, found = (
         start(name, ModuleWorkload(each, fresh)) for name, each in (("wanted", model), ("found", ours))
     )
-    if not wanted.fits or not found.fits:
-        return wanted.failure or found.failure
     try:
+        if not wanted.fits or not found.fits:
+            return wanted.failure or found.failure
         pairs = zip(turns.observe(wanted), turns.observe(found), strict=True)
         return max(relative_error(list(one.outputs), list(other.outputs)).drop for one, other in pairs)
     except Exception as error:  # the artifact did not take what the original takes
         return f"{type(error).__name__}: {error}"[:200]
+    finally:
+        for contender in (wanted, found):
+            if contender.fits:
+                contender.process.close()
 
 
-def timed(field: list[turns.Contender], max_drop: float) -> dict[str, Any]:
-    """Every contender's milliseconds and speed-up over the original, and ours over the best of the others."""
-    rounds = turns.take_turns(field)
-    found: dict[str, dict[str, Any]] = {}
-    for contender in field:
-        if not contender.fits:
-            found[contender.name] = {"failure": contender.failure}
-            continue
-        loss = contender.quality.drop if contender.quality else 0.0
-        seconds = sorted(rounds.seconds(contender.name))
-        found[contender.name] = {
-            "ms": 1e3 * seconds[len(seconds) // 2],
-            "over_original": triple(rounds.speedup(ORIGINAL, contender.name)),
-            "loss": loss,
-            "within": loss <= max_drop,
-        }
-    row: dict[str, Any] = {"contenders": found}
-    for what, names in (("by_hand", BY_HAND), ("openvino", OPENVINO)):
-        fair = [name for name in names if found.get(name, {}).get("within")]
-        if fair and found[OURS].get("ms"):
-            best = min(fair, key=lambda name: found[name]["ms"])
-            row[what] = {"best": best, "ours_over_it": triple(rounds.speedup(best, OURS))}
-    return row
+def timed(original: turns.Contender, ours: turns.Contender, peers: dict[str, turns.Contender]) -> Row:
+    """Ours in turns with the original and with the best of each group."""
+    begun = time.perf_counter()
+    rounds = turns.take_turns([original, ours, *peers.values()])
+    return {
+        "loss": ours.quality.drop if ours.quality else 0.0,
+        "ms": {each.name: 1e3 * statistics.median(rounds.seconds(each.name)) for each in (original, ours)},
+        "over": {ORIGINAL: triple(rounds.speedup(ORIGINAL, OURS))}
+        | {group: triple(rounds.speedup(peer.name, OURS)) for group, peer in peers.items()},
+        "best": {group: peer.name for group, peer in peers.items()},
+        "turns_s": round(time.perf_counter() - begun, 1),
+    }
 
 
 class ByOpenVino(nn.Module):
     """A module in OpenVINO's runtime, converted from its exported program at the first call."""
 
-    def __init__(self, inner: nn.Module, how: str) -> None:
+    def __init__(self, inner: nn.Module, precision: str) -> None:
         super().__init__()
-        self.inner, self.precision = inner, how.rpartition(" ")[2]
+        self.inner, self.precision = inner, precision
         self._call: Any = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -219,91 +289,6 @@ class ByOpenVino(nn.Module):
 
 def triple(speedup: Interval) -> list[float]:
     return [speedup.value, speedup.low, speedup.high]
-
-
-# What is printed
-
-
-def faults(row: dict[str, Any]) -> list[str]:
-    """What a user would be right to complain of."""
-    if "failure" in row:
-        return [row["failure"]]
-    loss, ours = row["fresh_loss"], row["contenders"][OURS]
-    found = []
-    if isinstance(loss, str):
-        found.append(f"another batch: {loss}")
-    elif loss > SLACK * row["budget"]:
-        found.append(f"off by {loss:.2%} on fresh inputs")
-    if "failure" in ours:
-        found.append(f"loaded: {ours['failure']}")
-    elif ours["over_original"][2] < SLOWEST:
-        found.append(f"{ours['over_original'][0]:.2f}x of the original's speed")
-    return found
-
-
-def as_line(row: dict[str, Any]) -> str:
-    name = row["model"] + (f" ({row['cut']})" if row["cut"] else "")
-    if "contenders" not in row or "ms" not in row["contenders"][OURS]:
-        return f"| {name} | {row['kind']} | | | | | {'; '.join(faults(row)).replace('|', '/')} |"
-    contenders = row["contenders"]
-    cells = (
-        name,
-        row["kind"],
-        f"{contenders[ORIGINAL]['ms']:.2f}",
-        "{:.2f}x [{:.2f}, {:.2f}]".format(*contenders[OURS]["over_original"]),
-        _over(row.get("by_hand")),
-        _over(row.get("openvino")),
-        "; ".join(faults(row)).replace("|", "/") or f"right: {row['fresh_loss']:.4f}",
-    )
-    return "| " + " | ".join(cells) + " |"
-
-
-def _over(peer: dict[str, Any] | None) -> str:
-    return f"{peer['ours_over_it'][0]:.2f}x {peer['best']}" if peer else ""
-
-
-def page(rows: Sequence[dict[str, Any]]) -> str:
-    """The newest line of each architecture and machine, and what they say together."""
-    newest = list({(row["cpu"], row["model"]): row for row in rows}.values())
-    lines = [
-        "# A hundred architectures",
-        "",
-        "Made by `python benchmarks/hundred.py --page docs/hundred.md`.",
-        "",
-    ]
-    for cpu in dict.fromkeys(row["cpu"] for row in newest):
-        here = [row for row in newest if row["cpu"] == cpu]
-        commits = ", ".join(dict.fromkeys(row["commit"] for row in here))
-        lines += [f"## {cpu}, torch {here[-1]['torch']}, commit {commits}", "", *_totals(here), ""]
-        lines += [
-            "| model | kind | original, ms | over it | over the best by hand | over OpenVINO's best | answers |"
-        ]
-        lines += ["|---|---|---|---|---|---|---|", *map(as_line, here), ""]
-    return "\n".join(lines)
-
-
-def _totals(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    right, of = sum(not faults(row) for row in rows), len(hundred_models.MODELS)
-    yield f"{len(rows)} architectures of {of}; right and never slower: {right}. Geometric means:"
-    yield ""
-    yield "| kind | models | over the original | over the best by hand | over OpenVINO's best | not behind OpenVINO |"
-    yield "|---|---|---|---|---|---|"
-    for kind in [*dict.fromkeys(row["kind"] for row in rows), ""]:
-        some = [
-            row
-            for row in rows
-            if kind in ("", row["kind"]) and "ms" in row.get("contenders", {}).get(OURS, {})
-        ]
-        original = [row["contenders"][OURS]["over_original"][0] for row in some]
-        hand, theirs = (
-            [row[what]["ours_over_it"][0] for row in some if what in row] for what in ("by_hand", "openvino")
-        )
-        level = f"{sum(ratio >= 0.97 for ratio in theirs)} of {len(theirs)}" if theirs else ""
-        yield f"| {kind or 'all'} | {len(some)} | {_mean(original)} | {_mean(hand)} | {_mean(theirs)} | {level} |"
-
-
-def _mean(ratios: Sequence[float]) -> str:
-    return f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.2f}x" if ratios else ""
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ class Entry:
 
     kind: str
     """Text, decoder, sequence to sequence, vision, detection, audio, two towers, series."""
-    make: Callable[[int], tuple[nn.Module, Inputs]]
-    """Batch → a module with random weights and inputs of so many rows."""
+    make: Callable[..., tuple[nn.Module, Inputs]]
+    """Batch, and fields of its configuration by name → a module with random weights and inputs of so many rows."""
     cut: str = ""
     """What is smaller than published."""
 
@@ -41,10 +41,15 @@ class Entry:
 MODELS: dict[str, Entry] = {}
 
 
-def make(name: str, batch: int = BATCH, *, weights: int = 0, inputs: int = 0) -> tuple[nn.Module, Inputs]:
-    """A module for inference and inputs of so many rows: equal for equal seeds, in every process."""
+def make(
+    name: str, batch: int = BATCH, *, weights: int = 0, inputs: int = 0, **fields: Any
+) -> tuple[nn.Module, Inputs]:
+    """A module for inference and inputs of so many rows: equal for equal seeds, in every process.
+
+    `fields` are those of its configuration that are to differ.
+    """
     torch.manual_seed(weights)
-    model, example = MODELS[name].make(BATCH)
+    model, example = MODELS[name].make(BATCH, **fields)
     model.eval().requires_grad_(False)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -54,7 +59,7 @@ def make(name: str, batch: int = BATCH, *, weights: int = 0, inputs: int = 0) ->
     if (batch, inputs) == (BATCH, 0):
         return model, example
     torch.manual_seed(1 + inputs)
-    return model, MODELS[name].make(batch)[1]
+    return model, MODELS[name].make(batch, **fields)[1]
 
 
 # transformers
@@ -63,8 +68,8 @@ def make(name: str, batch: int = BATCH, *, weights: int = 0, inputs: int = 0) ->
 def _transformers(
     kind: str, model: str, config: str, feed: Callable[[Any, int], Inputs], *, cut: str = "", **fields: Any
 ) -> None:
-    def build(batch: int) -> tuple[nn.Module, Inputs]:
-        settings = getattr(transformers, config)(**fields)
+    def build(batch: int, **others: Any) -> tuple[nn.Module, Inputs]:
+        settings = getattr(transformers, config)(**fields | others)
         if getattr(settings, "use_cache", None) is not None:
             settings.use_cache = False
         return getattr(transformers, model)(settings), feed(settings, batch)
@@ -147,7 +152,6 @@ for name, config in (
     ("BertModel", "BertConfig"),
     ("RobertaForSequenceClassification", "RobertaConfig"),
     ("DistilBertForSequenceClassification", "DistilBertConfig"),
-    ("AlbertForMaskedLM", "AlbertConfig"),
     ("ElectraForTokenClassification", "ElectraConfig"),
     ("DebertaModel", "DebertaConfig"),
     ("MPNetModel", "MPNetConfig"),
@@ -171,6 +175,16 @@ for name, config in (
     else:
         _transformers("text", name, config, words)
 _transformers("text", "DebertaV2Model", "DebertaV2Config", words, num_hidden_layers=12, cut="12 layers of 24")
+_transformers(
+    "text",
+    "AlbertForMaskedLM",
+    "AlbertConfig",
+    words,
+    cut="the base shape",
+    hidden_size=768,
+    intermediate_size=3072,
+    num_attention_heads=12,
+)
 _transformers("text", "FNetModel", "FNetConfig", ids)
 _transformers("text", "XLNetModel", "XLNetConfig", words, n_layer=12, cut="12 layers of 24")
 _transformers("text", "EsmModel", "EsmConfig", words, vocab_size=33, pad_token_id=1, mask_token_id=32)
@@ -376,7 +390,7 @@ _transformers(
     "detection",
     "YolosForObjectDetection",
     "YolosConfig",
-    sized(256, 320),
+    picture,
     image_size=[256, 320],
     cut="256 x 320 pixels of 512 x 864",
 )
@@ -445,9 +459,9 @@ _transformers(
 
 
 def _torchvision(kind: str, name: str, *shape: int, path: str = "torchvision.models", **fields: Any) -> None:
-    def build(batch: int) -> tuple[nn.Module, Inputs]:
+    def build(batch: int, **others: Any) -> tuple[nn.Module, Inputs]:
         function = getattr(importlib.import_module(path), name)
-        return function(weights=None, **fields), (torch.randn(batch, *(shape or (3, 224, 224))),)
+        return function(weights=None, **fields | others), (torch.randn(batch, *(shape or (3, 224, 224))),)
 
     MODELS[name] = Entry(kind=kind, make=build)
 
