@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from search_world import World, fake_world, names, product, row, rows, step
+from search_world import World, fake_world, lossy, names, product, row, rows, step
 from torchwright.errors import RefusedTechnique, TorchwrightError
 from torchwright.facts import Budget
-from torchwright.trial.client import Candidate, TrialFailed
+from torchwright.trial.client import Candidate, Context, TrialFailed
 
 
 @pytest.fixture
@@ -39,6 +39,24 @@ def test_a_hanging_trial_is_stopped_when_the_time_ends_and_the_best_so_far_is_re
     assert row(outcome, "fuse").status == "untried"
     assert "when the time for trials ended" in row(outcome, "fuse").reason
     assert world.now <= 1.1 * world.budget.time_seconds
+
+
+def test_until_something_is_kept_trials_have_the_time_of_what_its_proof_can_do_without(world: World):
+    world.gain = product(half=2.0, pool=3.0)
+    world.drop = lossy(half=0.5)
+    world.cost = {"half": 89.0}
+    outcome = world.search(step("half"), step("pool"))
+    assert rows(outcome) == {"half": "dropped", "pool": "kept"}
+
+
+def test_what_a_server_imports_once_is_not_expected_of_every_trial(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Context, "warm_up", lambda context: world.spend(context, 60.0))
+    world.budget = Budget(max_drop=0.01, time_seconds=200.0)
+    world.gain = product(half=2.0, pool=1.5)
+    assert rows(world.search(step("half"), step("pool"))) == {"half": "kept", "pool": "kept"}
+    assert world.searching.import_seconds == 60.0
 
 
 @pytest.mark.parametrize("cost", [float(c) for c in range(0, 100, 7)])

@@ -62,12 +62,16 @@ def drop_one_seconds(search: Search) -> float:
 
 
 def proof_seconds(search: Search, steps: Sequence[Step]) -> float:
-    """Writing an artifact of these steps, compiled once more for any number of rows, and timing it in a new process."""
+    """Writing an artifact of these steps, compiled once more for any number of rows, and timing it in a new process.
+
+    Until something was kept it is the least that proves anything: more time for the proof is worth less than a find.
+    """
     compiled = any("compiled" in from_step(step).gives for step in steps)
-    again = ready_seconds(search, steps) if compiled else 0.0
-    whole = again + least_proof_seconds(search) + OTHER_ROWS_SECONDS
-    if search.description.called_as_is:
-        whole += another_process_seconds(search)
+    whole = least_proof_seconds(search) + (ready_seconds(search, steps) if compiled else 0.0)
+    if any(rung.kept for rung in search.rungs):
+        whole += OTHER_ROWS_SECONDS
+        if search.description.called_as_is:
+            whole += another_process_seconds(search)
     return min(whole, PROOF_SHARE * search.budget.time_seconds)
 
 
@@ -84,8 +88,8 @@ def choice_seconds(search: Search) -> float:
 
 
 def another_process_seconds(search: Search) -> float:
-    """Timing the artifact in one more fresh process."""
-    return 2 * search.spent[0].seconds + 1.6 * comparison_seconds(search)
+    """Timing the artifact in one more fresh process, beside the original in one of its own."""
+    return 2 * (search.import_seconds + search.spent[0].seconds) + 1.6 * comparison_seconds(search)
 
 
 def latest(search: Search, steps: Sequence[Step]) -> float:

@@ -58,6 +58,9 @@ def _measure_baseline(search: Search) -> None:
     clock = search.context.clock
     begun = clock()
     try:
+        search.context.warm_up()
+        search.import_seconds = clock() - begun
+        begun = clock()
         search.baseline = search.best = trial.start_candidate(search.context, ())
     except TrialFailed as failure:
         raise _baseline_error(search, failure) from failure

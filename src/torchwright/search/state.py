@@ -122,6 +122,8 @@ class Search:
     """What the best's linear layers run on."""
     spent: list[Spent] = field(default_factory=list[Spent])
     """Of every trial so far, the original's first."""
+    import_seconds: float = 0.0
+    """What a process that is not forked takes before its trial begins."""
     settle_seconds: float = 0.0
     """What it took to measure the original's metric and memory."""
     reference: Any = None

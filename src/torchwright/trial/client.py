@@ -77,6 +77,14 @@ class Context:
             self._server = ForkServer(self.workload, self.scratch)
         return self._server
 
+    def warm_up(self) -> None:
+        """Wait until the server can fork, so that its imports are not in the time of the first trial.
+
+        Raises `TrialFailed` where it cannot.
+        """
+        if self.fork:
+            TrialProcess(self).close()
+
     def remaining(self) -> float:
         """Seconds until the deadline, never negative."""
         return max(0.0, self.deadline - self.clock())
