@@ -361,7 +361,12 @@ for name, config in (
 ):
     _transformers("vision", name, config, picture)
 _transformers(
-    "vision", "EfficientNetForImageClassification", "EfficientNetConfig", sized(300), cut="300 pixels of 600"
+    "vision",
+    "EfficientNetForImageClassification",
+    "EfficientNetConfig",
+    sized(300),
+    initializer_range=0.1,  # of 0.02 nothing is left after 55 blocks: batch norms add more than it to their variances
+    cut="300 pixels of 600",
 )
 _transformers(
     "vision", "SegformerForSemanticSegmentation", "SegformerConfig", sized(256), cut="256 pixels of 512"
