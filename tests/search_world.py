@@ -240,6 +240,7 @@ class World:
     """Share of a recipe's n-th turn in which others ran."""
     seconds: float = 0.01
     export_seconds: float = 0.1
+    called_as_is: bool = False
     kernels: dict[str, float] = field(default_factory=dict)
     ranking: list[tuple[str, float]] = field(default_factory=list)
     original: Identity = field(default_factory=lambda: Identity(structure="layers", weights="values"))
@@ -388,7 +389,7 @@ class Process:
             device=make_device(),
             original=self.world.original,
             export_seconds=self.world.export_seconds,
-            called_as_is=False,
+            called_as_is=self.world.called_as_is,
             properties=ORIGINAL,
             variants=tuple(self.world.variants),
             counts={},

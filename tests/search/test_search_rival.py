@@ -25,6 +25,14 @@ def test_it_is_asked_first_and_our_own_recipe_grows_beside_it(world: World):
     assert (step("library"),) not in world.alive
 
 
+@pytest.mark.parametrize(("name", "status"), [("library", "kept"), ("half", "untried")])
+def test_its_proof_needs_no_time_to_choose_what_answers_how_many_rows(world: World, name: str, status: str):
+    world.called_as_is = True
+    world.gain = product(library=3.0, half=3.0)
+    world.cost = {name: 91.0}
+    assert rows(world.search(step(name))) == {name: status}
+
+
 def test_where_it_is_faster_it_takes_the_place_of_all_of_our_own(world: World):
     world.gain = product(library=8.0, half=2.0, fuse=1.5)
     outcome = world.search(step("half"), step("fuse"), step("library"))

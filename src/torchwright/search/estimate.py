@@ -67,7 +67,7 @@ def proof_seconds(search: Search, steps: Sequence[Step]) -> float:
     Until something was kept it is the least that proves anything: more time for the proof is worth less than a find.
     """
     compiled = any("compiled" in from_step(step).gives for step in steps)
-    whole = least_proof_seconds(search) + (ready_seconds(search, steps) if compiled else 0.0)
+    whole = least_proof_seconds(search, steps) + (ready_seconds(search, steps) if compiled else 0.0)
     if any(rung.kept for rung in search.rungs):
         whole += OTHER_ROWS_SECONDS
         if search.description.called_as_is:
@@ -75,10 +75,14 @@ def proof_seconds(search: Search, steps: Sequence[Step]) -> float:
     return min(whole, PROOF_SHARE * search.budget.time_seconds)
 
 
-def least_proof_seconds(search: Search) -> float:
-    """Choosing what answers which number of rows, where any is taken, and timing the artifact in one fresh process."""
-    choice = choice_seconds(search) if search.description.called_as_is else 0.0
-    return choice + another_process_seconds(search)
+def least_proof_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """Choosing what answers which number of rows, where there is a choice, and timing the artifact in a fresh process.
+
+    What runs the model in place of PyTorch and compiles nothing answers all of them itself.
+    """
+    compiled = any("compiled" in from_step(step).gives for step in steps)
+    chooses = search.description.called_as_is and (compiled or not runners(steps))
+    return (choice_seconds(search) if chooses else 0.0) + another_process_seconds(search)
 
 
 def choice_seconds(search: Search) -> float:
@@ -88,8 +92,9 @@ def choice_seconds(search: Search) -> float:
 
 
 def another_process_seconds(search: Search) -> float:
-    """Timing the artifact in one more fresh process, beside the original in one of its own."""
-    return 2 * (search.import_seconds + search.spent[0].seconds) + 1.6 * comparison_seconds(search)
+    """Timing the artifact in one more fresh process; the original is beside it there, or in one of its own."""
+    processes = 1 if search.description.called_as_is else 2
+    return processes * search.import_seconds + 2 * search.spent[0].seconds + 1.6 * comparison_seconds(search)
 
 
 def latest(search: Search, steps: Sequence[Step]) -> float:

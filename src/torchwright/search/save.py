@@ -195,7 +195,9 @@ def _room(search: Search) -> float:
     Other numbers of rows come before more proof: what answers them slowly is slow for every such call.
     """
     late = LATE_SHARE * search.budget.time_seconds
-    return search.end + late - search.context.clock() - estimate.least_proof_seconds(search)
+    return (
+        search.end + late - search.context.clock() - estimate.least_proof_seconds(search, search.best.steps)
+    )
 
 
 def _one_row(scratch: Path, search: Search, takes: Takes, contents: Contents) -> CallSpec | None:
