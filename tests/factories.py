@@ -10,6 +10,7 @@ from torchwright.facts import (
     CaseTime,
     Coverage,
     DeviceFacts,
+    Features,
     Fingerprint,
     Interval,
     Measurement,
@@ -52,6 +53,21 @@ def make_device(**overrides: Any) -> DeviceFacts:
         "tflops": {"float32": 0.71, "bfloat16": 3.9, "int8": 7.2},
     }
     return DeviceFacts(**(fields | overrides))
+
+
+def make_features(**overrides: Any) -> Features:
+    fields: dict[str, Any] = {
+        "linear": 1.0,
+        "convolution": 0.0,
+        "attention": 0.0,
+        "depthwise": 0.0,
+        "recurrent": False,
+        "decode": False,
+        "operations": 2_000_000_000,
+        "weight_bytes": 40_000_000,
+        "dtype": "float32",
+    }
+    return Features(**(fields | overrides))
 
 
 def make_rung(status: str = "kept", **overrides: Any) -> Rung:

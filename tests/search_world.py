@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
-from factories import make_device, make_quality, make_recipe
+from factories import make_device, make_features, make_quality, make_recipe
 from torchwright.engines.describe import Description
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Budget, Coverage, DeviceFacts, Event, Identity, Recipe, Rung, Step
@@ -395,6 +395,7 @@ class Process:
             counts={},
             kernel_seconds=self.world.kernels,
             repeats={"forward": 1},
+            features=make_features(),
         )
 
     def close(self) -> None:

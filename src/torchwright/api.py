@@ -41,6 +41,7 @@ from torchwright.process import folders, interrupts
 from torchwright.remade import MEASURE_SECONDS, trials, workload_of
 from torchwright.report.terminal import LiveProgress
 from torchwright.search.claim import original_beside
+from torchwright.search.experience import TABLE
 from torchwright.search.optimize import optimize as run_optimize
 from torchwright.search.result import Result
 from torchwright.search.state import Request
@@ -70,6 +71,7 @@ def optimize(
     progress: bool = True,
     seed: int = 0,
     resume: Result | str | Path | None = None,
+    exhaustive: bool = False,
 ) -> Result:
     """Find the fastest way to run `model` on this machine within an accuracy budget.
 
@@ -81,7 +83,8 @@ def optimize(
     `time_budget` is for the whole search: seconds, or a text such as `"2m"`. `techniques` names the only ones to try,
     as `name` or `name:option=value`; `without` names those never to try. The progress is shown on stderr unless
     `progress=False`. `resume` continues the search of an earlier result, or of the folder in which one was saved: what
-    was measured is kept, and what was left untried is tried.
+    was measured is kept, and what was left untried is tried. `exhaustive` goes without the experience of recorded
+    searches (docs/search.md), which orders the trials and may leave out some.
 
     `result.model` takes what the original takes: other numbers of rows by compiled code, other sizes and types by a
     slower way, said once as a `SlowerCall` warning; with `on_new_shape="error"` they are refused. `dynamic` says which
@@ -104,6 +107,7 @@ def optimize(
         without=_known(without),
         seed=seed,
         resume=resume.path if isinstance(resume, Result) else Path(resume) if resume is not None else None,
+        experience=None if exhaustive else TABLE,
         command="torchwright.optimize(…)",
     )
     with interrupts.deferred():
@@ -138,6 +142,7 @@ def optimize_cli(
     out: str | None,
     seed: int,
     resume: bool = False,
+    exhaustive: bool = False,
     on_event: Callable[[Event], None],
     command: str,
 ) -> Result:
@@ -160,6 +165,7 @@ def optimize_cli(
         without=never,
         seed=seed,
         resume=folder if resume else None,
+        experience=None if exhaustive else TABLE,
         command=command,
     )
     recipe = run_optimize(request, folder, on_event)

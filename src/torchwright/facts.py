@@ -152,9 +152,9 @@ class Rung:
     step: Step
     kept: bool
     reason: str
-    status: Literal["kept", "dropped", "refused", "failed", "removed", "untried"]
+    status: Literal["kept", "dropped", "refused", "failed", "removed", "untried", "skipped"]
     """`refused`: it cannot run or pay, with the number as reason; `removed`: kept first, then found not to contribute;
-    `untried`: the time budget left nothing measured of it."""
+    `untried`: the time budget left nothing measured of it; `skipped`: by experience it was not worth measuring."""
     speedup: Interval | None = None
     """Against the best recipe so far (marginal)."""
     total_speedup: Interval | None = None
@@ -168,6 +168,8 @@ class Rung:
     coverage: tuple[Coverage, ...] = ()
     earlier: bool = False
     """Its figures are of the run that this one continues."""
+    ended_seconds: float | None = None
+    """Seconds from the beginning of the search to this verdict; None in recipes of before."""
 
     @property
     def undecided(self) -> bool:
@@ -243,6 +245,26 @@ class Identity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Features:
+    """What of an original decides which techniques pay on it, as far as figures say it."""
+
+    linear: float
+    """Share of the counted operations that are matrix products, those of attention apart."""
+    convolution: float
+    attention: float
+    depthwise: float
+    """Share of the convolutions, by number, that have one channel a group."""
+    recurrent: bool
+    decode: bool
+    """Whether calls answer one token at a time."""
+    operations: int
+    """Of one pass, multiply and add apart."""
+    weight_bytes: int
+    dtype: str
+    """That most bytes of the weights are in."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RowsTime:
     """Another number of rows than the example's, called as the example was."""
 
@@ -288,6 +310,8 @@ class Recipe:
     """What trials of the untried rungs would take on top of the time budget."""
     original: Identity | None = None
     """None in recipes of before."""
+    features: Features | None = None
+    """Of the original; None in recipes of before."""
     command: str = ""
     """What reproduces this result."""
 

@@ -88,6 +88,11 @@ BUDGET = Budget()
     is_flag=True,
     help="Continue the search whose artifact is in --out: what it measured is kept, what it left is tried.",
 )
+@click.option(
+    "--exhaustive",
+    is_flag=True,
+    help="Go without the experience of recorded searches, which orders the trials and may leave out some.",
+)
 @all_option
 @quiet_option
 @json_option

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,10 +12,11 @@ import torch
 from torch import nn
 
 from torchwright.engines.call import written
+from torchwright.engines.apply import CONVOLUTIONS
 from torchwright.engines.identity import identity
 from torchwright.engines.program import export
 from torchwright.errors import RefusedTechnique
-from torchwright.facts import DeviceFacts, Identity, Step
+from torchwright.facts import DeviceFacts, Features, Identity, Step
 from torchwright.measure.roofline import Counts, count_operations
 from torchwright.techniques.base import Target, Technique, techniques
 from torchwright.techniques.matmul_attention import AttentionCalls
@@ -39,6 +41,7 @@ class Description:
     """As in `Workload`."""
     repeats: dict[str, int]
     """Name of a call → how often it is made."""
+    features: Features
 
 
 def describe_target(target: Target, names: Sequence[str] | None = None) -> Description:
@@ -77,6 +80,31 @@ def describe_target(target: Target, names: Sequence[str] | None = None) -> Descr
         export_seconds=export_seconds,
         called_as_is=target.workload.called_as_is(),
         repeats={case.name: case.repeat for case in cases},
+        features=_features(target.model, cases, counts),
+    )
+
+
+def _features(model: nn.Module, cases: Sequence[Case], counts: dict[str, Counts]) -> Features:
+    kinds = Counter[str]()
+    for case in cases:
+        for kind, count in counts[case.name].kinds.items():
+            kinds[kind] += count * case.repeat
+    operations = kinds.total()
+    convolutions = [module for module in model.modules() if isinstance(module, CONVOLUTIONS)]
+    nbytes = Counter[str]()
+    for weight in (*model.parameters(), *model.buffers()):
+        nbytes[str(weight.dtype).removeprefix("torch.")] += weight.nbytes
+    depthwise = sum(1 < module.groups == module.in_channels for module in convolutions)
+    return Features(
+        linear=kinds["linear"] / max(operations, 1),
+        convolution=kinds["convolution"] / max(operations, 1),
+        attention=kinds["attention"] / max(operations, 1),
+        depthwise=depthwise / max(len(convolutions), 1),
+        recurrent=any(isinstance(module, nn.RNNBase) for module in model.modules()),
+        decode=any(case.name == "decode" for case in cases),
+        operations=operations,
+        weight_bytes=nbytes.total(),
+        dtype=max(nbytes, key=lambda dtype: nbytes[dtype], default="none"),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -22,6 +22,8 @@ class Counts:
     """Of matrix products, convolutions and attention; multiply and add apart."""
     bytes: int
     """In and out."""
+    kinds: dict[str, int] = field(default_factory=dict[str, int])
+    """The operations by what they are of: linear, convolution, attention."""
 
 
 def count_operations(model: nn.Module, case: Case) -> Counts:
@@ -41,7 +43,12 @@ def count_operations(model: nn.Module, case: Case) -> Counts:
         for leaf in pytree.tree_leaves((case.args, case.kwargs, output))
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
     )
-    return Counts(operations=counter.get_total_flops(), bytes=moved)
+    kinds: dict[str, int] = {}
+    for operator, count in counter.get_flop_counts()["Global"].items():
+        name = str(operator)
+        kind = "attention" if "attention" in name else "convolution" if "conv" in name else "linear"
+        kinds[kind] = kinds.get(kind, 0) + count
+    return Counts(operations=counter.get_total_flops(), bytes=moved, kinds=kinds)
 
 
 @dataclass(frozen=True, kw_only=True)

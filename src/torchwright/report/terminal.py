@@ -45,6 +45,7 @@ _STYLE = {
     "failed": "red",
     "removed": "yellow",
     "untried": "magenta",
+    "skipped": "dim",
 }
 _ASCII = str.maketrans({"→": "->", "≤": "<=", "µ": "u", "–": "-", "·": "|", "…": "...", "±": "+-", "−": "-"})
 

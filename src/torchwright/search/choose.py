@@ -27,6 +27,8 @@ GAINS = {
 """What a step is expected to gain where it pays; only the order of trials comes from it."""
 ENGINE_GAIN = 4.0
 """The same of one that runs the model on code of its own."""
+SETTING_GAIN = 1.1
+"""A setting of the process that is expected to bring more does not wait until the end."""
 AGAIN_GAIN = 1.05
 """The same of what was measured before, and of another variant of what was kept."""
 MOST = {
@@ -109,8 +111,9 @@ def take(search: Search, queue: list[Step]) -> Step:
     def place(step: Step) -> tuple[bool, bool, bool, float]:
         steps = plan(search, step)
         fits = estimate.no_time(search, steps) is None
-        setting = from_step(step).phase in (Phase.PROCESS, Phase.RUNTIME)
-        rate = math.log(expected_gain(search, step)) / estimate.trial_seconds(search, steps)
+        gain = expected_gain(search, step)
+        setting = from_step(step).phase in (Phase.PROCESS, Phase.RUNTIME) and gain <= SETTING_GAIN
+        rate = math.log(gain) / expected_seconds(search, step, steps)
         return step in search.wanted, fits, not setting, rate
 
     places = [place(step) for step in ready]
@@ -135,7 +138,19 @@ def expected_gain(search: Search, step: Step) -> float:
     measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
     if measured or any(kept.name == step.name for kept in search.best.steps):
         return AGAIN_GAIN
-    return ENGINE_GAIN if _is_engine(technique) else GAINS[technique.phase]
+    return search.experience.gain(step, ENGINE_GAIN if _is_engine(technique) else GAINS[technique.phase])
+
+
+def expected_seconds(search: Search, step: Step, steps: Sequence[Step]) -> float:
+    """What a trial of `steps` for the sake of one of them is expected to take."""
+    return search.experience.cost(step, search.original_seconds, estimate.trial_seconds(search, steps))
+
+
+def left_out(search: Search, step: Step) -> str | None:
+    """Why a step of which nothing was measured is not worth a trial by experience, or None."""
+    if any(rung.step == step for rung in search.rungs):
+        return None
+    return search.experience.leaves_out(step, search.reached())
 
 
 def plan(search: Search, step: Step) -> tuple[Step, ...]:
@@ -261,11 +276,11 @@ def lacks(search: Search, technique: Technique) -> str:
     return f"the model has no: {', '.join(sorted(missing)).replace('_', ' ')}"
 
 
-def untried_giver(search: Search, technique: Technique) -> Step | None:
-    """The step that was not tried for lack of time and would give what this one needs."""
+def untried_giver(search: Search, technique: Technique) -> Rung | None:
+    """The row of a step that was not tried, for lack of time or by experience, and would give what this one needs."""
     missing = technique.needs - search.have()
-    untried = [rung.step for rung in search.rungs if rung.status == "untried"]
-    return next((step for step in untried if missing and missing <= from_step(step).gives), None)
+    untried = [rung for rung in search.rungs if rung.status in ("untried", "skipped")]
+    return next((rung for rung in untried if missing and missing <= from_step(rung.step).gives), None)
 
 
 def cannot_pay(search: Search, technique: Technique) -> str | None:

@@ -3,6 +3,7 @@
 1. The original is measured, then what an earlier search has found.
 2. What cannot run or cannot pay is refused.
 3. What fits the time is tried, by expected gain a second; a quantization that overshoots retreats layer by layer.
+   Experience with other models has its say in what is expected, and may leave a step out.
 4. Our own recipe takes turns with the best library of others, where one was found.
 5. What no longer contributes is dropped.
 6. The best takes turns with the original once more.
@@ -10,10 +11,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torchwright.errors import RefusedTechnique, TorchwrightError
 from torchwright.facts import Step
 from torchwright.process import interrupts
-from torchwright.search import choose, estimate, resume
+from torchwright.search import choose, estimate, experience, resume
 from torchwright.search.attempt import attempt
 from torchwright.search.finish import drop_one, finish, judge_again, meet_rival
 from torchwright.search.state import FINISH_SHARE, OVERRUN_SHARE, Outcome, Search, Spent
@@ -34,6 +37,7 @@ def run(search: Search) -> Outcome:
     search.last_moment = search.start + search.budget.time_seconds * (1 + OVERRUN_SHARE)
     search.tell("baseline", "measuring the original")
     _measure_baseline(search)
+    _recall(search)
     try:
         queue = choose.first_queue(search, resume.restore(search))
         while queue:
@@ -83,6 +87,18 @@ def _measure_baseline(search: Search) -> None:
         raise
 
 
+def _recall(search: Search) -> None:
+    """Find what other searches say of a model like this one, on a machine like this one."""
+    search.original_seconds = search.context.clock() - search.start
+    description = search.description
+    search.experience = experience.near(
+        search.records, description.features, description.device, search.budget.max_drop
+    )
+    if search.experience.near:
+        models = [record.model for _, record in search.experience.near]
+        search.tell("notice", f"ordered by experience with {len(models)} models, {models[0]} the nearest")
+
+
 def _baseline_error(search: Search, failure: TrialFailed) -> TorchwrightError:
     if failure.timed_out:
         return TorchwrightError(
@@ -128,6 +144,10 @@ def _try_on_best(search: Search, step: Step) -> list[Step]:
     if reason and not asked:
         search.refuse(step, reason)
         return []
+    reason = choose.left_out(search, step)
+    if reason and not asked:
+        search.skip(step, reason)
+        return []
     reason = estimate.no_time(search, steps)
     if reason and not asked:
         search.leave(step, reason)
@@ -152,7 +172,7 @@ def _refusal(search: Search, technique: Technique, step: Step) -> str | None:
 def _refuse_lacking(search: Search, technique: Technique, step: Step) -> None:
     lacks, giver = choose.lacks(search, technique), choose.untried_giver(search, technique)
     if giver is not None:
-        search.leave(step, f"{lacks}, which {giver} would give")
+        search.add(replace(giver, step=step, reason=f"{lacks}, which {giver.step} would give"))
     elif step in search.wanted:
         raise RefusedTechnique(f"{step} was asked for and cannot run here", found=lacks)
     else:

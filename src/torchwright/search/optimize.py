@@ -13,12 +13,12 @@ import torch
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.fingerprint import fingerprint_here
 from torchwright.devices import get_device
-from torchwright.errors import TorchwrightError, WorkloadError
+from torchwright.errors import ArtifactError, TorchwrightError, WorkloadError
 from torchwright.facts import Event, Recipe
 from torchwright.kernels.cpu import build
 from torchwright.process import interrupts
 from torchwright.report import html
-from torchwright.search import resume
+from torchwright.search import experience, resume
 from torchwright.search.claim import claim
 from torchwright.search.loop import run
 from torchwright.search.save import make_recipe
@@ -69,6 +69,8 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
                 without=request.without,
                 earlier=earlier,
             )
+            if request.experience is not None and budget.objective != "memory":
+                _read_experience(search, request.experience)
             run(search)
             fingerprint = fingerprint_here(device.name, threads=context.threads)
 
@@ -97,6 +99,14 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
         if unsigned:
             search.tell("notice", unsigned)
     return recipe
+
+
+def _read_experience(search: Search, table: Path) -> None:
+    """A table that cannot be read costs the search its order, no more."""
+    try:
+        search.records = experience.read(table)
+    except ArtifactError as error:
+        search.tell("notice", f"the search goes on without experience: {error.reason}")
 
 
 def _build_kernels(watch: Watch, request: Request) -> None:

@@ -98,7 +98,8 @@ def restore(search: Search) -> list[Step]:
 
 def _has_verdict(rung: Rung, earlier: Recipe) -> bool:
     """Whether a row was measured or refused; where no form of a recipe held at the end, its steps are open again."""
-    return not rung.undecided and not (rung.status == "removed" and not earlier.steps)
+    measured = not rung.undecided and rung.status != "skipped"
+    return measured and not (rung.status == "removed" and not earlier.steps)
 
 
 def _lost_too_much(rung: Rung) -> bool:

@@ -64,6 +64,7 @@ def make_recipe(
         engine=outcome.best.prepared.engine,
         more_seconds=outcome.more_seconds,
         original=outcome.description.original,
+        features=outcome.description.features,
         command=command,
     )
 

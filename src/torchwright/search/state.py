@@ -13,6 +13,7 @@ from torchwright.engines.apply import DISCOVERED
 from torchwright.engines.base import engines
 from torchwright.engines.describe import Description
 from torchwright.facts import Budget, Event, Interval, Measurement, Recipe, Rung, Step
+from torchwright.search.experience import TABLE, Experience, Record
 from torchwright.techniques.base import from_step
 from torchwright.trial.client import Candidate, Context
 from torchwright.workloads.base import Workload
@@ -40,6 +41,8 @@ class Request:
     seed: int = 0
     resume: Path | None = None
     """The artifact of the search to continue."""
+    experience: Path | None = TABLE
+    """The table of recorded searches; without one the search is exhaustive."""
     command: str = ""
 
     def may_try(self, step: Step) -> bool:
@@ -101,6 +104,10 @@ class Search:
     without: frozenset[str] = frozenset()
     earlier: Recipe | None = None
     """What the search that is continued has found, checked."""
+    records: tuple[Record, ...] = ()
+    """Other searches."""
+    experience: Experience = field(default_factory=Experience)
+    """What those of them say that were of a model like this one."""
     rungs: list[Rung] = field(default_factory=list[Rung])
     notes: list[str] = field(default_factory=list[str])
     start: float = field(init=False)
@@ -124,6 +131,8 @@ class Search:
     """Of every trial so far, the original's first."""
     import_seconds: float = 0.0
     """What a process that is not forked takes before its trial begins."""
+    original_seconds: float = 0.0
+    """What it took to measure the original and to describe it."""
     settle_seconds: float = 0.0
     """What it took to measure the original's metric and memory."""
     reference: Any = None
@@ -198,6 +207,7 @@ class Search:
         if before is not None and before.speedup is not None and rung.speedup is None:
             rung = replace(before, reason=f"{before.reason}; again: {rung.reason}")
         self.rungs = [row for row in self.rungs if row is not before]
+        rung = replace(rung, ended_seconds=self.context.clock() - self.start)
         self.rungs.append(rung)
         self.tell("rung", f"{rung.step}: {rung.status}, {rung.reason}", rung)
 
@@ -208,6 +218,16 @@ class Search:
     def leave(self, step: Step, reason: str) -> None:
         """A row for a step of which the time budget left nothing measured."""
         self.add(Rung(step=step, kept=False, status="untried", reason=reason))
+
+    def skip(self, step: Step, reason: str) -> None:
+        """A row for a step that experience has left out."""
+        self.add(Rung(step=step, kept=False, status="skipped", reason=reason))
+
+    def reached(self) -> float:
+        """Speed-up of what is kept so far, our own recipe's or the rival's."""
+        return max(
+            (rung.total_speedup.value for rung in self.rungs if rung.kept and rung.total_speedup), default=1.0
+        )
 
     def questioned(self) -> list[Rung]:
         """Kept rows that the drop-one pass has to look at, the smallest gain first."""

@@ -1,0 +1,274 @@
+"""The table of experience, and how soon a search has 95% of its gain with and without it.
+
+    python benchmarks/experience.py search DIR [--only NAME …] [--time-budget 150] [--max-drop 0.02]
+    python benchmarks/experience.py table DIR
+    python benchmarks/experience.py apart DIR [--only NAME …]
+
+`search` records exhaustive searches, each in a process of its own and a file of DIR; what has a file already is passed
+over. `table` makes src/torchwright/search/experience.json from these files. `apart` searches each model once more, with
+a table of all the others (leave one out), and prints both searches side by side. The gain is the speed-up less one, as
+measured when a step was kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import hundred
+import hundred_models
+import modules
+import outside_modules
+import turns
+from torchwright.facts import Budget, Recipe, Rung, Step
+from torchwright.json_file import read_json, typed
+from torchwright.report.terminal import LiveProgress
+from torchwright.search import experience
+from torchwright.search.choose import is_closed
+from torchwright.search.experience import Record, Trial
+from torchwright.search.optimize import optimize
+from torchwright.search.state import Request
+from torchwright.techniques.base import from_step
+from torchwright.workloads.module import ModuleWorkload
+
+APART = "apart"
+"""Folder of the searches with experience, in that of those without."""
+TRIED = ("kept", "removed", "dropped")
+MODELS = (
+    *("resnet18", "squeezenet1_1", "mobilenet_v2", "mnasnet1_0", "vit_b_32", "unet"),
+    *(
+        "DistilBertForSequenceClassification",
+        "ElectraForTokenClassification",
+        "causal_tagger",
+        "PatchTSTForPrediction",
+    ),
+    *("temporal_conv", "separable", "pointnet", "keyword_gru"),
+)
+SHARE = 0.95
+LEAST = 1.1
+"""A search that ends with less has no gain to wait for."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["search", "table", "apart", "one"])
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=MODELS)
+    parser.add_argument("--time-budget", type=float, default=150.0)
+    parser.add_argument("--max-drop", type=float, default=0.02)
+    parser.add_argument("--table", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.what == "one":
+        one(options.only[0], options)
+    elif options.what == "search":
+        for name in options.only:
+            in_process(name, options.folder / f"{name}.json", options)
+    elif options.what == "table":
+        experience.TABLE.write_text(as_text(records(options.folder)))
+    else:
+        apart(options)
+
+
+# Searches
+
+
+def in_process(name: str, file: Path, options: argparse.Namespace, table: Path | None = None) -> None:
+    """One search in a process of its own, unless its file is there."""
+    if file.is_file():
+        return
+    turns.say(name)
+    command = [sys.executable, __file__, "one", str(file.parent), "--only", name]
+    command += ["--time-budget", str(options.time_budget), "--max-drop", str(options.max_drop)]
+    command += ["--table", str(table)] if table else []
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        print(f"{name}: {''.join(done.stderr.strip().splitlines()[-1:])[:200]}", flush=True)
+
+
+def one(name: str, options: argparse.Namespace) -> None:
+    model, inputs = make(name)
+    budget = Budget(max_drop=options.max_drop, time_seconds=options.time_budget)
+    request = Request(workload=ModuleWorkload(model, inputs), budget=budget, experience=options.table)
+    with tempfile.TemporaryDirectory() as folder, LiveProgress(quiet=True) as progress:
+        recipe = optimize(request, Path(folder) / "artifact", progress)
+    found = {"model": name, "commit": hundred.commit(), "recipe": dataclasses.asdict(recipe)}
+    file = options.folder / f"{name}.json"
+    file.with_suffix(".part").write_text(json.dumps(found))
+    file.with_suffix(".part").rename(file)
+
+
+def make(name: str) -> tuple[Any, Any]:
+    if name in hundred_models.MODELS:
+        return hundred_models.make(name)
+    return (
+        outside_modules.make(name)
+        if name in outside_modules.MODULES
+        else modules.make(*modules.MODULES[name])
+    )
+
+
+# The table
+
+
+def read(file: Path) -> tuple[str, Recipe]:
+    found = read_json(file)
+    return found["commit"], typed(found["recipe"], Recipe, str(file))
+
+
+def records(folder: Path, without: str | None = None) -> list[Record]:
+    """An entry for each file of the folder, but for that of one model."""
+    return [record(file.stem, *read(file)) for file in sorted(folder.glob("*.json")) if file.stem != without]
+
+
+def record(model: str, commit: str, recipe: Recipe) -> Record:
+    at = recipe.fingerprint
+    assert recipe.features is not None
+    return Record(
+        model=model,
+        machine=at.device.name,
+        instructions=experience.instructions(at.device),
+        cores=at.device.cores,
+        torch=at.torch,
+        commit=commit,
+        max_drop=recipe.budget.max_drop,
+        features=recipe.features,
+        speedup=round(max(final(recipe), 1.0), 3),
+        trials=trials(recipe),
+    )
+
+
+def trials(recipe: Recipe) -> dict[str, Trial]:
+    """What each step that was tried says; the forms of one that left layers alone count as one."""
+    rows = in_time(recipe)
+    begun = original = rows[0].ended_seconds or 0.0
+    found: dict[str, Trial] = {}
+    for rung in rows:
+        ended = rung.ended_seconds or 0.0
+        if rung.status in TRIED:
+            options = {key: value for key, value in rung.step.options.items() if not isinstance(value, list)}
+            name = str(Step(name=rung.step.name, options=options))
+            trial = Trial(
+                gain=gain(rung, recipe) if rung.kept else None,
+                share=None if rung.kept else share(rung, recipe),
+                drop=round(rung.quality.drop_high, 5) if rung.quality else None,
+                cost=round((ended - begun) / original, 2),
+            )
+            found[name] = trial if name not in found else better(found[name], trial)
+        begun = ended
+    return found
+
+
+def better(one: Trial, other: Trial) -> Trial:
+    return max((one, other), key=lambda trial: (trial.gain or 0.0, trial.share or 0.0))
+
+
+def gain(rung: Rung, recipe: Recipe) -> float:
+    """What a kept step brings: over the original, if it runs the whole model; with that of variants it replaced."""
+    assert rung.speedup is not None
+    assert rung.total_speedup is not None
+    if is_closed(from_step(rung.step)):
+        return round(rung.total_speedup.value, 3)
+    replaced = [row for row in recipe.rungs if row.status == "removed" and row.step.name == rung.step.name]
+    return round(rung.speedup.value * math.prod(row.speedup.value for row in replaced if row.speedup), 3)
+
+
+def share(rung: Rung, recipe: Recipe) -> float | None:
+    """Speed of the best recipe with a step that was not kept over that of the best without, or more."""
+    if rung.speedup is None or rung.total_speedup is None:
+        return None
+    if is_closed(from_step(rung.step)):
+        return round(rung.total_speedup.value / final(recipe), 3)
+    if rung.status == "dropped":
+        return round(rung.speedup.value, 3)
+    own = [
+        row
+        for row in recipe.rungs
+        if row.status in ("kept", "removed") and not is_closed(from_step(row.step))
+    ]
+    return round(max(row.total_speedup.value for row in own if row.total_speedup) / final(recipe), 3)
+
+
+def final(recipe: Recipe) -> float:
+    return max(
+        (row.total_speedup.value for row in recipe.rungs if row.kept and row.total_speedup), default=1.0
+    )
+
+
+def in_time(recipe: Recipe) -> list[Rung]:
+    return sorted(recipe.rungs, key=lambda rung: rung.ended_seconds or 0.0)
+
+
+def as_text(found: list[Record]) -> str:
+    return json.dumps({"searches": [dataclasses.asdict(each) for each in found]}, indent=1) + "\n"
+
+
+# With and without
+
+
+def apart(options: argparse.Namespace) -> None:
+    turns.print_machine()
+    print(
+        "| model | gain without, with | to 95% of it, s | ratio | trials to it | trials in all | search, s |"
+    )
+    print("|---|---|---|---|---|---|---|", flush=True)
+    ratios: list[float] = []
+    for name in options.only:
+        file = options.folder / APART / f"{name}.json"
+        file.parent.mkdir(exist_ok=True)
+        if not (options.folder / f"{name}.json").is_file():
+            continue
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as table:
+            table.write(as_text(records(options.folder, without=name)))
+            table.flush()
+            in_process(name, file, options, Path(table.name))
+        if file.is_file():
+            ratios += side_by_side(name, read(options.folder / f"{name}.json")[1], read(file)[1])
+    if ratios:
+        middle = statistics.median(ratios)
+        print(
+            f"\n{len(ratios)} models with a gain: time to 95% of it, with over without: median {middle:.2f}"
+        )
+
+
+def side_by_side(name: str, without: Recipe, having: Recipe) -> list[float]:
+    """A line of the page; the ratio of the times, where there is a gain to wait for."""
+    both = (without, having)
+    waits = [wait(recipe) for recipe in both]
+    cells = [name, ", ".join(f"{final(recipe):.2f}x" for recipe in both)]
+    if min(final(recipe) for recipe in both) < LEAST:
+        cells += ["", "", ""]
+    else:
+        cells += [
+            ", ".join(f"{seconds:.0f}" for seconds, _ in waits),
+            f"{waits[1][0] / waits[0][0]:.2f}",
+            ", ".join(str(count) for _, count in waits),
+        ]
+    cells += [", ".join(str(sum(rung.status in TRIED for rung in recipe.rungs)) for recipe in both)]
+    cells += [", ".join(f"{recipe.search_seconds:.0f}" for recipe in both)]
+    print("| " + " | ".join(cells) + " |", flush=True)
+    return [waits[1][0] / waits[0][0]] if cells[2] else []
+
+
+def wait(recipe: Recipe) -> tuple[float, int]:
+    """Seconds and trials until what was kept had 95% of the gain that the search ended with."""
+    rows = [rung for rung in in_time(recipe) if rung.status in TRIED]
+    target = 1.0 + SHARE * (final(recipe) - 1.0)
+    for count, rung in enumerate(rows, 1):
+        if rung.status != "dropped" and rung.total_speedup and rung.total_speedup.value >= target:
+            return rung.ended_seconds or 0.0, count
+    return 0.0, 0
+
+
+if __name__ == "__main__":
+    main()

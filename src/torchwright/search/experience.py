@@ -1,0 +1,189 @@
+"""What recorded searches of similar models found: an order for the trials, and what is not worth one.
+
+`experience.json` has an entry for each search that was recorded; `benchmarks/experience.py table` makes it from their
+recipes. Those on the same kind of machine are weighted by how near their model is: a nearest-neighbour estimate
+(Nadaraya, 1964; Watson, 1964), drawn towards the guess without experience. What ships is measured here, as ever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchwright.facts import DeviceFacts, Features, Step
+from torchwright.json_file import read_json, typed
+
+TABLE = Path(__file__).with_name("experience.json")
+FAR = 1.0
+"""From this distance on a model says nothing of another; one of linear layers alone is 1.4 from one of convolutions."""
+DECADES = 3.0
+"""So many powers of ten, in operations or in operations a byte of weights, count as a distance of 1."""
+DOUBLINGS = 4.0
+"""The same in processor cores."""
+PRIOR = 0.5
+"""What is expected without experience weighs as much as half a search of the very same model."""
+FEWEST = 3
+"""Searches that must have measured a step before it may be left out."""
+CLEARLY_LESS = 0.95
+"""A step may be left out that never brought a recipe to this share of the best one without it."""
+HOPELESS = 1.5
+"""A loss of so many budgets is no near miss."""
+CONFIRMED = 0.7
+"""Share of the expected speed-up, as a logarithm, that must have been measured before anything is left out."""
+LEVELS = ("amx_int8", "avx512_vnni", "avx512f", "avx2")
+"""Instruction sets that decide which CPU kernels are fast, the best first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What one search found of one step."""
+
+    gain: float | None
+    """Its own speed-up in the recipe that the search ended with; None for a step that is no part of it."""
+    share: float | None
+    """Speed of the best recipe with it over that of the best without; None where it was not timed."""
+    drop: float | None
+    """Loss of the metric, where it was judged."""
+    cost: float
+    """Seconds of its trial over those that it took to measure and describe the original."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One recorded search."""
+
+    model: str
+    machine: str
+    """Name of the processor or card."""
+    instructions: str
+    cores: int
+    torch: str
+    commit: str
+    max_drop: float
+    features: Features
+    speedup: float
+    trials: dict[str, Trial]
+    """By the step, as the command line writes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """What the file holds."""
+
+    searches: tuple[Record, ...]
+
+
+def read(path: Path = TABLE) -> tuple[Record, ...]:
+    """The table; raises `ArtifactError`, which says what is wrong with it."""
+    return typed(read_json(path), Table, str(path)).searches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experience:
+    """The recorded searches near one, each with its weight: 1 for a model of the same features, 0 for one too far."""
+
+    max_drop: float = 0.0
+    near: tuple[tuple[float, Record], ...] = ()
+
+    @property
+    def speedup(self) -> float:
+        """What such searches ended with; 1 where nothing is near."""
+        return _geometric([(weight, record.speedup) for weight, record in self.near]) if self.near else 1.0
+
+    def gain(self, step: Step, otherwise: float) -> float:
+        """The speed-up to expect of a step; `otherwise` is expected without experience."""
+        found = [(weight, self._gain(trial)) for weight, _, trial in self._trials(step)]
+        return _geometric([*((weight, gain) for weight, gain in found if gain), (PRIOR, otherwise)])
+
+    def cost(self, step: Step, unit: float, otherwise: float) -> float:
+        """Seconds to expect of a step's trial, where measuring and describing the original took `unit`."""
+        found = [(weight, trial.cost * unit) for weight, _, trial in self._trials(step) if trial.cost]
+        return _geometric([*found, (PRIOR, otherwise)])
+
+    def leaves_out(self, step: Step, reached: float) -> str | None:
+        """Why a step is not worth a trial where the speed-up so far is `reached`, or None.
+
+        It is where experience has been confirmed here, and the step never came near the best recipe without it.
+        """
+        trials = self._trials(step)
+        confirmed = reached > 1.0 and math.log(reached) >= CONFIRMED * math.log(self.speedup)
+        if not confirmed or len(trials) < FEWEST:
+            return None
+        share = max(self._share(trial) for _, _, trial in trials)
+        if share >= CLEARLY_LESS:
+            return None
+        found = (
+            f"at most {share:.2f}x of what is best without it" if share else "it lost more than the budget"
+        )
+        models = ", ".join(record.model for _, record, _ in trials[:FEWEST])
+        return (
+            f"not tried: by experience {found} ({len(trials)} searches: {models}{', …' * (len(trials) > FEWEST)}), and "
+            f"the {reached:.2f}x so far bear it out; --exhaustive tries it"
+        )
+
+    def _trials(self, step: Step) -> list[tuple[float, Record, Trial]]:
+        """What the near searches found of a step, the nearest first."""
+        name = str(step)
+        return [
+            (weight, record, record.trials[name]) for weight, record in self.near if name in record.trials
+        ]
+
+    def _gain(self, trial: Trial) -> float | None:
+        """The gain here of what one search found; None where this budget allows what was never timed there."""
+        if trial.drop is not None and trial.drop > self.max_drop:
+            return 1.0
+        if trial.gain is None and trial.share is None:
+            return None
+        return max(trial.gain or 1.0, 1.0)
+
+    def _share(self, trial: Trial) -> float:
+        """The most that a trial says for its step, under this budget."""
+        if trial.gain is not None:
+            return 1.0
+        if trial.drop is not None and trial.drop > HOPELESS * self.max_drop:
+            return 0.0
+        return 1.0 if trial.share is None else trial.share
+
+
+def near(records: Sequence[Record], features: Features, device: DeviceFacts, max_drop: float) -> Experience:
+    """What the table knows of a model like this on a machine of this kind."""
+    weighted: list[tuple[float, Record]] = []
+    for record in records:
+        cores = abs(math.log2(record.cores / device.cores)) / DOUBLINGS
+        weight = 1.0 - (distance(record.features, features) + cores) / FAR
+        if record.instructions == instructions(device) and weight > 0:
+            weighted.append((weight, record))
+    return Experience(max_drop=max_drop, near=tuple(sorted(weighted, key=lambda each: -each[0])))
+
+
+def distance(one: Features, other: Features) -> float:
+    """How unlike two models are: infinite between types of weights, or between a decoder's steps and other calls."""
+    if (one.dtype, one.decode, one.recurrent) != (other.dtype, other.decode, other.recurrent):
+        return math.inf
+    return math.dist(_point(one), _point(other))
+
+
+def instructions(device: DeviceFacts) -> str:
+    """Of a CPU the best instruction set that decides; of others all."""
+    best = next((level for level in LEVELS if level in device.isa), None)
+    return f"{device.kind} {best or ' '.join(device.isa)}".strip()
+
+
+def _point(features: Features) -> tuple[float, ...]:
+    operations, weights = max(features.operations, 1), max(features.weight_bytes, 1)
+    return (
+        features.linear,
+        features.convolution,
+        features.attention,
+        features.depthwise,
+        math.log10(operations) / DECADES,
+        math.log10(operations / weights) / DECADES,
+    )
+
+
+def _geometric(weighted: Sequence[tuple[float, float]]) -> float:
+    """The weighted geometric mean of values above 0."""
+    total = sum(weight for weight, _ in weighted)
+    return math.exp(sum(weight * math.log(value) for weight, value in weighted) / total)
