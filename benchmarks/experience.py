@@ -162,7 +162,7 @@ def trials(recipe: Recipe) -> dict[str, Trial]:
                 gain=gain(rung, recipe) if rung.kept else None,
                 share=None if rung.kept else share(rung, recipe),
                 drop=round(rung.quality.drop_high, 5) if rung.quality else None,
-                cost=round((ended - begun) / original, 2),
+                cost=max(round((ended - begun) / original, 2), 0.01),
             )
             found[name] = trial if name not in found else better(found[name], trial)
         begun = ended

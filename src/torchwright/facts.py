@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-RECIPE_FORMAT = 3
+RECIPE_FORMAT = 4
 """Format of recipe.json; a larger one in a file was written by a newer Torchwright."""
 
 VERIFY_TOLERANCE = 0.1

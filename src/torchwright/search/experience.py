@@ -49,6 +49,11 @@ class Trial:
     cost: float
     """Seconds of its trial over those that it took to measure and describe the original."""
 
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for what has no logarithm."""
+        if not all(value is None or value > 0 for value in (self.gain, self.share, self.cost)):
+            raise ValueError("gain, share and cost are above 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -66,6 +71,13 @@ class Record:
     speedup: float
     trials: dict[str, Trial]
     """By the step, as the command line writes it."""
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for what has no logarithm."""
+        if self.cores < 1 or self.speedup < 1.0:
+            raise ValueError(
+                "a search has a core at least, and never ends with less than the original's speed"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +111,7 @@ class Experience:
 
     def cost(self, step: Step, unit: float, otherwise: float) -> float:
         """Seconds to expect of a step's trial, where measuring and describing the original took `unit`."""
-        found = [(weight, trial.cost * unit) for weight, _, trial in self._trials(step) if trial.cost]
+        found = [(weight, trial.cost * unit) for weight, _, trial in self._trials(step)]
         return _geometric([*found, (PRIOR, otherwise)])
 
     def leaves_out(self, step: Step, reached: float) -> str | None:
