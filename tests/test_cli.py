@@ -152,7 +152,7 @@ def test_optimize_passes_every_option_on(api, tmp_path):
     arguments = (
         "optimize model --max-drop 0.05 --objective memory --time-budget 20 --batch 2 --prompt-tokens 64 "
         f"--new-tokens 8 --tokens 40 --eval-text {text} --with dtype:dtype=bfloat16 --with compile --without threads "
-        f"--device cpu -o {tmp_path}/out --seed 7 --resume --quiet --set alpha=2 --set beta-x=y"
+        f"--device cpu -o {tmp_path}/out --seed 7 --resume --exhaustive --quiet --set alpha=2 --set beta-x=y"
     )
     assert main(arguments.split()) == 0
     (args, passed) = api.calls[0]
@@ -161,7 +161,7 @@ def test_optimize_passes_every_option_on(api, tmp_path):
     assert passed == {
         "max_drop": 0.05, "objective": "memory", "time_budget": 20.0, "batch": 2, "prompt_tokens": 64, "new_tokens": 8,
         "tokens": 40, "eval_text": str(text), "with_steps": ["dtype:dtype=bfloat16", "compile"], "without": ["threads"],
-        "device": "cpu", "out": f"{tmp_path}/out", "seed": 7, "resume": True,
+        "device": "cpu", "out": f"{tmp_path}/out", "seed": 7, "resume": True, "exhaustive": True,
         "settings": ("alpha=2", "beta-x=y"),
     }  # fmt: skip
 

@@ -215,7 +215,7 @@ class TestMaxAutotune:
     def test_each_device_has_its_back_ends(self) -> None:
         for device, backends in ((CPU, "CPP,ATEN"), (CUDA, "TRITON,ATEN")):
             target = make(nn.Linear(4, 4), torch.randn(1, 4), device=device)
-            (technique,) = MaxAutotune().variants(target)
+            technique, *_ = MaxAutotune().variants(target)
             assert technique.backends == backends
             assert technique.refuse(target) is None
             technique.apply(target)
@@ -229,6 +229,24 @@ class TestMaxAutotune:
         on_card = make(nn.Linear(4, 4), torch.randn(1, 4), device=CUDA)
         MaxAutotune(backends="TRITON", prologue_fusion=False).apply(on_card)
         assert on_card.settings.inductor["prologue_fusion"] is False
+
+    def test_templates_of_others_are_refused_where_they_are_not(self, monkeypatch, tmp_path) -> None:
+        """No card is needed to say what is missing."""
+        cutlass, ck = MaxAutotune(backends="CUTLASS,TRITON,ATEN"), MaxAutotune(backends="CK,TRITON,ATEN")
+        on_card = make(nn.Linear(4, 4), torch.randn(1, 4), device=CUDA)
+        assert list(MaxAutotune().variants(on_card))[1] == cutlass
+        assert "not for cpu" in (cutlass.refuse(make(nn.Linear(4, 4), torch.randn(1, 4))) or "")
+        monkeypatch.setattr(torch.version, "hip", None)
+        settings = getattr(torch._inductor.config, "cutlass", None) or torch._inductor.config.cuda
+        monkeypatch.setattr(settings, "cutlass_dir", str(tmp_path))
+        assert "TORCHINDUCTOR_CUTLASS_DIR" in (cutlass.refuse(on_card) or "")
+        (tmp_path / "python" / "cutlass_library").mkdir(parents=True)
+        assert cutlass.refuse(on_card) is None
+        assert "AMD" in (ck.refuse(on_card) or "")
+        monkeypatch.setattr(torch.version, "hip", "7.0")
+        assert list(MaxAutotune().variants(on_card))[1] == ck
+        assert "AMD have CK" in (cutlass.refuse(on_card) or "")
+        assert "ck4inductor" in (ck.refuse(on_card) or "")
 
 
 def test_modules_that_keep_float32_are_looked_up() -> None:

@@ -41,6 +41,7 @@ techniques: Registry[type[Technique]] = Registry(
         "torchao": "torchwright.techniques.torchao:TorchAO",
         "sparse24": "torchwright.techniques.sparse24:Sparse24",
         "attention": "torchwright.techniques.attention:SwitchAttention",
+        "attention_backend": "torchwright.techniques.attention_backend:AttentionBackend",
         "dense_attention": "torchwright.techniques.dense_attention:DenseAttention",
         "matmul_attention": "torchwright.techniques.matmul_attention:MatmulAttention",
         "compile": "torchwright.techniques.compile:Compile",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar, Literal, Self
+
+import torch
 
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
@@ -18,18 +22,29 @@ class MaxAutotune(Technique):
     phase: ClassVar[Phase] = Phase.RUNTIME
     needs: ClassVar[frozenset[str]] = frozenset({"compiled", "linear"})
 
-    backends: Literal["CPP,ATEN", "CPP", "TRITON,ATEN", "TRITON"] = "CPP,ATEN"
-    """Where candidate kernels come from: templates in C++ or Triton, beside the library (ATEN) or without it."""
+    backends: Literal["CPP,ATEN", "CPP", "TRITON,ATEN", "TRITON", "CUTLASS,TRITON,ATEN", "CK,TRITON,ATEN"] = (
+        "CPP,ATEN"
+    )
+    """Where candidate kernels come from: templates in C++, in Triton, of NVIDIA's CUTLASS, of AMD's Composable Kernel
+    (CK), beside the library (ATEN) or without it."""
     prologue_fusion: bool = True
     """Compute what feeds a matrix product inside its Triton template."""
 
     def variants(self, target: Target) -> Iterable[Self]:
-        yield replace(self, backends="CPP,ATEN" if target.device.kind == "cpu" else "TRITON,ATEN")
+        if target.device.kind == "cpu":
+            yield replace(self, backends="CPP,ATEN")
+            return
+        yield replace(self, backends="TRITON,ATEN")
+        yield replace(self, backends="CK,TRITON,ATEN" if torch.version.hip else "CUTLASS,TRITON,ATEN")
 
     def refuse(self, target: Target) -> str | None:
         cpp = "CPP" in self.backends
         if cpp != (target.device.kind == "cpu"):
             return f"the back ends {self.backends} are not for {target.device.kind}"
+        if "CUTLASS" in self.backends and (fault := cutlass_fault()):
+            return fault
+        if "CK" in self.backends and (fault := ck_fault()):
+            return fault
         if cpp and not self.prologue_fusion:
             return "only Triton's templates have prologues, so there is nothing to switch off"
         return None
@@ -44,3 +59,28 @@ class MaxAutotune(Technique):
         target.coverage.append(
             Coverage(technique=self.name, changed=1, total=1, unit="compilation", kernel=self.backends)
         )
+
+
+def cutlass_fault() -> str | None:
+    """Why Inductor cannot compile CUTLASS's kernels here, or None."""
+    from torch._inductor import config
+
+    if torch.version.hip:
+        return "CUTLASS is for NVIDIA cards; those of AMD have CK"
+    # Where the configuration has it differs between versions of torch.
+    settings = getattr(config, "cutlass", None) or config.cuda
+    folder = Path(settings.cutlass_dir)
+    if (folder / "python" / "cutlass_library").is_dir():
+        return None
+    return f"there is no CUTLASS in {folder}: TORCHINDUCTOR_CUTLASS_DIR names a checkout of it"
+
+
+def ck_fault() -> str | None:
+    """Why Inductor cannot compile Composable Kernel's kernels here, or None."""
+    if not torch.version.hip:
+        return "CK is for AMD cards; those of NVIDIA have CUTLASS"
+    return (
+        None
+        if importlib.util.find_spec("ck4inductor")
+        else "CK needs the package ck4inductor, of ROCm's composable_kernel"
+    )
