@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -28,20 +27,18 @@ import hundred_models
 import modules
 import outside_modules
 import turns
-from torchwright.facts import Budget, Recipe, Rung, Step
+from torchwright.facts import Budget, Recipe
 from torchwright.json_file import read_json, typed
 from torchwright.report.terminal import LiveProgress
 from torchwright.search import experience
-from torchwright.search.choose import is_closed
-from torchwright.search.experience import Record, Trial
+from torchwright.search.experience import Record
 from torchwright.search.optimize import optimize
+from torchwright.search.recorded import TRIED, reached, record, wait
 from torchwright.search.state import Request
-from torchwright.techniques.base import from_step
 from torchwright.workloads.module import ModuleWorkload
 
 APART = "apart"
 """Folder of the searches with experience, in that of those without."""
-TRIED = ("kept", "removed", "dropped")
 MODELS = (
     *("resnet18", "squeezenet1_1", "mobilenet_v2", "mnasnet1_0", "vit_b_32", "unet"),
     *(
@@ -127,86 +124,15 @@ def read(file: Path) -> tuple[str, Recipe]:
 
 
 def records(folder: Path, without: str | None = None) -> list[Record]:
-    """An entry for each file of the folder, but for that of one model."""
-    return [record(file.stem, *read(file)) for file in sorted(folder.glob("*.json")) if file.stem != without]
-
-
-def record(model: str, commit: str, recipe: Recipe) -> Record:
-    at = recipe.fingerprint
-    assert recipe.features is not None
-    return Record(
-        model=model,
-        machine=at.device.name,
-        instructions=experience.instructions(at.device),
-        cores=at.device.cores,
-        torch=at.torch,
-        commit=commit,
-        max_drop=recipe.budget.max_drop,
-        features=recipe.features,
-        speedup=round(max(final(recipe), 1.0), 3),
-        trials=trials(recipe),
-    )
-
-
-def trials(recipe: Recipe) -> dict[str, Trial]:
-    """What each step that was tried says; the forms of one that left layers alone count as one."""
-    rows = in_time(recipe)
-    begun = original = rows[0].ended_seconds or 0.0
-    found: dict[str, Trial] = {}
-    for rung in rows:
-        ended = rung.ended_seconds or 0.0
-        if rung.status in TRIED:
-            options = {key: value for key, value in rung.step.options.items() if not isinstance(value, list)}
-            name = str(Step(name=rung.step.name, options=options))
-            trial = Trial(
-                gain=gain(rung, recipe) if rung.kept else None,
-                share=None if rung.kept else share(rung, recipe),
-                drop=round(rung.quality.drop_high, 5) if rung.quality else None,
-                cost=max(round((ended - begun) / original, 2), 0.01),
-            )
-            found[name] = trial if name not in found else better(found[name], trial)
-        begun = ended
+    """An entry for each file of the folder with a whole search, but for that of one model."""
+    found: list[Record] = []
+    for file in sorted(folder.glob("*.json")):
+        commit, recipe = read(file)
+        try:
+            found += [record(recipe, file.stem, commit)] if file.stem != without else []
+        except ValueError as error:
+            turns.say(str(error))
     return found
-
-
-def better(one: Trial, other: Trial) -> Trial:
-    return max((one, other), key=lambda trial: (trial.gain or 0.0, trial.share or 0.0))
-
-
-def gain(rung: Rung, recipe: Recipe) -> float:
-    """What a kept step brings: over the original, if it runs the whole model; with that of variants it replaced."""
-    assert rung.speedup is not None
-    assert rung.total_speedup is not None
-    if is_closed(from_step(rung.step)):
-        return round(rung.total_speedup.value, 3)
-    replaced = [row for row in recipe.rungs if row.status == "removed" and row.step.name == rung.step.name]
-    return round(rung.speedup.value * math.prod(row.speedup.value for row in replaced if row.speedup), 3)
-
-
-def share(rung: Rung, recipe: Recipe) -> float | None:
-    """Speed of the best recipe with a step that was not kept over that of the best without, or more."""
-    if rung.speedup is None or rung.total_speedup is None:
-        return None
-    if is_closed(from_step(rung.step)):
-        return round(rung.total_speedup.value / final(recipe), 3)
-    if rung.status == "dropped":
-        return round(rung.speedup.value, 3)
-    own = [
-        row
-        for row in recipe.rungs
-        if row.status in ("kept", "removed") and not is_closed(from_step(row.step))
-    ]
-    return round(max(row.total_speedup.value for row in own if row.total_speedup) / final(recipe), 3)
-
-
-def final(recipe: Recipe) -> float:
-    return max(
-        (row.total_speedup.value for row in recipe.rungs if row.kept and row.total_speedup), default=1.0
-    )
-
-
-def in_time(recipe: Recipe) -> list[Rung]:
-    return sorted(recipe.rungs, key=lambda rung: rung.ended_seconds or 0.0)
 
 
 def as_text(found: list[Record]) -> str:
@@ -244,9 +170,9 @@ def apart(options: argparse.Namespace) -> None:
 def side_by_side(name: str, without: Recipe, having: Recipe) -> list[float]:
     """A line of the page; the ratio of the times, where there is a gain to wait for."""
     both = (without, having)
-    waits = [wait(recipe) for recipe in both]
-    cells = [name, ", ".join(f"{final(recipe):.2f}x" for recipe in both)]
-    if min(final(recipe) for recipe in both) < LEAST:
+    waits = [wait(recipe, SHARE) for recipe in both]
+    cells = [name, ", ".join(f"{reached(recipe):.2f}x" for recipe in both)]
+    if min(reached(recipe) for recipe in both) < LEAST:
         cells += ["", "", ""]
     else:
         cells += [
@@ -258,16 +184,6 @@ def side_by_side(name: str, without: Recipe, having: Recipe) -> list[float]:
     cells += [", ".join(f"{recipe.search_seconds:.0f}" for recipe in both)]
     print("| " + " | ".join(cells) + " |", flush=True)
     return [waits[1][0] / waits[0][0]] if cells[2] else []
-
-
-def wait(recipe: Recipe) -> tuple[float, int]:
-    """Seconds and trials until what was kept had 95% of the gain that the search ended with."""
-    rows = [rung for rung in in_time(recipe) if rung.status in TRIED]
-    target = 1.0 + SHARE * (final(recipe) - 1.0)
-    for count, rung in enumerate(rows, 1):
-        if rung.status != "dropped" and rung.total_speedup and rung.total_speedup.value >= target:
-            return rung.ended_seconds or 0.0, count
-    return 0.0, 0
 
 
 if __name__ == "__main__":
