@@ -14,14 +14,20 @@ TALKATIVE = ("transformers", "torchao", "torch.utils._pytree")
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
     """Imports without warnings: kernels of torchao's wheel for another device, names that torch will drop."""
-    loggers = [logging.getLogger(name) for name in TALKATIVE]
+    with errors_alone(*TALKATIVE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def errors_alone(*names: str) -> Iterator[None]:
+    """The loggers of these names say errors within the block, and nothing less."""
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from torchwright.engines.call import written
 from torchwright.engines.apply import CONVOLUTIONS
+from torchwright.engines.call import written
 from torchwright.engines.identity import identity
 from torchwright.engines.program import export
 from torchwright.errors import RefusedTechnique
@@ -20,6 +20,7 @@ from torchwright.facts import DeviceFacts, Features, Identity, Step
 from torchwright.measure.roofline import Counts, count_operations
 from torchwright.techniques.base import Target, Technique, techniques
 from torchwright.techniques.matmul_attention import AttentionCalls
+from torchwright.techniques.shared.real_pairs import has_complex
 from torchwright.workloads.base import Case
 
 
@@ -66,9 +67,10 @@ def describe_target(target: Target, names: Sequence[str] | None = None) -> Descr
     if attention.seen:
         target.properties.add("sdpa")
     begun = time.perf_counter()
-    if names is None or any("exportable" in cls.needs for cls in asked):
-        handed_over = any("exportable" in cls.needs and not cls.available(target.device) for cls in asked)
-        target.properties |= _exported(adapted, cases, judged=handed_over)
+    handed_over = any("exportable" in cls.needs and not cls.available(target.device) for cls in asked)
+    looked = names is None or any("exportable" in cls.needs for cls in asked)
+    # What is asked for by name says itself why the model does not export.
+    target.properties |= _graph_properties(adapted, cases, judged=handed_over) if looked else {"exportable"}
     export_seconds = time.perf_counter() - begun
     return Description(
         device=target.device,
@@ -116,12 +118,15 @@ def _variants(cls: type[Technique], target: Target) -> list[tuple[Step, str | No
     return [(technique.step(), technique.refuse(target)) for technique in cls().variants(target)]
 
 
-def _exported(model: nn.Module, cases: Sequence[Case], *, judged: bool) -> set[str]:
-    """The properties that the exported graphs show; `judged`, also whether they write, which may take a second."""
+def _graph_properties(model: nn.Module, cases: Sequence[Case], *, judged: bool) -> set[str]:
+    """What the exported graphs show; `judged`, also whether they write, which may take a second."""
     try:
-        programs = export(model, cases)
+        programs = export(model, cases).values()
     except RefusedTechnique:
         return set()
-    if judged and any(written(program) for program in programs.values()):
-        return {"exportable", "writes"}
-    return {"exportable"}
+    found = {"exportable"}
+    if not any(has_complex(program.graph_module) for program in programs):
+        found.add("real_graph")
+    if judged and any(written(program) for program in programs):
+        found.add("writes")
+    return found

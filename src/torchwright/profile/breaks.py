@@ -2,7 +2,8 @@
 """Where compiling a model breaks off, by the user's own lines: asked of torch.compile, which compiles nothing here.
 
 Dynamo says every break to a logger, with the stack at it; `torch._dynamo.explain` leaves out those for which it gave a
-whole function up. Complex numbers break no graph, but Inductor makes no code for them: those are found in the graphs.
+whole function up. Two things that break no graph are found in the graphs: complex numbers, for which Inductor makes no
+code, and NumPy, which torch.export does not trace.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import linecache
 import logging
 import re
+import sysconfig
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -17,20 +19,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
 from torchwright.errors import first_line
-from torchwright.profile.causes import COMPLEX, cause_of
+from torchwright.profile.causes import COMPLEX, TRACED_NUMPY, Cause, cause_of
 from torchwright.profile.values import Breaks, GraphBreak
+from torchwright.quiet import errors_alone
 from torchwright.workloads.base import Case, Run
 
 LOGGERS = ("torch._dynamo.symbolic_convert.__graph_breaks", "torch._dynamo.convert_frame.__graph_breaks")
+SCALARS = "torch._dynamo.variables.tensor"
+"""Says at every item() how a user of torch.compile might go on."""
 AT = re.compile(r"in user code at (.+):(\d+)$", re.MULTILINE)
 FRAME = re.compile(r'File "(.+)", line (\d+)')
 REASON = re.compile(r"Graph Break Reason: (.*?)(?:\n\s*User code traceback:|\Z)", re.DOTALL)
 GAVE_UP = re.compile(r"Skipping the function|falling back to eager|fall back to eager|skip tracing the frame")
-LIBRARY = Path(torch.__file__).parent
+LIBRARIES = (
+    Path(torch.__file__).parent,
+    Path(numpy.__file__).parent,
+    Path(__file__).parents[1] / "techniques",
+)
+STANDARD = Path(sysconfig.get_path("stdlib"))
 
 
 def find_breaks(model: nn.Module, calls: Callable[[Any], Run], cases: Sequence[Case]) -> Breaks:
@@ -43,7 +54,8 @@ def find_breaks(model: nn.Module, calls: Callable[[Any], Run], cases: Sequence[C
 
     torch._dynamo.reset()
     failed = None
-    with _listening() as records, warnings.catch_warnings(action="ignore"), torch.inference_mode():
+    quiet = warnings.catch_warnings(action="ignore")
+    with _listening() as records, errors_alone(SCALARS), quiet, torch.inference_mode():
         try:
             run = calls(torch.compile(model, backend=collect))
             for case in cases:
@@ -52,7 +64,7 @@ def find_breaks(model: nn.Module, calls: Callable[[Any], Run], cases: Sequence[C
             failed = f"{type(error).__name__}: {first_line(error)}"
     torch._dynamo.reset()
     found = [_break(text) for text in records]
-    found += [found for graph in graphs if (found := _complex(graph)) is not None]
+    found += [one for graph in graphs for one in (_complex(graph), _numpy(graph)) if one is not None]
     return Breaks(graphs=len(graphs), found=_together(found), failed=failed)
 
 
@@ -103,31 +115,54 @@ def _break(text: str) -> GraphBreak:
 
 def _complex(graph: torch.fx.GraphModule) -> GraphBreak | None:
     """The first line of a graph that makes complex numbers."""
+    said = "Torchinductor does not support code generation for complex operators"
+    return _first(graph, _is_complex, COMPLEX, said)
+
+
+def _numpy(graph: torch.fx.GraphModule) -> GraphBreak | None:
+    """The first line of a graph that calls NumPy."""
+    calls = (
+        torch._dynamo.utils.numpy_to_tensor_wrapper,
+        torch._dynamo.utils.numpy_method_wrapper,
+        torch._dynamo.utils.numpy_operator_wrapper,
+    )
+    return _first(graph, lambda node: isinstance(node.target, calls), TRACED_NUMPY, "traced as torch._numpy")
+
+
+def _is_complex(node: torch.fx.Node) -> bool:
+    value = node.meta.get("example_value", node.meta.get("val"))
+    return isinstance(value, torch.Tensor) and value.is_complex()
+
+
+def _first(
+    graph: torch.fx.GraphModule, is_one: Callable[[torch.fx.Node], bool], cause: Cause, torch_says: str
+) -> GraphBreak | None:
+    """The first line whose node is one, of those that have lines: an input is of the line that uses it."""
     for node in graph.graph.nodes:
-        value = node.meta.get("example_value", node.meta.get("val"))
-        if not (isinstance(value, torch.Tensor) and value.is_complex()):
-            continue
         frames = [(file, int(line)) for file, line in FRAME.findall(node.meta.get("stack_trace") or "")]
-        if not frames:
-            continue  # an input, which some line uses
+        if not (frames and is_one(node)):
+            continue
         file, line = next((place for place in reversed(frames) if _is_users(place[0])), frames[-1])
         return GraphBreak(
-            cause=COMPLEX.name,
+            cause=cause.name,
             file=file,
             line=line,
             text=linecache.getline(file, line).strip(),
-            reason=COMPLEX.reason,
-            cure=COMPLEX.cure,
+            reason=cause.reason,
+            cure=cause.cure,
             count=1,
             whole_function=False,
-            torch_says="Torchinductor does not support code generation for complex operators",
+            torch_says=torch_says,
         )
     return None
 
 
 def _is_users(file: str) -> bool:
-    """Whether a file is none of torch's own."""
-    return not Path(file).is_relative_to(LIBRARY) and not file.startswith("<")
+    """Whether a file is none of torch's, NumPy's or Python's own, nor of what rewrites models here."""
+    path = Path(file)
+    installed = {"site-packages", "dist-packages"} & {*path.parts}
+    pythons = path.is_relative_to(STANDARD) and not installed
+    return not (file.startswith("<") or pythons or any(map(path.is_relative_to, LIBRARIES)))
 
 
 def _together(found: Sequence[GraphBreak]) -> tuple[GraphBreak, ...]:

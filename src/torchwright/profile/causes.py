@@ -28,6 +28,17 @@ COMPLEX = Cause(
     "Keep real and imaginary parts as two real tensors. A rotary embedding (a + bi)(cos + i sin) is "
     "(a*cos - b*sin, a*sin + b*cos).",
 )
+LOOP = Cause(
+    "loop with a break in it",
+    "A line within this loop breaks the graph, so the whole function runs uncompiled.",
+    "Mend the line within; the profile names it, too.",
+    torch_says=r"graph break in loop|for/while loop",
+)
+TRACED_NUMPY = Cause(
+    "NumPy",
+    "torch.compile traces this NumPy call; torch.export, and so what compiles ahead of time or converts, does not.",
+    "Use torch's function for it, or compute it once, outside of forward.",
+)
 CAUSES = (
     Cause(
         "print",
@@ -74,12 +85,7 @@ CAUSES = (
         "Remove torch.compiler.disable or torch._dynamo.graph_break where the reason for it has gone.",
         torch_says=r"torch\.compiler\.disable|graph_break\(\)|[Uu]ser-inserted",
     ),
-    Cause(
-        "loop with a break in it",
-        "A line within this loop breaks the graph, so the whole function runs uncompiled.",
-        "Mend the line within; the profile names it, too.",
-        torch_says=r"graph break in loop|for/while loop",
-    ),
+    LOOP,
 )
 UNSUPPORTED = Cause(
     "unsupported call",

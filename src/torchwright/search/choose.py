@@ -89,7 +89,7 @@ def _open_again(search: Search, queue: Sequence[Step]) -> list[Step]:
     """What an earlier search refused and may lack nothing any more, once the queue is tried."""
     promised = frozenset[str]().union(*(from_step(step).gives for step in queue)) - search.have()
     refused = [rung.step for rung in search.rungs if rung.earlier and rung.status == "refused"]
-    return [step for step in refused if step not in queue and from_step(step).needs & promised]
+    return [step for step in refused if step not in queue and from_step(step).required & promised]
 
 
 def _is_settled(rung: Rung) -> bool:
@@ -172,7 +172,7 @@ def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
     if with_step(search, technique, step)[0] is not None:
         return False
     others = [from_step(other) for other in queue if other != step]
-    return technique.needs - search.have() <= {name for other in others for name in other.gives}
+    return technique.required - search.have() <= {name for other in others for name in other.gives}
 
 
 def _is_engine(technique: Technique) -> bool:
@@ -216,14 +216,14 @@ def with_step(
     """The best recipe with `step`, in place of another variant of it or of kept steps that took away what it needs."""
     variants = tuple(kept for kept in search.best.steps if kept.name == step.name)
     others = [kept for kept in search.best.steps if kept not in variants]
-    missing, together = technique.needs - search.have(), in_order([*others, step])
+    missing, together = technique.required - search.have(), in_order([*others, step])
     if not missing or _hold_together(search, together):
         return together, variants
     removers = [kept for kept in others if from_step(kept).removes & missing]
     swapped = (*variants, *removers)
     restored = frozenset[str]().union(*(from_step(kept).removes for kept in swapped))
     if missing - restored or "compiled" in missing or any(kept in search.wanted for kept in swapped):
-        return None, ()
+        return None, variants
     rest = [kept for kept in search.best.steps if kept not in swapped]
     return in_order([*rest, step]), swapped
 
@@ -235,7 +235,7 @@ def _hold_together(search: Search, steps: tuple[Step, ...]) -> bool:
     changes = [from_step(step) for step in steps]
     promised = frozenset[str]().union(*(change.gives for change in changes))
     for change in changes:
-        if change.needs - have - promised:
+        if change.required - have - promised:
             return False
         have = (have - change.removes) | change.gives
     return True
@@ -247,7 +247,7 @@ def engine_in_the_way(search: Search, technique: Technique) -> Step | None:
     Other steps give way to a better one that clashes with them. This one has the whole model in its place, and what
     was kept since stands on it.
     """
-    missing = technique.needs - search.have()
+    missing = technique.required - search.have()
     for kept in search.best.steps:
         other = from_step(kept)
         if not is_closed(technique) and _is_engine(other) and other.removes & missing:
@@ -261,24 +261,30 @@ def in_company(search: Search, technique: Technique, step: Step) -> tuple[Step, 
     A change of the model and the compiler that fuses it are worth more together than what each is worth alone:
     compiled bfloat16 convolutions may gain nothing over eager ones, and compiled 8-bit ones twice as much.
     """
-    missing = technique.needs - search.have()
+    missing = technique.required - search.have()
+    best = [kept for kept in search.best.steps if kept.name != step.name]
     for rung in search.rungs:
         other = from_step(rung.step)
         near = rung.status == "dropped" and rung.speedup is not None and rung.speedup.high > COMPANY
-        if near and technique.phase < other.phase and missing <= other.gives and other.needs <= search.have():
-            return in_order([*search.best.steps, rung.step, step])
+        if not (near and missing <= other.gives):
+            continue
+        together = in_order([*best, rung.step, step])
+        if other.enables and _hold_together(search, together):
+            return together
+        if technique.phase < other.phase and other.needs <= search.have():
+            return together
     return None
 
 
 def lacks(search: Search, technique: Technique) -> str:
     """What a step needs and neither the best recipe nor anything before it can give, in words."""
-    missing = technique.needs - search.have()
+    missing = technique.required - search.have()
     return f"the model has no: {', '.join(sorted(missing)).replace('_', ' ')}"
 
 
 def untried_giver(search: Search, technique: Technique) -> Rung | None:
     """The row of a step that was not tried, for lack of time or by experience, and would give what this one needs."""
-    missing = technique.needs - search.have()
+    missing = technique.required - search.have()
     untried = [rung for rung in search.rungs if rung.status in ("untried", "skipped")]
     return next((rung for rung in untried if missing and missing <= from_step(rung.step).gives), None)
 
@@ -294,7 +300,7 @@ def cannot_pay(search: Search, technique: Technique) -> str | None:
         or search.budget.objective == "memory"
     ):
         return None
-    if "linear" not in technique.needs:
+    if "linear" not in technique.required:
         return None
     saving = times[search.kernel] - times[kernel]
     share = saving / search.best_seconds()

@@ -164,7 +164,7 @@ def _refusal(search: Search, technique: Technique, step: Step) -> str | None:
         return f"the model is {' and '.join(sorted(technique.gives))} already"
     engine = choose.engine_in_the_way(search, technique)
     if engine is not None:
-        needs = ", ".join(sorted(technique.needs - have)).replace("_", " ")
+        needs = ", ".join(sorted(technique.required - have)).replace("_", " ")
         return f"{engine} runs the model on code of its own, which this cannot change (needs: {needs})"
     return choose.cannot_pay(search, technique)
 

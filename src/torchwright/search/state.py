@@ -239,7 +239,7 @@ class Search:
         asked = rung.step in self.wanted
         if not rung.kept or asked or rung.step not in self.best.steps or _gain(rung) >= CONTRIBUTES:
             return False
-        needs = frozenset[str]().union(*(from_step(step).needs for step in self.without_step(rung.step)))
+        needs = frozenset[str]().union(*(from_step(step).required for step in self.without_step(rung.step)))
         return not from_step(rung.step).gives & needs
 
     def without_step(self, step: Step) -> tuple[Step, ...]:

@@ -30,6 +30,7 @@ techniques: Registry[type[Technique]] = Registry(
     "technique",
     group="torchwright.techniques",
     builtins={
+        "whole_graph": "torchwright.techniques.whole_graph:WholeGraph",
         "fold_batchnorm": "torchwright.techniques.fold_batchnorm:FoldBatchNorm",
         "channels_last": "torchwright.techniques.channels_last:ChannelsLast",
         "dtype": "torchwright.techniques.dtype:Dtype",
@@ -130,6 +131,8 @@ class Technique:
 
     The contract tests hold it against this; what a user's model may lose is the budget's to say.
     """
+    enables: ClassVar[bool] = False
+    """Whether it is there for what it gives to others: dropped alone, it is tried again with each that needs it."""
     own_kernels: ClassVar[bool] = False
     """Whether it runs on Torchwright's C++ kernels, which are compiled once for each version."""
 
@@ -160,6 +163,11 @@ class Technique:
     def environment(self) -> dict[str, str]:
         """Environment variables that must be set before the process starts."""
         return {}
+
+    @property
+    def required(self) -> frozenset[str]:
+        """`needs`, and what these options need besides."""
+        return self.needs
 
     @property
     def kernel(self) -> str | None:

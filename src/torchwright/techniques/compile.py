@@ -36,13 +36,16 @@ class Compile(Technique):
     def variants(self, target: Target) -> Iterable[Self]:
         exportable = "exportable" in target.properties
         several = "several_shapes" in target.properties
-        if exportable:
-            yield replace(self, engine="aot")
-        else:
+        yield replace(self, engine="aot")
+        if not exportable:
             yield replace(self, engine="jit")
             yield replace(self, engine="jit", freezing=False)
         if several:
             yield replace(self, engine="jit", freezing=False, dynamic=True)
+
+    @property
+    def required(self) -> frozenset[str]:
+        return self.needs | {"exportable"} if self.engine == "aot" else self.needs
 
     def apply(self, target: Target) -> None:
         settings = target.settings
