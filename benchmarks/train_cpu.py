@@ -112,10 +112,14 @@ def by_hand(folder: Path) -> Callable[[], float]:
     def step() -> float:
         nonlocal done
         total = 0.0
-        for batch in data.batch(done * ROWS, ROWS).chunk(MICRO_BATCHES):
+        for micro in range(MICRO_BATCHES):
+            rows = ROWS // MICRO_BATCHES
+            batch = data.batch(done * ROWS + micro * rows, rows)
             with torch.autocast("cpu", torch.bfloat16):
-                logits = model(batch[:, :-1])
-                loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+                logits = model(batch.ids_BT)
+                loss = torch.nn.functional.cross_entropy(
+                    logits.float().flatten(0, 1), batch.labels_BT.flatten()
+                )
             (loss / MICRO_BATCHES).backward()
             total += loss.item() / MICRO_BATCHES
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -139,7 +143,7 @@ def trainer_steps(folder: Path, pipe: Connection, seconds: float) -> None:
             return ENOUGH * ROWS
 
         def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-            ids = data.batch(number, 1)[0, :-1]  # the model shifts labels by itself
+            ids = data.batch(number, 1).ids_BT[0]  # the model shifts labels by itself
             return {"input_ids": ids, "labels": ids}
 
     class Turns(transformers.TrainerCallback):

@@ -92,7 +92,7 @@ def test_an_epoch_reads_every_token_once(sizes: list[int], context: int, seed: i
         for epoch in range(1, 4):
             first, last = windows.first_of_epoch(epoch - 1), windows.first_of_epoch(epoch)
             if last > first:  # a window may be longer than epochs
-                inputs_BT = windows.batch(first, last - first)[:, :-1]
+                inputs_BT = windows.batch(first, last - first).ids_BT
                 read += np.bincount(inputs_BT.flatten(), minlength=len(read))
             assert read[:-1].min() >= epoch
             assert 0 <= read[:-1].sum() - epoch * shards.tokens < context
@@ -163,7 +163,7 @@ def test_a_step_reads_the_same_windows_in_each_layout(corpus: Shards, layout: di
     windows = windows_of(one, corpus, one.context, None, 0)
     for number in (0, 7):
         step = plan_step(one, number)
-        whole = windows.batch(step.first, step.rows)[:, :-1]
+        whole = windows.batch(step.first, step.rows).ids_BT
         parts = [micro.ids_BT for batches in processes_of(other) for micro in batches.of_step(step, windows)]
         assert torch.equal(torch.cat([part.flatten() for part in parts]).sort()[0], whole.flatten().sort()[0])
 
@@ -172,7 +172,7 @@ def test_another_seed_and_another_epoch_have_another_order(corpus: Shards) -> No
     def starts(seed: int, epoch: int) -> list[int]:
         windows = Windows(corpus, 512, seed)
         first = windows.first_of_epoch(epoch)
-        return windows.batch(first, 40)[:, 0].tolist()
+        return windows.batch(first, 40).ids_BT[:, 0].tolist()
 
     assert starts(0, 0) == starts(0, 0)
     orders = [starts(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
@@ -182,24 +182,26 @@ def test_another_seed_and_another_epoch_have_another_order(corpus: Shards) -> No
 
 def test_files_of_whole_windows_are_cut_elsewhere_in_each_epoch(tmp_path: Path) -> None:
     windows = Windows(distinct(tmp_path, [512]), 16, 0)
-    cuts = [{int(row[0]) % 16 for row in windows.batch(32 * epoch, 31)} for epoch in range(4)]
+    cuts = [{int(row[0]) % 16 for row in windows.batch(32 * epoch, 31).ids_BT} for epoch in range(4)]
     assert len(set.union(*cuts)) > 2
 
 
 def test_labels_follow_inputs_and_rows_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     windows = Windows(make_shards(tmp_path, 1000), 16, seed=5)
     rows = windows.batch(3, 6)
-    assert rows.dtype == torch.int64
-    assert rows.shape == (6, 17)
-    assert torch.equal((rows[:, :-1] + 1) % VOCABULARY, rows[:, 1:])
-    assert torch.equal(windows.batch(5, 1)[0], rows[2])
-    assert not torch.equal(Windows(make_shards(tmp_path, 1000), 16, seed=6).batch(3, 6), rows)
+    assert rows.ids_BT.dtype == rows.labels_BT.dtype == torch.int64
+    assert rows.ids_BT.shape == rows.labels_BT.shape == (6, 16)
+    assert torch.equal((rows.ids_BT + 1) % VOCABULARY, rows.labels_BT)
+    assert torch.equal(rows.ids_BT[:, 1:], rows.labels_BT[:, :-1])
+    assert torch.equal(windows.batch(5, 1).ids_BT[0], rows.ids_BT[2])
+    other = Windows(make_shards(tmp_path, 1000), 16, seed=6).batch(3, 6)
+    assert not torch.equal(other.ids_BT, rows.ids_BT)
 
 
 def test_every_second_window_is_led_by_the_begin_token(tmp_path: Path) -> None:
     windows = Windows(make_shards(tmp_path, 500), 8, 1, begin=999, begin_every=2)
     rows = windows.batch(0, 60)
-    for number, row in enumerate(rows):
+    for number, row in enumerate(torch.cat([rows.ids_BT, rows.labels_BT[:, -1:]], 1)):
         led = windows.window(number) % 2 == 0
         assert (row[0] == 999) == led
         start = windows.start(windows.window(number))
@@ -215,12 +217,12 @@ def test_held_out_windows_hold_no_label_twice_and_no_more_than_told(
     shards = distinct(tmp_path, [tokens // 3, tokens // 2, tokens - tokens // 3 - tokens // 2])
     held = HeldOut(shards, context, told, begin=begin)
     rows = held.batch(0, held.count + 3)
-    assert (rows[held.count :] == IGNORE).all()
-    labels = rows[:, 1:][rows[:, 1:] != IGNORE].tolist()
+    assert (rows.labels_BT[held.count :] == IGNORE).all()
+    labels = rows.labels_BT[rows.labels_BT != IGNORE].tolist()
     assert len(labels) == len({*labels}) <= told
     if told >= tokens + context:  # all of them, but for one that nothing is before
         assert len(labels) == tokens - (begin is None)
-    assert {2000} == {*rows[: held.count, 0].tolist()} if begin else 2000 not in rows
+    assert {2000} == {*rows.ids_BT[: held.count, 0].tolist()} if begin else 2000 not in rows.ids_BT
 
 
 def test_a_single_held_out_token_is_refused(tmp_path: Path) -> None:
@@ -236,7 +238,7 @@ def test_an_evaluation_reads_the_same_labels_in_each_layout(
     run = make(corpus, layout=layout, micro_batches=micro_batches, evaluation={"tokens": 5 * 512 + 3})
     read: list[int] = []
 
-    def loss(ids: torch.Tensor, labels: torch.Tensor, positions: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss(ids: torch.Tensor, labels: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
         assert ids.min() >= 0
         read.extend(labels[labels != IGNORE].tolist())
         return torch.tensor(0.0), torch.tensor(1)
@@ -246,7 +248,7 @@ def test_an_evaluation_reads_the_same_labels_in_each_layout(
     with processes(10.0):
         for batches in processes_of(run):
             evaluator.loss(loss, batches)
-    wanted = HeldOut(corpus, 512, 5 * 512).batch(0, 5)[:, 1:]
+    wanted = HeldOut(corpus, 512, 5 * 512).batch(0, 5).labels_BT
     assert sorted(read) == sorted(wanted.flatten().tolist())
 
 
@@ -310,7 +312,7 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
     try:
         shards = distinct(tmp_path, [3] * 1100)
-        assert Windows(shards, 8, 0).batch(0, 60).shape == (60, 9)
+        assert Windows(shards, 8, 0).batch(0, 60).ids_BT.shape == (60, 8)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

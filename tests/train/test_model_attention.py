@@ -19,7 +19,11 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2}
 
 
 def reference(
-    q_BHTD: torch.Tensor, k_BKTD: torch.Tensor, v_BKTD: torch.Tensor, scores: Scores
+    q_BHTD: torch.Tensor,
+    k_BKTD: torch.Tensor,
+    v_BKTD: torch.Tensor,
+    scores: Scores,
+    documents_BT: torch.Tensor | None = None,
 ) -> torch.Tensor:
     k, v = (part.repeat_interleave(q_BHTD.shape[1] // part.shape[1], 1) for part in (k_BKTD, v_BKTD))
     score = q_BHTD @ k.mT * scores.scale
@@ -29,6 +33,8 @@ def reference(
     hidden = distance < 0
     if scores.window:
         hidden = hidden | (distance >= scores.window)
+    if documents_BT is not None:
+        hidden = hidden | (documents_BT[:, None, :, None] != documents_BT[:, None, None, :])
     return score.masked_fill(hidden, -torch.inf).softmax(-1) @ v
 
 
@@ -50,6 +56,29 @@ def test_outputs_and_gradients(tokens: int, kind: str, dtype: torch.dtype) -> No
         for ours, theirs in zip(got, (wanted, *gradients), strict=True):
             error = (ours.double() - theirs).norm() / theirs.norm().clamp(min=1)
             assert error < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("kind", SCORES)
+@pytest.mark.parametrize("tokens", [9, 2 * BLOCK + 19])
+def test_documents_of_a_row_do_not_see_each_other(tokens: int, kind: str) -> None:
+    """Each row with borders of its own, some on the blocks' own, against the same score matrix masked by hand."""
+    random = torch.Generator().manual_seed(tokens)
+    shapes = [(3, 4, tokens, 8), (3, 2, tokens, 8), (3, 2, tokens, 8)]
+    parts = [torch.randn(shape, generator=random, dtype=torch.float64).requires_grad_() for shape in shapes]
+    toward = torch.randn(shapes[0], generator=random, dtype=torch.float64)
+    documents = torch.stack([starts(tokens, cuts) for cuts in ((3, 4, BLOCK), (), (1, 2, BLOCK - 1, 200))])
+    wanted = reference(parts[0], parts[1], parts[2], SCORES[kind], documents)
+    gradients = torch.autograd.grad(wanted, parts, toward)
+    for attention in (explicit_attention, fused_attention):
+        found = attention(parts[0], parts[1], parts[2], SCORES[kind], documents)
+        got = (found, *torch.autograd.grad(found, parts, toward))
+        for ours, theirs in zip(got, (wanted, *gradients), strict=True):
+            assert (ours - theirs).norm() / theirs.norm() < TOLERANCE[torch.float64]
+
+
+def starts(tokens: int, cuts: tuple[int, ...]) -> torch.Tensor:
+    """(T,): where the document of each token begins, in a row that is cut at these places."""
+    return torch.tensor([max([0, *(cut for cut in cuts if cut <= place)]) for place in range(tokens)])
 
 
 def test_a_long_sequence_is_cut_into_few_blocks() -> None:

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from torchwright.decoder import DecoderConfig, read_decoder_config
+from torchwright.train.data.batch import of_windows
 from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.model import Scores, Transformer, explicit_attention, load_weights, save_folder
 from torchwright.train.model.fill import whole
@@ -70,29 +71,41 @@ def attention_inputs(heads: int, kv_heads: int, tokens: int) -> list[torch.Tenso
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
+def documents(tokens: int) -> torch.Tensor:
+    """(2, T): where documents begin, in one row of the two at the borders of parts."""
+    places_T = torch.arange(tokens)
+    uneven = torch.where(places_T < 1, 0, torch.where(places_T < tokens // 2 + 2, 1, tokens // 2 + 2))
+    return torch.stack([uneven, places_T - places_T % 3])
+
+
 def context_errors(kv_heads: int, attend: Callable[..., torch.Tensor], tokens: int = 24) -> dict[str, float]:
     """Output and gradients of a context-parallel attention against the whole one, for every variant."""
     errors = {}
-    for name, scores in VARIANTS.items():
+    variants = {(name, None): scores for name, scores in VARIANTS.items()}
+    variants |= {(name, documents(tokens)): scores for name, scores in VARIANTS.items()}
+    for (name, packed), scores in variants.items():
         *inputs, gradient = attention_inputs(2 * kv_heads, kv_heads, tokens)
         wholes = [x.clone().requires_grad_() for x in inputs]
-        wanted = explicit_attention(*wholes, scores)
+        wanted = explicit_attention(*wholes, scores, packed)
         wanted.backward(gradient)
         own = places(tokens, dist.get_rank(), dist.get_world_size())
         parts = [x[:, :, own].requires_grad_() for x in inputs]
-        actual = attend(*parts, scores)
+        actual = attend(*parts, scores, packed)
         actual.backward(gradient[:, :, own])
         pairs = [
             (actual, wanted),
             *((part.grad, full.grad) for part, full in zip(parts, wholes, strict=True)),
         ]
-        errors[name] = max(error(a, b[:, :, own]) for a, b in pairs)
+        errors[name if packed is None else f"{name}, documents"] = max(
+            error(a, b[:, :, own]) for a, b in pairs
+        )
     return errors
 
 
 def ring(tokens: int = 24) -> dict[str, float]:
     def attend(*inputs: Any) -> torch.Tensor:
-        return ring_attention(*inputs, dist.group.WORLD.group_name)  # type: ignore[union-attr]
+        *inputs, packed = inputs
+        return ring_attention(*inputs, dist.group.WORLD.group_name, packed)  # type: ignore[union-attr]
 
     return context_errors(3, attend, tokens)
 
@@ -285,7 +298,7 @@ def gathered(source: str, settings: dict[str, Any]) -> dict[str, str]:
     built.layers[0].register_forward_pre_hook(
         lambda _, inputs: seen.__setitem__("residual", str(inputs[0].dtype))
     )
-    batch = Batches(run, mesh, "cpu").prepare(torch.full((2, 600), 5))
+    batch = Batches(run, mesh, "cpu").prepare(of_windows(torch.full((2, 600), 5)))
     with autocast(run.precision, "cpu"):
         built.loss(batch.ids_BT, batch.labels_BT, batch.positions_BT)[0].backward()
     return seen | {"gradient": str(built.embedding.weight.grad.dtype)}  # type: ignore[union-attr]
@@ -330,7 +343,7 @@ def found(sources: dict[str, str]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("way", ["ring", "heads"])
 def test_attention_over_divided_sequences(found: list[dict[str, Any]], way: str) -> None:
     for rank in found:
-        assert set(rank[way]) == set(VARIANTS)
+        assert set(rank[way]) == {*VARIANTS, *(f"{name}, documents" for name in VARIANTS)}
         assert max(rank[way].values()) < 1e-13, rank[way]
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from torchwright.train.data.batch import WindowBatch, of_windows
 from torchwright.train.data.shards import DataError, Shards
 from torchwright.train.model.vocabulary import IGNORE
 
@@ -106,12 +107,9 @@ class Windows:
         turn, rest = divmod(token, self.begin_every * self.context - 1)
         return turn * self.begin_every + (-(-(rest + 1) // self.context) if rest else 0)
 
-    def batch(self, first: int, rows: int) -> torch.Tensor:
-        """Windows `first` … `first + rows`, int64 (B, T + 1): the inputs and, one further, their labels.
-
-        Raises `DataError`, naming the shard, for an id that the model does not have.
-        """
-        return torch.from_numpy(np.stack([self._row(number) for number in range(first, first + rows)]))
+    def batch(self, first: int, rows: int) -> WindowBatch:
+        """Windows `first` … `first + rows`. Raises `DataError`, naming the shard, for an id that the model lacks."""
+        return _batch([self._row(number) for number in range(first, first + rows)])
 
     def _row(self, number: int) -> np.ndarray:
         window = self.window(number)
@@ -145,9 +143,9 @@ class HeldOut:
             )
         self.count = min(tokens // context, self._all)
 
-    def batch(self, first: int, rows: int) -> torch.Tensor:
-        """Windows `first` … `first + rows`, int64 (B, T + 1); `IGNORE` where there is no token, or no window."""
-        return torch.from_numpy(np.stack([self._row(number) for number in range(first, first + rows)]))
+    def batch(self, first: int, rows: int) -> WindowBatch:
+        """Windows `first` … `first + rows`; a label is `IGNORE` where there is no token, or no window."""
+        return _batch([self._row(number) for number in range(first, first + rows)])
 
     def _row(self, number: int) -> np.ndarray:
         row = np.full(self.context + 1, IGNORE, dtype=np.int64)
@@ -157,6 +155,10 @@ class HeldOut:
             ids = [*self._lead, *self._stream.read(start, length)]
             row[: len(ids)] = ids
         return row
+
+
+def _batch(rows: list[np.ndarray]) -> WindowBatch:
+    return of_windows(torch.from_numpy(np.stack(rows)))
 
 
 def permuted(place: int, count: int, key: int) -> int:

@@ -27,32 +27,45 @@ class Scores:
 BLOCK, MOST_BLOCKS = 128, 16
 """Queries of a block of `explicit_attention` at least, and blocks of a sequence at most."""
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Scores], torch.Tensor]
-"""From queries (B, H, T, D), keys and values (B, K, T, D) to (B, H, T, D); causal, H a multiple of K."""
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Scores, torch.Tensor | None], torch.Tensor]
+"""From queries (B, H, T, D), keys and values (B, K, T, D) to (B, H, T, D); causal, H a multiple of K.
+
+The last argument, where there is one, says of each token of the whole rows (B, S) where its document begins: no query
+sees what lies before its own.
+"""
 
 
 def fused_attention(
-    q_BHTD: torch.Tensor, k_BKTD: torch.Tensor, v_BKTD: torch.Tensor, scores: Scores
+    q_BHTD: torch.Tensor,
+    k_BKTD: torch.Tensor,
+    v_BKTD: torch.Tensor,
+    scores: Scores,
+    documents_BT: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """PyTorch's fused operator; soft caps, which it does not know, are computed explicitly."""
     if scores.soft_cap:
-        return explicit_attention(q_BHTD, k_BKTD, v_BKTD, scores)
-    T = q_BHTD.shape[2]
-    windowed = 0 < scores.window < T
-    positions = torch.arange(T, device=q_BHTD.device) if windowed else None
+        return explicit_attention(q_BHTD, k_BKTD, v_BKTD, scores, documents_BT)
+    T, mask = q_BHTD.shape[2], None
+    if 0 < scores.window < T or documents_BT is not None:
+        places_T = torch.arange(T, device=q_BHTD.device)
+        mask = visible(places_T, places_T, scores.window, documents_BT)
     return F.scaled_dot_product_attention(
         q_BHTD,
         k_BKTD,
         v_BKTD,
-        attn_mask=None if positions is None else visible(positions, positions, scores.window),
-        is_causal=positions is None,
+        attn_mask=mask if mask is None or mask.ndim == 2 else mask[:, None],
+        is_causal=mask is None,
         scale=scores.scale,
         enable_gqa=q_BHTD.shape[1] != k_BKTD.shape[1],
     )
 
 
 def explicit_attention(
-    q_BHTD: torch.Tensor, k_BKTD: torch.Tensor, v_BKTD: torch.Tensor, scores: Scores
+    q_BHTD: torch.Tensor,
+    k_BKTD: torch.Tensor,
+    v_BKTD: torch.Tensor,
+    scores: Scores,
+    documents_BT: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Scores, softmax and weighted sum as operators of their own; softmax in float32 or better inside.
 
@@ -72,18 +85,28 @@ def explicit_attention(
         score_BKRS = q_BKRD @ k_BKTD[:, :, first:end].transpose(-1, -2)
         if scores.soft_cap:
             score_BKRS = torch.tanh(score_BKRS / scores.soft_cap) * scores.soft_cap
-        seen_QS = visible(positions[begin:end], positions[first:end], scores.window)
-        mask_QS = torch.zeros_like(seen_QS, dtype=score_BKRS.dtype).masked_fill_(~seen_QS, float("-inf"))
-        weight_BKRS = score_BKRS.unflatten(2, (H // K, -1)).add_(mask_QS).softmax(-1).flatten(2, 3)
+        documents_BQ = None if documents_BT is None else documents_BT[:, begin:end]
+        seen = visible(positions[begin:end], positions[first:end], scores.window, documents_BQ)
+        mask = torch.zeros_like(seen, dtype=score_BKRS.dtype).masked_fill_(~seen, float("-inf"))
+        if mask.ndim == 3:
+            mask = mask[:, None, None]
+        weight_BKRS = score_BKRS.unflatten(2, (H // K, -1)).add_(mask).softmax(-1).flatten(2, 3)
         parts.append((weight_BKRS @ v_BKTD[:, :, first:end]).unflatten(2, (H // K, -1)))
     return torch.cat(parts, 3).flatten(1, 2)
 
 
-def visible(query_Q: torch.Tensor, key_S: torch.Tensor, window: int) -> torch.Tensor:
-    """(Q, S): whether the query at a position sees the key at another."""
+def visible(
+    query_Q: torch.Tensor, key_S: torch.Tensor, window: int, documents_BQ: torch.Tensor | None = None
+) -> torch.Tensor:
+    """(Q, S), or (B, Q, S) with the places at which the queries' documents begin: whether a query sees a key.
+
+    `query_Q` and `key_S` are places in the row.
+    """
     distance_QS = query_Q[:, None] - key_S
     seen_QS = distance_QS >= 0
-    return seen_QS & (distance_QS < window) if window else seen_QS
+    if window:
+        seen_QS &= distance_QS < window
+    return seen_QS if documents_BQ is None else seen_QS & (key_S >= documents_BQ[..., None])
 
 
 def masked_scores(

@@ -58,7 +58,9 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(D * (1 if by_head else kv_heads), config.eps, config.norm_offset)
         self.attend: Attend = fused_attention
 
-    def forward(self, x_BTE: torch.Tensor, turn: Turn) -> torch.Tensor:
+    def forward(
+        self, x_BTE: torch.Tensor, turn: Turn, documents_BS: torch.Tensor | None = None
+    ) -> torch.Tensor:
         q, k, v = self.q(x_BTE), self.k(x_BTE), self.v(x_BTE)
         if self.norm_kind == "projection":
             assert self.q_norm is not None
@@ -73,7 +75,8 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if turn is not None:
             q, k = rotate(q, *turn), rotate(k, *turn)
-        out_BHTD = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.scores)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        out_BHTD = self.attend(q, k, v, self.scores, documents_BS)
         return self.o(out_BHTD.transpose(1, 2).flatten(2))
 
 

@@ -36,8 +36,10 @@ class Layer(nn.Module):
             self.mlp = FeedForward(config)
         self.post_mlp = norm("post_mlp")
 
-    def forward(self, x_BTE: torch.Tensor, turn: Turn) -> torch.Tensor:
-        delta_BTE = self.attention(_normed(self.pre_attention, x_BTE), turn)
+    def forward(
+        self, x_BTE: torch.Tensor, turn: Turn, documents_BS: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        delta_BTE = self.attention(_normed(self.pre_attention, x_BTE), turn, documents_BS)
         x_BTE = x_BTE + self._scaled(_normed(self.post_attention, delta_BTE))
         delta_BTE = self.mlp(_normed(self.pre_mlp, x_BTE))
         return x_BTE + self._scaled(_normed(self.post_mlp, delta_BTE))
@@ -70,15 +72,27 @@ class Transformer(nn.Module):
         self.rotaries = nn.ModuleList(Rotary(rope) for rope in distinct)
         self._rotary_of = [distinct.index(rope) if rope else None for rope in config.ropes]
 
-    def forward(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        ids_BT: torch.Tensor,
+        positions_BT: torch.Tensor | None = None,
+        documents_BS: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Logits (B, T, V) in the model's dtype of ids (B, T).
 
         `positions_BT`, (B, T) or (T,), turn rotary embeddings, and are 0, 1, 2, … where none are given; attention is
-        causal by place in the row whatever they are.
+        causal by place in the row whatever they are. `documents_BS` says for each token of the whole row, of which
+        `ids_BT` may be a part, where its document begins: attention goes no further back. They go with positions that
+        count from there.
         """
-        return self.logits(self.hidden(ids_BT, positions_BT))
+        return self.logits(self.hidden(ids_BT, positions_BT, documents_BS))
 
-    def hidden(self, ids_BT: torch.Tensor, positions_BT: torch.Tensor | None = None) -> torch.Tensor:
+    def hidden(
+        self,
+        ids_BT: torch.Tensor,
+        positions_BT: torch.Tensor | None = None,
+        documents_BS: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Hidden states (B, T, E) after the final norm."""
         T = ids_BT.shape[1]
         positions = torch.arange(T, device=ids_BT.device) if positions_BT is None else positions_BT
@@ -90,7 +104,7 @@ class Transformer(nn.Module):
             )
         turns: list[Turn] = [rotary(positions, T) for rotary in self.rotaries]
         for layer, rotary in zip(self.layers, self._rotary_of, strict=True):
-            x_BTE = layer(x_BTE, None if rotary is None else turns[rotary])
+            x_BTE = layer(x_BTE, None if rotary is None else turns[rotary], documents_BS)
         return self.norm(x_BTE)
 
     def logits(self, hidden_BTE: torch.Tensor) -> torch.Tensor:
@@ -107,9 +121,10 @@ class Transformer(nn.Module):
         ids_BT: torch.Tensor,
         labels_BT: torch.Tensor,
         positions_BT: torch.Tensor | None = None,
+        documents_BS: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The summed negative log-likelihood and the number of labels that count (`token_loss`)."""
-        return token_loss(self.logits(self.hidden(ids_BT, positions_BT)), labels_BT)
+        return token_loss(self.logits(self.hidden(ids_BT, positions_BT, documents_BS)), labels_BT)
 
     def tie(self) -> None:
         """Share the embedding's parameter with the output layer where the configuration says so.

@@ -45,14 +45,19 @@ class HeadExchange:
         self.ways, self.group, self.attend = mesh.size(), mesh.get_group(), attend
 
     def __call__(
-        self, q_BHTD: torch.Tensor, k_BKTD: torch.Tensor, v_BKTD: torch.Tensor, scores: Scores
+        self,
+        q_BHTD: torch.Tensor,
+        k_BKTD: torch.Tensor,
+        v_BKTD: torch.Tensor,
+        scores: Scores,
+        documents_BS: torch.Tensor | None = None,
     ) -> torch.Tensor:
         heads = [part.shape[1] // self.ways for part in (q_BHTD, k_BKTD, v_BKTD)]
         # One exchange for all three: first axis the receiver's part of the heads.
         parts = [part.unflatten(1, (self.ways, -1)) for part in (q_BHTD, k_BKTD, v_BKTD)]
         arrived = self._exchange(torch.cat(parts, dim=2).movedim(1, 0))
         q, k, v = joined(arrived).split(heads, dim=1)
-        out_BHTD = self.attend(q, k, v, scores)
+        out_BHTD = self.attend(q, k, v, scores, documents_BS)
         # Back: first axis the receiver's part of the tokens, then the sender's part of the heads.
         back = self._exchange(divided(out_BHTD, self.ways))
         return back.movedim(0, 1).flatten(1, 2)
@@ -68,9 +73,14 @@ class RingAttention:
         self.group = mesh.get_group().group_name
 
     def __call__(
-        self, q_BHTD: torch.Tensor, k_BKTD: torch.Tensor, v_BKTD: torch.Tensor, scores: Scores
+        self,
+        q_BHTD: torch.Tensor,
+        k_BKTD: torch.Tensor,
+        v_BKTD: torch.Tensor,
+        scores: Scores,
+        documents_BS: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return ring_attention(q_BHTD, k_BKTD, v_BKTD, scores, self.group)
+        return ring_attention(q_BHTD, k_BKTD, v_BKTD, scores, self.group, documents_BS)
 
 
 def _whole_length(ways: int, _module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -26,23 +26,35 @@ FUSED_HEAD = 256
 
 
 def ring_attention(
-    q_BHTD: torch.Tensor, k_BKTD: torch.Tensor, v_BKTD: torch.Tensor, scores: Scores, group: str
+    q_BHTD: torch.Tensor,
+    k_BKTD: torch.Tensor,
+    v_BKTD: torch.Tensor,
+    scores: Scores,
+    group: str,
+    documents_BS: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention (B, H, T, D) over the named group, each process of which holds the tokens of `zigzag.places`."""
-    return _forward(q_BHTD, k_BKTD, v_BKTD, scores.scale, scores.window, scores.soft_cap, group)[0]
+    """Causal attention (B, H, T, D) over the named group, each process of which holds the tokens of `zigzag.places`.
+
+    `documents_BS` says of each token of the whole rows where its document begins; no query sees further back.
+    """
+    return _forward(
+        q_BHTD, k_BKTD, v_BKTD, documents_BS, scores.scale, scores.window, scores.soft_cap, group
+    )[0]
 
 
 def _compute(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    documents: torch.Tensor | None,
     scale: float,
     window: int,
     soft_cap: float,
     group: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output and, in float32 or better, the logarithm of each query's sum of exponentials (B, H, T)."""
-    scores, ring = Scores(scale=scale, window=window, soft_cap=soft_cap), _Ring(group, q.shape[2])
+    scores = Scores(scale=scale, window=window, soft_cap=soft_cap)
+    ring = _Ring(group, q.shape[2], documents)
     exact = torch.promote_types(q.dtype, torch.float32)
     out = _by_token(q).to(exact).zero_()
     log_total = q.new_full(q.shape[:3], float("-inf"), dtype=exact)
@@ -65,12 +77,14 @@ def _compute_backward(
     v: torch.Tensor,
     out: torch.Tensor,
     log_total: torch.Tensor,
+    documents: torch.Tensor | None,
     scale: float,
     window: int,
     soft_cap: float,
     group: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    scores, ring = Scores(scale=scale, window=window, soft_cap=soft_cap), _Ring(group, q.shape[2])
+    scores = Scores(scale=scale, window=window, soft_cap=soft_cap)
+    ring = _Ring(group, q.shape[2], documents)
     d_q = q.new_zeros(q.shape, dtype=log_total.dtype)
     travelling, gathering = torch.stack([k, v]), None
     for step in range(ring.ways):
@@ -130,12 +144,13 @@ def _by_token(q: torch.Tensor) -> torch.Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:3], *output)
-    ctx.rest = inputs[3:]
+    *parts, documents = inputs[:4]
+    ctx.save_for_backward(*parts, *output, documents)
+    ctx.rest = inputs[4:]
 
 
 def _gradients(ctx: Any, d_out: torch.Tensor, _d_log_total: torch.Tensor | None) -> tuple[Any, ...]:
-    return *_backward(d_out.contiguous(), *ctx.saved_tensors, *ctx.rest), *(None for _ in ctx.rest)
+    return *_backward(d_out.contiguous(), *ctx.saved_tensors, *ctx.rest), None, *(None for _ in ctx.rest)
 
 
 _forward.register_autograd(_gradients, setup_context=_keep)
@@ -156,18 +171,21 @@ class _Block:
     """Both are one stretch of the sequence; else every query comes behind every key, unless there is a `distance`."""
     distance: int | None = None
     """From the first key to the first query, where tiles look at each pair."""
+    first_BQ: torch.Tensor | None = None
+    """The first key of each query's document, counted from the first key here; before it where it is negative."""
 
 
 class _Ring:
     """One process's place in the ring, and what it computes there with the part that came from `step` places back."""
 
-    def __init__(self, group: str, length: int) -> None:
+    def __init__(self, group: str, length: int, documents: torch.Tensor | None) -> None:
         self.group = _resolve_process_group(group)  # pyright: ignore[reportArgumentType]  # its name, a string
         self.ways, self.rank, self.length = dist.get_world_size(self.group), dist.get_rank(self.group), length
+        self.documents_BS = documents
 
     def blocks(self, step: int, tiled: bool, window: int) -> Iterator[_Block]:
         source = (self.rank - step) % self.ways
-        if tiled or 0 < window < self.ways * self.length:
+        if tiled or self.documents_BS is not None or 0 < window < self.ways * self.length:
             yield from self._tiles(source, window)
             return
         everything, first = slice(0, self.length), self.length - self.length // 2
@@ -184,14 +202,20 @@ class _Ring:
         for row, queries in zip((0, len(ours[0])), ours, strict=True):
             for begin in range(0, len(queries), TILE):
                 tile = queries[begin : begin + TILE]
+                seen = max(0, tile.start - window + 1) if window else 0
+                documents_BQ = None
+                if self.documents_BS is not None:
+                    documents_BQ = self.documents_BS[:, tile.start : tile.stop]
+                    seen = max(seen, int(documents_BQ[:, 0].min()))
                 for column, keys in zip((len(theirs[0]), 0), reversed(theirs), strict=True):
-                    earliest = max(keys.start, tile.start - window + 1) if window else keys.start
+                    earliest = max(keys.start, seen)
                     latest = min(keys.stop, tile.stop)
                     if earliest < latest:
                         yield _Block(
                             rows=slice(row + begin, row + begin + len(tile)),
                             keys=slice(column + earliest - keys.start, column + latest - keys.start),
                             distance=tile.start - earliest,
+                            first_BQ=None if documents_BQ is None else documents_BQ - earliest,
                         )
 
     def start_pass(self, tensor: torch.Tensor) -> _Pass:
@@ -233,7 +257,7 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Output over these keys alone, and the logarithm of their sum of exponentials."""
     if block.distance is not None:
-        score = _tile_scores(q, k, block.distance, scores)
+        score = _tile_scores(q, k, block, scores)
         log_total = score.logsumexp(-1)
         # A query that sees nothing here has a sum of 0, and of −∞ nothing may be subtracted.
         weight = (score - log_total.clamp_min(torch.finfo(score.dtype).min)[..., None]).exp()
@@ -260,7 +284,7 @@ def _attend_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """These keys' share of the gradients of q, k and v; `out` and `log_total` are those over all keys."""
     if block.distance is not None:
-        return _tile_backward(d_out, q, out, log_total, k, v, block.distance, scores)
+        return _tile_backward(d_out, q, out, log_total, k, v, block, scores)
     aten: Any = torch.ops.aten
     known = (d_out, q, k, v, out, log_total.contiguous())
     if not q.is_cuda:
@@ -273,10 +297,13 @@ def _attend_backward(
     )
 
 
-def _tile_scores(q: torch.Tensor, k: torch.Tensor, distance: int, scores: Scores) -> torch.Tensor:
+def _tile_scores(q: torch.Tensor, k: torch.Tensor, block: _Block, scores: Scores) -> torch.Tensor:
     """(B, K, H/K, Q, S) in float32 or better."""
+    assert block.distance is not None
     place_Q, place_S = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
-    hidden = ~visible(place_Q + distance, place_S, scores.window)
+    hidden = ~visible(place_Q + block.distance, place_S, scores.window, block.first_BQ)
+    if hidden.ndim == 3:
+        hidden = hidden[:, None, None]
     return masked_scores(q, k, hidden, scores).to(torch.promote_types(q.dtype, torch.float32))
 
 
@@ -287,13 +314,13 @@ def _tile_backward(
     log_total: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    distance: int,
+    block: _Block,
     scores: Scores,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same in operators of their own (Dao et al., 2022, algorithm 4)."""
     groups = (k.shape[1], q.shape[1] // k.shape[1])
     d_out, q_groups, out = (x.unflatten(1, groups) for x in (d_out, q, out))
-    score = _tile_scores(q, k, distance, scores)
+    score = _tile_scores(q, k, block, scores)
     weight = (score - log_total.unflatten(1, groups)[..., None]).exp()
     delta = (d_out * out).sum(-1, keepdim=True, dtype=score.dtype)
     d_score = weight * ((d_out @ v[:, :, None].transpose(-1, -2)).to(score.dtype) - delta)

@@ -73,7 +73,7 @@ def _layer_plan(layer: Layer) -> dict[str, ParallelStyle]:
     }
     plan |= {
         "attention": PrepareModuleInput(
-            input_layouts=(TOKENS, None), desired_input_layouts=(Replicate(), None)
+            input_layouts=(TOKENS, None, None), desired_input_layouts=(Replicate(), None, None)
         ),
         "attention.q": ColwiseParallel(),
         "attention.k": ColwiseParallel(),

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from torchwright.decoder.config import DecoderConfig
+from torchwright.train.data.batch import WindowBatch, of_windows
 from torchwright.train.model import Transformer, explicit_attention
 from torchwright.train.model.fill import fill
 from torchwright.train.model.vocabulary import IGNORE
@@ -32,9 +33,9 @@ class Rows:
     def __init__(self, run: Run, config: DecoderConfig) -> None:
         self.context, self.vocabulary = run.context, config.vocabulary
 
-    def batch(self, first: int, rows: int) -> torch.Tensor:
-        """(B, T + 1), as `Windows.batch`."""
-        return torch.stack([self._row(first + place) for place in range(rows)])
+    def batch(self, first: int, rows: int) -> WindowBatch:
+        """As `Windows.batch`."""
+        return of_windows(torch.stack([self._row(first + place) for place in range(rows)]))
 
     def _row(self, number: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(1000 + number)
@@ -69,8 +70,8 @@ def reference(run: Run, config: DecoderConfig, dtype: torch.dtype) -> Trace:
     trace, rows = Trace(), Rows(run, config)
     for number in range(STEPS):
         step = plan_step(run, number)
-        windows_BT = rows.batch(step.first, step.rows)
-        ids_BT, labels_BT = windows_BT[:, :-1].clamp(min=0), windows_BT[:, 1:]
+        batch = rows.batch(step.first, step.rows)
+        ids_BT, labels_BT = batch.ids_BT, batch.labels_BT
         recorder = Recorder(model, trace) if number == 0 else None
         with autocast(run.precision, "cpu"):
             logits_BTV = model(ids_BT)

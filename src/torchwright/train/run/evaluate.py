@@ -63,7 +63,7 @@ class Evaluator:
         for first in range(0, self.windows.count, everywhere):
             batch = batches.prepare(self.windows.batch(first + batches.part * rows, rows))
             with autocast(run.precision, self.device):
-                nll, valid = loss(batch.ids_BT, batch.labels_BT, batch.positions_BT)
+                nll, valid = loss(batch.ids_BT, batch.labels_BT, batch.positions_BT, batch.documents_BS)
             told += torch.stack([nll, valid]).double()
         if dist.get_world_size() > 1:
             dist.all_reduce(told)  # those along tp count the same tokens, in both sums

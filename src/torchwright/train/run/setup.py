@@ -22,6 +22,7 @@ from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import decoder_config, read_decoder_config
 from torchwright.errors import TorchwrightError, first_line
 from torchwright.stuck.watch import turn_on
+from torchwright.train.data.batch import WindowBatch
 from torchwright.train.data.shards import DataError, Shards, verify_shards
 from torchwright.train.data.streams import Windows
 from torchwright.train.data.text import expand, token_shards
@@ -254,7 +255,7 @@ def build_model(run: Run, config: DecoderConfig, folder: Path, device: str) -> t
 class Source(Protocol):
     """Numbered windows of tokens, as `Windows`."""
 
-    def batch(self, first: int, rows: int) -> torch.Tensor: ...
+    def batch(self, first: int, rows: int) -> WindowBatch: ...
 
 
 class Batches:
@@ -279,18 +280,19 @@ class Batches:
             for number in range(self._micro_batches)
         ]
 
-    def prepare(self, windows_BT: torch.Tensor) -> MicroBatch:
-        """Inputs and labels (B, T / cp) of whole windows (B, T + 1), with their places in the sequence.
-
-        Labels are shifted here, before the sequence is cut, so that the last token of a part keeps its label.
-        """
-        windows_BT = windows_BT.to(self._device)
-        own_T = own_tokens(windows_BT.shape[1] - 1, self._layout, self._mesh).to(self._device)
+    def prepare(self, windows: WindowBatch) -> MicroBatch:
+        """This process's tokens (B, T / cp) of whole windows, with their positions."""
+        ids_BT, labels_BT = windows.ids_BT.to(self._device), windows.labels_BT.to(self._device)
+        own_T = own_tokens(ids_BT.shape[1], self._layout, self._mesh).to(self._device)
+        positions, documents_BT = own_T if self._layout.cp > 1 else None, None
+        if windows.documents_BT is not None:
+            documents_BT = windows.documents_BT.to(self._device)
+            positions = own_T - documents_BT[:, own_T]
         return MicroBatch(
-            # What is no token is no label either (`IGNORE`), and read as any.
-            ids_BT=windows_BT[:, :-1][:, own_T].clamp_min(0),
-            labels_BT=windows_BT[:, 1:][:, own_T],
-            positions_BT=own_T if self._layout.cp > 1 else None,
+            ids_BT=ids_BT[:, own_T],
+            labels_BT=labels_BT[:, own_T],
+            positions_BT=positions,
+            documents_BS=documents_BT,
         )
 
 

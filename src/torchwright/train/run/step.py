@@ -22,7 +22,7 @@ from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel import clip_grad_norm, grad_norm
 
 LossFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-"""(ids, labels, positions or None) → (sum of the negative log-likelihood, labels that count)."""
+"""(ids, labels, positions or None, documents or None) → (sum of the negative log-likelihood, labels that count)."""
 
 _SAVED = (
     torch.ops.aten.mm.default,
@@ -52,6 +52,8 @@ class MicroBatch:
     ids_BT: torch.Tensor
     labels_BT: torch.Tensor
     positions_BT: torch.Tensor | None = None
+    documents_BS: torch.Tensor | None = None
+    """Where the document of each token of the whole rows begins, as `WindowBatch.documents_BT`."""
 
 
 def recompute(model: Transformer, how: Literal["none", "selective", "full"]) -> None:
@@ -88,9 +90,12 @@ def loss_function(model: Transformer, *, compiled: bool) -> LossFunction:
     compiled_tail = torch.compile(tail, dynamic=False)
 
     def loss(
-        ids_BT: torch.Tensor, labels_BT: torch.Tensor, positions_BT: torch.Tensor | None = None
+        ids_BT: torch.Tensor,
+        labels_BT: torch.Tensor,
+        positions_BT: torch.Tensor | None = None,
+        documents_BS: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return compiled_tail(model.hidden(ids_BT, positions_BT), labels_BT)
+        return compiled_tail(model.hidden(ids_BT, positions_BT, documents_BS), labels_BT)
 
     return loss
 
@@ -134,7 +139,7 @@ def gradients(
     total = torch.zeros_like(labels)
     for batch in batches:
         with precision:
-            nll, _ = loss(batch.ids_BT, batch.labels_BT, batch.positions_BT)
+            nll, _ = loss(batch.ids_BT, batch.labels_BT, batch.positions_BT, batch.documents_BS)
         (nll / labels.to(nll.dtype)).backward()
         total += nll.detach()
     # One message for the loss and for what one process must tell the others.

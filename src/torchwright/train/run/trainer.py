@@ -262,7 +262,7 @@ class Trainer:
         assert self.run.qat is not None
         rows = max(1, self.run.qat.receipt_tokens // self.run.context)
         shards = self.streams.validation or self.streams.train
-        ids_BT = Windows(shards, self.run.context, 0).batch(0, rows)[:, :-1]
+        ids_BT = Windows(shards, self.run.context, 0).batch(0, rows).ids_BT
         receipt = write_receipt(self.out / MODEL, ids_BT, self.run.qat, self.out)
         self.metrics.event("qat_receipt", **dataclasses.asdict(receipt))
         self.metrics.show(
