@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from torchwright.errors import ModelError
+from torchwright.hub.chat_template import ChatTemplate
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.openai.conversation import Tools, prompt_text
 from torchwright.serve.openai.parts import CalledFunction, Function, Message, TextPart, ToolCall
 from torchwright.serve.openai.tools import HERMES, LLAMA3, format_of
-from torchwright.serve.text.chat import ChatTemplate
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -100,8 +100,9 @@ def test_templates_have_what_transformers_gives_them(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_template_may_not_do_is_a_400(tmp_path: Path, source: str, words: str) -> None:
+    template = ChatTemplate(folder(tmp_path, source))
     with pytest.raises(ApiError) as found:
-        ChatTemplate(folder(tmp_path, source)).render(HELLO)
+        prompt_text(template, [Message(role="user", content="hi")], Tools(functions=[], choice="none"))
     assert found.value.status == 400
     assert words in found.value.message
 

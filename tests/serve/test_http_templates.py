@@ -16,12 +16,12 @@ import pytest
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from torchwright.hub.chat_template import ChatTemplate
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.openai.calls import CallBegin, CallParser
 from torchwright.serve.openai.conversation import Tools, prompt_text
 from torchwright.serve.openai.parts import Function, Message
 from torchwright.serve.openai.tools import HERMES, LLAMA3, format_of
-from torchwright.serve.text.chat import ChatTemplate
 
 # Marked roles, a default system message, calls as JSON between tags, and tool results gathered into one user message by
 # looking at the neighbours: as Qwen 2.5 and Hermes have it.

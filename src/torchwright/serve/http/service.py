@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.folder import find_object
 from torchwright.serve.api_error import ApiError, invalid, unavailable
 from torchwright.serve.http.hosts import Hosts
@@ -18,7 +19,6 @@ from torchwright.serve.limits import Limits
 from torchwright.serve.openai.prepare import ServedModel
 from torchwright.serve.openai.reading import BodyReader
 from torchwright.serve.openai.room import check_model
-from torchwright.serve.text.chat import ChatTemplate
 from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.messages import EngineReady
 from torchwright.serve.wire.metrics import ServerMetrics

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
+from torchwright.hub.chat_template import RESERVED, ChatTemplate, TemplateRefused
 from torchwright.serve.api_error import invalid
 from torchwright.serve.grammar.compile import GrammarJob
 from torchwright.serve.openai import tools
 from torchwright.serve.openai.calls import CallParser
 from torchwright.serve.openai.parts import Function, Message
-from torchwright.serve.text.chat import ChatTemplate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,13 @@ def prompt_text(
     add_generation_prompt: bool = True,
     extra: dict[str, Any] | None = None,
 ) -> str:
-    """The prompt by the model's chat template; raises `ApiError` (400) where it has no place for tools."""
+    """The prompt by the model's chat template.
+
+    Raises `ApiError` (400) where it has no place for tools, refuses the messages, or `extra` has reserved names.
+    """
+    taken = sorted(RESERVED & (extra or {}).keys())
+    if taken:
+        raise invalid(f"chat_template_kwargs cannot set {', '.join(taken)}", "chat_template_kwargs")
     functions = asked.functions if asked.choice != "none" else ()
     if functions and not template.takes_tools:
         raise invalid("the model's chat template has no place for tools", "tools", "unsupported_parameter")
@@ -64,12 +70,15 @@ def prompt_text(
         {"type": "function", "function": function.model_dump(exclude_none=True, exclude={"strict"})}
         for function in functions
     ]
-    return template.render(
-        [_plain(message) for message in messages],
-        tools=described or None,
-        add_generation_prompt=add_generation_prompt,
-        extra=extra,
-    )
+    try:
+        return template.render(
+            [_plain(message) for message in messages],
+            tools=described or None,
+            add_generation_prompt=add_generation_prompt,
+            extra=extra,
+        )
+    except TemplateRefused as error:
+        raise invalid(error.summary, "messages", "chat_template") from error
 
 
 def _plain(message: Message) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchwright.hub.chat_template import ChatTemplate
 from torchwright.serve.openai.tools import ToolFormat, format_of
-from torchwright.serve.text.chat import ChatTemplate
 from torchwright.serve.text.codec import Tokenizer
 
 

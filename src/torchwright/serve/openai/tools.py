@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torchwright.hub.chat_template import ChatTemplate
 from torchwright.serve.grammar.compile import WHITESPACE
 from torchwright.serve.openai.parts import Function
-from torchwright.serve.text.chat import ChatTemplate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Token shards: one-dimensional files of token ids, memory-mapped as they are read.
 
 A shard is a NumPy file (`*.npy`) or a safetensors file with one tensor, of unsigned 16 or signed or unsigned 32 or 64
-bits. `checksums.json` beside shards, if there is one, maps file names to SHA-256 digests and is held against them.
+bits, or bare ids (`*.bin`) of a type that is said; or a safetensors file of documents: their `tokens`, whether each is
+`trained` on (8 bits), and where documents begin (`starts`). `checksums.json` beside shards, if there is one, maps file names to SHA-256 digests and is held against them.
 """
 
 from __future__ import annotations
@@ -9,20 +10,23 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from torchwright.errors import TorchwrightError
-from torchwright.hub.tensor_header import read_header
+from torchwright.hub.tensor_header import Stored, read_header
 from torchwright.paths import file_digest
 
 CHECKSUMS = "checksums.json"
 SAFETENSORS_TYPES = {"U16": np.uint16, "I32": np.int32, "U32": np.uint32, "I64": np.int64, "U64": np.uint64}
+TYPE_OF_PART = {"trained": {"U8": np.uint8}, "starts": {"I64": np.int64}}
 TYPES = tuple(np.dtype(kind) for kind in SAFETENSORS_TYPES.values())
 LONGEST_HEADER = 1 << 20
-"""Of one tensor."""
+DOCUMENTS = ("tokens", "trained", "starts")
+"""The tensors of a shard of documents."""
+BARE = ".bin"
 MAPPED = 128
 """Shards that are mapped at a time; each holds one of the files that a process may have open, often 1,024."""
 
@@ -34,10 +38,14 @@ class DataError(TorchwrightError):
 class Shards:
     """Token ids of several files."""
 
-    def __init__(self, paths: Sequence[Path], vocabulary: int) -> None:
-        """Raises `DataError`, naming the file, for one that is missing, damaged or of another type."""
+    def __init__(self, paths: Sequence[Path], vocabulary: int, bare: str | None = None) -> None:
+        """`bare` is the type of the ids of `*.bin` files.
+
+        Raises `DataError`, naming the file, for one that is missing, damaged or of another type.
+        """
         self.paths, self.vocabulary = tuple(paths), vocabulary
-        self._mapped = functools.lru_cache(MAPPED)(open_shard)
+        self._mapped = functools.lru_cache(MAPPED)(functools.partial(open_shard, bare=bare))
+        self._trained = functools.lru_cache(MAPPED)(functools.partial(open_part, name="trained"))
         self.sizes = [len(self._mapped(path)) for path in self.paths]
         self.tokens = sum(self.sizes)
 
@@ -54,23 +62,42 @@ class Shards:
             )
         return ids
 
+    def trained(self, shard: int, start: int, length: int) -> np.ndarray:
+        """Which of the ids that `read` gives are trained on, bool: of a shard that does not say, all."""
+        mask = self._trained(self.paths[shard])
+        return np.ones(length, bool) if mask is None else mask[start : start + length] != 0
+
+    def starts(self, shard: int) -> np.ndarray | None:
+        """Where the documents of a shard begin; None where it does not say."""
+        starts, trained = (open_part(self.paths[shard], name) for name in ("starts", "trained"))
+        if starts is None or trained is None:
+            return None
+        follow = np.diff(starts, prepend=-1, append=self.sizes[shard]) > 0
+        if not len(starts) or starts[0] or not follow.all() or len(trained) != self.sizes[shard]:
+            raise DataError(
+                f"the token shard {self.paths[shard]} is damaged",
+                found="its documents do not follow each other to its end",
+                next="make it again",
+            )
+        return starts
+
     def digest(self) -> str:
         """Of the files' names and lengths in their order, which decide what a window holds."""
         listed = json.dumps([[path.name, size] for path, size in zip(self.paths, self.sizes, strict=True)])
         return hashlib.sha256(listed.encode()).hexdigest()[:16]
 
 
-def open_shard(path: Path) -> np.ndarray:
-    """The ids of one file, mapped and one-dimensional. Nothing pickled is read."""
+def open_shard(path: Path, bare: str | None = None) -> np.ndarray:
+    """The ids of one file, mapped and one-dimensional, of a `*.bin` file of type `bare`. Nothing pickled is read."""
     if not path.is_file():
         raise DataError(f"the token shard {path} is not there", next="check `data` in the run file")
     try:
-        array = _open_safetensors(path) if path.suffix == ".safetensors" else _open_numpy(path)
+        array = _open_bare(path, bare) if path.suffix == BARE else _open(path)
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"the token shard {path} cannot be read",
             found=str(error),
-            allowed="*.npy without objects, or *.safetensors with one tensor",
+            allowed="*.npy without objects, *.safetensors with one tensor or of documents, *.bin of data.ids",
             next="make or fetch the shard again; it may have been cut short",
         ) from error
     if array.ndim != 1 or array.dtype not in TYPES or not len(array):
@@ -80,6 +107,13 @@ def open_shard(path: Path) -> np.ndarray:
             allowed=f"one dimension of {', '.join(str(kind) for kind in TYPES)}",
         )
     return array
+
+
+def open_part(path: Path, name: str) -> np.ndarray | None:
+    """A tensor of a shard of documents, mapped; None for a shard of another kind."""
+    if path.suffix != ".safetensors" or {*read_header(path, LONGEST_HEADER)} != {*DOCUMENTS}:
+        return None
+    return _map_tensor(path, read_header(path, LONGEST_HEADER)[name], TYPE_OF_PART[name])
 
 
 def verify_shards(paths: Sequence[Path]) -> int:
@@ -112,17 +146,26 @@ def read_checksums(folder: Path) -> dict[str, str]:
         ) from error
 
 
-def _open_numpy(path: Path) -> np.ndarray:
-    return np.load(path, mmap_mode="r", allow_pickle=False)
-
-
-def _open_safetensors(path: Path) -> np.ndarray:
-    """The file's only tensor, mapped."""
+def _open(path: Path) -> np.ndarray:
+    if path.suffix != ".safetensors":
+        return np.load(path, mmap_mode="r", allow_pickle=False)
     header = read_header(path, LONGEST_HEADER)
-    if len(header) != 1:
+    if {*header} != {*DOCUMENTS} and len(header) != 1:
         raise ValueError(f"{len(header)} tensors")
-    (tensor,) = header.values()
-    kind = np.dtype(SAFETENSORS_TYPES[tensor.dtype])
+    return _map_tensor(path, header.get("tokens") or next(iter(header.values())), SAFETENSORS_TYPES)
+
+
+def _open_bare(path: Path, kind: str | None) -> np.ndarray:
+    if kind is None:
+        raise ValueError("bare ids of a type that the file does not say: set data.ids to uint16 or uint32")
+    size = np.dtype(kind).itemsize
+    if path.stat().st_size % size:
+        raise ValueError(f"{path.stat().st_size:,} bytes are no whole number of {kind}")
+    return np.memmap(path, kind, "r")
+
+
+def _map_tensor(path: Path, tensor: Stored, types: Mapping[str, type]) -> np.ndarray:
+    kind = np.dtype(types[tensor.dtype])
     if tensor.end - tensor.begin != kind.itemsize * int(np.prod(tensor.shape)):
         raise ValueError(f"{tensor.end - tensor.begin:,} bytes for {list(tensor.shape)} of {tensor.dtype}")
     return np.memmap(path, kind, "r", offset=tensor.begin, shape=tensor.shape)

@@ -1,4 +1,4 @@
-"""From text files to token shards: tokenized once, kept in the run folder, made again when text or tokenizer change."""
+"""From files of text and of rows to token shards: tokenized once, kept in the run folder, made again when they change."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 
+from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.tokenizer import TOKENIZER, open_tokenizer
 from torchwright.paths import file_digest
 from torchwright.process.files import replacing
-from torchwright.train.data.shards import CHECKSUMS, DataError, read_checksums
+from torchwright.train.data.documents import (
+    Document,
+    Encoder,
+    Report,
+    RowsAs,
+    read_documents,
+    write_documents,
+)
+from torchwright.train.data.rows import READERS, dataset_files, is_dataset, is_rows
+from torchwright.train.data.shards import BARE, CHECKSUMS, DataError, read_checksums
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-SHARD_SUFFIXES = (".npy", ".safetensors")
+SHARD_SUFFIXES = (".npy", ".safetensors", BARE)
 BLOCK_CHARACTERS = 1 << 18
 """Text that is tokenized by one thread at a time; a file is read so many at once as there are processors."""
 RECORD_BYTES = 1 << 28
@@ -38,8 +48,10 @@ def expand(patterns: Sequence[str], folder: Path) -> list[Path]:
         base = Path(pattern) if Path(pattern).is_absolute() else folder / pattern
         root = Path(base.anchor) if base.is_absolute() else Path()
         matches = sorted(root.glob(str(base.relative_to(root)))) if _is_glob(pattern) else [base]
-        matches = [path for path in matches if path.name != CHECKSUMS and not path.is_dir()]
-        if not matches or not matches[0].is_file():
+        matches = [
+            path for path in matches if path.name != CHECKSUMS and (is_dataset(path) or not path.is_dir())
+        ]
+        if not matches or not matches[0].exists():
             raise DataError(
                 f"no file matches '{pattern}'",
                 found=f"looked in {base.parent}",
@@ -56,40 +68,56 @@ def expand(patterns: Sequence[str], folder: Path) -> list[Path]:
 
 
 def token_shards(
-    files: Sequence[Path], text: Sequence[str], tokenizer_folder: Path, end: int | None, cache: Path
+    files: Sequence[Path],
+    text: Sequence[str],
+    tokenizer_folder: Path,
+    end: int | None,
+    cache: Path,
+    how: RowsAs | None = None,
 ) -> list[Path]:
-    """`files` with every text file replaced by its shard in `cache`; `end` follows each text.
+    """`files` with every file of text or rows replaced by its shard in `cache`; `end` follows each text.
 
-    `text` are patterns of the names of files that hold plain text. A shard's name is a digest of the text, the
-    tokenizer and `end`, so that a change of one makes another shard. Raises `DataError` for a file that is neither.
+    `text` are patterns of the names of files that hold plain text, `how` says how rows are read. A shard's name is a
+    digest of the file, the tokenizer, `end` and `how`, so that a change of one makes another shard. Raises `DataError`
+    for a file that is no text, no rows and no shard, and for what `read_documents` refuses.
     """
-    texts = [path for path in files if _is_text(path, text)]
-    if not texts:
+    kinds = {path: kind_of(path, text) for path in files}
+    made = [path for path, kind in kinds.items() if kind != "ids"]
+    if not made:
         return list(files)
     tokenizer_file = tokenizer_folder / TOKENIZER
     if not tokenizer_file.is_file():
         raise DataError(
-            f"{texts[0]} is text, and there is no tokenizer to read it with",
+            f"{made[0]} is text, and there is no tokenizer to read it with",
             found=f"no {TOKENIZER} in {tokenizer_folder}",
             next="set `model.tokenizer` to a folder with a tokenizer.json, or give token shards",
         )
     key = hashlib.sha256(f"{file_digest(tokenizer_file)} {end}".encode())
-    shards = {path: cache / _shard_name(path, key.copy()) for path in texts}
-    _tokenize_all(shards, tokenizer_folder, end, cache)
+    shards = {path: cache / _shard_name(path, key.copy()) for path in made if kinds[path] == "text"}
+    rows = [path for path in made if kinds[path] == "rows"]
+    maker = _Maker(tokenizer_folder, end, how or RowsAs())
+    if rows:
+        key.update(maker.digest().encode())
+        shards |= {path: cache / _rows_name(path, key.copy()) for path in rows}
+    _tokenize_all(shards, maker, cache)
     return [shards.get(path, path) for path in files]
 
 
-def _is_text(path: Path, text: Sequence[str]) -> bool:
-    """Whether a file is text; it is a token shard otherwise, or refused."""
+def kind_of(path: Path, text: Sequence[str]) -> Literal["text", "rows", "ids"]:
+    """What a file holds by its name; raises `DataError` for one that is none of them."""
     if any(fnmatchcase(path.name, pattern) for pattern in text):
-        return True
+        return "text"
+    if is_rows(path):
+        return "rows"
     if path.suffix in SHARD_SUFFIXES:
-        return False
+        return "ids"
     raise DataError(
-        f"{path} is neither text nor a token shard by its name",
-        found=f"no reader for '{path.suffix or path.name}'; JSON lines, Parquet and bare token ids are not read yet",
-        allowed=f"{', '.join(text)} (plain text, all of it trained on), *{', *'.join(SHARD_SUFFIXES)} (token ids)",
-        next=f"write its texts to *.txt or its ids to *.npy; if it is plain text, add '*{path.suffix}' to data.text"
+        f"{path} is neither text nor rows nor a token shard by its name",
+        found=f"no reader for '{path.suffix or path.name}'",
+        allowed=f"{', '.join(text)} (plain text, all of it trained on), *{', *'.join(READERS)}, folders that `datasets` "
+        f"saved (rows), *{', *'.join(SHARD_SUFFIXES)} (token ids)",
+        next=f"write its texts to *.txt, its rows to *.jsonl or its ids to *.npy; if it is plain text, add "
+        f"'*{path.suffix}' to data.text"
         if path.suffix
         else f"if it is plain text, add '{path.name}' to data.text",
     )
@@ -100,7 +128,39 @@ def _shard_name(path: Path, key: hashlib._Hash) -> str:
     return f"{path.stem[:40]}-{key.hexdigest()[:16]}.npy"
 
 
-def _tokenize_all(shards: dict[Path, Path], tokenizer_folder: Path, end: int | None, cache: Path) -> None:
+def _rows_name(path: Path, key: hashlib._Hash) -> str:
+    for part in dataset_files(path) if path.is_dir() else [path]:
+        key.update(file_digest(part).encode())
+    return f"{path.stem[:40]}-{key.hexdigest()[:16]}.safetensors"
+
+
+class _Maker:
+    """Shards of files, by one tokenizer."""
+
+    def __init__(self, folder: Path, end: int | None, how: RowsAs) -> None:
+        self.tokenizer, self.end, self.how = open_tokenizer(folder), end, how
+        self.encoder = Encoder(self.tokenizer, ChatTemplate(folder), end)
+        self.kind = np.dtype(np.uint16 if self.tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
+
+    def digest(self) -> str:
+        """Of what rows become tokens by, beside the tokenizer."""
+        return f"{self.how.digest()} {self.encoder.chat.digest()}"
+
+    def make(self, path: Path, shard: Path) -> str:
+        """Write a file's shard beside its place, and rename it; its SHA-256."""
+        if shard.suffix == ".npy":
+            return write_shard(shard, tokenize(path, self.tokenizer, self.end), self.kind)
+
+        def documents(report: Report) -> Iterator[Document]:
+            for _, found in read_documents(path, self.encoder, self.how, report):
+                yield from found
+
+        with replacing(shard) as new:
+            write_documents(new, self.kind, documents)
+            return file_digest(new)
+
+
+def _tokenize_all(shards: dict[Path, Path], maker: _Maker, cache: Path) -> None:
     """Make the shards (text → shard) that are not there yet, each with its checksum."""
     cache.mkdir(parents=True, exist_ok=True)
     known = read_checksums(cache)
@@ -109,11 +169,9 @@ def _tokenize_all(shards: dict[Path, Path], tokenizer_folder: Path, end: int | N
     }
     if not missing:
         return
-    tokenizer = open_tokenizer(tokenizer_folder)
-    kind = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
     since = 0
     for path, shard in missing.items():
-        known[shard.name] = write_shard(shard, tokenize(path, tokenizer, end), kind)
+        known[shard.name] = maker.make(path, shard)
         since += path.stat().st_size
         if since >= RECORD_BYTES:
             write_checksums(cache, known)

@@ -1,4 +1,4 @@
-"""From messages to the text of a prompt: the model's own chat template, in a sandbox.
+"""From messages to text: the model's own chat template, in a sandbox. Serving and training render with the same one.
 
 A template is data of the model folder: it runs in jinja2's immutable sandbox and reads no files. It may be
 `chat_template.jinja` (or .jinja2), `chat_template.json`, or `chat_template` of tokenizer_config.json, one text or
@@ -7,26 +7,32 @@ several by name, of which `tool_use` is taken when there are tools. A folder wit
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import CallBlock, Node
+from jinja2.nodes import CallBlock, ContextReference, Node
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from torchwright.errors import ModelError
 from torchwright.hub.folder import find_object
 from torchwright.hub.tokenizer import tokenizer_settings
-from torchwright.serve.api_error import invalid
 
 FILES = ("chat_template.jinja", "chat_template.jinja2")
+GENERATION = "generation"
+TAGGED = re.compile(r"{%-?\s*generation\b")
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-RESERVED = frozenset({"messages", "tools", "add_generation_prompt", *SPECIAL})
-"""Names that `chat_template_kwargs` may not set."""
+MARKS = "generation_marks"
+"""Where a template's context keeps what the assistant's words are to be put between."""
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", MARKS, *SPECIAL})
+"""Names that have a meaning of their own in a template's context."""
 
 PLAIN = """\
 {%- if tools %}
@@ -47,6 +53,10 @@ PLAIN = """\
 PLAIN_STOPS = ("\nUser:",)
 
 
+class TemplateRefused(ModelError):
+    """Messages that a chat template does not take; the summary says why."""
+
+
 class ChatTemplate:
     """A model folder's chat template. Raises `ModelError` for one that cannot be parsed."""
 
@@ -64,10 +74,25 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template of {folder} cannot be parsed", found=str(error)) from error
 
+    def digest(self) -> str:
+        """Of all that decides what is rendered."""
+        told = json.dumps([self.sources, self._special], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()
+
+    @property
+    def end(self) -> str | None:
+        """The end token's text."""
+        return self._special.get("eos_token")
+
     @property
     def takes_tools(self) -> bool:
         """Whether a list of tools has a place in the prompt."""
         return any("tools" in source for source in self.sources.values())
+
+    @property
+    def tagged(self) -> bool:
+        """Whether the template says by itself which words are the assistant's."""
+        return any(TAGGED.search(source) for source in self.sources.values())
 
     def render(
         self,
@@ -76,45 +101,45 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         extra: dict[str, Any] | None = None,
+        marks: tuple[str, str] = ("", ""),
     ) -> str:
-        """The prompt's text.
+        """The text; `marks` are put around what the template tags as the assistant's, `extra` in its context.
 
-        Raises `ApiError` (400) when the template refuses the messages, and for `extra` names that are reserved.
+        Raises `TemplateRefused` when the template does not take the messages.
         """
-        extra = extra or {}
-        taken = sorted(RESERVED & extra.keys())
-        if taken:
-            raise invalid(f"chat_template_kwargs cannot set {', '.join(taken)}", "chat_template_kwargs")
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         template = self._templates.get(name) or next(iter(self._templates.values()))
         try:
             return template.render(
                 **self._special,
-                **{"documents": None, **extra},  # as transformers: templates ask whether it is none
+                **{
+                    "documents": None,
+                    **(extra or {}),
+                    MARKS: marks,
+                },  # as transformers: templates ask whether it is none
                 messages=messages,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise invalid(
-                f"the model's chat template refuses these messages: {error}", "messages", "chat_template"
-            ) from error
+            raise TemplateRefused(f"the model's chat template refuses these messages: {error}") from error
         except (RecursionError, OverflowError, MemoryError) as error:
-            raise invalid("the model's chat template cannot take these messages", "messages") from error
+            raise TemplateRefused("the model's chat template cannot take these messages") from error
 
 
 class GenerationTag(Extension):
     """`{% generation %}…{% endgeneration %}`, by which training finds the assistant's words: what is inside."""
 
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+    tags = {GENERATION}  # noqa: RUF012 (jinja2 declares it so)
 
     def parse(self, parser: Parser) -> Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
+        return CallBlock(self.call_method("_inside", [ContextReference()]), [], [], body).set_lineno(line)
 
-    def _inside(self, caller: Any) -> str:
-        return caller()
+    def _inside(self, context: Context, caller: Any) -> str:
+        begin, end = context[MARKS]
+        return f"{begin}{caller()}{end}"
 
 
 def _find(folder: Path, settings: dict[str, Any]) -> dict[str, str]:

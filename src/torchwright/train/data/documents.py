@@ -1,0 +1,217 @@
+"""From rows to documents of tokens: which of them are trained on, and what was read, skipped and refused on the way."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchwright.hub.chat_template import ChatTemplate
+from torchwright.train.data.forms import Form, Marked, RowFault, covered, find_form, render
+from torchwright.train.data.rows import Row, read_rows
+from torchwright.train.data.shards import DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BROKEN_LISTED = 100
+"""Broken rows of a file that are kept with their reasons; all are counted."""
+VERSION = 1
+"""Of how rows become tokens: another one makes the shards again."""
+COLUMNS = {name: name for name in ("text", "messages", "prompt", "completion", "chosen", "rejected")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsAs:
+    """How rows are read."""
+
+    form: Form | None = None
+    """None: as the columns say."""
+    columns: Mapping[str, str] = field(default_factory=lambda: COLUMNS)
+    """What is read → the column that holds it."""
+    strict: bool = False
+    """Whether a broken row ends it all."""
+
+    def digest(self) -> str:
+        """Of what decides the tokens."""
+        return hashlib.sha256(json.dumps([VERSION, self.form, dict(self.columns)]).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """The tokens of one text."""
+
+    ids: np.ndarray
+    """int64."""
+    trained: np.ndarray
+    """bool: which of them are labels. The first never is one: nothing comes before it."""
+
+
+@dataclass
+class Report:
+    """What became of a file's rows."""
+
+    form: Form | None = None
+    rows: int = 0
+    documents: int = 0
+    tokens: int = 0
+    trained: int = 0
+    """Tokens that are labels."""
+    empty: int = 0
+    """Rows whose text is empty: skipped."""
+    broken: int = 0
+    listed: list[tuple[int, str]] = field(default_factory=list)
+    """(line or row, reason) of the first `BROKEN_LISTED` broken rows."""
+
+    def refuse(self, number: int, reason: str) -> None:
+        self.broken += 1
+        if len(self.listed) < BROKEN_LISTED:
+            self.listed.append((number, reason[:300]))
+
+
+class Encoder:
+    """A tokenizer and the model's chat template."""
+
+    def __init__(self, tokenizer: Tokenizer, chat: ChatTemplate, end: int | None) -> None:
+        """`end` follows each text that no template wrote."""
+        self.tokenizer, self.chat, self._end = tokenizer, chat, end
+
+    def encode(self, texts: list[Marked]) -> list[Document]:
+        """Raises `RowFault`, as the answer of a text, where no label is left."""
+        encoded = self.tokenizer.encode_batch([text.text for text in texts], add_special_tokens=False)
+        return [self._document(text, *found) for text, found in zip(texts, map(_parts, encoded), strict=True)]
+
+    def _document(self, text: Marked, ids: np.ndarray, offsets_N2: np.ndarray) -> Document:
+        trained = np.ones(len(ids), bool) if text.spans is None else covered(offsets_N2, text.spans)
+        if text.ended and self._end is not None:
+            ids, trained = np.append(ids, self._end), np.append(trained, True)
+        trained[:1] = False
+        return Document(ids=ids, trained=trained)
+
+
+def _parts(encoding: Any) -> tuple[np.ndarray, np.ndarray]:
+    return np.array(encoding.ids, np.int64), np.array(encoding.offsets, np.int64).reshape(-1, 2)
+
+
+def read_documents(
+    path: Path, encoder: Encoder, how: RowsAs, report: Report, *, at_once: int = 64
+) -> Iterator[tuple[int, list[Document]]]:
+    """(row, its documents: one, or a preference's two) of a file of rows; what becomes of each is kept in `report`.
+
+    Raises `DataError` for a file that cannot be read, that holds nothing to train on, or, where `how` is strict, for
+    its first broken row.
+    """
+    rendered = _rendered(path, encoder.chat, how, report)
+    while some := list(itertools.islice(rendered, at_once)):
+        documents = iter(encoder.encode([text for _, texts in some for text in texts]))
+        for number, texts in some:
+            found = [next(documents) for _ in texts]
+            if not all(document.trained.any() for document in found):
+                _refuse(
+                    path, number, "nothing of the row is trained on: it has no token to predict", how, report
+                )
+                continue
+            report.documents += len(found)
+            report.tokens += sum(len(document.ids) for document in found)
+            report.trained += sum(int(document.trained.sum()) for document in found)
+            yield number, found
+    if not report.documents:
+        reasons = "; ".join(f"{number}: {reason}" for number, reason in report.listed[:3])
+        raise DataError(
+            f"{path} holds no row to train on",
+            found=f"{report.rows:,} rows, {report.empty:,} empty, {report.broken:,} broken"
+            + (f" ({reasons})" if reasons else ""),
+            next="`torchwright data check` lists them",
+        )
+
+
+def _rendered(
+    path: Path, chat: ChatTemplate, how: RowsAs, report: Report
+) -> Iterator[tuple[int, list[Marked]]]:
+    """(row, its texts) of the rows that have any."""
+    for row in read_rows(path):
+        report.rows += 1
+        try:
+            texts = _texts(path, row, chat, how, report)
+        except RowFault as fault:
+            _refuse(path, row.number, str(fault), how, report)
+            continue
+        if texts:
+            yield row.number, texts
+        else:
+            report.empty += 1
+
+
+def _texts(path: Path, row: Row, chat: ChatTemplate, how: RowsAs, report: Report) -> list[Marked]:
+    if row.fault:
+        raise RowFault(row.fault)
+    if report.form is None:  # the first whole row says what all are
+        report.form = find_form(row.values, how.columns, how.form, str(path))
+    return render(report.form, row.values, how.columns, chat)
+
+
+def _refuse(path: Path, number: int, reason: str, how: RowsAs, report: Report) -> None:
+    report.refuse(number, reason)
+    if how.strict:
+        raise DataError(
+            f"row {number} of {path} is broken",
+            found=reason,
+            next="mend it, or leave out strict: it is then counted, and left out",
+        )
+
+
+def write_documents(path: Path, kind: np.dtype, fill: Callable[[Report], Iterable[Document]]) -> Report:
+    """Write a shard of documents: tokens, whether each is trained on, and where documents begin.
+
+    `fill` gives the documents, and keeps the report that is written with them. A safetensors file, whose header comes
+    first and says the lengths: what it holds is gathered beside it and copied behind. `path` is written to directly.
+    """
+    report, begins, count = Report(), [], 0
+    parts = [path.with_name(f"{path.name}.{name}") for name in ("tokens", "trained")]
+    try:
+        with parts[0].open("wb") as tokens, parts[1].open("wb") as trained:
+            for document in fill(report):
+                begins.append(count)
+                tokens.write(document.ids.astype(kind).tobytes())
+                trained.write(document.trained.astype(np.uint8).tobytes())
+                count += len(document.ids)
+        starts = np.array(begins, np.int64).tobytes()
+        _join(path, kind, count, starts, parts, json.dumps(vars(report)))
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
+    return report
+
+
+def _join(path: Path, kind: np.dtype, count: int, starts: bytes, parts: list[Path], report: str) -> None:
+    sizes = {"starts": len(starts), "tokens": count * kind.itemsize, "trained": count}
+    types = {"starts": "I64", "tokens": f"U{8 * kind.itemsize}", "trained": "U8"}
+    header: dict[str, Any] = {"__metadata__": {"report": report}}
+    place = 0
+    for name, size in sizes.items():
+        shape = [count if name != "starts" else len(starts) // 8]
+        header[name] = {"dtype": types[name], "shape": shape, "data_offsets": [place, place + size]}
+        place += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + starts)
+        for part in parts:
+            with part.open("rb") as source:
+                while piece := source.read(1 << 20):
+                    file.write(piece)
+
+
+def read_report(shard: Path) -> Report:
+    """The report that was written with a shard of documents."""
+    from safetensors import safe_open
+
+    with safe_open(shard, "np") as file:
+        told = json.loads(file.metadata()["report"])
+    return Report(**{**told, "listed": [(number, reason) for number, reason in told["listed"]]})
