@@ -25,9 +25,10 @@ from torchwright.train.data.text import expand, token_shards, tokenize, write_ch
 from torchwright.train.layout import Layout
 from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.run.config import Data, Run, parse_run
+from torchwright.train.run.corpus import ONE, Corpus, windows_of
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.schedule import plan_step, steps
-from torchwright.train.run.setup import Batches, processes, windows_of
+from torchwright.train.run.setup import Batches, processes
 
 BUNDLED = Path(__file__).parents[2] / "src" / "torchwright" / "bundled"
 VOCABULARY = 1000
@@ -244,7 +245,8 @@ def test_an_evaluation_reads_the_same_labels_in_each_layout(
         return torch.tensor(0.0), torch.tensor(1)
 
     config: Any = SimpleNamespace(bos=None)
-    evaluator = Evaluator(run, config, tmp_path, corpus, "cpu")
+    opened = Corpus(train={ONE: corpus}, validation=corpus, packed=False, end=None, reports={})
+    evaluator = Evaluator(run, config, tmp_path, opened, "cpu")
     with processes(10.0):
         for batches in processes_of(run):
             evaluator.loss(loss, batches)

@@ -26,6 +26,8 @@ from torchwright.hub.folder import find_object
 from torchwright.hub.tokenizer import tokenizer_settings
 
 FILES = ("chat_template.jinja", "chat_template.jinja2")
+TEMPLATES = (*FILES, "chat_template.json")
+"""Files of a template, where it is not a part of tokenizer_config.json."""
 GENERATION = "generation"
 TAGGED = re.compile(r"{%-?\s*generation\b")
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -147,7 +149,7 @@ def _find(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     for name in FILES:
         if (folder / name).is_file():
             return {"default": (folder / name).read_text("utf-8")}
-    found = find_object(folder / "chat_template.json").get("chat_template") or settings.get("chat_template")
+    found = find_object(folder / TEMPLATES[-1]).get("chat_template") or settings.get("chat_template")
     if found is None:
         return {}
     if isinstance(found, str):

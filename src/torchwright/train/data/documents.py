@@ -158,7 +158,13 @@ def _texts(path: Path, row: Row, chat: ChatTemplate, how: RowsAs, report: Report
 
 def _refuse(path: Path, number: int, reason: str, how: RowsAs, report: Report) -> None:
     report.refuse(number, reason)
-    if how.strict:
+    check_broken(path, report, how)
+
+
+def check_broken(path: Path, report: Report, how: RowsAs) -> None:
+    """Raise `DataError` for the first broken row where `how` is strict."""
+    if how.strict and report.broken:
+        number, reason = report.listed[0]
         raise DataError(
             f"row {number} of {path} is broken",
             found=reason,

@@ -2,7 +2,8 @@
 
 A shard is a NumPy file (`*.npy`) or a safetensors file with one tensor, of unsigned 16 or signed or unsigned 32 or 64
 bits, or bare ids (`*.bin`) of a type that is said; or a safetensors file of documents: their `tokens`, whether each is
-`trained` on (8 bits), and where documents begin (`starts`). `checksums.json` beside shards, if there is one, maps file names to SHA-256 digests and is held against them.
+`trained` on (8 bits), and where documents begin (`starts`). `checksums.json` beside shards, if there is one, maps file
+names to SHA-256 digests and is held against them.
 """
 
 from __future__ import annotations
@@ -82,9 +83,21 @@ class Shards:
         return starts
 
     def digest(self) -> str:
-        """Of the files' names and lengths in their order, which decide what a window holds."""
+        """Of the files' names and lengths in their order and where their documents begin: what a window holds."""
         listed = json.dumps([[path.name, size] for path, size in zip(self.paths, self.sizes, strict=True)])
-        return hashlib.sha256(listed.encode()).hexdigest()[:16]
+        told = hashlib.sha256(listed.encode())
+        for shard in range(len(self.paths)):
+            starts = self.starts(shard)
+            told.update(b"" if starts is None else starts.tobytes())
+        return told.hexdigest()[:16]
+
+    def partly_trained(self) -> bool:
+        """Whether any shard has tokens that are no labels, beside the first of each document."""
+        for shard, size in enumerate(self.sizes):
+            starts = self.starts(shard)
+            if starts is not None and int(self.trained(shard, 0, size).sum()) < size - len(starts):
+                return True
+        return False
 
 
 def open_shard(path: Path, bare: str | None = None) -> np.ndarray:

@@ -66,10 +66,10 @@ class Stream:
 
         Without that place, files that are whole windows long would be cut at the same places in every epoch.
         """
-        key = _hash(self.seed + 1, epoch)
-        files = sorted(range(len(self.shards.sizes)), key=lambda file: _hash(key, file))
+        key = mixed(self.seed + 1, epoch)
+        files = sorted(range(len(self.shards.sizes)), key=lambda file: mixed(key, file))
         ends = np.cumsum([self.shards.sizes[file] for file in files], dtype=np.int64)
-        return files, ends, _hash(self.seed + 2, epoch) % self.shards.tokens
+        return files, ends, mixed(self.seed + 2, epoch) % self.shards.tokens
 
 
 class Windows:
@@ -91,7 +91,7 @@ class Windows:
         epoch = self.start(number) // self.stream.shards.tokens
         first = self.first_of_epoch(epoch)
         count = self.first_of_epoch(epoch + 1) - first
-        return first + permuted(number - first, count, _hash(self.seed, epoch))
+        return first + permuted(number - first, count, mixed(self.seed, epoch))
 
     def start(self, window: int) -> int:
         """The place in the stream at which a window begins."""
@@ -172,13 +172,13 @@ def permuted(place: int, count: int, key: int) -> int:
     while True:
         left, right = place >> half, place & mask
         for turn in range(ROUNDS):
-            left, right = right, left ^ (_hash(key, right * ROUNDS + turn) & mask)
+            left, right = right, left ^ (mixed(key, right * ROUNDS + turn) & mask)
         place = left << half | right
         if place < count:
             return place
 
 
-def _hash(key: int, value: int) -> int:
+def mixed(key: int, value: int) -> int:
     """64 well-mixed bits of two numbers (the finalizer of splitmix64)."""
     bits = (key * 0x9E3779B97F4A7C15 + value + 1) & WORD
     bits = ((bits ^ bits >> 30) * 0xBF58476D1CE4E5B9) & WORD

@@ -1,4 +1,4 @@
-"""From files of text and of rows to token shards: tokenized once, kept in the run folder, made again when they change."""
+"""From files of text and of rows to token shards: tokenized once, kept in the run folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from torchwright.train.data.documents import (
     Encoder,
     Report,
     RowsAs,
+    check_broken,
     read_documents,
+    read_report,
     write_documents,
 )
 from torchwright.train.data.rows import READERS, dataset_files, is_dataset, is_rows
@@ -100,6 +102,8 @@ def token_shards(
         key.update(maker.digest().encode())
         shards |= {path: cache / _rows_name(path, key.copy()) for path in rows}
     _tokenize_all(shards, maker, cache)
+    for path in rows:
+        check_broken(path, read_report(shards[path]), maker.how)
     return [shards.get(path, path) for path in files]
 
 
@@ -114,8 +118,8 @@ def kind_of(path: Path, text: Sequence[str]) -> Literal["text", "rows", "ids"]:
     raise DataError(
         f"{path} is neither text nor rows nor a token shard by its name",
         found=f"no reader for '{path.suffix or path.name}'",
-        allowed=f"{', '.join(text)} (plain text, all of it trained on), *{', *'.join(READERS)}, folders that `datasets` "
-        f"saved (rows), *{', *'.join(SHARD_SUFFIXES)} (token ids)",
+        allowed=f"{', '.join(text)} (plain text, all of it trained on), *{', *'.join(READERS)}, folders that "
+        f"`datasets` saved (rows), *{', *'.join(SHARD_SUFFIXES)} (token ids)",
         next=f"write its texts to *.txt, its rows to *.jsonl or its ids to *.npy; if it is plain text, add "
         f"'*{path.suffix}' to data.text"
         if path.suffix

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchwright.decoder.config import DecoderConfig
+from torchwright.train.data.batch import of_windows
 from torchwright.train.layout import Layout
 from torchwright.train.parallel.ring import INSIDE
 from torchwright.train.planning.accepted import run_fields
@@ -113,7 +114,7 @@ def count_step(config: DecoderConfig, job: Job, plan: LayoutPlan) -> Counted:
     optimizers, loss = Optimizers(model, run.optimizer, compiled=False), loss_function(model, compiled=False)
     batches = Batches(run, mesh, "cpu")
     windows_BT = torch.randint(config.vocabulary, (plan.micro_batch, job.context + 1))
-    micro_batches = [batches.prepare(windows_BT)] * plan.micro_batches
+    micro_batches = [batches.prepare(of_windows(windows_BT))] * plan.micro_batches
 
     def gradient_bytes() -> int:
         gradients(

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from torchwright.errors import TorchwrightError, unknown
+from torchwright.train.data.documents import COLUMNS, RowsAs
+from torchwright.train.data.forms import Form
 from torchwright.train.layout import Layout
 
 Precision = Literal[
@@ -65,11 +67,21 @@ class Model(Section):
         return self
 
 
-class Data(Section):
-    """What is read."""
+class Mixed(Section):
+    """One source of several."""
 
-    train: list[str] = Field(min_length=1)
-    """Text files, token shards (*.npy, *.safetensors), and globs of them."""
+    files: list[str] = Field(min_length=1)
+    weight: Rate
+    """Its share of the windows is its part of all weights."""
+
+
+class Data(Section):
+    """What is read. What is None by default was not there in the first version, whose checkpoints stay valid."""
+
+    train: list[str] = []
+    """Files of text or rows, folders that `datasets` saved, token shards, and globs of them."""
+    mixture: dict[str, Mixed] | None = None
+    """Several sources by name, in place of `train`."""
     validation: list[str] = []
     text: list[str] = ["*.txt", "*.text", "*.md"]
     """Names of files that are plain text, all of which is trained on; what is neither text nor shard is refused."""
@@ -79,6 +91,34 @@ class Data(Section):
     """Of the order of files and windows."""
     verify: bool = True
     """Whether shards are held against the `checksums.json` beside them when the run starts."""
+    packing: Literal["stream", "documents"] | None = None
+    """`stream`: all documents one after the other, cut into windows; `documents`: whole ones packed into windows, each
+    attending to itself alone. By default `documents` where a part of the tokens is not trained on, else `stream`."""
+    form: Form | None = None
+    """What rows hold; by default as their columns say."""
+    text_column: str | None = None
+    messages_column: str | None = None
+    prompt_column: str | None = None
+    completion_column: str | None = None
+    chosen_column: str | None = None
+    rejected_column: str | None = None
+    strict: bool | None = None
+    """Whether a broken row stops the run before it begins; by default it is counted, told and left out."""
+    ids: Literal["uint16", "uint32"] | None = None
+    """The type of bare token ids (*.bin)."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if bool(self.train) == bool(self.mixture):
+            raise ValueError("give either `train` or `mixture`")
+        return self
+
+    @property
+    def rows_as(self) -> RowsAs:
+        """How rows are read."""
+        given = {name: getattr(self, f"{name}_column") for name in COLUMNS}
+        columns = {name: column or name for name, column in given.items()}
+        return RowsAs(form=self.form, columns=columns, strict=bool(self.strict))
 
 
 class Optimizer(Section):
@@ -233,6 +273,11 @@ def check_run(run: Run) -> None:
             raise RunError(
                 f"windows of {context} tokens cannot be divided over cp={layout.cp} x tp={layout.tp} processes",
                 next=f"use a multiple of {layout.cp * layout.tp} as `context` and `decay_context`",
+            )
+        if run.data.begin_every and run.data.packing == "documents":
+            raise RunError(
+                "data.begin_every leads windows of a stream, and data.packing is 'documents'",
+                next="leave one of them out",
             )
         if run.data.begin_every and context == 1:
             raise RunError("data.begin_every leaves no room for text in windows of 1 token")

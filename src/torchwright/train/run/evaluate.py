@@ -13,10 +13,11 @@ from torch.distributed.tensor import DTensor
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.text import FolderTokenizer
-from torchwright.train.data.shards import Shards
+from torchwright.train.data.packing import PackedHeldOut
 from torchwright.train.data.streams import HeldOut
 from torchwright.train.model import Transformer
 from torchwright.train.run.config import Precision, Run, RunError
+from torchwright.train.run.corpus import Corpus
 from torchwright.train.run.precision import autocast
 from torchwright.train.run.setup import Batches
 from torchwright.train.run.step import LossFunction
@@ -28,16 +29,18 @@ PADDING = 64
 class Evaluator:
     """Measures the same held-out windows and continues the same prompts at every evaluation."""
 
-    def __init__(
-        self, run: Run, config: DecoderConfig, source: Path, shards: Shards | None, device: str
-    ) -> None:
+    def __init__(self, run: Run, config: DecoderConfig, source: Path, corpus: Corpus, device: str) -> None:
         """Raises `RunError` for prompts without a tokenizer, or longer than a window."""
         self.run, self.config, self.device = run, config, device
         self.windows = None
-        if shards is not None:
+        if corpus.validation is not None and corpus.packed:
+            self.windows = PackedHeldOut(
+                corpus.validation, run.context, run.evaluation.tokens, end=corpus.end
+            )
+        elif corpus.validation is not None:
             # A held-out window begins as a text does, if the model was told where texts begin.
             begin = config.bos if run.data.begin_every else None
-            self.windows = HeldOut(shards, run.context, run.evaluation.tokens, begin=begin)
+            self.windows = HeldOut(corpus.validation, run.context, run.evaluation.tokens, begin=begin)
         self.prompts: list[list[int]] = []
         if run.evaluation.prompts:
             if not (source / "tokenizer.json").is_file():

@@ -21,11 +21,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import decoder_config, read_decoder_config
 from torchwright.errors import TorchwrightError, first_line
+from torchwright.hub.chat_template import TEMPLATES
 from torchwright.stuck.watch import turn_on
 from torchwright.train.data.batch import WindowBatch
-from torchwright.train.data.shards import DataError, Shards, verify_shards
-from torchwright.train.data.streams import Windows
-from torchwright.train.data.text import expand, token_shards
 from torchwright.train.model import Transformer, explicit_attention, load_weights
 from torchwright.train.parallel import make_mesh, parallelize
 from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
@@ -44,6 +42,7 @@ COPIED = (
     "special_tokens_map.json",
     "generation_config.json",
     "LICENSE.txt",
+    *TEMPLATES,
 )
 
 
@@ -211,6 +210,8 @@ def _check_source(source: Path, files: dict[str, bytes]) -> None:
         f"{name} of the tokenizer"
         for name in sorted({*held, *files} - {CONFIG})
         if held.get(name) != files.get(name)
+        # Runs that were begun before training rendered chats have none.
+        and not (name in TEMPLATES and name not in held)
     ]
     if different:
         raise RunError(
@@ -294,55 +295,3 @@ class Batches:
             positions_BT=positions,
             documents_BS=documents_BT,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Streams:
-    """The run's token shards, opened."""
-
-    train: Shards
-    validation: Shards | None
-
-
-def open_data(run: Run, config: DecoderConfig, folder: Path, source: Path, out: Path) -> Streams:
-    """Tokenize what is text (the first process), verify checksums, map everything.
-
-    Raises `DataError` for data that cannot be read or is less than one window, `RunError` for a begin token that the
-    model does not have.
-    """
-    if run.data.begin_every and config.bos is None:
-        raise RunError(
-            "data.begin_every leads windows with the begin token, and the model has none",
-            next="set bos_token_id in the model's config.json, or begin_every = 0",
-        )
-    end = config.eos[0] if config.eos else None
-
-    def shard_paths() -> tuple[list[Path], list[Path]]:
-        train, validation = (
-            token_shards(expand(patterns, folder), run.data.text, source, end, out / "tokens")
-            for patterns in (run.data.train, run.data.validation)
-        )
-        if run.data.verify:
-            verify_shards([*train, *validation])
-        return train, validation
-
-    train, validation = on_first(shard_paths)
-    streams = Streams(
-        train=Shards(train, config.vocabulary),
-        validation=Shards(validation, config.vocabulary) if validation else None,
-    )
-    window = max(run.context, run.schedule.decay_context or 0)
-    if streams.train.tokens < window:
-        raise DataError(
-            f"the training data is less than one window of {window} tokens",
-            found=f"{streams.train.tokens:,} tokens in {len(train)} files",
-            next="use a shorter window, or give more data",
-        )
-    return streams
-
-
-def windows_of(run: Run, shards: Shards, context: int, begin: int | None, phase: int) -> Windows:
-    """The walk of a phase of the run over the training shards."""
-    return Windows(
-        shards, context, run.data.seed + 1000 * phase, begin=begin, begin_every=run.data.begin_every
-    )

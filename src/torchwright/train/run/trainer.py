@@ -19,11 +19,13 @@ from torchwright.devices.allocator import retain_where_possible
 from torchwright.errors import TorchwrightError
 from torchwright.ledger import Ledger
 from torchwright.stuck.watch import Beat
+from torchwright.train.data.mixture import Walk
 from torchwright.train.data.streams import ORDER, Windows
 from torchwright.train.model import save_folder
 from torchwright.train.run import checkpoint
 from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
 from torchwright.train.run.config import FREE, Run, changed_fields
+from torchwright.train.run.corpus import open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.learner import Learner
 from torchwright.train.run.metrics import RunMetrics, perplexity
@@ -33,8 +35,6 @@ from torchwright.train.run.setup import (
     Place,
     Signals,
     on_first,
-    open_data,
-    windows_of,
     write_source,
 )
 from torchwright.train.run.step import StepFigures
@@ -77,16 +77,16 @@ class Trainer:
             retain_where_possible()  # activations and gradients come back in the same sizes every step
         self.source = on_first(lambda: write_source(run, folder, out))
         self.config = read_decoder_config(self.source)
-        self.streams = open_data(run, self.config, folder, self.source, out)
+        self.corpus = open_data(run, self.config, folder, self.source, out)
         self.learner = Learner(run, self.config, folder, place.device)
         self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
-        self.evaluator = Evaluator(run, self.config, self.source, self.streams.validation, place.device)
+        self.evaluator = Evaluator(run, self.config, self.source, self.corpus, place.device)
         self.metrics = RunMetrics(out if place.first else None, steps=steps(run), live=live)
         self.signals, self.device = Signals(), get_device(place.device)
         self.peak_tflops = run.peak_tflops or on_first(lambda: _measured_peak(run, place.device))
         self.done, self.validation_loss = 0, None
         self._since = time.perf_counter(), 0
-        self._walks: dict[int, Windows] = {}
+        self._walks: dict[int, Walk] = {}
         self._compiled: set[int] = set()
 
     def resume(self) -> None:
@@ -131,6 +131,7 @@ class Trainer:
         figures = None
         with self.metrics, self.signals.noted():
             self.metrics.begin(self.done, world=self.place.world, torch=torch.__version__)
+            self._tell_broken()
             self._since = time.perf_counter(), self.done
             while self.done < last and not (figures and figures.leave):
                 figures = self.advance()
@@ -142,6 +143,17 @@ class Trainer:
             beat(math.inf)
             with patient(self.run.timeout_s):
                 return self._finish(figures)
+
+    def _tell_broken(self) -> None:
+        """The rows that are left out, by file."""
+        for file, report in self.corpus.reports.items():
+            if report.broken:
+                number, reason = report.listed[0]
+                self.metrics.event("broken_rows", file=file, broken=report.broken, rows=report.listed)
+                self.metrics.show(
+                    f"{file}: {report.broken:,} of {report.rows:,} rows are broken and left out, the first in row "
+                    f"{number}: {reason}"
+                )
 
     def advance(self) -> StepFigures:
         """One step, and its figures where they are due."""
@@ -167,10 +179,10 @@ class Trainer:
             self._show(step, figures)
         return figures
 
-    def _windows(self, step: ScheduledStep) -> Windows:
+    def _windows(self, step: ScheduledStep) -> Walk:
         if step.phase not in self._walks:
-            self._walks[step.phase] = windows_of(
-                self.run, self.streams.train, step.context, self.config.bos, step.phase
+            self._walks[step.phase] = walk_of(
+                self.run, self.corpus, step.context, self.config.bos, step.phase
             )
         return self._walks[step.phase]
 
@@ -261,7 +273,7 @@ class Trainer:
 
         assert self.run.qat is not None
         rows = max(1, self.run.qat.receipt_tokens // self.run.context)
-        shards = self.streams.validation or self.streams.train
+        shards = self.corpus.validation or next(iter(self.corpus.train.values()))
         ids_BT = Windows(shards, self.run.context, 0).batch(0, rows).ids_BT
         receipt = write_receipt(self.out / MODEL, ids_BT, self.run.qat, self.out)
         self.metrics.event("qat_receipt", **dataclasses.asdict(receipt))
@@ -287,12 +299,12 @@ class Trainer:
             facts={
                 "torch": torch.__version__,
                 "order": ORDER,
-                "train_tokens": self.streams.train.tokens,
-                "train_files": self.streams.train.digest(),
+                "train_tokens": self.corpus.tokens,
+                "train_files": self.corpus.digest(),
             },
         )
 
-    def _not_finite(self, step: ScheduledStep, figures: StepFigures, windows: Windows) -> TrainingStopped:
+    def _not_finite(self, step: ScheduledStep, figures: StepFigures, windows: Walk) -> TrainingStopped:
         self.checkpoints.wait()
         good = checkpoint.whole(self.checkpoints.folder)
         return TrainingStopped(

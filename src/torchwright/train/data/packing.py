@@ -1,0 +1,190 @@
+"""Whole documents packed into windows, each of which attends to itself alone.
+
+Who shares a window with whom changes nothing that is computed, so documents are packed once, as tightly as best-fit
+decreasing does (Ding et al., Fewer Truncations Improve Language Modeling, 2024), and windows are visited in another
+shuffle each epoch. Window number i of a run is a function of the seed and i alone, as in `streams.py`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from torchwright.train.data.batch import WindowBatch
+from torchwright.train.data.shards import DataError, Shards
+from torchwright.train.data.streams import mixed, permuted
+from torchwright.train.model.vocabulary import IGNORE
+
+SCANNED = 1 << 24
+"""Ids that are looked through at a time for the end token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """What is put into windows as a whole: documents, or parts of those that are longer than a window."""
+
+    shard_P: np.ndarray
+    start_P: np.ndarray
+    length_P: np.ndarray
+    """Places that it takes: one less than its tokens, of which the last is a label alone."""
+    cut: int = 0
+    """Documents of which the end is left out."""
+    dropped: int = 0
+    """Documents that are left out: of a single token, or with nothing left to train on."""
+
+
+class Packed:
+    """An endless walk over windows of whole documents, a source as `Windows`."""
+
+    def __init__(self, shards: Shards, context: int, seed: int, *, end: int | None) -> None:
+        """In shards that do not say where documents begin, one ends with each token `end`."""
+        self.shards, self.context, self.seed = shards, context, seed
+        self.pieces = cut_documents(shards, context, end)
+        if not len(self.pieces.length_P):
+            raise DataError(
+                "no document holds a token to predict",
+                found=", ".join(str(path) for path in shards.paths[:5]),
+                next="`torchwright data check` shows what is read",
+            )
+        self._order_P, self._first_W = pack(self.pieces.length_P, context)
+        self.count = len(self._first_W) - 1
+        """Windows of an epoch."""
+
+    def window(self, number: int) -> int:
+        """Which of the windows is visited as number `number`."""
+        epoch, place = divmod(number, self.count)
+        return permuted(place, self.count, mixed(self.seed, epoch))
+
+    def batch(self, first: int, rows: int) -> WindowBatch:
+        """Windows `first` … `first + rows`. Raises `DataError`, naming the shard, for an id that the model lacks."""
+        return stacked([self.row(self.window(number)) for number in range(first, first + rows)])
+
+    def row(self, window: int | None) -> np.ndarray:
+        """(3, T): ids, labels and where documents begin; what is left over is a document without labels.
+
+        None is a window without any.
+        """
+        row = np.zeros((3, self.context), np.int64)
+        row[1] = IGNORE
+        place = 0
+        for piece in () if window is None else self.held(window):
+            shard, start = int(self.pieces.shard_P[piece]), int(self.pieces.start_P[piece])
+            length = int(self.pieces.length_P[piece])
+            ids = self.shards.read(shard, start, length + 1)
+            trained = self.shards.trained(shard, start, length + 1)
+            here = slice(place, place + length)
+            row[0, here] = ids[:-1]
+            row[1, here] = np.where(trained[1:], ids[1:], IGNORE)
+            row[2, here] = place
+            place += length
+        row[2, place:] = place
+        return row
+
+    def held(self, window: int) -> np.ndarray:
+        """The pieces of a window, in their order."""
+        return self._order_P[self._first_W[window] : self._first_W[window + 1]]
+
+    def describe(self, first: int, rows: int) -> str:
+        """The files and places of a batch, for messages."""
+        firsts = [self.held(self.window(number))[0] for number in range(first, first + min(rows, 4))]
+        named = ", ".join(
+            f"{self.shards.paths[self.pieces.shard_P[piece]].name} at {self.pieces.start_P[piece]:,}"
+            for piece in firsts
+        )
+        return f"windows {first:,} to {first + rows - 1:,} ({named}{', …' if rows > 4 else ''})"
+
+
+class PackedHeldOut:
+    """The windows of documents that every evaluation reads: as many as `tokens` hold."""
+
+    def __init__(self, shards: Shards, context: int, tokens: int, *, end: int | None) -> None:
+        self._packed = Packed(shards, context, 0, end=end)
+        self.count = min(tokens // context, self._packed.count)
+
+    def batch(self, first: int, rows: int) -> WindowBatch:
+        """Windows `first` … `first + rows`; without labels where there is no window."""
+        numbers = range(first, first + rows)
+        return stacked(
+            [
+                self._packed.row(self._packed.window(number) if number < self.count else None)
+                for number in numbers
+            ]
+        )
+
+
+def stacked(rows: list[np.ndarray]) -> WindowBatch:
+    ids_BT, labels_BT, documents_BT = torch.from_numpy(np.stack(rows, 1))
+    return WindowBatch(ids_BT=ids_BT, labels_BT=labels_BT, documents_BT=documents_BT)
+
+
+def cut_documents(shards: Shards, context: int, end: int | None) -> Pieces:
+    """The documents of all shards, none longer than a window.
+
+    One that is longer becomes several where all of it is trained on; else what follows the window is left out, since
+    it would be answers to what is not seen.
+    """
+    found: list[tuple[int, int, int]] = []
+    cut = dropped = 0
+    for shard, size in enumerate(shards.sizes):
+        starts = shards.starts(shard)
+        starts = _scanned(shards, shard, end) if starts is None else starts
+        lengths = np.diff(starts, append=size) - 1
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+            if 0 < length <= context:
+                found.append((shard, start, length))
+                continue
+            if length > 0 and shards.trained(shard, start + 1, length).all():
+                found.extend(
+                    (shard, start + place, min(context, length - place))
+                    for place in range(0, length, context)
+                )
+            elif length > 0 and shards.trained(shard, start + 1, context).any():
+                found.append((shard, start, context))
+                cut += 1
+            else:
+                dropped += 1
+    shard_P, start_P, length_P = np.array(found, np.int64).reshape(-1, 3).T
+    return Pieces(shard_P=shard_P, start_P=start_P, length_P=length_P, cut=cut, dropped=dropped)
+
+
+def _scanned(shards: Shards, shard: int, end: int | None) -> np.ndarray:
+    """Where documents begin that end with `end`."""
+
+    def ends() -> Iterator[np.ndarray]:
+        for place in range(0, shards.sizes[shard], SCANNED):
+            yield place + np.flatnonzero(shards.read(shard, place, SCANNED) == end)
+
+    starts = np.concatenate([[0], *(some + 1 for some in ends())]).astype(np.int64)
+    return starts[starts < shards.sizes[shard]]
+
+
+def pack(length_P: np.ndarray, context: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pieces in the order in which windows hold them, and where each window's begin, one more for the last one's end.
+
+    Best-fit decreasing: the longest first, each into the window that it leaves the least room in.
+    """
+    room_of: dict[int, list[int]] = {}  # room left → windows
+    rooms: list[int] = []  # that any window has, rising
+    window_P = np.empty(len(length_P), np.int64)
+    count = 0
+    order = np.argsort(-length_P, kind="stable")
+    for piece, length in zip(order.tolist(), length_P[order].tolist(), strict=True):
+        at = bisect_left(rooms, length)
+        if at == len(rooms):
+            window, room, count = count, context, count + 1
+        else:
+            room = rooms[at]
+            window = room_of[room].pop()
+            if not room_of[room]:
+                del rooms[at], room_of[room]
+        window_P[piece] = window
+        if left := room - length:
+            if left not in room_of:
+                insort(rooms, left)
+            room_of.setdefault(left, []).append(window)
+    order_P = np.argsort(window_P, kind="stable")
+    return order_P, np.searchsorted(window_P[order_P], np.arange(count + 1))

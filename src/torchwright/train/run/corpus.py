@@ -1,0 +1,143 @@
+"""The run's data, opened: sources of training windows, held-out windows, and what became of their rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchwright.decoder.config import DecoderConfig
+from torchwright.train.data.documents import Report, read_report
+from torchwright.train.data.mixture import Mixture, Walk
+from torchwright.train.data.packing import Packed
+from torchwright.train.data.rows import is_rows
+from torchwright.train.data.shards import DataError, Shards, verify_shards
+from torchwright.train.data.streams import Windows
+from torchwright.train.data.text import expand, token_shards
+from torchwright.train.run.config import Run, RunError
+from torchwright.train.run.setup import on_first
+
+ONE = "train"
+"""The name of the only source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """The run's token shards, opened."""
+
+    train: dict[str, Shards]
+    """By the sources' names."""
+    validation: Shards | None
+    packed: bool
+    """Whether windows hold whole documents."""
+    end: int | None
+    """The token that ends documents in shards that do not say where they begin."""
+    reports: dict[str, Report]
+    """What became of the rows of each file that holds any."""
+
+    @property
+    def tokens(self) -> int:
+        """Of all training shards."""
+        return sum(shards.tokens for shards in self.train.values())
+
+    def digest(self) -> str:
+        """Of what training windows hold."""
+        each = {name: shards.digest() for name, shards in self.train.items()}
+        if list(each) == [ONE]:
+            return each[ONE]
+        return hashlib.sha256(repr(sorted(each.items())).encode()).hexdigest()[:16]
+
+
+def open_data(run: Run, config: DecoderConfig, folder: Path, source: Path, out: Path) -> Corpus:
+    """Tokenize what is text or rows (the first process), verify checksums, map everything.
+
+    Raises `DataError` for data that cannot be read or is less than one window, `RunError` for a begin token that the
+    model does not have.
+    """
+    if run.data.begin_every and config.bos is None:
+        raise RunError(
+            "data.begin_every leads windows with the begin token, and the model has none",
+            next="set bos_token_id in the model's config.json, or begin_every = 0",
+        )
+    end = config.eos[0] if config.eos else None
+    sources = {ONE: run.data.train}
+    if run.data.mixture is not None:
+        sources = {name: mixed.files for name, mixed in run.data.mixture.items()}
+
+    def shard_paths() -> tuple[dict[str, list[Path]], list[Path], dict[str, Report]]:
+        reports: dict[str, Report] = {}
+
+        def shards_of(patterns: Sequence[str]) -> list[Path]:
+            files = expand(patterns, folder)
+            paths = token_shards(files, run.data.text, source, end, out / "tokens", run.data.rows_as)
+            reports.update(
+                (str(file), read_report(shard))
+                for file, shard in zip(files, paths, strict=True)
+                if is_rows(file)
+            )
+            if run.data.verify:
+                verify_shards(paths)
+            return paths
+
+        train = {name: shards_of(patterns) for name, patterns in sources.items()}
+        return train, shards_of(run.data.validation), reports
+
+    train, validation, reports = on_first(shard_paths)
+    opened = {name: Shards(paths, config.vocabulary, run.data.ids) for name, paths in train.items()}
+    held_out = Shards(validation, config.vocabulary, run.data.ids) if validation else None
+    corpus = Corpus(
+        train=opened,
+        validation=held_out,
+        packed=_packed(run, [*opened.values(), *([held_out] if held_out else [])]),
+        end=end,
+        reports=reports,
+    )
+    window = max(run.context, run.schedule.decay_context or 0)
+    for shards in () if corpus.packed else corpus.train.values():
+        if shards.tokens < window:
+            raise DataError(
+                f"the training data is less than one window of {window} tokens",
+                found=f"{shards.tokens:,} tokens in {len(shards.paths)} files",
+                next="use a shorter window, or give more data",
+            )
+    return corpus
+
+
+def _packed(run: Run, opened: Sequence[Shards]) -> bool:
+    """Whether windows hold whole documents: as the run says, else where a part of the tokens is not trained on."""
+    partly = any(shards.partly_trained() for shards in opened)
+    if partly and run.data.packing == "stream":
+        raise RunError(
+            "a part of the data's tokens is not trained on, and data.packing is 'stream'",
+            found="conversations or completions, which a stream would cut off from what they answer",
+            next="set data.packing = 'documents', or leave it out",
+        )
+    if partly and run.data.begin_every:
+        raise RunError(
+            "data.begin_every leads windows of a stream, and a part of the data's tokens is not trained on",
+            next="leave begin_every out: a chat template writes the begin token itself",
+        )
+    return partly or run.data.packing == "documents"
+
+
+def walk_of(run: Run, corpus: Corpus, context: int, begin: int | None, phase: int) -> Walk:
+    """The walk of a phase of the run over its training data."""
+    walks: dict[str, Walk] = {
+        name: Packed(shards, context, _seed(run, phase), end=corpus.end)
+        if corpus.packed
+        else windows_of(run, shards, context, begin, phase)
+        for name, shards in corpus.train.items()
+    }
+    if run.data.mixture is None:
+        return walks[ONE]
+    return Mixture(walks, {name: mixed.weight for name, mixed in run.data.mixture.items()})
+
+
+def windows_of(run: Run, shards: Shards, context: int, begin: int | None, phase: int) -> Windows:
+    """The walk of a phase of the run over one source's stream."""
+    return Windows(shards, context, _seed(run, phase), begin=begin, begin_every=run.data.begin_every)
+
+
+def _seed(run: Run, phase: int) -> int:
+    return run.data.seed + 1000 * phase
