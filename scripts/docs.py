@@ -138,8 +138,16 @@ def _helps() -> Iterator[tuple[str, str]]:
     """(title, help text) of the command, then of its verbs."""
     top = _context(cli, "torchwright", None)
     yield "torchwright", cli.get_help(top)
-    for name, command in cli.commands.items():
-        yield f"torchwright {name}", command.get_help(_context(command, name, top))
+    yield from _below(cli, "torchwright", top)
+
+
+def _below(group: click.Group, title: str, above: click.Context) -> Iterator[tuple[str, str]]:
+    """(title, help text) of a group's commands, and of theirs."""
+    for name, command in group.commands.items():
+        context = _context(command, name, above)
+        yield f"{title} {name}", command.get_help(context)
+        if isinstance(command, click.Group):
+            yield from _below(command, f"{title} {name}", context)
 
 
 def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:

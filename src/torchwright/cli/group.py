@@ -10,6 +10,7 @@ import click
 
 from torchwright.cli import (
     bench,
+    data,
     doctor,
     ett,
     generate,
@@ -35,6 +36,7 @@ VERBS = (
     serve,
     plan_layout,
     prove,
+    data,
     train,
     ett,
     why_stuck,

@@ -130,8 +130,7 @@ def cut_documents(shards: Shards, context: int, end: int | None) -> Pieces:
     found: list[tuple[int, int, int]] = []
     cut = dropped = 0
     for shard, size in enumerate(shards.sizes):
-        starts = shards.starts(shard)
-        starts = _scanned(shards, shard, end) if starts is None else starts
+        starts = document_starts(shards, shard, end)
         lengths = np.diff(starts, append=size) - 1
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
             if 0 < length <= context:
@@ -151,8 +150,11 @@ def cut_documents(shards: Shards, context: int, end: int | None) -> Pieces:
     return Pieces(shard_P=shard_P, start_P=start_P, length_P=length_P, cut=cut, dropped=dropped)
 
 
-def _scanned(shards: Shards, shard: int, end: int | None) -> np.ndarray:
-    """Where documents begin that end with `end`."""
+def document_starts(shards: Shards, shard: int, end: int | None) -> np.ndarray:
+    """Where the documents of a shard begin; in one that does not say, each ends with a token `end`."""
+    told = shards.starts(shard)
+    if told is not None:
+        return told
 
     def ends() -> Iterator[np.ndarray]:
         for place in range(0, shards.sizes[shard], SCANNED):

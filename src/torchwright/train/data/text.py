@@ -97,7 +97,7 @@ def token_shards(
     key = hashlib.sha256(f"{file_digest(tokenizer_file)} {end}".encode())
     shards = {path: cache / _shard_name(path, key.copy()) for path in made if kinds[path] == "text"}
     rows = [path for path in made if kinds[path] == "rows"]
-    maker = _Maker(tokenizer_folder, end, how or RowsAs())
+    maker = Maker(tokenizer_folder, end, how or RowsAs())
     if rows:
         key.update(maker.digest().encode())
         shards |= {path: cache / _rows_name(path, key.copy()) for path in rows}
@@ -138,7 +138,7 @@ def _rows_name(path: Path, key: hashlib._Hash) -> str:
     return f"{path.stem[:40]}-{key.hexdigest()[:16]}.safetensors"
 
 
-class _Maker:
+class Maker:
     """Shards of files, by one tokenizer."""
 
     def __init__(self, folder: Path, end: int | None, how: RowsAs) -> None:
@@ -164,7 +164,7 @@ class _Maker:
             return file_digest(new)
 
 
-def _tokenize_all(shards: dict[Path, Path], maker: _Maker, cache: Path) -> None:
+def _tokenize_all(shards: dict[Path, Path], maker: Maker, cache: Path) -> None:
     """Make the shards (text → shard) that are not there yet, each with its checksum."""
     cache.mkdir(parents=True, exist_ok=True)
     known = read_checksums(cache)

@@ -1,0 +1,225 @@
+"""`torchwright data`: training data looked at, and made into shards, before a run."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchwright.cli.options import json_option
+from torchwright.cli.printing import console, print_json
+from torchwright.errors import WorkloadError
+from torchwright.process.interrupts import importing
+
+if TYPE_CHECKING:
+    from torchwright.train.run.config import Run
+    from torchwright.train.run.survey import FileSurvey
+
+BROKEN_SHOWN = 5
+
+
+def _what(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the run that is looked at, and its folder: a run file's, or that of files for a model."""
+
+    @functools.wraps(command)
+    def resolved(
+        what: tuple[str, ...],
+        model: Path | None,
+        context: int | None,
+        settings: tuple[str, ...],
+        **rest: Any,
+    ) -> Any:
+        return command(*_run(what, model, context, settings), **rest)
+
+    for option in (
+        click.option(
+            "--set",
+            "settings",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="A field of the run file's [data], as JSON or text. Repeatable.",
+        ),
+        click.option("--context", type=click.IntRange(min=1), metavar="N", help="FILES: tokens of a window."),
+        click.option(
+            "--model",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            metavar="FOLDER",
+            show_default="the bundled one",
+            help="FILES: whose tokenizer and chat template they are read with.",
+        ),
+        click.argument("what", metavar="RUN.toml|FILES...", nargs=-1, required=True),
+    ):
+        resolved = option(resolved)
+    return resolved
+
+
+@click.group("data")
+def command() -> None:
+    """Look at training data, and make shards of it.
+
+    It is that of RUN.toml, or FILES (globs and folders too) that a model is to be trained on. docs/train.md says which
+    forms are read.
+    """
+
+
+@command.command("check")
+@_what
+@click.option("--strict", is_flag=True, help="Exit code 2 where a row is broken, as where a file is refused.")
+@json_option
+def check(run: Run, folder: Path, strict: bool, as_json: bool) -> int:
+    """Say what is read, skipped and refused, with the line of each broken row. Writes nothing."""
+    from torchwright.train.run.survey import survey
+
+    found = survey(run, folder)
+    if as_json:
+        print_json({"context": run.context, "files": found})
+    else:
+        _print_survey(found, run.context)
+    return 2 if any(seen.refused or (strict and seen.report.broken) for seen in found) else 0
+
+
+@command.command("show")
+@_what
+@click.option(
+    "--window",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="I",
+    help="Which one, in the order of training.",
+)
+@json_option
+def show(run: Run, folder: Path, window: int, as_json: bool) -> None:
+    """Show a window as the model sees it: documents, positions, and the tokens that are trained on.
+
+    Tokens are kept where the run keeps them; those of FILES go again.
+    """
+    from torchwright.train.run.sample import sample
+
+    with tempfile.TemporaryDirectory() as temporary:
+        if not run.out:
+            run = run.model_copy(update={"out": temporary})
+        found = sample(run, folder, window)
+    if as_json:
+        print_json(found)
+        return
+    from rich.text import Text
+
+    screen = console()
+    filled = f"{found.tokens:,} of {run.context:,} places hold tokens, {found.labels:,} labels"
+    screen.print(f"{found.where}: {filled}", markup=False)
+    for segment in found.segments:
+        name = f"document {segment.document}, position {segment.position}, {len(segment.ids)} tokens, "
+        screen.print(Text(name + ("trained on" if segment.trained else "not trained on"), "cyan"))
+        text = segment.text or " ".join(map(str, segment.ids))
+        screen.print(Text(text, "bold green" if segment.trained else "dim"))
+
+
+@command.command("pack")
+@_what
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="Where the shards go."
+)
+@click.option("--strict", is_flag=True, help="Stop at the first broken row.")
+@json_option
+def pack(run: Run, folder: Path, out: Path, strict: bool, as_json: bool) -> None:
+    """Write token shards with masks and document starts, which a run reads without a tokenizer."""
+    from torchwright.train.run.survey import pack as write
+
+    if strict:
+        run = run.model_copy(update={"data": run.data.model_copy(update={"strict": True})})
+    made = write(run, folder, out)
+    if as_json:
+        print_json([{"shard": path, "report": report} for path, report in made])
+        return
+    for path, report in made:
+        told = ""
+        if report is not None:
+            told = f": {report.documents:,} documents, {report.tokens:,} tokens"
+            told += f", {report.broken:,} broken rows left out"
+        console().print(f"{path}{told}", markup=False, soft_wrap=True)
+
+
+def _run(
+    what: tuple[str, ...], model: Path | None, context: int | None, settings: tuple[str, ...]
+) -> tuple[Run, Path]:
+    """The run, and the folder that its paths start from. That of files has no `out`."""
+    with importing():
+        from torchwright.train.run.config import parse_run, read_run
+        from torchwright.workloads.texts import BUNDLED
+
+    fields = dict(_setting(text) for text in settings)
+    if len(what) == 1 and what[0].endswith(".toml"):
+        if model is not None or context is not None:
+            raise WorkloadError(
+                "--model and --context are for files", found=what[0], next="change the run file"
+            )
+        path = Path(what[0])
+        run = read_run(path)
+        if fields:
+            told = run.model_dump(mode="json", exclude_none=True)
+            run = parse_run({**told, "data": {**told["data"], **fields}}, str(path))
+        return run, path.parent
+    size = context or 1024
+    data = {"train": list(what), **fields}
+    described = {"out": "", "tokens": size, "batch_tokens": size, "context": size, "precision": "fp32"}
+    described |= {"model": {"folder": str((model or BUNDLED).absolute())}, "data": data}
+    return parse_run(described, "the command line"), Path.cwd()
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise WorkloadError(f"--set takes NAME=VALUE, not '{text}'")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _print_survey(found: list[FileSurvey], context: int) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = console()
+    table = Table(box=None, padding=(0, 1))
+    for name in (
+        "file",
+        "of",
+        "holds",
+        "rows",
+        "empty",
+        "broken",
+        "documents",
+        "tokens",
+        "trained",
+        f"over {context}",
+    ):
+        table.add_column(name, justify="left" if name in ("file", "of", "holds") else "right")
+    for seen in found:
+        report = seen.report
+        counts = [report.rows, report.empty, report.broken, report.documents, report.tokens, report.trained]
+        counts.append(seen.longer)
+        holds = report.form or seen.holds
+        table.add_row(Text(seen.file.name), Text(seen.source), holds, *(f"{count:,}" for count in counts))
+    screen.print(table)
+    for seen in found:
+        for number, reason in seen.report.listed[:BROKEN_SHOWN]:
+            screen.print(f"{seen.file}:{number}: {reason}", markup=False, style="yellow", soft_wrap=True)
+        if (more := seen.report.broken - BROKEN_SHOWN) > 0:
+            told = f"{seen.file}: {more:,} broken rows more; --json lists up to 100"
+            screen.print(told, markup=False, style="yellow")
+        if seen.refused:
+            screen.print(f"refused: {seen.refused}", markup=False, style="bold red", soft_wrap=True)
+    lengths: dict[int, int] = {}
+    for seen in found:
+        for power, count in seen.lengths.items():
+            lengths[power] = lengths.get(power, 0) + count
+    for power, count in sorted(lengths.items()):
+        bar = "█" * -(-40 * count // max(lengths.values()))
+        screen.print(f"up to {power:>9,} tokens {count:>12,} {bar}", markup=False)
