@@ -50,7 +50,7 @@ def test_what_a_fault_leaves_is_continued(
         assert "File too large" in told
         assert "step-00000002" in told
         assert not list((run.parent / "out" / "checkpoints").glob("*.new"))
-    train(run, resume=True, live=False)
+    train(run, live=False)
     assert_same(state(checkpoints(run)[-1]), state(checkpoints(uninterrupted)[-1]))
     assert losses(run) == losses(uninterrupted)
 

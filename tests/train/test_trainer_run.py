@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -15,8 +16,9 @@ from runs import BUNDLED, CONFIG, assert_same, checkpoints, losses, make_run, st
 import torchwright as tw
 from torchwright.errors import TorchwrightError
 from torchwright.train.data.shards import DataError
-from torchwright.train.run.checkpoint import CheckpointError
+from torchwright.train.run.checkpoint import FOLDER, CheckpointError, whole
 from torchwright.train.run.config import RunError, read_run
+from torchwright.train.run.folder import hold
 from torchwright.train.run.loop import train
 from torchwright.train.run.metrics import read_figures
 from torchwright.train.run.setup import write_source
@@ -97,13 +99,42 @@ def test_continuing_from_a_folder_starts_with_its_weights(tmp_path: Path) -> Non
     torch.testing.assert_close(one, two, atol=1e-4, rtol=0)
 
 
-def test_a_run_folder_is_never_begun_twice(tmp_path: Path) -> None:
+def test_a_run_begun_anew_moves_the_one_before_aside(tmp_path: Path) -> None:
+    run = make_run(tmp_path, tokens=512)
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        train(run, resume=True, live=False)
+    for aside in (1, 2):
+        outcome = train(run, live=False)
+        before = state(checkpoints(run)[-1])
+        assert train(run, live=False).loss is None, "it was at its end, and goes no further"
+        assert outcome.steps == train(run, fresh=True, live=False).steps == 2
+        assert_same(state(whole(tmp_path / f"out.{aside}" / FOLDER)[-1]), before)
+        assert_same(state(checkpoints(run)[-1]), before)
+    shutil.rmtree(tmp_path / "out" / FOLDER)
+    with pytest.raises(CheckpointError, match="a trained model and no checkpoint"):
+        train(run, live=False)
+
+
+def test_what_torchrun_starts_again_is_not_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(tmp_path, tokens=512)
     train(run, live=False)
-    with pytest.raises(CheckpointError, match="holds a run already"):
-        train(run, live=False)
-    with pytest.raises(CheckpointError, match="no checkpoint"):
-        train(make_run(tmp_path / "new"), resume=True, live=False)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert train(run, fresh=True, live=False).loss is None
+    assert not (tmp_path / "out.1").exists()
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path, tokens=512)
+    (tmp_path / "out").mkdir()
+    with contextlib.ExitStack() as held:
+        hold(tmp_path / "out", held)
+        for fresh in (False, True):
+            with pytest.raises(RunError, match="another run is at work in"):
+                train(run, fresh=fresh, live=False)
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["lock"]
+    assert train(run, live=False).model
 
 
 def test_a_run_folder_begun_with_another_model_is_not_taken_as_it_is(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def make(parent: Path, prefix: str) -> Folder:
         lock = -1
         try:
             lock = os.open(path, os.O_RDONLY)
-            held = _lock(lock)
+            held = try_lock(lock)
             if held is None or (held and path.is_dir()):  # a file system without locks is never swept
                 return Folder(path, lock)
         except FileNotFoundError:
@@ -79,7 +79,7 @@ def dead(parent: Path, prefix: str) -> Iterator[Path]:
         except OSError:  # no folder, not ours to read, or gone meanwhile
             continue
         try:
-            if os.fstat(lock).st_uid == os.getuid() and _lock(lock):
+            if os.fstat(lock).st_uid == os.getuid() and try_lock(lock):
                 yield path
         finally:
             os.close(lock)
@@ -107,7 +107,7 @@ def _has_locks() -> bool:
     return importlib.util.find_spec("fcntl") is not None
 
 
-def _lock(descriptor: int) -> bool | None:
+def try_lock(descriptor: int) -> bool | None:
     """Whether the lock was free and is held now; None where the file system has no locks."""
     import fcntl
 

@@ -156,7 +156,7 @@ class Checkpoints:
             f"the checkpoint of step {step} could not be written to {self.folder}",
             found=_reason(error),
             allowed=f"the last good one is {last[-1]}" if last else None,
-            next="free some space, then `torchwright train RUN.toml --resume`",
+            next="free some space, then start the same command again",
         )
 
 
@@ -218,7 +218,7 @@ def _damaged(folder: Path, name: str, reason: str) -> CheckpointError:
         f"the checkpoint {folder} is damaged: {name}",
         found=reason,
         allowed=f"the last one before it is {others[-1]}" if others else None,
-        next=f"move {folder} away and run `torchwright train RUN.toml --resume` again; nothing was overwritten",
+        next=f"move {folder} away and start the same command again; nothing was overwritten",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 from collections.abc import Callable
@@ -12,19 +13,20 @@ import torch.distributed as dist
 
 from torchwright.ledger import Ledger, process_started
 from torchwright.stuck.watch import Beat, Watch
-from torchwright.train.run import checkpoint
-from torchwright.train.run.checkpoint import CheckpointError
 from torchwright.train.run.config import read_run
+from torchwright.train.run.folder import begin
 from torchwright.train.run.patience import patient
 from torchwright.train.run.setup import Place, check_alike, on_first, processes
-from torchwright.train.run.trainer import MODEL, Trainer, TrainingOutcome, TrainingStopped
+from torchwright.train.run.trainer import Trainer, TrainingOutcome, TrainingStopped
 
 STUCK = "stuck"
 """The part of a run folder that holds what the processes recorded before they got stuck."""
 
 
-def train(path: Path, *, resume: bool = False, live: bool = True) -> TrainingOutcome:
-    """Train what a run file describes; `resume` continues from its last checkpoint, bit for bit.
+def train(path: Path, *, fresh: bool = False, resume: bool = False, live: bool = True) -> TrainingOutcome:
+    """Train what a run file describes, from its last checkpoint on where there is one, bit for bit.
+
+    `fresh` moves an earlier run aside and begins anew; `resume` insists on a checkpoint.
 
     Raises children of `TorchwrightError` for what a user can mend; nothing that was there is overwritten then.
     """
@@ -32,10 +34,11 @@ def train(path: Path, *, resume: bool = False, live: bool = True) -> TrainingOut
     if run.threads is not None:
         torch.set_num_threads(run.threads)
     out = path.parent / run.out
-    with processes(run.timeout_s) as place:
+    with processes(run.timeout_s) as place, contextlib.ExitStack() as held:
         check_alike(run)
         run.parallel.check_processes(place.world)
-        launch = on_first(lambda: _begin(out, resume))
+        # A name that no other start has, and whether there is something to go on from.
+        launch, there = on_first(lambda: (secrets.token_hex(8), begin(out, held, fresh=fresh, resume=resume)))
         with Ledger(
             out, rank=place.rank, world=place.world, launch=launch, started=process_started()
         ) as ledger:
@@ -43,7 +46,7 @@ def train(path: Path, *, resume: bool = False, live: bool = True) -> TrainingOut
             def whole_run(beat: Beat) -> TrainingOutcome:
                 with ledger.phase("start"), patient(run.timeout_s):
                     trainer = Trainer(run, path.parent, out, place, ledger, live=live)
-                    if resume:
+                    if there:
                         trainer.resume()
                 return trainer.go(beat)
 
@@ -67,23 +70,5 @@ def _watched(
         raise TrainingStopped(
             "the processes lost each other",
             found=str(error).splitlines()[0],
-            next=f"`torchwright why-stuck {folder}` says why; `--resume` continues from the last checkpoint",
+            next=f"`torchwright why-stuck {folder}` says why; the same command continues from the last checkpoint",
         ) from error
-
-
-def _begin(out: Path, resume: bool) -> str:
-    """Make the run folder, unless it holds what this start must not touch; a name that no other start has."""
-    there = checkpoint.whole(out / checkpoint.FOLDER)
-    if resume and not there:
-        raise CheckpointError(
-            f"--resume: there is no checkpoint in {out / checkpoint.FOLDER}",
-            next="leave --resume out to start anew",
-        )
-    if not resume and (there or (out / MODEL).exists()):
-        raise CheckpointError(
-            f"the run folder {out} holds a run already",
-            found=str(there[-1] if there else out / MODEL),
-            next="continue it with --resume, or set another `out` in the run file",
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    return secrets.token_hex(8)

@@ -27,6 +27,7 @@ from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Descr
 from torchwright.train.run.config import FREE, Run, changed_fields
 from torchwright.train.run.corpus import open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
+from torchwright.train.run.folder import MODEL
 from torchwright.train.run.learner import Learner
 from torchwright.train.run.metrics import RunMetrics, perplexity
 from torchwright.train.run.patience import patient
@@ -39,9 +40,6 @@ from torchwright.train.run.setup import (
 )
 from torchwright.train.run.step import StepFigures
 from torchwright.train.shape import Shape
-
-MODEL = "model"
-"""The part of a run folder that holds the trained model."""
 
 
 class TrainingStopped(TorchwrightError):
@@ -109,7 +107,7 @@ class Trainer:
                 f"the checkpoint {folder} is of another run",
                 found="; ".join(different),
                 allowed=f"changes of {', '.join(FREE)}",
-                next="set the old values, or another `out` for a run of its own",
+                next="set the old values, or another `out` for a run of its own, or begin anew with --fresh",
             )
         if described.step > steps(self.run):
             raise CheckpointError(
@@ -311,7 +309,7 @@ class Trainer:
             f"step {step.number + 1} has a loss of {figures.loss} and a gradient norm of {figures.grad_norm}",
             found=f"its batch: {windows.describe(step.first, step.rows)}; {step.tokens:,} tokens were seen before it",
             allowed=f"the last good checkpoint is {good[-1]}" if good else "no checkpoint was written yet",
-            next="look at the batch, lower optimizer.lr or clip, and continue with --resume",
+            next="look at the batch, lower optimizer.lr or clip, and start the same command again",
         )
 
 

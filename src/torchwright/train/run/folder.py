@@ -1,0 +1,70 @@
+"""The run's folder: one run at a time holds it, and a start begins it, goes on with it or moves it aside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from torchwright.process.folders import try_lock
+from torchwright.train.run import checkpoint
+from torchwright.train.run.checkpoint import CheckpointError
+from torchwright.train.run.config import RunError
+
+MODEL = "model"
+"""The part of a run folder that holds the trained model."""
+LOCK = "lock"
+
+
+def begin(out: Path, held: contextlib.ExitStack, *, fresh: bool, resume: bool) -> bool:
+    """Make or take the run folder for as long as `held` lasts; whether there is a checkpoint to go on from.
+
+    `fresh` moves what an earlier run left aside; `resume` insists on a checkpoint. Raises `CheckpointError` for a
+    folder that this start must not touch, and `RunError` while another run holds it.
+    """
+    if fresh and not _restarted():
+        _move_aside(out)
+    there = checkpoint.whole(out / checkpoint.FOLDER)
+    if resume and not there:
+        raise CheckpointError(
+            f"--resume: there is no checkpoint in {out / checkpoint.FOLDER}",
+            next="leave --resume out to start anew",
+        )
+    if not there and (out / MODEL).exists():
+        raise CheckpointError(
+            f"the run folder {out} holds a trained model and no checkpoint to go on from",
+            found=str(out / MODEL),
+            next="move it aside with --fresh, or set another `out` in the run file",
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    hold(out, held)
+    return bool(checkpoint.whole(out / checkpoint.FOLDER))
+
+
+def hold(out: Path, held: contextlib.ExitStack) -> None:
+    """Lock the folder until `held` ends or this process does, however it ends; raises `RunError` where another has it."""
+    lock = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    held.callback(os.close, lock)
+    if try_lock(lock) is False:
+        raise RunError(
+            f"another run is at work in {out}",
+            next="wait for it or stop it, or set another `out` in the run file",
+        )
+
+
+def _restarted() -> bool:
+    """Whether torchrun started this again after a failure: what was begun anew by then is not to be moved aside."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def _move_aside(out: Path) -> None:
+    """Rename the folder to the first free name `OUT.1`, `OUT.2`, …; nothing of it is lost."""
+    out = out.resolve()
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    with contextlib.ExitStack() as held:
+        hold(out, held)
+        number = 1
+        while (aside := out.with_name(f"{out.name}.{number}")).exists():
+            number += 1
+        out.rename(aside)
