@@ -36,6 +36,6 @@ def command(run: Path, fresh: bool, resume: bool, quiet: bool, as_json: bool) ->
 
     outcome = train(run, fresh=fresh, resume=resume, live=not quiet)
     if int(os.environ.get("RANK", "0")) == 0:
-        title = "Trained" if outcome.model else "Saved, and left as asked; the same command goes on"
+        title = "Trained" if outcome.signal is None else "Saved, and left as asked; the same command goes on"
         print_result(title, dataclasses.asdict(outcome), as_json)
     return 0 if outcome.signal is None else SIGNALLED + outcome.signal

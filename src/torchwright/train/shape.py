@@ -150,6 +150,11 @@ class Shape:
         layers = sum(self.layer(kind).active * count for kind, count in Counter(self.kinds).items())
         return layers + self.embedding + self.head + self.config.model
 
+    @property
+    def matrices(self) -> int:
+        """Parameters in a matrix product that one token passes through."""
+        return self.active_parameters - self.embedding * (0 if self.config.tied else 1)
+
     def keys(self, kind: Kind, context: int) -> float:
         """Keys that a query sees, averaged over a causal sequence of `context` tokens."""
         window = min(kind.window or context, context)
@@ -165,6 +170,5 @@ class Shape:
         Six for each parameter in a matrix product, and attention as if nothing were masked; recomputation is not
         counted. torchtitan counts the same.
         """
-        matrices = self.active_parameters - self.embedding * (0 if self.config.tied else 1)
         seen = sum(min(kind.window or context, context) for kind in self.kinds)
-        return 6 * matrices + 12 * self.q_width * seen
+        return 6 * self.matrices + 12 * self.q_width * seen

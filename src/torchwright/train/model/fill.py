@@ -10,14 +10,17 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
 from torchwright.decoder.config import DecoderConfig
+from torchwright.train.model.four_bit import FourBit
 
 DEVIATION = 0.02
 
 
 @torch.no_grad()
-def fill(parameter: torch.Tensor, full: torch.Tensor) -> None:
-    """Copy `full`, or this process's part of it, into `parameter`."""
-    if isinstance(parameter, DTensor):
+def fill(parameter: torch.Tensor | FourBit, full: torch.Tensor) -> None:
+    """Copy `full`, or this process's part of it, into `parameter`; a frozen matrix takes what it can hold."""
+    if isinstance(parameter, FourBit):
+        parameter.pack(full)
+    elif isinstance(parameter, DTensor):
         parameter.to_local().copy_(own_part(full, parameter))
     else:
         parameter.copy_(full)

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.files import INDEX
 from torchwright.hub.folder import model_files, read_object
 from torchwright.train.model.fill import fill, whole
+from torchwright.train.model.four_bit import FourBit
 from torchwright.train.model.transformer import Transformer
 
 SHARD_BYTES = 4 * 2**30
@@ -99,7 +100,8 @@ def load_weights(model: Transformer, folder: Path) -> None:
             f"{folder} is quantized ({checkpoint.format}), and training starts from float weights",
             next="take the model's original checkpoint",
         )
-    parameters = dict(model.named_parameters())
+    parameters: dict[str, torch.Tensor | FourBit] = dict(model.named_parameters())
+    parameters |= {name: part for name, part in model.named_modules() if isinstance(part, FourBit)}
     # An expert's matrix is read when its turn comes; the parameter of all of them is filled when they are complete.
     gathered: dict[str, list[torch.Tensor]] = {}
     for tensor in file_tensors(model.config):
@@ -123,14 +125,22 @@ def _whole(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> torch.T
 
 
 @torch.no_grad()
-def save_folder(model: Transformer, config: DecoderConfig, folder: Path, source: Path | None = None) -> None:
+def save_folder(
+    model: Transformer,
+    config: DecoderConfig,
+    folder: Path,
+    source: Path | None = None,
+    value: Callable[[str], torch.Tensor] | None = None,
+) -> None:
     """Write the weights as safetensors under the family's names, whole, beside the folder, and rename.
 
     With `source`, its config.json (told the new dtype), tokenizer and licence files are copied, so that
     `load_decoder(folder)` and transformers read the result; without, the folder holds the weights alone. Where the
-    model is sharded every process calls this, and the first one of the group writes. Raises `ModelError` for a folder
-    that exists and holds anything.
+    model is sharded every process calls this, and the first one of the group writes. `value` gives a parameter's whole
+    value by its name, by default as it is. Raises `ModelError` for a folder that exists and holds anything.
     """
+    if value is None:
+        value = parameter_values(model)
     writes = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
     if folder.exists() and any(folder.iterdir()):
         raise ModelError(
@@ -143,7 +153,7 @@ def save_folder(model: Transformer, config: DecoderConfig, folder: Path, source:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        dtype = _write_tensors(model, config, temporary)
+        dtype = _write_tensors(value, config, temporary)
         if temporary is not None:
             if source is not None:
                 _copy_files(source, temporary, dtype)
@@ -154,9 +164,16 @@ def save_folder(model: Transformer, config: DecoderConfig, folder: Path, source:
             shutil.rmtree(temporary)
 
 
-def _write_tensors(model: Transformer, config: DecoderConfig, folder: Path | None) -> torch.dtype:
-    """Write the shards and their index; with no folder only take part in gathering."""
-    parameters = dict(model.named_parameters())
+def parameter_values(model: Transformer) -> Callable[[str], torch.Tensor]:
+    """Parameter name → its whole value."""
+    return lambda name: whole(model.get_parameter(name))
+
+
+def _write_tensors(
+    whole_value: Callable[[str], torch.Tensor], config: DecoderConfig, folder: Path | None
+) -> torch.dtype:
+    """Write the shards and their index, and say what type they have; with no folder only take part in gathering."""
+    dtype: torch.dtype | None = None
     files: list[dict[str, torch.Tensor]] = [{}]
     weight_map: list[list[str]] = []
     size = total = 0
@@ -170,13 +187,14 @@ def _write_tensors(model: Transformer, config: DecoderConfig, folder: Path | Non
 
     for tensor in file_tensors(config):
         if tensor.expert is None:
-            value = torch.cat([whole(parameters[name]) for name in tensor.parameters])
+            value = torch.cat([whole_value(name) for name in tensor.parameters])
         else:
             # Gathered once for all experts of a kind, which follow each other.
             (name,) = tensor.parameters
             if experts is None or experts[0] != name:
-                experts = name, whole(parameters[name])
+                experts = name, whole_value(name)
             value = experts[1][tensor.expert]
+        dtype = dtype or value.dtype
         if size and size + value.nbytes > SHARD_BYTES:
             flush()
             size = 0
@@ -188,7 +206,8 @@ def _write_tensors(model: Transformer, config: DecoderConfig, folder: Path | Non
     flush()
     if folder is not None:
         _name_shards(folder, weight_map, total)
-    return next(iter(parameters.values())).dtype
+    assert dtype is not None
+    return dtype
 
 
 def _name_shards(folder: Path, weight_map: list[list[str]], total: int) -> None:

@@ -30,7 +30,10 @@ Precision = Literal[
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-FREE = ("tokens", "evaluation", "checkpoint", "layout", "threads", "out", "peak_tflops", "timeout_s")
+FREE = (
+    *("tokens", "evaluation", "checkpoint", "layout", "threads", "out", "peak_tflops", "timeout_s"),
+    "lora.merge",
+)
 """What may change when a run is continued; anything else would make it another run."""
 DECAY_FRACTION, MOMENTUM = 0.2, 0.95
 OF_ONE = (
@@ -162,6 +165,30 @@ class Qat(Section):
     """Held-out tokens on which the receipt compares fake-quantized, converted and served logits."""
 
 
+class Lora(Section):
+    """Train low-rank adapters beside frozen weights."""
+
+    r: Positive = 16
+    """Rank: rows of A and columns of B."""
+    alpha: Rate | None = None
+    """What an adapter adds is multiplied by alpha / r; by default twice r."""
+    dropout: Share = 0.0
+    """Of an adapter's inputs."""
+    targets: list[str] = []
+    """Linear layers by the last part of their names in the model's files, as in "q_proj"; none given: all of them."""
+    dora: bool = False
+    """Train each row's length apart from its direction."""
+    base: Literal["fp32", "bf16", "nf4", "int4"] | None = None
+    """What the frozen weights are kept in; by default what `precision` says. With four bits the layers' matrices."""
+    merge: bool = False
+    """Whether RUN/model is written at the end as well: the weights with the adapters in them."""
+
+    @property
+    def strength(self) -> float:
+        """alpha."""
+        return 2.0 * self.r if self.alpha is None else self.alpha
+
+
 class Evaluation(Section):
     """What is measured and shown on the way; 0 steps means only at the end."""
 
@@ -216,6 +243,7 @@ class Run(Section):
     layout: dict[str, int] = {}
     """Degrees of parallelism by axis."""
     qat: Qat | None = None
+    lora: Lora | None = None
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
 
@@ -305,6 +333,8 @@ def check_run(run: Run) -> None:
             found=str(layout),
             allowed="tp=1 and ep=1 with these",
         )
+    if run.lora is not None:
+        _check_lora(run)
     if run.data.validation and run.evaluation.tokens < run.context:
         raise RunError(
             f"evaluation.tokens={run.evaluation.tokens} holds no window",
@@ -320,15 +350,35 @@ def check_run(run: Run) -> None:
         )
 
 
+def _check_lora(run: Run) -> None:
+    """Raise `RunError` for what does not go with adapters."""
+    layout = run.parallel
+    if run.model.folder is None:
+        raise RunError("lora adapts a trained model", next="set model.folder, or leave [lora] out")
+    if run.qat is not None or run.precision not in ("fp32", "bf16"):
+        raise RunError(
+            "lora does not go with qat, float8 and MX formats",
+            found="qat" if run.qat else f"precision={run.precision}",
+            allowed="precision fp32 or bf16, and lora.base nf4 or int4 for fewer bits",
+        )
+    if layout.tp * layout.ep > 1:
+        raise RunError(
+            "adapters lie beside whole matrices, and the layout divides them",
+            found=str(layout),
+            allowed="dp_replicate, dp_shard and cp with lora",
+        )
+
+
 def changed_fields(old: dict[str, Any], new: dict[str, Any], ignore: tuple[str, ...] = ()) -> list[str]:
-    """`name: old → new` of each field that differs, within tables as `table.name`; `ignore` are names at the top."""
+    """`name: old → new` of each field that differs, within tables as `table.name`; those of `ignore` may."""
     changed: list[str] = []
     for name in sorted({*old, *new}):
         one, other = old.get(name), new.get(name)
         if name in ignore or one == other:
             continue
         if isinstance(one, dict) and isinstance(other, dict):
-            changed += [f"{name}.{field}" for field in changed_fields(one, other)]
+            inside = tuple(part.removeprefix(f"{name}.") for part in ignore if part.startswith(f"{name}."))
+            changed += [f"{name}.{field}" for field in changed_fields(one, other, inside)]
         else:
             changed.append(f"{name}: {_short(one)} → {_short(other)}")
     return changed

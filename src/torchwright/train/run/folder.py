@@ -42,7 +42,7 @@ def begin(out: Path, held: contextlib.ExitStack, *, fresh: bool, resume: bool) -
 
 
 def hold(out: Path, held: contextlib.ExitStack) -> None:
-    """Lock the folder until `held` ends or this process does, however it ends; raises `RunError` where another has it."""
+    """Lock the folder until `held` or this process ends, however it ends; raises `RunError` where another has it."""
     lock = os.open(out / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     held.callback(os.close, lock)
     if try_lock(lock) is False:

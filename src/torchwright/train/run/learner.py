@@ -5,8 +5,12 @@ The trainer and `torchwright prove` take this very class, so that what is proved
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from pathlib import Path
+
+import torch
+from torch import nn
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.train.run.config import Run
@@ -26,6 +30,21 @@ class Learner:
         self.optimizers = Optimizers(self.model, run.optimizer, compiled=run.compile)
         self.loss = loss_function(self.model, compiled=run.compile)
         self.batches = Batches(run, self.mesh, device)
+        self.random = any(isinstance(module, nn.Dropout) for module in self.model.modules())
+        """Whether a step draws anything at random."""
+
+    def begin(self, step: ScheduledStep) -> None:
+        """What a step draws at random depends on the run's seed, the step and the process alone."""
+        if self.random:
+            torch.manual_seed(hash((self.run.seed, step.number, self.batches.part)))
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Generator[None]:
+        """Nothing is dropped in the block."""
+        if self.random:
+            self.model.eval()
+        yield
+        self.model.train()
 
     def gradients(
         self, batches: Sequence[MicroBatch], *, leave: bool = False, failed: bool = False

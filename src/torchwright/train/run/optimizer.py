@@ -26,7 +26,7 @@ class Optimizers:
     """
 
     def __init__(self, model: nn.Module, chosen: config.Optimizer, *, compiled: bool) -> None:
-        parameters = dict(model.named_parameters())
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(parameters.values())
         self._eight_bits = chosen.name == "adamw8bit"
         self._eager = self._eight_bits and not compiled

@@ -25,8 +25,10 @@ from torchwright.hub.chat_template import TEMPLATES
 from torchwright.stuck.watch import turn_on
 from torchwright.train.data.batch import WindowBatch
 from torchwright.train.model import Transformer, explicit_attention, load_weights
+from torchwright.train.model.lora import reset_adapters
 from torchwright.train.parallel import make_mesh, parallelize
 from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
+from torchwright.train.run.adapt import adapt
 from torchwright.train.run.config import Run, RunError, changed_fields
 from torchwright.train.run.precision import convert
 from torchwright.train.run.schedule import ScheduledStep
@@ -235,6 +237,8 @@ def build_model(run: Run, config: DecoderConfig, folder: Path, device: str) -> t
         from torchwright.train.run.qat import fake_quantize
 
         fake_quantize(model, run.qat)
+    if run.lora is not None:
+        adapt(model, run.lora, run.precision)
     if device == "cpu":
         # The fused operator's backward pass is slow on CPUs.
         model.use_attention(explicit_attention)
@@ -248,6 +252,8 @@ def build_model(run: Run, config: DecoderConfig, folder: Path, device: str) -> t
         load_weights(model, folder / run.model.folder)
     else:
         model.reset_parameters(run.seed)
+    if run.lora is not None:
+        reset_adapters(model, run.seed)
     if run.compile:
         compile_blocks(model)
     return model, mesh

@@ -8,6 +8,7 @@ import math
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from torchwright.stuck.watch import Beat
 from torchwright.train.data.mixture import Walk
 from torchwright.train.data.streams import ORDER, Windows
 from torchwright.train.model import save_folder
+from torchwright.train.model.lora import merged
 from torchwright.train.run import checkpoint
+from torchwright.train.run.adapt import ADAPTER, base_digests, write_adapters
 from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
 from torchwright.train.run.config import FREE, Run, changed_fields
 from torchwright.train.run.corpus import open_data, walk_of
@@ -59,7 +62,9 @@ class TrainingOutcome:
     effective_time: float
     """Share of this process's time that went into steps."""
     model: Path | None
-    """The trained model's folder; None where the run was asked to leave before its end."""
+    """The trained model's folder; None where the run was asked to leave before its end, or has adapters alone."""
+    adapter: Path | None
+    """The folder of the trained adapters, where the run has some and reached its end."""
     signal: int | None
     """The signal that asked it to leave."""
 
@@ -70,7 +75,7 @@ class Trainer:
     def __init__(
         self, run: Run, folder: Path, out: Path, place: Place, ledger: Ledger, *, live: bool
     ) -> None:
-        self.run, self.out, self.place, self.ledger = run, out, place, ledger
+        self.run, self.folder, self.out, self.place, self.ledger = run, folder, out, place, ledger
         if place.device == "cpu":
             retain_where_possible()  # activations and gradients come back in the same sizes every step
         self.source = on_first(lambda: write_source(run, folder, out))
@@ -80,6 +85,7 @@ class Trainer:
         self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
         self.evaluator = Evaluator(run, self.config, self.source, self.corpus, place.device)
         self.metrics = RunMetrics(out if place.first else None, steps=steps(run), live=live)
+        self.base = on_first(self._base)
         self.signals, self.device = Signals(), get_device(place.device)
         self.peak_tflops = run.peak_tflops or on_first(lambda: _measured_peak(run, place.device))
         self.done, self.validation_loss = 0, None
@@ -156,6 +162,7 @@ class Trainer:
     def advance(self) -> StepFigures:
         """One step, and its figures where they are due."""
         step = plan_step(self.run, self.done)
+        self.learner.begin(step)
         with self.ledger.phase("data_wait"):
             windows = self._windows(step)
             batches = self.learner.batches.of_step(step, windows)
@@ -199,7 +206,7 @@ class Trainer:
             self._since = time.perf_counter(), self.done
 
     def _evaluate(self) -> None:
-        with self.ledger.phase("evaluation"):
+        with self.ledger.phase("evaluation"), self.learner.evaluating():
             self.validation_loss = nll = self.evaluator.loss(self.learner.loss, self.learner.batches)
             if nll is not None:
                 figures = {"validation_loss": nll, "validation_perplexity": perplexity(nll)}
@@ -213,7 +220,7 @@ class Trainer:
         self._since = now, self.done
         tokens_per_s, mfu = (self.done - counted) * self.run.batch_tokens / (now - since), None
         if self.peak_tflops is not None:
-            achieved = Shape(self.config).model_flops(step.context) * tokens_per_s / self.place.world
+            achieved = self._flops(step.context) * tokens_per_s / self.place.world
             mfu = achieved / (self.peak_tflops * 1e12)
         self.metrics.figures(
             self.done,
@@ -229,6 +236,11 @@ class Trainer:
             },
         )
 
+    def _flops(self, context: int) -> float:
+        """Operations per token; of a frozen matrix no gradient is taken, which is a third of its own."""
+        shape = Shape(self.config)
+        return shape.model_flops(context) - (2 * shape.matrices if self.run.lora else 0)
+
     def _finish(self, figures: StepFigures | None) -> TrainingOutcome:
         finished = self.done == steps(self.run)
         if finished:
@@ -236,8 +248,10 @@ class Trainer:
         with self.ledger.phase("checkpoint"):
             self.checkpoints.save(self._tensors(), self._described())
             self.checkpoints.wait()
-            if finished:
-                self._write_model()
+            if finished and self.run.lora is not None:
+                self._write(ADAPTER, self._save_adapters)
+            if finished and (self.run.lora is None or self.run.lora.merge):
+                self._write(MODEL, self._save_model)
         if finished and self.run.qat is not None:
             with self.ledger.phase("evaluation"):
                 on_first(self._write_receipt)
@@ -248,15 +262,33 @@ class Trainer:
             loss=None if figures is None else figures.loss,
             validation_loss=self.validation_loss,
             effective_time=self.ledger.effective(),
-            model=self.out / MODEL if finished else None,
+            model=self.out / MODEL if finished and (self.run.lora is None or self.run.lora.merge) else None,
+            adapter=self.out / ADAPTER if finished and self.run.lora is not None else None,
             signal=None if finished else (self.signals.number or signal.SIGTERM),
         )
 
-    def _write_model(self) -> None:
-        """RUN/model; that of a shorter run goes when the new one is whole."""
-        folder, new = self.out / MODEL, self.out / f"{MODEL}.new"
+    def _save_model(self, folder: Path) -> None:
+        model, adapted = self.learner.model, self.run.lora is not None
+        save_folder(model, self.config, folder, source=self.source, value=merged(model) if adapted else None)
+
+    def _save_adapters(self, folder: Path) -> None:
+        lora, base = self.run.lora, self.run.model.folder
+        assert lora is not None
+        assert base is not None
+        path = str((self.folder / base).resolve())
+        write_adapters(self.learner.model, self.config, lora, path, folder if self.place.first else None)
+
+    def _base(self) -> dict[str, str]:
+        """Digests of what a checkpoint does not hold: none but the frozen weights under adapters."""
+        if self.run.lora is None or self.run.model.folder is None:
+            return {}
+        return base_digests(self.folder / self.run.model.folder)
+
+    def _write(self, name: str, save: Callable[[Path], None]) -> None:
+        """RUN/`name`; that of a shorter run goes when the new one is whole."""
+        folder, new = self.out / name, self.out / f"{name}.new"
         on_first(lambda: shutil.rmtree(new, ignore_errors=True))
-        save_folder(self.learner.model, self.config, new, source=self.source)
+        save(new)
 
         def swap() -> None:
             if folder.exists():
@@ -283,7 +315,9 @@ class Trainer:
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Everything that a step changes, by name."""
         parameters = {
-            f"model.{name}": value.detach() for name, value in self.learner.model.named_parameters()
+            f"model.{name}": value.detach()
+            for name, value in self.learner.model.named_parameters()
+            if value.requires_grad
         }
         return parameters | {
             f"optimizer.{name}": value for name, value in self.learner.optimizers.tensors().items()
@@ -299,6 +333,7 @@ class Trainer:
                 "order": ORDER,
                 "train_tokens": self.corpus.tokens,
                 "train_files": self.corpus.digest(),
+                **({"base": self.base} if self.base else {}),
             },
         )
 
