@@ -1,10 +1,11 @@
-"""`torchwright train`: a run from its file, alone or under torchrun."""
+"""`torchwright train`: a run from its file, or from a model and its data; alone or under torchrun."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,26 +17,92 @@ SIGNALLED = 128
 
 
 @click.command("train")
-@click.argument("run", metavar="RUN.toml", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("run", metavar="[RUN.toml]", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--model", metavar="DIR", help="In place of a run file: a Hugging Face folder or hub id.")
+@click.option(
+    "--data", multiple=True, metavar="FILE|FOLDER", help="With --model: what is trained on. Repeatable."
+)
+@click.option(
+    "--lora",
+    is_flag=False,
+    flag_value="",
+    metavar="r=16,alpha=32,…",
+    help="With --model: train adapters; the fields of [lora], several targets as q_proj+v_proj.",
+)
+@click.option("--chat", is_flag=True, help="With --model: rows are conversations; the answers are learnt.")
+@click.option("--merge", is_flag=True, help="Write the model with its adapters in it as well.")
+@click.option(
+    "-o", "--out", metavar="DIR", type=click.Path(file_okay=False, path_type=Path), help="With --model."
+)
 @click.option("--fresh", is_flag=True, help="Move an earlier run in the same folder aside and begin anew.")
 @click.option("--resume", is_flag=True, help="Insist on a checkpoint to continue from.")
 @quiet_option
 @json_option
-def command(run: Path, fresh: bool, resume: bool, quiet: bool, as_json: bool) -> int:
+def command(
+    run: Path | None,
+    model: str | None,
+    data: tuple[str, ...],
+    lora: str | None,
+    chat: bool,
+    merge: bool,
+    out: Path | None,
+    fresh: bool,
+    resume: bool,
+    quiet: bool,
+    as_json: bool,
+) -> int:
     """Train a language model.
 
-    The run file says what is trained, and how; docs/train.md has one to begin with. The same command goes on from the
-    last checkpoint of a run that ended before its time, bit for bit; SIGTERM and Ctrl-C save one and leave. Under
-    torchrun every process runs this command, and a process that dies has all of them start again:
-    `torchrun --nproc-per-node 4 --max-restarts 20 --no-python torchwright train RUN.toml`.
+    The run file says what is trained, and how; docs/train.md has one to begin with. `--model DIR --data FILE -o OUT`
+    needs none: the one that it makes is printed, and stays in OUT.
+
+    The same command goes on from the last checkpoint of a run that ended before its time, bit for bit; SIGTERM and
+    Ctrl-C save one and leave. Under torchrun every process runs this command, and a process that dies has all of them
+    start again: `torchrun --nproc-per-node 4 --max-restarts 20 --no-python torchwright train RUN.toml`.
     """
     if fresh and resume:
         raise click.UsageError("--fresh begins anew and --resume goes on: give one of them")
-    with importing():
-        from torchwright.train.run.loop import train
-
-    outcome = train(run, fresh=fresh, resume=resume, live=not quiet)
-    if int(os.environ.get("RANK", "0")) == 0:
+    if (run is None) == (model is None):
+        raise click.UsageError("give either a run file or --model")
+    first = int(os.environ.get("RANK", "0")) == 0
+    how: dict[str, Any] = {"fresh": fresh, "resume": resume, "live": not quiet}
+    if run is not None:
+        if data or lora is not None or chat or out:
+            raise click.UsageError(
+                "--data, --lora, --chat and --out go with --model: a run file says them itself"
+            )
+        outcome = _from_file(run, merge, how)
+    else:
+        assert model is not None
+        if not data or out is None:
+            raise click.UsageError("--model needs --data and --out")
+        options = {"lora": lora, "chat": chat, "merge": merge}
+        outcome = _from_words(model, data, out, options, how, show=first and not quiet)
+    if first:
         title = "Trained" if outcome.signal is None else "Saved, and left as asked; the same command goes on"
         print_result(title, dataclasses.asdict(outcome), as_json)
     return 0 if outcome.signal is None else SIGNALLED + outcome.signal
+
+
+def _from_file(path: Path, merge: bool, how: dict[str, Any]) -> Any:
+    with importing():
+        from torchwright.train.run.loop import train
+
+    return train(path, merge=merge, **how)
+
+
+def _from_words(
+    model: str, data: tuple[str, ...], out: Path, options: dict[str, Any], how: dict[str, Any], *, show: bool
+) -> Any:
+    with importing():
+        from torchwright.train.run import quick
+        from torchwright.train.run.config import check_run, parse_run
+        from torchwright.train.run.loop import train_run
+
+    values = quick.quick_run(model, data, world=quick.started(), **options)
+    text = quick.to_toml(values) + "\n"
+    run = parse_run(values, "the run that these words make")
+    check_run(run)
+    if show:
+        click.echo(text, err=True)
+    return train_run(run, out, text=text, **how)

@@ -369,6 +369,15 @@ def _check_lora(run: Run) -> None:
         )
 
 
+def with_merge(run: Run) -> Run:
+    """The run with `lora.merge`; raises `RunError` where there is nothing to merge."""
+    if run.lora is None:
+        raise RunError(
+            "--merge puts adapters into a model, and the run has no [lora]", next="leave --merge out"
+        )
+    return run.model_copy(update={"lora": run.lora.model_copy(update={"merge": True})})
+
+
 def changed_fields(old: dict[str, Any], new: dict[str, Any], ignore: tuple[str, ...] = ()) -> list[str]:
     """`name: old → new` of each field that differs, within tables as `table.name`; those of `ignore` may."""
     changed: list[str] = []

@@ -6,6 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from torchwright.process.files import replacing
 from torchwright.process.folders import try_lock
 from torchwright.train.run import checkpoint
 from torchwright.train.run.checkpoint import CheckpointError
@@ -13,7 +14,7 @@ from torchwright.train.run.config import RunError
 
 MODEL = "model"
 """The part of a run folder that holds the trained model."""
-LOCK = "lock"
+LOCK, RUN_FILE = "lock", "run.toml"
 
 
 def begin(out: Path, held: contextlib.ExitStack, *, fresh: bool, resume: bool) -> bool:
@@ -50,6 +51,12 @@ def hold(out: Path, held: contextlib.ExitStack) -> None:
             f"another run is at work in {out}",
             next="wait for it or stop it, or set another `out` in the run file",
         )
+
+
+def write_run_file(out: Path, text: str) -> None:
+    """RUN/run.toml, by which the run goes on without the words that made it."""
+    with replacing(out / RUN_FILE) as new:
+        new.write_text(text, encoding="utf-8")
 
 
 def _restarted() -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import secrets
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,8 +14,8 @@ import torch.distributed as dist
 
 from torchwright.ledger import Ledger, process_started
 from torchwright.stuck.watch import Beat, Watch
-from torchwright.train.run.config import read_run
-from torchwright.train.run.folder import begin
+from torchwright.train.run.config import Run, read_run, with_merge
+from torchwright.train.run.folder import begin, write_run_file
 from torchwright.train.run.patience import patient
 from torchwright.train.run.setup import Place, check_alike, on_first, processes
 from torchwright.train.run.trainer import Trainer, TrainingOutcome, TrainingStopped
@@ -23,17 +24,38 @@ STUCK = "stuck"
 """The part of a run folder that holds what the processes recorded before they got stuck."""
 
 
-def train(path: Path, *, fresh: bool = False, resume: bool = False, live: bool = True) -> TrainingOutcome:
+def train(
+    path: Path, *, merge: bool = False, fresh: bool = False, resume: bool = False, live: bool = True
+) -> TrainingOutcome:
     """Train what a run file describes, from its last checkpoint on where there is one, bit for bit.
 
-    `fresh` moves an earlier run aside and begins anew; `resume` insists on a checkpoint.
+    `fresh` moves an earlier run aside and begins anew; `resume` insists on a checkpoint; `merge` writes the model with
+    its adapters in it, also of a run that is at its end.
 
     Raises children of `TorchwrightError` for what a user can mend; nothing that was there is overwritten then.
     """
     run = read_run(path)
+    if merge:
+        run = with_merge(run)
+    # A run file in the run's own folder is moved aside with it, and is wanted in the new one.
+    inside = (path.parent / run.out).resolve() == path.parent.resolve()
+    text = path.read_text(encoding="utf-8") if inside else None
+    return train_run(run, path.parent, text=text, fresh=fresh, resume=resume, live=live)
+
+
+def train_run(
+    run: Run,
+    folder: Path,
+    *,
+    text: str | None = None,
+    fresh: bool = False,
+    resume: bool = False,
+    live: bool = True,
+) -> TrainingOutcome:
+    """As `train`, a run whose paths are relative to `folder`; `text` is written as RUN/run.toml once it has begun."""
     if run.threads is not None:
         torch.set_num_threads(run.threads)
-    out = path.parent / run.out
+    out = folder / run.out
     with processes(run.timeout_s) as place, contextlib.ExitStack() as held:
         check_alike(run)
         run.parallel.check_processes(place.world)
@@ -45,9 +67,11 @@ def train(path: Path, *, fresh: bool = False, resume: bool = False, live: bool =
 
             def whole_run(beat: Beat) -> TrainingOutcome:
                 with ledger.phase("start"), patient(run.timeout_s):
-                    trainer = Trainer(run, path.parent, out, place, ledger, live=live)
+                    trainer = Trainer(run, folder, out, place, ledger, live=live)
                     if there:
                         trainer.resume()
+                    if text is not None:
+                        on_first(partial(write_run_file, out, text))
                 return trainer.go(beat)
 
             if place.world == 1:
