@@ -23,6 +23,8 @@ from torchwright.train.model.lora import (
     merged_weight,
     reset_adapters,
 )
+from torchwright.train.prove.processes import ProveError
+from torchwright.train.prove.proof import prove_file
 from torchwright.train.run.adapt import ADAPTER
 from torchwright.train.run.checkpoint import CheckpointError
 from torchwright.train.run.config import RunError
@@ -175,6 +177,11 @@ def test_what_does_not_go_with_adapters_is_said(tmp_path: Path, base: Path) -> N
             train(make_run(tmp_path, **{"model": {"folder": str(base)}, "lora": LORA, **changes}), live=False)
     with pytest.raises(UnknownName, match="did you mean 'q_proj'"):
         train(adapted(tmp_path, base, lora={"targets": ["qproj"]}), live=False)
+
+
+def test_a_run_with_adapters_is_not_proved(tmp_path: Path, base: Path) -> None:
+    with pytest.raises(ProveError, match=r"prove the run without \[lora\]"):
+        prove_file(adapted(tmp_path, base))
 
 
 def test_rows_that_are_no_whole_blocks_are_refused() -> None:

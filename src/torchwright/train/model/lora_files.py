@@ -19,6 +19,7 @@ from torch import nn
 from torchwright.decoder.config import DecoderConfig
 from torchwright.errors import unknown
 from torchwright.train.model.fill import whole
+from torchwright.train.model.four_bit import FourBitLinear
 from torchwright.train.model.lora import Adapter, adapters
 from torchwright.train.model.weights import file_tensors
 
@@ -74,9 +75,11 @@ def save_adapters(
     tensors: dict[str, torch.Tensor] = {}
     ranks: dict[str, int] = {}
     leaves: set[str] = set()
+    transposed = False
     for target in targets:
         parts = [held[module] for module in target.modules]
         leaves.add(target.leaf)
+        transposed |= not isinstance(model.get_submodule(target.modules[0]), nn.Linear | FourBitLinear)
         ranks[target.leaf] = len(parts) * settings["r"]
         for name, value in _tensors(parts):
             tensors[f"base_model.model.{target.name}.{name}"] = value.cpu().contiguous()
@@ -90,7 +93,7 @@ def save_adapters(
         "task_type": "CAUSAL_LM",
         "inference_mode": True,
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": transposed,
         "use_rslora": False,
         **settings,
         "target_modules": sorted(leaves),

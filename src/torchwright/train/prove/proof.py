@@ -19,6 +19,7 @@ from torchwright.train.parallel.apply import check_fits
 from torchwright.train.prove.compare import RankReport
 from torchwright.train.prove.diagnose import Divergence, diagnose, worst
 from torchwright.train.prove.launch import EXACT, Around, columns, run_layout
+from torchwright.train.prove.processes import ProveError
 from torchwright.train.prove.shrink import shrink
 from torchwright.train.run import config as runs
 
@@ -82,6 +83,11 @@ def prove_file(
     Of the model only its configuration is read. Raises as `read_run` and `prove`.
     """
     run = runs.read_run(path)
+    if run.lora is not None:
+        raise ProveError(
+            "prove compares every parameter's gradient, and adapters leave most without one",
+            next="prove the run without [lora]: its layout, precision and compilation are the same",
+        )
     return prove(str(path), [run], read_model(run, path.parent), processes, announce=announce)
 
 

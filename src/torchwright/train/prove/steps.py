@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from torchwright.train.model import Transformer
 from torchwright.train.model.fill import whole
 from torchwright.train.prove.reference import Rows, fill_weights, numbered
 from torchwright.train.prove.shrink import STEPS, Small
@@ -22,6 +23,7 @@ def train_steps(small: Small, dtype: torch.dtype) -> tuple[Trace, DeviceMesh]:
     run, trace = small.run, Trace()
     with _weights_in(dtype):
         learner = Learner(run, small.config, Path(), "cpu")
+    assert isinstance(learner.model, Transformer)
     fill_weights(learner.model)
     rows = Rows(run, small.config)
     for number in range(STEPS):

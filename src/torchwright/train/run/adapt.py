@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from torchwright.decoder.config import DecoderConfig
 from torchwright.hub.folder import model_files
 from torchwright.paths import file_digest
 from torchwright.train.model import Transformer
-from torchwright.train.model.lora import add_adapters, freeze
+from torchwright.train.model.foreign import Foreign, linear_names
+from torchwright.train.model.lora import adapters, add_adapters, freeze
 from torchwright.train.model.lora_files import Target, chosen, decoder_targets, save_adapters
 from torchwright.train.run.config import Lora, Precision
 
@@ -18,9 +18,9 @@ ADAPTER = "adapter"
 """The part of a run folder that holds the trained adapters."""
 
 
-def adapt(model: Transformer, lora: Lora, precision: Precision) -> None:
+def adapt(model: Transformer | Foreign, lora: Lora, precision: Precision) -> None:
     """Freeze a model and hang adapters on it, empty still. Raises `UnknownName` for a target that it does not have."""
-    targets = decoder_targets(model.config)
+    targets = linear_targets(model)
     wide = lora.base == "fp32" or (lora.base != "bf16" and precision == "fp32")
     freeze(
         model,
@@ -38,14 +38,14 @@ def adapt(model: Transformer, lora: Lora, precision: Precision) -> None:
     )
 
 
-def targets_of(config: DecoderConfig, lora: Lora) -> list[Target]:
-    """What has adapters, under the names of the model's files."""
-    return chosen(decoder_targets(config), lora.targets)
+def linear_targets(model: Transformer | Foreign) -> list[Target]:
+    """What may have adapters, under the names of the model's files."""
+    if isinstance(model, Transformer):
+        return decoder_targets(model.config)
+    return [Target(name=name.removeprefix("network."), modules=(name,)) for name in linear_names(model)]
 
 
-def write_adapters(
-    model: Transformer, config: DecoderConfig, lora: Lora, base: str, folder: Path | None
-) -> None:
+def write_adapters(model: Transformer | Foreign, lora: Lora, base: str, folder: Path | None) -> None:
     """Write the adapters in peft's format; where they are sharded every process takes part, the first has a folder."""
     settings = {
         "base_model_name_or_path": base,
@@ -54,7 +54,9 @@ def write_adapters(
         "lora_dropout": lora.dropout,
         "use_dora": lora.dora,
     }
-    save_adapters(model, targets_of(config, lora), folder, settings)
+    held = adapters(model)
+    targets = [target for target in linear_targets(model) if target.modules[0] in held]
+    save_adapters(model, targets, folder, settings)
 
 
 def base_digests(folder: Path) -> dict[str, str]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchwright.decoder.config import DecoderConfig
 from torchwright.train.data.documents import Report, read_report
 from torchwright.train.data.mixture import Mixture, Walk
 from torchwright.train.data.packing import Packed
@@ -15,6 +14,7 @@ from torchwright.train.data.rows import is_rows
 from torchwright.train.data.shards import DataError, Shards, verify_shards
 from torchwright.train.data.streams import Windows
 from torchwright.train.data.text import expand, token_shards
+from torchwright.train.model.foreign import ModelConfig
 from torchwright.train.run.config import Run, RunError
 from torchwright.train.run.setup import on_first
 
@@ -49,7 +49,7 @@ class Corpus:
         return hashlib.sha256(repr(sorted(each.items())).encode()).hexdigest()[:16]
 
 
-def open_data(run: Run, config: DecoderConfig, folder: Path, source: Path, out: Path) -> Corpus:
+def open_data(run: Run, config: ModelConfig, folder: Path, source: Path, out: Path) -> Corpus:
     """Tokenize what is text or rows (the first process), verify checksums, map everything.
 
     Raises `DataError` for data that cannot be read or is less than one window, `RunError` for a begin token that the

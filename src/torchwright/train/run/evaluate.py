@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor
 
-from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.text import FolderTokenizer
 from torchwright.train.data.packing import PackedHeldOut
 from torchwright.train.data.streams import HeldOut
-from torchwright.train.model import Transformer
+from torchwright.train.model.foreign import ModelConfig
 from torchwright.train.run.config import Precision, Run, RunError
 from torchwright.train.run.corpus import Corpus
 from torchwright.train.run.precision import autocast
@@ -29,7 +29,7 @@ PADDING = 64
 class Evaluator:
     """Measures the same held-out windows and continues the same prompts at every evaluation."""
 
-    def __init__(self, run: Run, config: DecoderConfig, source: Path, corpus: Corpus, device: str) -> None:
+    def __init__(self, run: Run, config: ModelConfig, source: Path, corpus: Corpus, device: str) -> None:
         """Raises `RunError` for prompts without a tokenizer, or longer than a window."""
         self.run, self.config, self.device = run, config, device
         self.windows = None
@@ -73,7 +73,7 @@ class Evaluator:
         total, tokens = told.tolist()
         return total / tokens
 
-    def samples(self, model: Transformer) -> list[str]:
+    def samples(self, model: nn.Module) -> list[str]:
         """The prompts with their most likely continuations."""
         if not self.prompts:
             return []
@@ -91,7 +91,7 @@ class Evaluator:
 
 @torch.no_grad()
 def continued(
-    model: Transformer,
+    model: nn.Module,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
     *,

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from torchwright.decoder.config import DecoderConfig
+from torchwright.train.model.foreign import ModelConfig
 from torchwright.train.run.config import Run
 from torchwright.train.run.optimizer import Optimizers
 from torchwright.train.run.precision import autocast
@@ -24,7 +24,7 @@ from torchwright.train.run.step import MicroBatch, StepFigures, gradients, loss_
 class Learner:
     """A run's model and optimizers, on this process's part of its layout."""
 
-    def __init__(self, run: Run, config: DecoderConfig, folder: Path, device: str) -> None:
+    def __init__(self, run: Run, config: ModelConfig, folder: Path, device: str) -> None:
         self.run, self.device, self.clip = run, device, run.clip
         self.model, self.mesh = build_model(run, config, folder, device)
         self.optimizers = Optimizers(self.model, run.optimizer, compiled=run.compile)

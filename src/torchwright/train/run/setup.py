@@ -18,16 +18,23 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.families import decoder_config, read_decoder_config
+from torchwright.decoder.families import decoder_config
 from torchwright.errors import TorchwrightError, first_line
 from torchwright.hub.chat_template import TEMPLATES
 from torchwright.stuck.watch import turn_on
 from torchwright.train.data.batch import WindowBatch
 from torchwright.train.model import Transformer, explicit_attention, load_weights
+from torchwright.train.model.foreign import (
+    Foreign,
+    ForeignConfig,
+    ModelConfig,
+    build_foreign,
+    read_model_config,
+)
 from torchwright.train.model.lora import reset_adapters
 from torchwright.train.parallel import make_mesh, parallelize
 from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
+from torchwright.train.parallel.foreign import shard_foreign
 from torchwright.train.run.adapt import adapt
 from torchwright.train.run.config import Run, RunError, changed_fields
 from torchwright.train.run.precision import convert
@@ -195,7 +202,7 @@ def _source_files(run: Run, folder: Path) -> dict[str, bytes]:
         if not (model / CONFIG).is_file():
             raise RunError(f"model.folder has no {CONFIG}: {model}", next="check `model` in the run file")
         content = (model / CONFIG).read_bytes()
-        read_decoder_config(model)
+        read_model_config(model)
     tokenizer = run.model.tokenizer or run.model.folder
     copied = [folder / tokenizer / name for name in COPIED] if tokenizer else []
     return {CONFIG: content, **{path.name: path.read_bytes() for path in copied if path.is_file()}}
@@ -223,13 +230,17 @@ def _check_source(source: Path, files: dict[str, bytes]) -> None:
         )
 
 
-def build_model(run: Run, config: DecoderConfig, folder: Path, device: str) -> tuple[Transformer, DeviceMesh]:
+def build_model(
+    run: Run, config: ModelConfig, folder: Path, device: str
+) -> tuple[Transformer | Foreign, DeviceMesh]:
     """The model with its precision, recomputation and layout, its weights in place, and the mesh it lies on.
 
     Weights are made after the layout is applied, so that no process ever holds them all.
     """
     layout = run.parallel
     mesh = make_mesh(layout, device)
+    if isinstance(config, ForeignConfig):
+        return _build_foreign(run, config, folder, mesh, device), mesh
     with torch.device("meta"):
         model = Transformer(config)
     convert(model, run.precision, device)
@@ -257,6 +268,44 @@ def build_model(run: Run, config: DecoderConfig, folder: Path, device: str) -> t
     if run.compile:
         compile_blocks(model)
     return model, mesh
+
+
+def _build_foreign(run: Run, config: ForeignConfig, folder: Path, mesh: DeviceMesh, device: str) -> Foreign:
+    check_foreign(run, config)
+    assert run.model.folder is not None
+    model = build_foreign(folder / run.model.folder, device)
+    if run.lora is not None:
+        adapt(model, run.lora, run.precision)
+        model.to(device)
+        reset_adapters(model, run.seed)
+    recompute(model, run.recompute)
+    shard_foreign(model, run.parallel, mesh)
+    return model
+
+
+def check_foreign(run: Run, config: ForeignConfig) -> None:
+    """Raise `RunError` for what a model of transformers' own code does not do here."""
+    layout = run.parallel
+    refused = [
+        ("model.config", run.model.folder is None, "weights to begin with: set model.folder"),
+        ("layout", layout.cp * layout.tp * layout.ep > 1, "dp_replicate and dp_shard"),
+        ("precision", run.precision not in ("fp32", "bf16"), "fp32, bf16"),
+        ("qat", run.qat is not None, "no [qat]"),
+        ("compile", run.compile, "compile = false"),
+        ("optimizer", run.optimizer.name == "muon", "adamw, adamw8bit"),
+        (
+            "context",
+            config.context is not None and max(run.context, run.schedule.decay_context or 0) > config.context,
+            f"at most {config.context} tokens, which its positions reach",
+        ),
+    ]
+    for field, asked, allowed in refused:
+        if asked:
+            raise RunError(
+                f"{config.architecture} trains by transformers' own code, which does not go with this `{field}`",
+                allowed=allowed,
+                next="change the run file; the families of docs/decoder.md take all of it",
+            )
 
 
 class Source(Protocol):

@@ -14,9 +14,11 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils import checkpoint
 
 from torchwright.train.model import Transformer
+from torchwright.train.model.foreign import Foreign
 from torchwright.train.model.loss import token_loss
 from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel import clip_grad_norm, grad_norm
@@ -56,7 +58,7 @@ class MicroBatch:
     """Where the document of each token of the whole rows begins, as `WindowBatch.documents_BT`."""
 
 
-def recompute(model: Transformer, how: Literal["none", "selective", "full"]) -> None:
+def recompute(model: Transformer | Foreign, how: Literal["none", "selective", "full"]) -> None:
     """Let each layer forget its activations and compute them again in the backward pass (Chen et al., 2016).
 
     `full` keeps a layer's input alone; `selective` also what matrix products and attention gave.
@@ -79,9 +81,9 @@ def compile_blocks(model: Transformer) -> None:
         layer.compile(dynamic=False)
 
 
-def loss_function(model: Transformer, *, compiled: bool) -> LossFunction:
+def loss_function(model: Transformer | Foreign, *, compiled: bool) -> LossFunction:
     """The model's loss, with the final norm, output layer and logarithm compiled as one if asked for."""
-    if not compiled:
+    if not compiled or isinstance(model, Foreign):
         return model.loss
 
     def tail(hidden_BTE: torch.Tensor, labels_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,7 +121,7 @@ class StepFigures:
 
 
 def gradients(
-    model: Transformer,
+    model: nn.Module,
     loss: LossFunction,
     batches: Sequence[MicroBatch],
     *,

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import read_decoder_config
 from torchwright.train.data.documents import Report, read_documents, read_report
 from torchwright.train.data.packing import document_starts
 from torchwright.train.data.shards import DataError, Shards
 from torchwright.train.data.text import Maker, expand, kind_of, token_shards, tokenize
+from torchwright.train.model.foreign import ModelConfig
 from torchwright.train.run.config import Run
 from torchwright.train.run.setup import write_source
 
@@ -49,7 +49,7 @@ class FileSurvey:
 
 
 @contextmanager
-def _model_files(run: Run, folder: Path) -> Generator[tuple[Path, DecoderConfig]]:
+def _model_files(run: Run, folder: Path) -> Generator[tuple[Path, ModelConfig]]:
     """A folder with the run's configuration and tokenizer, away from where the run will be."""
     with tempfile.TemporaryDirectory() as temporary:
         source = write_source(run, folder, Path(temporary))
@@ -84,7 +84,7 @@ def survey(run: Run, folder: Path) -> list[FileSurvey]:
     return found
 
 
-def _look_at_text(seen: FileSurvey, run: Run, config: DecoderConfig, maker: Maker) -> None:
+def _look_at_text(seen: FileSurvey, run: Run, config: ModelConfig, maker: Maker) -> None:
     if seen.holds == "text":
         tokens = highest = 0
         for ids in tokenize(seen.file, maker.tokenizer, maker.end):
@@ -106,7 +106,7 @@ def _look_at_text(seen: FileSurvey, run: Run, config: DecoderConfig, maker: Make
         )
 
 
-def _look_at_ids(seen: FileSurvey, run: Run, config: DecoderConfig, end: int | None) -> None:
+def _look_at_ids(seen: FileSurvey, run: Run, config: ModelConfig, end: int | None) -> None:
     shards = Shards([seen.file], config.vocabulary, run.data.ids)
     size = shards.sizes[0]
     for place in range(0, size, READ_AT_ONCE):

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from torchwright.decoder.families import read_decoder_config
 from torchwright.devices import get_device
 from torchwright.devices.allocator import retain_where_possible
 from torchwright.errors import TorchwrightError
@@ -23,6 +22,7 @@ from torchwright.stuck.watch import Beat
 from torchwright.train.data.mixture import Walk
 from torchwright.train.data.streams import ORDER, Windows
 from torchwright.train.model import save_folder
+from torchwright.train.model.foreign import Foreign, ForeignConfig, read_model_config, save_foreign
 from torchwright.train.model.lora import merged
 from torchwright.train.run import checkpoint
 from torchwright.train.run.adapt import ADAPTER, base_digests, write_adapters
@@ -79,7 +79,7 @@ class Trainer:
         if place.device == "cpu":
             retain_where_possible()  # activations and gradients come back in the same sizes every step
         self.source = on_first(lambda: write_source(run, folder, out))
-        self.config = read_decoder_config(self.source)
+        self.config = read_model_config(self.source)
         self.corpus = open_data(run, self.config, folder, self.source, out)
         self.learner = Learner(run, self.config, folder, place.device)
         self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
@@ -238,6 +238,9 @@ class Trainer:
 
     def _flops(self, context: int) -> float:
         """Operations per token; of a frozen matrix no gradient is taken, which is a third of its own."""
+        if isinstance(self.config, ForeignConfig):
+            count = sum(parameter.numel() for parameter in self.learner.model.parameters())
+            return (4 if self.run.lora else 6) * count
         shape = Shape(self.config)
         return shape.model_flops(context) - (2 * shape.matrices if self.run.lora else 0)
 
@@ -269,6 +272,10 @@ class Trainer:
 
     def _save_model(self, folder: Path) -> None:
         model, adapted = self.learner.model, self.run.lora is not None
+        if isinstance(model, Foreign):
+            save_foreign(model, folder, source=self.source, writes=self.place.first)
+            return
+        assert not isinstance(self.config, ForeignConfig)
         save_folder(model, self.config, folder, source=self.source, value=merged(model) if adapted else None)
 
     def _save_adapters(self, folder: Path) -> None:
@@ -276,7 +283,7 @@ class Trainer:
         assert lora is not None
         assert base is not None
         path = str((self.folder / base).resolve())
-        write_adapters(self.learner.model, self.config, lora, path, folder if self.place.first else None)
+        write_adapters(self.learner.model, lora, path, folder if self.place.first else None)
 
     def _base(self) -> dict[str, str]:
         """Digests of what a checkpoint does not hold: none but the frozen weights under adapters."""

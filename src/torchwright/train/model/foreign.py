@@ -1,0 +1,162 @@
+"""Any causal language model of transformers, by transformers' own code: where no family of the decoder describes it.
+
+Weights come from safetensors, and no code from a model's folder is run (`load_model`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture
+from torchwright.decoder.families import read_decoder_config
+from torchwright.errors import ModelError
+from torchwright.hub.folder import model_files, read_config
+from torchwright.train.model.fill import whole
+from torchwright.train.model.four_bit import FourBitLinear
+from torchwright.train.model.lora import NAME, adapters, merged_weight
+from torchwright.train.model.loss import token_loss
+from torchwright.workloads.huggingface import load_model, quiet_transformers
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignConfig:
+    """What the trainer needs to know of a model that it has no family for."""
+
+    architecture: str
+    vocabulary: int
+    context: int | None
+    """The most tokens of one sequence, where there is an end."""
+    bos: int | None
+    eos: tuple[int, ...]
+
+
+ModelConfig = DecoderConfig | ForeignConfig
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """The shape of a folder's model; raises `ModelError` where neither our families nor transformers describe it."""
+    try:
+        return read_decoder_config(folder)
+    except UnsupportedArchitecture as unsupported:
+        return _read_foreign(folder, unsupported)
+
+
+def _read_foreign(folder: Path, unsupported: UnsupportedArchitecture) -> ForeignConfig:
+    data = read_config(folder)
+    try:
+        with quiet_transformers():
+            from transformers import AutoConfig, AutoModelForCausalLM
+
+            config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+            known = type(config) in AutoModelForCausalLM._model_mapping
+    except (ImportError, OSError, ValueError) as error:  # no such model type, or fields that are wrong
+        raise ModelError(
+            f"neither the decoder nor transformers has a model for {folder}", found=str(error).splitlines()[0]
+        ) from error
+    if not known:
+        raise unsupported
+    text = config.get_text_config()
+    eos = data.get("eos_token_id", getattr(text, "eos_token_id", None))
+    return ForeignConfig(
+        architecture=(data.get("architectures") or [data.get("model_type", "")])[0],
+        vocabulary=text.vocab_size,
+        context=getattr(text, "max_position_embeddings", None),
+        bos=getattr(text, "bos_token_id", None),
+        eos=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+    )
+
+
+class Foreign(nn.Module):
+    """A causal language model of transformers with the trainer's interface, `Transformer`'s."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network: Any = network
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The stack that holds most of the parameters."""
+        stacks = [module for module in self.network.modules() if isinstance(module, nn.ModuleList)]
+        return max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()))
+
+    def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """Logits (B, T, V) of ids (B, T)."""
+        return self.network(input_ids=ids_BT, use_cache=False).logits
+
+    def loss(
+        self,
+        ids_BT: torch.Tensor,
+        labels_BT: torch.Tensor,
+        positions_BT: torch.Tensor | None = None,
+        documents_BS: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Transformer.loss`, of rows that are one text each."""
+        if positions_BT is not None or documents_BS is not None:
+            raise ModelError(
+                f"{type(self.network).__name__} reads rows of one text each, and these are of several documents",
+                next='set data.packing = "stream"',
+            )
+        return token_loss(self(ids_BT), labels_BT)
+
+
+def build_foreign(folder: Path, device: str) -> Foreign:
+    """The folder's model, every parameter in float32 and to be trained; each process holds all of it."""
+    network = load_model(folder, "AutoModelForCausalLM").requires_grad_(True)
+    return Foreign(network.to(device)).train()
+
+
+def linear_names(model: Foreign) -> Iterator[str]:
+    """The linear layers (`nn.Linear`, GPT-2's `Conv1D`) within the model's stack of layers that can have an adapter.
+
+    In a state-space mixer that is `in_proj`: its fused kernels take the other weights without calling their layers.
+    """
+    with quiet_transformers():
+        from transformers.pytorch_utils import Conv1D
+
+    inside = set(model.layers.modules())
+    for name, module in model.named_modules():
+        if module not in inside or not isinstance(module, nn.Linear | Conv1D):
+            continue
+        parent, _, last = name.rpartition(".")
+        in_mixer = any(isinstance(beside, nn.Conv1d) for beside in model.get_submodule(parent).children())
+        if not in_mixer or last == "in_proj":
+            yield name
+
+
+@torch.no_grad()
+def save_foreign(model: Foreign, folder: Path, *, source: Path, writes: bool) -> None:
+    """Write a folder that transformers loads, adapters merged; of a sharded model every process takes part."""
+    held = adapters(model.network)
+    values: dict[str, torch.Tensor] = {}
+    once: dict[int, torch.Tensor] = {}
+    for name, tensor in model.network.state_dict(keep_vars=True).items():
+        layer, _, kind = name.rpartition(".")
+        if f".{NAME}." in name or (kind in FOUR_BIT and layer.endswith(".weight")):
+            continue
+        if layer in held and kind == "weight":
+            continue
+        value = once.setdefault(id(tensor), whole(tensor.detach()).cpu())
+        values[name] = value
+    for name, module in model.network.named_modules():
+        if name in held or isinstance(module, FourBitLinear):
+            full = merged_weight(module)
+            values[f"{name}.weight"] = (
+                full if isinstance(module, nn.Linear | FourBitLinear) else full.T
+            ).cpu()
+    if not writes:
+        return
+    with quiet_transformers():
+        model.network.save_pretrained(folder, state_dict=values)
+    for name, file in model_files(source, weights=False).items():
+        if not (folder / name).exists():
+            shutil.copyfile(file, folder / name)
+
+
+FOUR_BIT = ("codes", "scale", "table")
