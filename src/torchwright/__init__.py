@@ -7,6 +7,7 @@
     tw.verify("out"); tw.bench("out")
     model = tw.load_decoder("path/to/folder", quantize="w8a8"); model.generate("Once upon a time")
     step = tw.compile_numpy(numpy_function)
+    loss = tw.sequence_parallel(model, mesh)(input_ids=ids, labels=labels)
 
 Importing this package does not import torch. Each name below is imported on first use.
 """
@@ -21,8 +22,18 @@ if TYPE_CHECKING:
     from torchwright.decoder.load import load_decoder
     from torchwright.errors import TorchwrightError
     from torchwright.numpy_compile import compile_numpy
+    from torchwright.train.sequence import sequence_parallel
 
-__all__ = ["TorchwrightError", "bench", "compile_numpy", "load", "load_decoder", "optimize", "verify"]
+__all__ = [
+    "TorchwrightError",
+    "bench",
+    "compile_numpy",
+    "load",
+    "load_decoder",
+    "optimize",
+    "sequence_parallel",
+    "verify",
+]
 
 # `load` has its own home: what answers first must not wait for the search's imports.
 _HOMES = {
@@ -32,6 +43,7 @@ _HOMES = {
     "load": "torchwright.artifact.load",
     "load_decoder": "torchwright.decoder.load",
     "compile_numpy": "torchwright.numpy_compile",
+    "sequence_parallel": "torchwright.train.sequence",
     "TorchwrightError": "torchwright.errors",
 }
 
