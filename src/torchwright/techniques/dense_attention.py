@@ -15,6 +15,7 @@ from torchwright.kernels.cpu import build
 from torchwright.kernels.limits import LANES, LARGEST_HEAD
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.encoder_graph import drop_masks
+from torchwright.techniques.shared.multihead import separate_heads
 from torchwright.techniques.shared.wrapping import AttentionBy
 from torchwright.techniques.shared.wrapping import fused_attention as fused
 
@@ -37,6 +38,7 @@ class DenseAttention(Technique):
         return build.load_fault() if device.kind == "cpu" else "its kernel is for CPUs"
 
     def apply(self, target: Target) -> None:
+        separate_heads(target.model)
         model = WithDenseAttention(target.model, self.longest)
         with torch.no_grad():
             for case in target.workload.cases(target.compute_dtype):

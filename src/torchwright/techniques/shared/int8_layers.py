@@ -13,6 +13,7 @@ from torchwright.facts import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Settings, Target, Technique
 from torchwright.techniques.shared.int8 import Int8Layer, register_patterns
 from torchwright.techniques.shared.int8_graph import share_integers
+from torchwright.techniques.shared.multihead import separate_heads
 from torchwright.techniques.shared.wrapping import known_names, named, relative_error, replace_module
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -54,6 +55,7 @@ class Int8Layers(Technique):
         return self.replace_layer
 
     def apply(self, target: Target) -> None:
+        separate_heads(target.model)
         replacement = self.replacements(target)
         names = (name for name, _ in named(target.model, self.kinds))
         asked = known_names(f"{self.name}:skip", self.skip, names)
