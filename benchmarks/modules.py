@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+import outside_modules
+
 Made = tuple[nn.Module, tuple[Any, ...]]
 
 
@@ -27,6 +29,54 @@ class Logits(nn.Module):
         if x.is_floating_point():
             return self.inner(x).logits
         return self.inner(input_ids=x, attention_mask=torch.ones_like(x)).last_hidden_state
+
+
+class LastHidden(nn.Module):
+    """A transformers model called with one tensor, answering with its last layer's."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).last_hidden_state
+
+
+class UNet3d(nn.Module):
+    """A 3-D U-Net of three scales: volumes → a map of classes, with skips and transposed convolutions."""
+
+    def __init__(self, width: int = 16, classes: int = 4) -> None:
+        super().__init__()
+        widths = (width, 2 * width, 4 * width)
+        self.down = nn.ModuleList(self._block(a, b) for a, b in zip((1, *widths), widths, strict=False))
+        self.up = nn.ModuleList(
+            nn.ConvTranspose3d(b, a, 2, stride=2) for a, b in zip(widths, widths[1:], strict=False)
+        )
+        self.merge = nn.ModuleList(self._block(2 * a, a) for a in widths[:-1])
+        self.head = nn.Conv3d(width, classes, 1)
+
+    @staticmethod
+    def _block(channels: int, width: int) -> nn.Module:
+        layers: list[nn.Module] = []
+        for before in (channels, width):
+            layers += [nn.Conv3d(before, width, 3, padding=1), nn.BatchNorm3d(width), nn.ReLU()]
+        return nn.Sequential(*layers)
+
+    def forward(self, x_BCDHW: torch.Tensor) -> torch.Tensor:
+        skips = []
+        for depth, block in enumerate(self.down):
+            x_BCDHW = block(nn.functional.max_pool3d(x_BCDHW, 2) if depth else x_BCDHW)
+            skips.append(x_BCDHW)
+        skips.pop()
+        for up, merge in zip(reversed(self.up), reversed(self.merge), strict=True):
+            x_BCDHW = merge(torch.cat([skips.pop(), up(x_BCDHW)], 1))
+        return self.head(x_BCDHW)
+
+
+def unet3d(batch: int) -> Made:
+    model, inputs = UNet3d(), (torch.randn(batch, 1, 32, 64, 64),)
+    outside_modules.settle(model.eval(), inputs)
+    return model, inputs
 
 
 def resnet50(batch: int) -> Made:
@@ -64,6 +114,49 @@ def minilm(batch: int) -> Made:
     configs = sorted(Path(found.origin).parent.rglob("config.json"))
     folder = next(path.parent for path in configs if (path.parent / "model.safetensors").is_file())
     return Logits(AutoModel.from_pretrained(folder)), (torch.randint(1000, 30000, (batch, 64)),)
+
+
+def torchvision(name: str, image: int = 224) -> Callable[[int], Made]:
+    """One of torchvision's classifiers, its running statistics and layer scales as if trained."""
+
+    def made(batch: int) -> Made:
+        model, inputs = outside_modules.torchvision_model(name), (torch.randn(batch, 3, image, image),)
+        for key, parameter in model.named_parameters():
+            if key.endswith("layer_scale"):
+                nn.init.constant_(parameter, 0.5)  # 1e-6 before training: the blocks would not matter
+        outside_modules.settle(model.eval(), inputs)
+        return model, inputs
+
+    return made
+
+
+def detr(batch: int) -> Made:
+    """DETR on a ResNet-50, as pixels → logits of 100 queries."""
+    from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
+
+    config = DetrConfig(
+        use_timm_backbone=False,
+        backbone=None,
+        use_pretrained_backbone=False,
+        backbone_config=ResNetConfig(out_features=["stage4"]),
+        init_xavier_std=1.0,
+    )
+    model, inputs = Logits(DetrForObjectDetection(config)), (torch.randn(batch, 3, 320, 320),)
+    outside_modules.settle(model.eval(), inputs)
+    return model, inputs
+
+
+def wav2vec2(batch: int) -> Made:
+    """wav2vec 2.0 base, as two seconds of sound → frames."""
+    from transformers import Wav2Vec2Config, Wav2Vec2Model
+
+    return LastHidden(Wav2Vec2Model(Wav2Vec2Config())), (torch.randn(batch, 32000),)
+
+
+def transformer_encoder(batch: int) -> Made:
+    """torch's own encoder, 6 layers of 512, at 128 tokens."""
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
+    return nn.TransformerEncoder(layer, 6, enable_nested_tensor=False), (torch.randn(batch, 128, 512),)
 
 
 class Lstm(nn.Module):
@@ -169,6 +262,15 @@ VISION: dict[str, Callable[[int], Made]] = {
     "resnet50": resnet50,
     "vit_b16": vit_b16,
     "minilm_shape": minilm_shape,
+    "mobilenet_v3_small": torchvision("mobilenet_v3_small"),
+    "efficientnet_b0": torchvision("efficientnet_b0"),
+    "shufflenet_v2": torchvision("shufflenet_v2_x1_0"),
+    "convnext_tiny": torchvision("convnext_tiny"),
+    "swin_t": torchvision("swin_t"),
+    "detr": detr,
+    "unet3d": unet3d,
+    "transformer_encoder": transformer_encoder,
+    "wav2vec2": wav2vec2,
 }
 
 

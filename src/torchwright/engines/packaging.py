@@ -9,6 +9,7 @@ from torch.export import ExportedProgram
 
 from torchwright.engines import compile_package
 from torchwright.engines.call import NotPlain, spec_of
+from torchwright.engines.layout import lay_out_rows
 from torchwright.engines.program import compile_program, export, functional, write_programs
 from torchwright.engines.spec import CallSpec, package_file
 from torchwright.errors import RefusedTechnique
@@ -44,11 +45,12 @@ def build_packages(target: Target, folder: Path) -> list[CallSpec]:
 
 
 def rewritten(program: ExportedProgram, settings: Settings) -> ExportedProgram:
-    """The graph with what the recipe changes in every graph: in its functional form, where anything is changed."""
+    """The graph with what the recipe changes in every graph, in its functional form where that is anything."""
     if settings.rewrites:
         program = functional(program)
     for rewrite in settings.rewrites:
         rewrite(program.graph_module)
+    lay_out_rows(program.graph_module)
     return program
 
 
