@@ -6,6 +6,7 @@ Imports nothing of Torchwright, so that a peer's interpreter can build the same 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,7 @@ class UNet3d(nn.Module):
         super().__init__()
         widths = (width, 2 * width, 4 * width)
         self.down = nn.ModuleList(self._block(a, b) for a, b in zip((1, *widths), widths, strict=False))
-        self.up = nn.ModuleList(
-            nn.ConvTranspose3d(b, a, 2, stride=2) for a, b in zip(widths, widths[1:], strict=False)
-        )
+        self.up = nn.ModuleList(nn.ConvTranspose3d(b, a, 2, stride=2) for a, b in itertools.pairwise(widths))
         self.merge = nn.ModuleList(self._block(2 * a, a) for a in widths[:-1])
         self.head = nn.Conv3d(width, classes, 1)
 
@@ -134,13 +133,9 @@ def detr(batch: int) -> Made:
     """DETR on a ResNet-50, as pixels → logits of 100 queries."""
     from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
 
-    config = DetrConfig(
-        use_timm_backbone=False,
-        backbone=None,
-        use_pretrained_backbone=False,
-        backbone_config=ResNetConfig(out_features=["stage4"]),
-        init_xavier_std=1.0,
-    )
+    backbone = ResNetConfig.from_dict({"out_features": ["stage4"]})
+    fields = {"use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False}
+    config = DetrConfig.from_dict({**fields, "backbone_config": backbone})
     model, inputs = Logits(DetrForObjectDetection(config)), (torch.randn(batch, 3, 320, 320),)
     outside_modules.settle(model.eval(), inputs)
     return model, inputs

@@ -30,14 +30,18 @@ def main() -> None:
     inputs = torch.load(Path(folder) / "inputs.pt", weights_only=True)
     begun = time.perf_counter()
     with torch.no_grad():
-        converted = ov.convert_model(torch.export.export(model, tuple(inputs)))
+        program = torch.export.export(model, tuple(inputs))
+    converted = ov.convert_model(program)
     converted.reshape(list(inputs[0].shape))
     arrays = [x.numpy() for x in inputs]
     if precision == "int8":
         import nncf  # pyright: ignore[reportMissingImports]
 
         nncf.set_log_level(logging.ERROR)
-        kind = None if name == "resnet50" else nncf.ModelType.TRANSFORMER
+        attention = any(
+            word in str(node.target) for node in program.graph.nodes for word in ("attention", "softmax")
+        )
+        kind = nncf.ModelType.TRANSFORMER if attention else None
         converted = nncf.quantize(converted, nncf.Dataset([arrays[0]]), subset_size=1, model_type=kind)
     settings = {
         "INFERENCE_NUM_THREADS": int(threads),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -28,8 +30,8 @@ class Turned(nn.Module):
         return self.second(self.first(x_BTE.transpose(0, 1)))
 
 
-def exported(model: nn.Module, x: torch.Tensor, **options: object) -> torch.export.ExportedProgram:
-    return torch.export.export(model.eval(), (x,), strict=False, **options)
+def exported(model: nn.Module, x: torch.Tensor, shapes: Any = None) -> torch.export.ExportedProgram:
+    return torch.export.export(model.eval(), (x,), strict=False, dynamic_shapes=shapes)
 
 
 @pytest.mark.parametrize("free", [False, True])
@@ -37,9 +39,10 @@ def test_scattered_rows_are_copied_and_others_are_not(free: bool) -> None:
     torch.manual_seed(0)
     model, x = Turned(), torch.randn(3, 5, 8)
     shapes = ({0: torch.export.Dim("rows", min=2)},) if free else None
-    program = exported(model, x, dynamic_shapes=shapes)
+    program = exported(model, x, shapes)
     lay_out_rows(program.graph_module)
-    first, second = (node for node in program.graph.nodes if node.target is aten.linear.default)
+    layers: list[Any] = [node for node in program.graph.nodes if node.target is aten.linear.default]
+    first, second = layers
     assert first.args[0].target is aten.clone.default
     assert first.args[0].meta["val"].is_contiguous()
     assert second.args[0] is first
@@ -60,6 +63,6 @@ def test_integers_are_read_as_they_lie() -> None:
     apply_steps(target, [Step(name="int8_static"), Step(name="compile")])
     programs = export(target.model, target.workload.graphs(torch.float32))
     (program,) = [rewritten(program, target.settings) for program in programs.values()]
-    layers = [node for node in program.graph.nodes if node.target is aten.linear.default]
+    layers: list[Any] = [node for node in program.graph.nodes if node.target is aten.linear.default]
     assert len(layers) == 2
     assert not any(layer.args[0].target is aten.clone.default for layer in layers)

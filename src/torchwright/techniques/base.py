@@ -33,6 +33,7 @@ techniques: Registry[type[Technique]] = Registry(
         "whole_graph": "torchwright.techniques.whole_graph:WholeGraph",
         "fold_batchnorm": "torchwright.techniques.fold_batchnorm:FoldBatchNorm",
         "channels_last": "torchwright.techniques.channels_last:ChannelsLast",
+        "pointwise_linear": "torchwright.techniques.pointwise_linear:PointwiseLinear",
         "dtype": "torchwright.techniques.dtype:Dtype",
         "int8_static": "torchwright.techniques.int8_static:Int8Static",
         "int8_dynamic": "torchwright.techniques.int8_dynamic:Int8Dynamic",
