@@ -116,6 +116,34 @@ class Weave(Technique):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Whole(Technique):
+    """Gains nothing, and lets others do so."""
+
+    name: ClassVar[str] = "whole"
+    phase: ClassVar[Phase] = Phase.GRAPH
+    needs: ClassVar[frozenset[str]] = frozenset({"eager"})
+    gives: ClassVar[frozenset[str]] = frozenset({"one_graph"})
+    enables: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ahead(Technique):
+    """A compiler of which one variant takes whole graphs alone."""
+
+    name: ClassVar[str] = "ahead"
+    phase: ClassVar[Phase] = Phase.COMPILE
+    needs: ClassVar[frozenset[str]] = frozenset({"eager"})
+    gives: ClassVar[frozenset[str]] = frozenset({"compiled"})
+    removes: ClassVar[frozenset[str]] = frozenset({"eager"})
+    late: bool = False
+    """Compiles at the first call, parts of graphs, too."""
+
+    @property
+    def required(self) -> frozenset[str]:
+        return self.needs if self.late else self.needs | {"one_graph"}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Engine(Technique):
     """Runs the model on code of its own."""
 
@@ -205,6 +233,8 @@ FAKES: tuple[type[Technique], ...] = (
     Static,
     Fuse,
     Weave,
+    Whole,
+    Ahead,
     Engine,
     Foreign,
     Library,

@@ -88,6 +88,7 @@ def profile(
     rungs: bool = False,
     trust: bool = False,
     trace: Path | None = None,
+    page: Path | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     **options: Any,
 ) -> Profile:
@@ -95,12 +96,13 @@ def profile(
 
     Of an artifact with `rungs` each step of its recipe is applied again, with those before it. Kernels of steps that
     compile have names then. `options` and `settings` are the workload's own; an artifact has settled them. `trace` is
-    the file for Perfetto.
+    the file for Perfetto; `page`, where the caller writes one, is looked at before anything is measured.
 
     Raises what `optimize` does for a model, `ArtifactError` as `load` does, and `TorchwrightError` where no stage could
     be profiled.
     """
-    _check_writable(trace)
+    for file in filter(None, (trace, page)):
+        _check_writable(file)
     begun = time.monotonic()
 
     def tell(text: str) -> None:
@@ -214,15 +216,13 @@ def _prefixes(steps: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
     return (ordered[: count + 1] for count in range(len(ordered)))
 
 
-def _check_writable(trace: Path | None) -> None:
-    """Refuse a place for the trace before anything is measured."""
-    if trace is None:
-        return
-    if trace.is_dir():
+def _check_writable(file: Path) -> None:
+    """Refuse a place for a file before anything is measured."""
+    if file.is_dir():
         raise TorchwrightError(
-            f"{trace} is a folder", allowed="the name of a file", next=f"-o {trace}/trace.json"
+            f"{file} is a folder", allowed="the name of a file", next=f"-o {file}/trace.json"
         )
-    if not trace.resolve().parent.is_dir() or not os.access(trace.resolve().parent, os.W_OK):
+    if not file.resolve().parent.is_dir() or not os.access(file.resolve().parent, os.W_OK):
         raise TorchwrightError(
-            f"{trace} cannot be written", found=f"no folder {trace.resolve().parent} to write in"
+            f"{file} cannot be written", found=f"no folder {file.resolve().parent} to write in"
         )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from torchwright.profile.breaks import LOGGERS, find_breaks
-from torchwright.profile.causes import CAUSES, COMPLEX, UNSUPPORTED, cause_of
+from torchwright.profile.causes import CAUSES, COMPLEX, TRACED_NUMPY, UNSUPPORTED, cause_of
 from torchwright.profile.values import Breaks
 from torchwright.workloads.base import Case
 
@@ -62,7 +62,13 @@ def test_a_function_that_is_given_up_is_told_from_one_that_is_resumed() -> None:
 def test_a_model_without_breaks_is_one_graph() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
     assert breaks_of(model) == Breaks(graphs=1, found=())
-    assert breaks_of(broken.Whole()).found == ()  # NumPy functions that torch knows
+
+
+def test_numpy_that_is_traced_is_one_graph_and_named_all_the_same() -> None:
+    breaks = breaks_of(broken.Whole())
+    assert breaks.graphs == 1
+    (found,) = breaks.found
+    assert (found.cause, found.reason) == ("NumPy", TRACED_NUMPY.reason)
 
 
 def test_a_line_that_is_met_often_is_one_break() -> None:

@@ -101,6 +101,20 @@ def test_json_has_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     assert one.keys() == fields(values.GraphBreak)
     line = 1 + CODE.splitlines().index("        if y.sum() > 0:")
     assert (one["cause"], Path(one["file"]).name, one["line"]) == ("data-dependent branch", "shop.py", line)
+    assert (one["rewritten"], one["left"]) == (True, None)
+
+
+def test_the_page_has_the_tables_and_what_is_rewritten_and_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiled(capsys, "shop:branching", "--html", "page.html")
+    page = (tmp_path / "page.html").read_text()
+    for text in ("aten::addmm", "if y.sum() &gt; 0:", "data-dependent branch", "rewrites it"):
+        assert text in page
+    assert "default-src 'none'" in page
+    assert "<script" not in page
+    assert sorted(path.name for path in tmp_path.iterdir() if "page" in path.name) == ["page.html"]
+    assert main(["profile", "shop:make", "--html", str(tmp_path), "--quiet"]) == 2
 
 
 def test_the_trace_holds_the_operators_of_every_stage(

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from search_world import Process, World, fake_world, lossy, names, product, row, rows, step
-from torchwright.errors import WorkloadError
+from torchwright.errors import RefusedTechnique, WorkloadError
 from torchwright.facts import Budget, Step
 from torchwright.search.compare import ROUNDS
 from torchwright.search.finish import Form, settle
@@ -466,6 +466,30 @@ def test_narrow_weights_are_tried_together_with_a_compiler_that_gained_nothing_a
     assert names(outcome) == ["quantize", "fuse"]
     assert rows(outcome) == {"fuse": "kept", "quantize": "kept"}
     assert "kept for quantize" in row(outcome, "fuse").reason
+
+
+@pytest.mark.parametrize("late_gain", [1.5, 0.9])
+def test_a_step_that_gains_nothing_is_kept_for_what_it_lets_others_do(world: World, late_gain: float):
+    late = str(step("ahead", late=True))
+
+    def gain(names: frozenset[str]) -> float:
+        if late in names:
+            return late_gain
+        return 3.0 if {"ahead", "whole"} <= names else 0.98
+
+    world.gain = gain
+    outcome = world.search(step("ahead"), step("ahead", late=True), step("whole"))
+    assert names(outcome) == ["whole", "ahead"]
+    assert rows(outcome)["whole"] == "kept"
+    assert rows(outcome)[late] in ("removed", "dropped")
+    assert "kept for ahead" in row(outcome, "whole").reason
+
+
+def test_what_a_failed_step_would_have_let_others_do_is_not_tried(world: World):
+    world.fails = {"whole": RefusedTechnique("no", found="a line is left")}
+    outcome = world.search(step("ahead"), step("whole"))
+    assert names(outcome) == []
+    assert row(outcome, "ahead").reason == "the model has no: one graph"
 
 
 def test_a_compiler_that_failed_is_nobodys_company(world: World):

@@ -68,15 +68,14 @@ def test_strangers_models_become_one_graph_that_computes_the_same(
     for scale in (1.0, -1.0, 0.01, 0.0):
         x = inputs()
         x = x * scale if x.is_floating_point() else x
-        with torch.no_grad(), caplog.at_level(logging.INFO, logger="strangers"):
+        with torch.no_grad(), caplog.at_level(logging.DEBUG, logger="strangers"):
             expected = model(x)
-            assert (
-                bool(capsys.readouterr().out) == bool(caplog.records) == isinstance(model, strangers.Chatty)
-            )
+            speaks = isinstance(model, strangers.Chatty)
+            assert bool(capsys.readouterr().out) == bool(_said(caplog)) == speaks
             caplog.clear()
             torch.testing.assert_close(target.model(x), expected, rtol=1e-4, atol=1e-5)
         assert capsys.readouterr().out == ""
-        assert not caplog.records
+        assert not _said(caplog)
     graph = exported(target.model, inputs()).graph_module
     for rewrite in target.settings.rewrites:
         rewrite(graph)
@@ -85,8 +84,12 @@ def test_strangers_models_become_one_graph_that_computes_the_same(
     assert vars(model).keys() == state.keys()
 
 
+def _said(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.name == "strangers"]
+
+
 def _is_complex(node: torch.fx.Node) -> bool:
-    return isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].is_complex()
+    return isinstance(node.meta.get("val"), torch.Tensor) and node.meta["val"].is_complex()
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -144,7 +147,7 @@ def test_complex_arithmetic_without_a_rule_is_refused_by_its_line() -> None:
 
     with pytest.raises(RefusedTechnique) as refusal:
         real_pairs(exported(Spectrum(), torch.randn(8)).graph_module)
-    assert "_fft_r2c" in str(refusal.value.found)
+    assert "rfft" in str(refusal.value.found)
     assert "line" in str(refusal.value.found)
 
 

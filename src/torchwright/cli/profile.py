@@ -49,6 +49,12 @@ from torchwright.process.interrupts import importing
     metavar="FILE",
     help="Write a trace for ui.perfetto.dev or chrome://tracing.",
 )
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the tables as one page without scripts.",
+)
 @shape_options
 @tokens_option
 @eval_text_option
@@ -62,6 +68,7 @@ def command(
     rungs: bool,
     top: int,
     out: Path | None,
+    html: Path | None,
     settings: tuple[str, ...],
     trust: bool,
     quiet: bool,
@@ -75,6 +82,7 @@ def command(
     """
     with importing():
         from torchwright import stages
+    from torchwright.profile.html import write
     from torchwright.profile.terminal import shown
     from torchwright.report.terminal import LiveProgress
 
@@ -85,10 +93,13 @@ def command(
             rungs=rungs,
             trust=trust,
             trace=out,
+            page=html,
             settings=settings,
             on_event=progress,
             **options,
         )
+    if html is not None:
+        write(found, html, top)
     if as_json:
         print_json(found)
     else:

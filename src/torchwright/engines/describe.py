@@ -68,7 +68,7 @@ def describe_target(target: Target, names: Sequence[str] | None = None) -> Descr
         target.properties.add("sdpa")
     begun = time.perf_counter()
     handed_over = any("exportable" in cls.needs and not cls.available(target.device) for cls in asked)
-    looked = names is None or any("exportable" in cls.needs for cls in asked)
+    looked = names is None or any("exportable" in cls.needs | cls.gives for cls in asked)
     # What is asked for by name says itself why the model does not export.
     target.properties |= _graph_properties(adapted, cases, judged=handed_over) if looked else {"exportable"}
     export_seconds = time.perf_counter() - begun

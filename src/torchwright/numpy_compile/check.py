@@ -47,8 +47,10 @@ class CheckedProgram:
 class Check:
     """Judges calls of one function; its programs are kept and shared by calls of one signature."""
 
-    def __init__(self, fn: Callable[..., Any], name: str, options: Options) -> None:
-        self._fn, self._name, self._options = fn, name, options
+    def __init__(
+        self, original: Callable[..., Any], traced: Callable[..., Any], name: str, options: Options
+    ) -> None:
+        self._fn, self._traced, self._name, self._options = original, traced, name, options
         self._programs: dict[tuple[tuple[Any, ...], Variant], Program] = {}
 
     def judge(self, call: ArrayCall, original: Original) -> tuple[NumpyReport, Program | None]:
@@ -134,7 +136,7 @@ class Check:
             slot = (call.signature, variant)
             if slot not in self._programs:
                 options = self._options
-                self._programs[slot] = Program(self._fn, variant, options.device, options.dynamic)
+                self._programs[slot] = Program(self._traced, variant, options.device, options.dynamic)
             return self.verify(call, reference, self._programs[slot])
 
         first = attempt(Variant(threads))

@@ -8,6 +8,7 @@ from typing import TypedDict
 import torch
 
 from torchwright.errors import TorchwrightError
+from torchwright.numpy_compile.narrow import RTOL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +22,12 @@ class Options:
     """Most threads to use; None takes ``torch.get_num_threads()``. One thread is always tried too."""
     device: str = "cpu"
     """A torch device on which the compiled function runs; results come back."""
+    float32: bool = False
+    """Compute in float32: arguments and results of double precision are rounded to single. They are compared with
+    what NumPy computes in float64; where compiled code does not serve, that is returned, rounded."""
     rtol: float | None = None
-    """Relative tolerance for floating-point results; None takes ``RTOL`` of compare.py, by dtype."""
+    """Relative tolerance for floating-point results; None takes ``RTOL`` of compare.py, by dtype, and with ``float32``
+    that of narrow.py."""
     atol: float | None = None
     """Absolute tolerance; None takes ``ATOL_EPS`` of compare.py."""
     dynamic: bool | None = None
@@ -41,6 +46,8 @@ class Options:
                 raise TorchwrightError(
                     f"compile_numpy: {name} is out of range", found=repr(value), allowed=f"at least {low}"
                 )
+        if self.float32 and self.rtol is None:
+            object.__setattr__(self, "rtol", RTOL)
         if self.device != "cpu":
             accelerator = torch.accelerator.current_accelerator(check_available=True)
             here = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
@@ -55,6 +62,7 @@ class OptionFields(TypedDict, total=False):
 
     threads: int | None
     device: str
+    float32: bool
     rtol: float | None
     atol: float | None
     dynamic: bool | None

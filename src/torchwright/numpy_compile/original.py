@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import inspect
 import time
 import warnings
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def numpy_errors_are_trapped() -> bool:
 
 def _outside_store(fn: Callable) -> str | None:
     """A write to a global or enclosing name in ``fn``'s own code: running it several times would show."""
-    code = getattr(fn, "__code__", None)
+    code = getattr(inspect.unwrap(fn), "__code__", None)
     if code is None:
         return None
     for instruction in dis.get_instructions(code):

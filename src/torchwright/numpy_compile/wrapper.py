@@ -15,10 +15,12 @@ import torch
 from torchwright.errors import TorchwrightError
 from torchwright.numpy_compile.call import ArrayCall
 from torchwright.numpy_compile.check import Check
+from torchwright.numpy_compile.narrow import in_float64, narrowed
 from torchwright.numpy_compile.options import OptionFields, Options
 from torchwright.numpy_compile.original import numpy_errors_are_trapped, run_original
 from torchwright.numpy_compile.program import Program, Unchecked
 from torchwright.numpy_compile.report import NumpyReport, ProgramRefused, first_line
+from torchwright.numpy_compile.tensors import as_arrays, as_tensors, has_tensors
 
 MAX_RECHECKS = 6
 """Guard misses per key before it is called a recompile storm; below Dynamo's own limit of 8, where it goes
@@ -51,7 +53,8 @@ class CompiledNumpy:
         functools.update_wrapper(self, fn)
         self.__wrapped__ = fn
         self.options = options
-        self._check = Check(fn, self.__name__, options)
+        self._original = in_float64(fn) if options.float32 else fn
+        self._check = Check(self._original, fn, self.__name__, options)
         self._lock = threading.RLock()
         self._decisions: dict[tuple[Any, ...], _Decision] = {}
         self._texts: Counter[tuple[Any, ...]] = Counter()
@@ -76,6 +79,11 @@ class CompiledNumpy:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # called from a function that is itself being traced
             return self.__wrapped__(*args, **kwargs)
+        if has_tensors(args, kwargs):
+            arrays, named = as_arrays(self.__name__, args, kwargs)
+            return as_tensors(self(*arrays, **named))
+        if self.options.float32:
+            args, kwargs = narrowed(args), narrowed(kwargs)
         try:
             call = ArrayCall.describe(args, kwargs)
         except ProgramRefused as refusal:
@@ -85,7 +93,7 @@ class CompiledNumpy:
         return self._refused(args, kwargs, reason)
 
     def _refused(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
-        result = self.__wrapped__(*args, **kwargs)  # outside any handler: its errors must not mention ours
+        result = self._original(*args, **kwargs)  # outside any handler: its errors must not mention ours
         self._check.raise_if_strict(reason)
         self._report = NumpyReport(function=self.__name__, status="original", reason=reason)
         return result
@@ -103,7 +111,7 @@ class CompiledNumpy:
                 reason = f"it is called in more than {MAX_KINDS} ways: lengths, names, texts, dtypes or sizes"
                 return self._refused(call.args, call.kwargs, reason)
         if decision.program is None or numpy_errors_are_trapped():
-            return self.__wrapped__(*call.args, **call.kwargs)
+            return self._original(*call.args, **call.kwargs)
         try:
             return decision.program.serve(call)
         except Exception as error:
@@ -111,7 +119,7 @@ class CompiledNumpy:
         return self._after_failure(decision, call, failure)
 
     def _first_call(self, call: ArrayCall) -> Any:
-        original = run_original(self.__wrapped__, call)
+        original = run_original(self._original, call)
         if not numpy_errors_are_trapped():  # compiled code raises none: judge on a call without traps
             self._report, program = self._check.judge(call, original)
             self._decisions[call.key] = _Decision(self._report, program)
@@ -124,13 +132,13 @@ class CompiledNumpy:
         if decision.program is not None and _caused_by(error, Unchecked):
             with self._lock:
                 return self._recheck(decision, decision.program, call)
-        result = self.__wrapped__(*call.args, **call.kwargs)
+        result = self._original(*call.args, **call.kwargs)
         self._demote(decision, f"compiled code raised where NumPy did not: {first_line(error)}")
         return result
 
     def _recheck(self, decision: _Decision, program: Program, call: ArrayCall) -> Any:
         """A guard miss: the new graph goes through the comparison before it may serve."""
-        original = run_original(self.__wrapped__, call)
+        original = run_original(self._original, call)
         decision.rechecks += 1
         refusal = original.refusal
         if decision.rechecks > MAX_RECHECKS:
@@ -171,10 +179,12 @@ def compile_numpy(fn: Callable[..., Any] | None = None, **options: Unpack[Option
     ``fn`` takes arrays, scalars and plain Python data (nested in tuples, lists, dicts) and returns the same.
     On the first call of each kind it runs several times, so it must be pure; one that writes into its
     arguments, assigns outer names or draws from ``np.random`` is recognised and stays with NumPy.
-    ``options`` are the fields of ``Options``: threads, device, rtol, atol, dynamic, strict, measure,
+    Where an argument is a torch tensor on the CPU, results are tensors; neither way copies their memory.
+    ``options`` are the fields of ``Options``: threads, device, float32, rtol, atol, dynamic, strict, measure,
     measure_seconds. Without ``fn`` it returns a decorator.
 
-    Raises TorchwrightError for options that are out of range or a device that is not there. Whatever ``fn``
+    Raises TorchwrightError for options that are out of range, a device that is not there, tensors on several
+    devices, and a tensor that NumPy cannot read. Whatever ``fn``
     raises is raised unchanged. Source: NumPy support in Dynamo (https://pytorch.org/blog/compiling-numpy-code/).
     """
     if fn is None:

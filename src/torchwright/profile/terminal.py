@@ -108,7 +108,7 @@ def _operators(recording: Recording, top: int) -> Table:
             f"{operator.calls:,.0f}",
             wording.seconds(operator.seconds),
             _share(operator.share),
-            *_achieved(operator.rate),
+            *achieved(operator.rate),
         )
     for row in _rest(recording.operators[top:]):
         table.add_row(*row)
@@ -129,7 +129,7 @@ def _rest(operators: Sequence[OperatorTime]) -> Iterator[tuple[RenderableType, .
         yield name, f"{calls:,.0f}", wording.seconds(seconds), _share(share), "", ""
 
 
-def _achieved(rate: Rate | None) -> tuple[str, str]:
+def achieved(rate: Rate | None) -> tuple[str, str]:
     """The rate that is nearer to the machine's, and its share of that."""
     if rate is None or (rate.gflops is None and rate.gb_per_s is None):
         return "", ""
@@ -170,6 +170,10 @@ def _break(found: GraphBreak) -> Iterator[RenderableType]:
     reason = found.reason + (" The whole function around it runs uncompiled." if found.whole_function else "")
     yield Padding(_words(reason), (0, 0, 0, 4))
     yield Padding(_words(f"Cure: {found.cure}", "green"), (0, 0, 0, 4))
+    if found.rewritten:
+        yield Padding(_words("whole_graph rewrites it", "green"), (0, 0, 0, 4))
+    elif found.left:
+        yield Padding(_words(f"whole_graph leaves it: {found.left}", "yellow"), (0, 0, 0, 4))
     if found.cause == "unsupported call":
         yield Padding(_words(f"torch says: {found.torch_says}", "dim"), (0, 0, 0, 4))
 

@@ -132,6 +132,10 @@ class GraphBreak:
     """Whether the function around it runs uncompiled altogether."""
     torch_says: str
     """torch's own first line, to search for."""
+    rewritten: bool = False
+    """Whether the technique `whole_graph` rewrites it."""
+    left: str | None = None
+    """Why it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ def render(recipe: Recipe) -> str:
 
     Every string in the recipe is escaped, and a content security policy lets the page load and run nothing.
     """
-    page, folded = _environment().get_template("report.html.j2"), view.folded(recipe)
+    page, folded = environment().get_template("report.html.j2"), view.folded(recipe)
     return page.render(
         recipe=recipe,
         name=view.model_name(recipe),
@@ -55,8 +55,9 @@ def render(recipe: Recipe) -> str:
     )
 
 
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """The templates of this folder: everything put into them is escaped."""
+    made = Environment(
         loader=PackageLoader("torchwright.report", ""),
         autoescape=True,
         undefined=StrictUndefined,
@@ -77,8 +78,8 @@ def _environment() -> Environment:
         "so_far": view.so_far,
         "by_reason": _by_reason,
     }
-    environment.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
-    return environment
+    made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
+    return made
 
 
 def _finalize(value: Any) -> Any:

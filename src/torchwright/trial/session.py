@@ -322,11 +322,15 @@ class Session:
             return self.load_artifact(path=path, trust=trust), self.profile(named=False, trace=trace)
 
     def breaks(self) -> Breaks:
-        """Where compiling the original breaks off, called as its user calls it."""
+        """Where compiling the original breaks off, called as its user calls it, and what can be rewritten of that."""
         from torchwright.profile.breaks import find_breaks
+        from torchwright.techniques.shared.whole import judged
 
         self._build()
-        return find_breaks(self.target.model, self.workload.original_run, self._cases())
+        found = find_breaks(self.target.model, self.workload.original_run, self._cases())
+        if not found.found:
+            return found
+        return judged(found, self.workload.adapt(self.target.model), self._cases())
 
     def package(self, *, engine: str, folder: str) -> tuple[Any, ...]:
         """Compile by an engine that is `apart` what ran by another, for those who load it; what each call takes.

@@ -113,6 +113,7 @@ class _Pairs:
             aten.polar.default: self._polar,
             aten.mul.Tensor: lambda a, b: self._product(aten.mul.Tensor, a, b),
             aten.mul.Scalar: lambda a, b: self._product(aten.mul.Tensor, a, b),
+            aten.matmul.default: lambda a, b: self._product(aten.matmul.default, a, b),
             aten.mm.default: lambda a, b: self._product(aten.mm.default, a, b),
             aten.bmm.default: lambda a, b: self._product(aten.bmm.default, a, b),
             aten.add.Tensor: lambda a, b: self._both(aten.add.Tensor, a, b),

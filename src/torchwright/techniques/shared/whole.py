@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import nn
 
 from torchwright.profile.breaks import find_breaks
 from torchwright.profile.causes import COMPLEX, LOOP
-from torchwright.profile.values import GraphBreak
+from torchwright.profile.values import Breaks, GraphBreak
 from torchwright.techniques.shared.purity import Scope
 from torchwright.techniques.shared.source import Functions, NotRewritten
 from torchwright.techniques.shared.unbreaking import BRANCH, ITEM, MESSAGE, NUMPY, Unbreak
@@ -70,6 +70,21 @@ def unbreak(model: nn.Module, cases: Sequence[Case]) -> Unbroken:
         found.undo()
         raise
     return found
+
+
+def judged(breaks: Breaks, model: nn.Module, cases: Sequence[Case]) -> Breaks:
+    """The breaks of a model with what `unbreak` would make of each; the model stays as it is."""
+    found = unbreak(model, cases)
+    found.undo()
+    rewritten = {place(each) for each in (*found.rewritten, *found.complex)}
+    left = {place(each): reason for each, reason in found.left}
+    return replace(
+        breaks,
+        found=tuple(
+            replace(each, rewritten=place(each) in rewritten, left=left.get(place(each)))
+            for each in breaks.found
+        ),
+    )
 
 
 def _with(found: Unbroken, functions: Functions, lines: Lines, each: GraphBreak) -> Lines:
