@@ -44,7 +44,7 @@ class Marked:
 def find_form(present: Mapping[str, Any], columns: Mapping[str, str], form: Form | None, where: str) -> Form:
     """The form whose columns a row has, or `form` if it has those. Raises `DataError`, which names what is there."""
     forms: list[Form] = [form] if form else list(NEEDS)
-    found = [kind for kind in forms if all(columns[need] in present for need in NEEDS[kind])]
+    found: list[Form] = [kind for kind in forms if all(columns[need] in present for need in NEEDS[kind])]
     if len(found) == 1:
         return found[0]
     named = ", ".join(sorted(map(str, present))) or "none"

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from torchwright.decoder.families import read_decoder_config
 from torchwright.train.data.documents import Report, read_documents, read_report
 from torchwright.train.data.packing import document_starts
 from torchwright.train.data.shards import DataError, Shards
 from torchwright.train.data.text import Maker, expand, kind_of, token_shards, tokenize
-from torchwright.train.model.foreign import ModelConfig
+from torchwright.train.model.foreign import ModelConfig, read_model_config
 from torchwright.train.run.config import Run
 from torchwright.train.run.setup import write_source
 
@@ -53,7 +52,7 @@ def _model_files(run: Run, folder: Path) -> Generator[tuple[Path, ModelConfig]]:
     """A folder with the run's configuration and tokenizer, away from where the run will be."""
     with tempfile.TemporaryDirectory() as temporary:
         source = write_source(run, folder, Path(temporary))
-        yield source, read_decoder_config(source)
+        yield source, read_model_config(source)
 
 
 def named_files(run: Run, folder: Path) -> Iterator[tuple[str, Path]]:
