@@ -475,7 +475,7 @@ def test_a_step_that_gains_nothing_is_kept_for_what_it_lets_others_do(world: Wor
     def gain(names: frozenset[str]) -> float:
         if late in names:
             return late_gain
-        return 3.0 if {"ahead", "whole"} <= names else 0.98
+        return 3.0 if {"ahead", "whole"} <= names else 0.4
 
     world.gain = gain
     outcome = world.search(step("ahead"), step("ahead", late=True), step("whole"))

@@ -172,7 +172,14 @@ def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
     if with_step(search, technique, step)[0] is not None:
         return False
     others = [from_step(other) for other in queue if other != step]
-    return technique.required - search.have() <= {name for other in others for name in other.gives}
+    return _missing(search, technique) <= {name for other in others for name in other.gives}
+
+
+def _missing(search: Search, technique: Technique) -> frozenset[str]:
+    """What the best recipe lacks for a step, once another variant of it has made room."""
+    variants = [from_step(kept) for kept in search.best.steps if kept.name == technique.name]
+    taken = frozenset[str]().union(*(variant.removes for variant in variants))
+    return technique.required - search.have() - (taken & search.description.properties)
 
 
 def _is_engine(technique: Technique) -> bool:
@@ -261,17 +268,17 @@ def in_company(search: Search, technique: Technique, step: Step) -> tuple[Step, 
     A change of the model and the compiler that fuses it are worth more together than what each is worth alone:
     compiled bfloat16 convolutions may gain nothing over eager ones, and compiled 8-bit ones twice as much.
     """
-    missing = technique.required - search.have()
+    missing = _missing(search, technique)
     best = [kept for kept in search.best.steps if kept.name != step.name]
     for rung in search.rungs:
         other = from_step(rung.step)
-        near = rung.status == "dropped" and rung.speedup is not None and rung.speedup.high > COMPANY
-        if not (near and missing <= other.gives):
+        if rung.status != "dropped" or rung.speedup is None or not missing <= other.gives:
             continue
         together = in_order([*best, rung.step, step])
         if other.enables and _hold_together(search, together):
-            return together
-        if technique.phase < other.phase and other.needs <= search.have():
+            return together  # what it costs alone is not what it is for
+        near = rung.speedup.high > COMPANY
+        if near and technique.phase < other.phase and other.needs <= search.have():
             return together
     return None
 
