@@ -12,6 +12,7 @@ import pytest
 from runs import CONFIG, assert_same, checkpoints, losses, make_run, state
 
 from torchwright.cli import main
+from torchwright.errors import UnknownName
 from torchwright.train.run.config import RunError, read_run
 from torchwright.train.run.loop import train
 from torchwright.workloads.texts import BUNDLED
@@ -67,6 +68,12 @@ def test_sources_are_mixed_and_a_stream_refuses_what_is_partly_trained_on(tmp_pa
         train(run, live=False)
     with pytest.raises(RunError, match="either `train` or `mixture`"):
         read_run(run_on(tmp_path / "both", {"train": ["a.npy"], "mixture": mixture}))
+
+
+def test_a_misspelt_field_of_a_source_is_told(tmp_path: Path) -> None:
+    mixture = {"files": {"files": ["a.npy"], "weigth": 1}}
+    with pytest.raises(UnknownName, match=r"data\.mixture\.files\.weigth.*did you mean"):
+        read_run(run_on(tmp_path, {"mixture": mixture}))
 
 
 def test_check_show_and_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

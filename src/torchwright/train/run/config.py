@@ -11,12 +11,11 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from torchwright.errors import TorchwrightError, unknown
-from torchwright.train.data.documents import COLUMNS, RowsAs
-from torchwright.train.data.forms import Form
 from torchwright.train.layout import Layout
+from torchwright.train.run.data_section import Data, Section
 
 Precision = Literal[
     "fp32",
@@ -49,10 +48,6 @@ class RunError(TorchwrightError):
     """A run file that cannot be read, or that asks for what does not fit together."""
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
 class Model(Section):
     """Which decoder is trained."""
 
@@ -68,60 +63,6 @@ class Model(Section):
         if (self.folder is None) == (self.config is None):
             raise ValueError("give either `folder` or `config`")
         return self
-
-
-class Mixed(Section):
-    """One source of several."""
-
-    files: list[str] = Field(min_length=1)
-    weight: Rate
-    """Its share of the windows is its part of all weights."""
-
-
-class Data(Section):
-    """What is read. What is None by default was not there in the first version, whose checkpoints stay valid."""
-
-    train: list[str] = []
-    """Files of text or rows, folders that `datasets` saved, token shards, and globs of them."""
-    mixture: dict[str, Mixed] | None = None
-    """Several sources by name, in place of `train`."""
-    validation: list[str] = []
-    text: list[str] = ["*.txt", "*.text", "*.md"]
-    """Names of files that are plain text, all of which is trained on; what is neither text nor shard is refused."""
-    begin_every: int = Field(default=0, ge=0)
-    """Every window whose place in the stream is a multiple of it is led by the begin token; 0 leads none."""
-    seed: int = Field(default=0, ge=0)
-    """Of the order of files and windows."""
-    verify: bool = True
-    """Whether shards are held against the `checksums.json` beside them when the run starts."""
-    packing: Literal["stream", "documents"] | None = None
-    """`stream`: all documents one after the other, cut into windows; `documents`: whole ones packed into windows, each
-    attending to itself alone. By default `documents` where a part of the tokens is not trained on, else `stream`."""
-    form: Form | None = None
-    """What rows hold; by default as their columns say."""
-    text_column: str | None = None
-    messages_column: str | None = None
-    prompt_column: str | None = None
-    completion_column: str | None = None
-    chosen_column: str | None = None
-    rejected_column: str | None = None
-    strict: bool | None = None
-    """Whether a broken row stops the run before it begins; by default it is counted, told and left out."""
-    ids: Literal["uint16", "uint32"] | None = None
-    """The type of bare token ids (*.bin)."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if bool(self.train) == bool(self.mixture):
-            raise ValueError("give either `train` or `mixture`")
-        return self
-
-    @property
-    def rows_as(self) -> RowsAs:
-        """How rows are read."""
-        given = {name: getattr(self, f"{name}_column") for name in COLUMNS}
-        columns = {name: column or name for name, column in given.items()}
-        return RowsAs(form=self.form, columns=columns, strict=bool(self.strict))
 
 
 class Optimizer(Section):
@@ -195,7 +136,7 @@ class Evaluation(Section):
     every_steps: int = Field(default=0, ge=0)
     tokens: Positive = 65_536
     """Validation tokens of one evaluation, at most."""
-    prompts: list[str] = []
+    prompts: list[str] = Field(default_factory=list)
     """Beginnings of the sample texts; they need a tokenizer."""
     sample_tokens: Positive = 64
 
@@ -240,7 +181,7 @@ class Run(Section):
     data: Data
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
-    layout: dict[str, int] = {}
+    layout: dict[str, int] = Field(default_factory=dict)
     """Degrees of parallelism by axis."""
     qat: Qat | None = None
     lora: Lora | None = None
@@ -419,10 +360,17 @@ def _section(path: tuple[int | str, ...]) -> type[BaseModel]:
     """The model of the section at `path`."""
     section: type[BaseModel] = Run
     for part in path:
-        kinds = [section.model_fields[str(part)].annotation]
-        kinds += get_args(kinds[0])
-        section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+        if field := section.model_fields.get(str(part)):  # else a name in a table of sections
+            kinds = _within(field.annotation)
+            section = next(
+                (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), section
+            )
     return section
+
+
+def _within(annotation: Any) -> list[Any]:
+    """A type and those that it is made of."""
+    return [annotation, *(kind for part in get_args(annotation) for kind in _within(part))]
 
 
 def _names(section: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

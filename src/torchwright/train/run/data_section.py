@@ -1,0 +1,68 @@
+"""The run file's [data]: which files are read, and as what (no torch)."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from torchwright.train.data.documents import COLUMNS, RowsAs
+from torchwright.train.data.forms import Form
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Mixed(Section):
+    """One source of several."""
+
+    files: list[str] = Field(min_length=1)
+    weight: float = Field(gt=0, allow_inf_nan=False)
+    """Its share of the windows is its part of all weights."""
+
+
+class Data(Section):
+    """What is read. What is None by default was not there in the first version, whose checkpoints stay valid."""
+
+    train: list[str] = []
+    """Files of text or rows, folders that `datasets` saved, token shards, and globs of them."""
+    mixture: dict[str, Mixed] | None = None
+    """Several sources by name, in place of `train`."""
+    validation: list[str] = []
+    text: list[str] = ["*.txt", "*.text", "*.md"]
+    """Names of files that are plain text, all of which is trained on; what is neither text nor shard is refused."""
+    begin_every: int = Field(default=0, ge=0)
+    """Every window whose place in the stream is a multiple of it is led by the begin token; 0 leads none."""
+    seed: int = Field(default=0, ge=0)
+    """Of the order of files and windows."""
+    verify: bool = True
+    """Whether shards are held against the `checksums.json` beside them when the run starts."""
+    packing: Literal["stream", "documents"] | None = None
+    """`stream`: all documents one after the other, cut into windows; `documents`: whole ones packed into windows, each
+    attending to itself alone. By default `documents` where a part of the tokens is not trained on, else `stream`."""
+    form: Form | None = None
+    """What rows hold; by default as their columns say."""
+    text_column: str | None = None
+    messages_column: str | None = None
+    prompt_column: str | None = None
+    completion_column: str | None = None
+    chosen_column: str | None = None
+    rejected_column: str | None = None
+    strict: bool | None = None
+    """Whether a broken row stops the run before it begins; by default it is counted, told and left out."""
+    ids: Literal["uint16", "uint32"] | None = None
+    """The type of bare token ids (*.bin)."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if bool(self.train) == bool(self.mixture):
+            raise ValueError("give either `train` or `mixture`")
+        return self
+
+    @property
+    def rows_as(self) -> RowsAs:
+        """How rows are read."""
+        given = {name: getattr(self, f"{name}_column") for name in COLUMNS}
+        columns = {name: column or name for name, column in given.items()}
+        return RowsAs(form=self.form, columns=columns, strict=bool(self.strict))
