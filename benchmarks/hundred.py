@@ -128,11 +128,17 @@ def run(name: str, options: argparse.Namespace) -> Row:
         command = [sys.executable, __file__, ONE, folder, *settings]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60 * MINUTES)
-            last = "".join(done.stderr.strip().splitlines()[-1:])
-            row |= json.loads(out.read_text()) if out.is_file() else {"failure": last[:300] or "no answer"}
+            row |= json.loads(out.read_text()) if out.is_file() else {"failure": death(done)}
         except subprocess.TimeoutExpired:
             row["failure"] = f"not done in {MINUTES} minutes"
     return row | {"seconds": round(time.perf_counter() - begun, 1), "versions": versions()}
+
+
+def death(done: subprocess.CompletedProcess[str]) -> str:
+    """Why a process left no row: its signal, or the last line that it wrote."""
+    if done.returncode < 0:
+        return f"its process was ended by signal {-done.returncode}"
+    return "".join(done.stderr.strip().splitlines()[-1:])[:300] or f"exit code {done.returncode}"
 
 
 # In the architecture's own process

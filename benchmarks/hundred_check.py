@@ -21,7 +21,7 @@ LARGEST, SMALLEST = 1e5, 1e-5
 """Standard deviations of outputs between which answers can be told apart."""
 SHARE = 1e-3
 """Rows whose differences are a smaller share of the whole output's deviation hide a wrong answer in its rounding."""
-SECONDS = 120
+SECONDS = 600
 
 
 def main(names: Sequence[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ ABOUT = (
     "loaded in a new process and held against the original on fresh inputs in another batch; then turns with the",
     "original, with the best of torch.compile by hand (default, freezing, max-autotune, bf16 autocast with and",
     "without) and the best of OpenVINO (float32, bf16). Of these, whoever leaves the budget or is not ready in 90 s",
-    "does not count. Weights are random. Rows of an older commit stay until they are made again.",
+    "does not count. Weights are random. Rows of an older commit stay until they are made again. Ratios are within",
+    "one row, in turns; on a busy machine 90 s hold fewer trials, and the milliseconds of two rows do not compare.",
 )
 COLUMNS = (
     "model",
@@ -139,7 +141,14 @@ def _software(rows: Sequence[Row]) -> str:
 
 def _by_kind(rows: Sequence[Row]) -> Iterator[str]:
     yield from table(
-        ("kind", "run", "right and never slower", *COLUMNS[4:7], f"not behind it ({LEVEL}x)"),
+        (
+            "kind",
+            "run",
+            "right and never slower",
+            "over the original",
+            *COLUMNS[5:7],
+            f"not behind it ({LEVEL}x)",
+        ),
     )
     for kind in dict.fromkeys(entry.kind for entry in hundred_models.MODELS.values()):
         some = [row for row in rows if row["kind"] == kind]
@@ -165,7 +174,9 @@ def _missing(rows: Sequence[Row]) -> Iterator[str]:
     run = {row["model"] for row in rows}
     missing = [name for name in hundred_models.MODELS if name not in run]
     if missing:
-        yield f"Not run here yet, {len(missing)}: {', '.join(missing)}."
+        yield f"### Not run here yet: {len(missing)}"
+        yield ""
+        yield from textwrap.wrap(", ".join(missing) + ".", 150)
 
 
 def ratios(rows: Sequence[Row], peer: str = ORIGINAL) -> list[float]:

@@ -45,6 +45,58 @@ SMALL: dict[str, dict[str, Any]] = {
 """Fields of the configuration in which they differ from benchmarks/hundred_models.py."""
 
 
+def row(**changes: Any) -> dict[str, Any]:
+    even = {"original": [2.0, 1.9, 2.1], "by_hand": [1.2, 1.1, 1.3], "openvino": [1.0, 0.9, 1.1]}
+    plain = {
+        "model": "BertModel",
+        "kind": "text",
+        "cut": "",
+        "cpu": "a processor",
+        "threads": 1,
+        "commit": "abc",
+        "versions": {"torch": "2"},
+        "budget": BUDGET,
+        "kept": "dtype",
+        "fresh_loss": 0.001,
+        "ms": {"original": 2.0, "torchwright": 1.0},
+        "best": {"by_hand": "freezing", "openvino": "f32"},
+    }
+    return plain | {"over": even | changes.pop("over", {})} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, []),
+        ({"fresh_loss": 0.02}, ["off by 2.00% on fresh inputs"]),
+        ({"fresh_loss": "ValueError: shape"}, ["another batch: ValueError: shape"]),
+        ({"over": {"original": [0.9, 0.8, 0.97]}}, ["0.90x of the original's speed"]),
+        ({"over": {"original": [0.9, 0.8, 0.99]}}, []),
+        ({"over": {"openvino": [0.9, 0.8, 1.0]}}, ["behind OpenVINO f32: 0.90x"]),
+        ({"over": {"by_hand": [0.5, 0.4, 0.6]}}, ["behind compile by hand, freezing: 0.50x"]),
+    ],
+)
+def test_a_row_says_what_is_wrong_slower_or_behind(changes: dict[str, Any], says: list[str]) -> None:
+    import hundred_page
+
+    found = row(**changes)
+    assert hundred_page.faults(found) + hundred_page.behind(found) == says
+    assert "; ".join(says) in hundred_page.as_line(found)
+
+
+def test_the_page_has_the_newest_row_of_each_and_what_has_none() -> None:
+    import hundred_page
+
+    failed = {key: row()[key] for key in ("model", "kind", "cut", "cpu", "threads", "commit", "versions")}
+    rows = [row(fresh_loss=0.5), row(), failed | {"model": "GPT2LMHeadModel", "failure": "no answer"}]
+    page = hundred_page.page(rows)
+    assert "2 of 122 architectures were run" in page
+    assert "| right | 1 of 2 (50%) | 100% |" in page
+    assert "- `GPT2LMHeadModel`: no answer" in page
+    assert "### Not run here yet: 120" in page
+    assert "off by" not in page
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_an_artifact_is_right_on_other_inputs_in_another_batch_in_a_new_process(
