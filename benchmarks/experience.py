@@ -124,7 +124,7 @@ def read(file: Path) -> tuple[str, Recipe]:
 
 
 def records(folder: Path, without: str | None = None) -> list[Record]:
-    """An entry for each file of the folder with a whole search, but for that of one model."""
+    """An entry for each file of the folder, but for that of one model and searches that tried nothing."""
     found: list[Record] = []
     for file in sorted(folder.glob("*.json")):
         commit, recipe = read(file)

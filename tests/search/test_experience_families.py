@@ -90,7 +90,7 @@ def test_in_twenty_families_the_time_to_the_gain_falls_to_half(monkeypatch: pyte
 # --------------------------------------------------------------------------------------- one search as an entry
 
 
-def entry(world: World, *tried: Step) -> Record:
+def entry(world: World, *tried: Step | tuple[Step, str]) -> Record:
     return record(recipe_of(world, world.search(*tried)), "model", "abc")
 
 
@@ -141,15 +141,26 @@ def test_a_step_that_left_layers_alone_counts_under_its_own_name(world: World):
     assert found.trials["quantize"].gain == pytest.approx(2.0)
 
 
-def test_a_search_that_has_left_something_is_no_entry(world: World):
+def test_a_search_says_nothing_of_what_it_has_left(world: World):
     world.budget, world.cost = Budget(time_seconds=20.0), {"fuse": 60.0}
-    with pytest.raises(ValueError, match="model: the search has left fuse"):
-        entry(world, step("half"), step("fuse"))
+    assert entry(world, step("half"), step("fuse")).trials.keys() == {"half"}
+    with pytest.raises(ValueError, match="model: nothing was tried"):
+        entry(world, (step("half"), "it cannot run"))
+
+
+def test_a_search_that_was_continued_is_no_entry(world: World):
     world.budget = Budget(time_seconds=200.0)
     first = world.search(step("half"))
     continued = recipe_of(world, world.resume(first, step("half")))
     with pytest.raises(ValueError, match="do not say when they ended"):
         record(continued, "model", "abc")
+
+
+def test_what_noise_left_open_is_not_counted_against_a_step(world: World):
+    world.gain = product(half=2.0, fold=0.97)
+    world.later = lambda names, turn: 0.9 + 0.2 * (turn % 2) if "fold" in names else 1.0
+    found = entry(world, step("half"), step("fold"))
+    assert (found.trials["fold"].share or 0) > 1.0
 
 
 def test_the_gain_is_waited_for_from_the_beginning(world: World):

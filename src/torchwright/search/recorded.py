@@ -16,13 +16,15 @@ SHORTEST = 0.01
 
 
 def record(recipe: Recipe, model: str, commit: str) -> Record:
-    """Raises `ValueError` for a search that was continued, left something untried, or is of before rows had times."""
+    """What it left untried or skipped, it says nothing of.
+
+    Raises `ValueError` for a search that was continued, tried nothing, or is of before rows had times.
+    """
     at, rows = recipe.fingerprint, recipe.rungs
     if recipe.features is None or any(rung.ended_seconds is None or rung.earlier for rung in rows):
         raise ValueError(f"{model}: its rows do not say when they ended in one search")
-    left = [str(rung.step) for rung in rows if rung.undecided or rung.status == "skipped"]
-    if left or not rows:
-        raise ValueError(f"{model}: the search has left {', '.join(left) or 'everything'}")
+    if not any(rung.status in TRIED for rung in rows):
+        raise ValueError(f"{model}: nothing was tried")
     return Record(
         model=model,
         machine=at.device.name,
@@ -85,13 +87,14 @@ def _gain(rung: Rung, recipe: Recipe) -> float:
 
 
 def _share(rung: Rung, recipe: Recipe) -> float | None:
-    """Speed of the best recipe with a step that was not kept over that of the best without, or more."""
+    """Speed of the best recipe with a step that was not kept over that of the best without, at most."""
     if rung.speedup is None:
         return None
     if is_closed(from_step(rung.step)):
-        return round(_total(rung) / reached(recipe), 3)
+        total = rung.total_speedup or rung.speedup
+        return round(total.high / reached(recipe), 3)
     if rung.status == "dropped":
-        return round(rung.speedup.value, 3)
+        return round(rung.speedup.high, 3)
     own = [
         row
         for row in recipe.rungs
