@@ -148,6 +148,15 @@ def test_a_search_says_nothing_of_what_it_has_left(world: World):
         entry(world, (step("half"), "it cannot run"))
 
 
+def test_a_recipe_that_did_not_hold_at_the_end_says_nothing_of_its_steps(world: World):
+    world.gain = product(half=2.0, fold=0.5)
+    recipe = recipe_of(world, world.search(step("half"), step("fold")))
+    removed = [replace(rung, kept=False, status="removed") if rung.kept else rung for rung in recipe.rungs]
+    found = record(replace(recipe, steps=(), rungs=tuple(removed)), "model", "abc")
+    assert found.trials.keys() == {"fold"}
+    assert found.speedup == 1.0
+
+
 def test_a_search_that_was_continued_is_no_entry(world: World):
     world.budget = Budget(time_seconds=200.0)
     first = world.search(step("half"))

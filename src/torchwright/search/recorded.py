@@ -56,13 +56,17 @@ def wait(recipe: Recipe, share: float) -> tuple[float, int]:
 
 
 def _trials(recipe: Recipe) -> dict[str, Trial]:
-    """What each step that was tried says; the forms of one that left layers alone count as one."""
+    """What each step that was tried says; the forms of one that left layers alone count as one.
+
+    Where no form of the recipe held at the end, nothing is known of its steps.
+    """
     rows = _in_time(recipe)
+    told = TRIED if recipe.steps else ("dropped",)
     begun = original = rows[0].ended_seconds or SHORTEST
     found: dict[str, Trial] = {}
     for rung in rows:
         ended = rung.ended_seconds or begun
-        if rung.status in TRIED:
+        if rung.status in told:
             options = {key: value for key, value in rung.step.options.items() if not isinstance(value, list)}
             name = str(Step(name=rung.step.name, options=options))
             trial = Trial(
