@@ -44,7 +44,9 @@ class AttentionBackend(Technique):
     NVIDIA's library; `math`: matrix products and a softmax, which a compiler may fuse with what is around them."""
 
     def variants(self, target: Target) -> Iterable[Self]:
-        return [replace(self, backend=name) for name in KERNELS]
+        # On a CPU flash is what torch takes by itself, wherever that takes the call.
+        usual = "flash" if target.device.kind == "cpu" else None
+        return [replace(self, backend=name) for name in KERNELS if name != usual]
 
     def refuse(self, target: Target) -> str | None:
         kind = target.device.kind
