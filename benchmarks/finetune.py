@@ -1,0 +1,240 @@
+"""Fine-tuning the bundled model to facts that it cannot know: this trainer against transformers and peft by hand.
+
+    pip install peft
+    python benchmarks/finetune.py [--turns N] [--steps S] [--threads T] [--json FILE]
+
+Each contender is a process of its own with the same windows in the same order, fused AdamW, bf16 autocast, and for
+adapters r = 16 on all linear layers over weights in bfloat16. They make some steps in turn; ratios are medians over the
+turns. Before and after, each is asked for every fact and has to give it exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import turns
+
+BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "bundled"
+CONTEXT, BATCH_TOKENS, FACTS = 128, 1024, 24
+RANK = 16
+RATES = {"full": 1e-3, "lora": 5e-3}
+WORDS = [
+    "socket",
+    "json",
+    "thread",
+    "path",
+    "queue",
+    "regex",
+    "codec",
+    "tuple",
+    "frame",
+    "token",
+    "slice",
+    "class",
+]
+FACTS_OF = [f"{one} {other}" for one, other in zip(WORDS, WORDS[1:] + WORDS[:1], strict=True)] + WORDS
+OURS: dict[str, dict[str, Any] | None] = {
+    "torchwright full": None,
+    "torchwright LoRA": {"r": RANK},
+    "torchwright LoRA, compiled": {"r": RANK},
+    "torchwright QLoRA (nf4)": {"r": RANK, "base": "nf4"},
+}
+NAMES = (*OURS, "transformers full", "peft LoRA")
+RATIOS = (
+    ("torchwright full", "transformers full"),
+    ("torchwright LoRA", "peft LoRA"),
+    ("torchwright LoRA, compiled", "peft LoRA"),
+    ("torchwright QLoRA (nf4)", "peft LoRA"),
+)
+
+
+def facts() -> dict[str, str]:
+    """Question → answer: numbers that nobody could guess."""
+    draw = random.Random(0)
+    return {f"The code of the {name} is": f" {draw.randrange(1000, 10000)}." for name in FACTS_OF[:FACTS]}
+
+
+def write_data(folder: Path) -> None:
+    """Every fact a hundred times, in another order each time."""
+    draw, lines = random.Random(1), []
+    for _ in range(100):
+        order = list(facts().items())
+        draw.shuffle(order)
+        lines += [question + answer for question, answer in order]
+    (folder / "facts.txt").write_text("\n".join(lines))
+
+
+def ours(name: str, folder: Path) -> tuple[Callable[[], float], torch.nn.Module]:
+    """A step of `torchwright train`, and what answers."""
+    from torchwright.ledger import Ledger
+    from torchwright.train.run.config import parse_run
+    from torchwright.train.run.setup import processes
+    from torchwright.train.run.trainer import Trainer
+
+    out = folder / name.replace(" ", "-")
+    out.mkdir()
+    kind = "full" if OURS[name] is None else "lora"
+    run = parse_run(
+        {
+            "out": ".",
+            "tokens": 10**9,
+            "batch_tokens": BATCH_TOKENS,
+            "context": CONTEXT,
+            "peak_tflops": 1.0,
+            "compile": name.endswith("compiled"),
+            "model": {"folder": str(BUNDLED)},
+            "data": {"train": [str(folder / "facts.txt")]},
+            "optimizer": {"lr": RATES[kind], "weight_decay": 0.0},
+            "lora": OURS[name],
+        }
+    )
+    group = processes(run.timeout_s)  # left when the process ends
+    trainer = Trainer(run, out, out, group.__enter__(), Ledger(out), live=False)
+    trainer.metrics.__enter__()
+
+    def step() -> float:
+        assert group
+        return trainer.advance().loss
+
+    return step, trainer.learner.model
+
+
+def theirs(name: str, folder: Path) -> tuple[Callable[[], float], torch.nn.Module]:
+    """What one writes with transformers, and peft."""
+    from transformers import AutoModelForCausalLM
+
+    from torchwright.train.data.shards import Shards
+    from torchwright.train.data.streams import Windows
+    from torchwright.train.data.text import token_shards
+    from torchwright.train.model.foreign import Foreign
+
+    shards = Shards(
+        token_shards([folder / "facts.txt"], ["*.txt"], BUNDLED, 1, folder / f"tokens-{name[:4]}"), 4096
+    )
+    data = Windows(shards, CONTEXT, 0)
+    kind = "lora" if name == "peft LoRA" else "full"
+    dtype = torch.bfloat16 if kind == "lora" else torch.float32
+    model: Any = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=dtype)
+    if kind == "lora":
+        from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
+
+        settings = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, settings)
+    model.train()
+    learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(learnt, lr=RATES[kind], betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    done = 0
+
+    def step() -> float:
+        nonlocal done
+        rows = data.batch(done * (BATCH_TOKENS // CONTEXT), BATCH_TOKENS // CONTEXT)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=rows[:, :-1], use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learnt, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        done += 1
+        return loss.item()
+
+    return step, Foreign(model)
+
+
+def exact_matches(model: torch.nn.Module) -> int:
+    """Of the facts, how many the model completes."""
+    from torchwright.decoder.text import FolderTokenizer
+    from torchwright.train.run.evaluate import continued
+
+    text = FolderTokenizer(BUNDLED, None)
+    prompts = [text.encode(question) for question in facts()]
+    longest = max(len(text.encode(answer)) for answer in facts().values())
+    answers = continued(model, prompts, longest, device="cpu", precision="bf16", multiple=32)
+    told = [text.decode(ids[len(prompt) :]) for ids, prompt in zip(answers, prompts, strict=True)]
+    return sum(one.strip().startswith(want.strip()) for one, want in zip(told, facts().values(), strict=True))
+
+
+def contender(name: str, folder: str, threads: int, steps: int, pipe: Connection) -> None:
+    """One process: answers each request with the seconds of its steps and their losses, and the last with its score."""
+    torch.set_num_threads(threads)
+    step, model = (ours if name in OURS else theirs)(name, Path(folder))
+    before = exact_matches(model)
+    losses = [step()]
+    pipe.send(None)
+    while pipe.recv():
+        wall, cpu = time.perf_counter(), time.process_time()
+        losses += [step() for _ in range(steps)]
+        pipe.send(((time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    pipe.send({"losses": losses, "before": before, "after": exact_matches(model), "peak_bytes": peak})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=10, help="of a turn")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", metavar="FILE", help="write the rows here")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="leave the others out")
+    options = parser.parse_args()
+    turns.print_machine()
+    server = get_context("spawn")
+    pipes: dict[str, Connection] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_data(Path(folder))
+        for name in options.only:
+            pipes[name], far = server.Pipe()
+            arguments = (name, folder, options.threads, options.steps, far)
+            server.Process(target=contender, args=arguments, daemon=True).start()
+            far.close()
+            pipes[name].recv()  # warm, and waiting
+        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in pipes}
+        for _ in range(options.turns):
+            for name, pipe in pipes.items():
+                pipe.send(True)
+                seconds[name].append(pipe.recv())
+        for name, pipe in pipes.items():
+            pipe.send(False)
+            rows[name] = pipe.recv() | {"seconds": seconds[name]}
+    report(rows, options.json)
+
+
+def report(rows: dict[str, dict[str, Any]], json_file: str | None) -> None:
+    print(
+        "| contender | s/step | processor s/step | peak | loss: first, middle, last | facts before → after |"
+    )
+    print("|---|---:|---:|---:|---|---|")
+    for name, row in rows.items():
+        wall, cpu = (statistics.median(times) for times in zip(*row["seconds"], strict=True))
+        curve = row["losses"]
+        told = ", ".join(f"{curve[place]:.2f}" for place in (0, len(curve) // 2, -1))
+        score = f"{row['before']} → {row['after']} of {FACTS}"
+        print(f"| {name} | {wall:.3f} | {cpu:.3f} | {row['peak_bytes'] / 2**20:.0f} MiB | {told} | {score} |")
+    print("\n| ratio, median over turns | wall | processor time |\n|---|---:|---:|")
+    for one, other in RATIOS:
+        if one in rows and other in rows:
+            pairs = list(zip(rows[one]["seconds"], rows[other]["seconds"], strict=True))
+            wall, cpu = (
+                statistics.median(theirs[clock] / ours[clock] for ours, theirs in pairs) for clock in (0, 1)
+            )
+            print(f"| {one} / {other} | {wall:.2f}x | {cpu:.2f}x |")
+    if json_file:
+        Path(json_file).write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
