@@ -97,10 +97,11 @@ def test_a_recipe_is_replayed_on_the_callers_module(tmp_path: Path, name: str) -
     torch.testing.assert_close(tw.load(path, model=other).model(INPUT), other(INPUT), rtol=1e-4, atol=1e-5)
 
 
-def test_layers_that_are_left_alone_stay_in_float(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [1, 4])
+def test_layers_that_are_left_alone_stay_in_float(tmp_path: Path, rows: int) -> None:
     needs("openvino")
     torch.manual_seed(0)
-    model, x = ConvNet().eval(), torch.randn(4, 3, 16, 16)
+    model, x = ConvNet().eval(), torch.randn(rows, 3, 16, 16)
     names = [name for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
 
     def quantized(skip: str) -> int:
