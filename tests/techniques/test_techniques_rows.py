@@ -193,3 +193,26 @@ def test_a_layer_that_is_too_wide_for_the_kernel_is_not_ranked() -> None:
     error = Int8Rows().module_error(nn.Linear(64, 16), torch.randn(2, 64))
     assert error is not None
     assert 0 < error < RESULT_ERROR
+
+
+class ReadsWeights(nn.Module):
+    """A layer that is called after one whose owner reads its parameters, as in torchvision's windows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.called = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.called(F.linear(x, self.read.weight, self.read.bias))
+
+
+def test_a_layer_that_is_read_and_not_called_stays() -> None:
+    model, x = ReadsWeights().eval(), torch.randn(8, 64)
+    target = make_target(ModuleWorkload(model, x), get_device("cpu").facts())
+    apply_steps(target, STEPS[:2] + STEPS[3:])
+    (coverage,) = [c for c in target.coverage if c.technique == "int8_rows"]
+    assert (coverage.changed, coverage.total) == (1, 2)
+    assert coverage.skipped == {"read": "it is not called on the example inputs"}
+    with torch.no_grad():
+        wanted = model(x)
+        assert (target.model(x) - wanted).norm() < RESULT_ERROR * wanted.norm()

@@ -14,9 +14,10 @@ from torchwright.techniques.base import Phase, Settings, Target, Technique
 from torchwright.techniques.shared.int8 import Int8Layer, register_patterns
 from torchwright.techniques.shared.int8_graph import share_integers
 from torchwright.techniques.shared.multihead import separate_heads
-from torchwright.techniques.shared.wrapping import known_names, named, relative_error, replace_module
+from torchwright.techniques.shared.wrapping import known_names, named, outputs, relative_error, replace_module
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+UNCALLED = "it is not called on the example inputs"
 Replacement = Callable[[Any], nn.Module | str]
 """From a layer to what takes its place, or to the reason why it stays."""
 
@@ -52,7 +53,8 @@ class Int8Layers(Technique):
 
     def replacements(self, target: Target) -> Replacement:
         """What `apply` puts in the place of layers; it may prepare the model and calibrate first."""
-        return self.replace_layer
+        called = _called(target, self.kinds)
+        return lambda layer: self.replace_layer(layer) if layer in called else UNCALLED
 
     def apply(self, target: Target) -> None:
         separate_heads(target.model)
@@ -116,6 +118,21 @@ def quantizable(
         elif module.weight.dtype not in FLOATS:
             reason = f"its weight is {module.weight.dtype}"
         yield name, module, reason
+
+
+def _called(target: Target, kinds: tuple[type[nn.Module], ...]) -> set[nn.Module]:
+    """Layers that the workload's calls call. Of others the owner may read the weight, as torchvision's Swin does."""
+    called: set[nn.Module] = set()
+    handles = [
+        layer.register_forward_pre_hook(lambda module, _: called.add(module))
+        for _, layer in named(target.model, kinds)
+    ]
+    try:
+        outputs(target.model, target.workload.calibration(target.compute_dtype))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return called
 
 
 def _read_by_owner(module: nn.Module) -> bool:
