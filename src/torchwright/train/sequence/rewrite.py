@@ -31,6 +31,12 @@ def rewrite(captured: GraphModule, ways: int, length: int, group: str) -> tuple[
     """
     rewriting = _Rewriting(ways, length, group)
     for node in captured.graph.nodes:
+        if name_of(node.target) == "_assert_tensor_metadata":
+            # What the captured dtypes were; autocast may make others.
+            captured.graph.erase_node(node)
+    # A cache keeps a part of the keys for a later call that never comes.
+    captured.graph.eliminate_dead_code()
+    for node in captured.graph.nodes:
         rewriting.add(node, captured)
     rewriting.graph.set_codegen(captured.graph._codegen)
     return GraphModule(captured, rewriting.graph), rewriting.report
@@ -54,9 +60,7 @@ class _Rewriting:
         elif node.target is operator.getitem:
             (several,) = node.all_input_nodes
             self._emit(node, Decision(self.places[several]))
-        elif (
-            name_of(node.target) != "_assert_tensor_metadata"
-        ):  # what the captured dtypes were; autocast may differ
+        else:
             self._operation(node)
 
     def _keep(self, node: Node, new: Node, place: Placement) -> None:
@@ -66,12 +70,11 @@ class _Rewriting:
     def _input(self, node: Node) -> None:
         self._keep(node, self.graph.node_copy(node), WHOLE)
         value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.ndim > 2:
-            # Vectors of tokens, as `inputs_embeds`.
-            dims = [dim for dim, size in enumerate(value.shape[:-1]) if size == self.length]
-            if dims:
-                place = Shard(dims[-1])
-                self._keep(node, self._value(node, place), place)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.ndim != 3:
+            return
+        if value.shape[1] == self.length != value.shape[2]:
+            # Vectors of tokens, as `inputs_embeds`; masks stay whole.
+            self._keep(node, self._value(node, Shard(1)), Shard(1))
 
     def _attribute(self, node: Node, captured: GraphModule) -> None:
         new = self.graph.node_copy(node)
