@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from torchwright.train.sequence.placement import WHOLE, Placement, Shard
@@ -40,8 +39,11 @@ class Decision:
 class Call:
     """An operation of the captured graph: its arguments by name, their placements and whole shapes."""
 
-    def __init__(self, node: Node, places: Mapping[Node, Placement], ways: int, group: str) -> None:
-        self.node, self.ways, self.group, self._places = node, ways, group, places
+    def __init__(
+        self, node: Node, places: Mapping[Node, Placement], ways: int, group: str, length: int
+    ) -> None:
+        self.node, self.ways, self.group, self.length = node, ways, group, length
+        self._places = places
         schema = node.target._schema  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
         self._arguments: dict[str, Any] = {each.name: each.default_value for each in schema.arguments}
         self._arguments |= dict(zip(self._arguments, node.args, strict=False)) | node.kwargs
@@ -86,7 +88,3 @@ def shape(operand: Node) -> tuple[int, ...]:
 
 def axis(dim: int, rank: int) -> int:
     return dim % max(rank, 1)
-
-
-def dtype(operand: Node) -> torch.dtype:
-    return operand.meta["val"].dtype

@@ -26,6 +26,11 @@ def pointwise(call: Call) -> Decision:
     return Decision(wanted, inputs)
 
 
+def cast(call: Call) -> Decision:
+    """Another dtype or device; an operand that says which may be divided as it likes."""
+    return Decision(call.place(call["self"]))
+
+
 def elementwise_loss(call: Call) -> Decision:
     """`mse_loss` and its like: a value for each element, and their mean or sum."""
     operands = [each for each in (call["self"], call["target"], call.get("weight")) if isinstance(each, Node)]

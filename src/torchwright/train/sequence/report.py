@@ -70,7 +70,12 @@ class Report:
         return "\n".join(lines)
 
     def check(self) -> None:
-        """Raises `SequenceParallelError` where something was refused, with the lines."""
+        """Raises `SequenceParallelError` where something was refused, with the lines, or nothing was divided."""
+        if not self.refused and not self.divided:
+            raise SequenceParallelError(
+                "no tokens were found to divide",
+                allowed="ids that an embedding looks up, or inputs (batch, tokens, features)",
+            )
         if not self.refused:
             return
         named = "; ".join(f"{place.operation} ({place.line}): {place.said}" for place in self.refused[:SHOWN])

@@ -21,6 +21,7 @@ from torchwright.train.sequence.decision import Call, Decision, Refused, shape
 from torchwright.train.sequence.placement import PARTIAL, WHOLE, Placement, Shard
 from torchwright.train.sequence.report import Report, SequenceParallelError, place_of
 from torchwright.train.sequence.rules import LINEAR, name_of, rule_for
+from torchwright.train.sequence.views import embedding
 
 
 def rewrite(captured: GraphModule, ways: int, length: int, group: str) -> tuple[GraphModule, Report]:
@@ -111,12 +112,16 @@ class _Rewriting:
         # Everything else needs the sums themselves.
         places = self.places | dict.fromkeys(partial, WHOLE)
         decision = self._decide_on(node, places)
-        return replace(decision, inputs=dict.fromkeys(partial, WHOLE) | dict(decision.inputs))
+        decision = replace(decision, inputs=dict.fromkeys(partial, WHOLE) | dict(decision.inputs))
+        for written in _written(node):
+            if decision.inputs.get(written, self.places[written]) != self.places[written]:
+                raise Refused("it writes into a tensor whose parts are elsewhere")
+        return decision
 
     def _decide_on(self, node: Node, places: dict[Node, Placement]) -> Decision:
         if not any(isinstance(places[each], Shard) for each in node.all_input_nodes):
             if name_of(node.target) == "embedding":
-                return self._divide_tokens(node)
+                return embedding(Call(node, places, self.ways, self.group, self.length))
             if _draws(node):
                 raise Refused(
                     "it draws random values for all tokens, which each process would draw differently"
@@ -125,21 +130,7 @@ class _Rewriting:
         rule = rule_for(node.target)
         if rule is None:
             raise Refused("no rule says how it runs on a part of the sequence")
-        decision = rule(Call(node, places, self.ways, self.group))
-        for written in _written(node):
-            if decision.inputs.get(written, places[written]) != places[written]:
-                raise Refused("it writes divided values into a whole tensor")
-        return decision
-
-    def _divide_tokens(self, node: Node) -> Decision:
-        """A look-up with one place for each token: here tokens become vectors, and their division begins."""
-        indices = node.args[1]
-        assert isinstance(indices, Node)
-        sizes = shape(indices)
-        if len(sizes) > 2 or sizes.count(self.length) != 1:
-            return Decision(WHOLE)
-        place = Shard(sizes.index(self.length))
-        return Decision(place, {indices: place})
+        return rule(Call(node, places, self.ways, self.group, self.length))
 
     def _emit(self, node: Node, decision: Decision) -> None:
         operands = {each: self._operand(each, decision) for each in node.all_input_nodes}
@@ -210,9 +201,14 @@ class _Rewriting:
 def _distributes(node: Node, operands: list[Placement]) -> bool:
     """Whether the operation on each term gives the terms of its result."""
     name = name_of(node.target)
-    if name in ("add", "sub"):
+    if name in ("add", "add_", "sub"):
         return operands == [PARTIAL, PARTIAL]
-    return name in LINEAR and operands[0] == PARTIAL and all(place == WHOLE for place in operands[1:])
+    if name not in LINEAR or node.kwargs.get("rounding_mode"):
+        return False
+    value, first = node.meta["val"], node.all_input_nodes[0]
+    if not (value.is_floating_point() and first.meta["val"].is_floating_point()) or first in node.args[1:]:
+        return False  # a rounding, or a square
+    return operands[0] == PARTIAL and all(place == WHOLE for place in operands[1:])
 
 
 def _draws(node: Node) -> bool:
@@ -222,7 +218,7 @@ def _draws(node: Node) -> bool:
         or torch.Tag.nondeterministic_seeded not in node.target.tags
     ):
         return False
-    call = Call(node, {}, 1, "")
+    call = Call(node, {}, 1, "", 0)
     return (call.get("train") is not False) and call.get("p") != 0 and call.get("dropout_p") != 0
 
 
@@ -230,7 +226,7 @@ def _written(node: Node) -> list[Node]:
     """The operands that the operation writes."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return []
-    call = Call(node, {}, 1, "")
+    call = Call(node, {}, 1, "", 0)
     writes = [
         each.name for each in node.target._schema.arguments if each.alias_info and each.alias_info.is_write
     ]

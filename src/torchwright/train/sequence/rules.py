@@ -17,15 +17,13 @@ RULES: dict[Rule, str] = {
     attention.matmul: "matmul mm bmm",
     attention.added_matmul: "addmm baddbmm",
     attention.linear: "linear",
-    views.reshape: "reshape view _unsafe_view flatten unflatten",
+    views.reshape: "reshape view _unsafe_view flatten unflatten unsqueeze squeeze",
     views.transpose: "transpose swapaxes swapdims",
     views.permute: "permute",
     views.transpose_matrix: "t numpy_T",
     views.expand: "expand",
     views.repeat: "repeat",
     views.repeat_interleave: "repeat_interleave",
-    views.unsqueeze: "unsqueeze",
-    views.squeeze: "squeeze",
     views.select: "select",
     views.cut: "slice narrow split split_with_sizes chunk",
     views.unbind: "unbind",
@@ -37,9 +35,10 @@ RULES: dict[Rule, str] = {
     views.gather: "gather scatter scatter_add take_along_dim",
     views.one_hot: "one_hot",
     pointwise.pointwise: (
-        "to _to_copy type_as clone contiguous alias detach detach_ lift_fresh lift_fresh_copy zeros_like ones_like "
+        "clone contiguous alias detach detach_ lift_fresh lift_fresh_copy zeros_like ones_like "
         "full_like empty_like rand_like randn_like dropout dropout_ native_dropout alpha_dropout copy_"
     ),
+    pointwise.cast: "to _to_copy type_as",
     pointwise.elementwise_loss: (
         "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits"
     ),
@@ -56,9 +55,7 @@ RULES: dict[Rule, str] = {
 
 _BY_NAME = {name: rule for rule, names in RULES.items() for name in names.split()}
 
-LINEAR = frozenset(
-    ("mul", "div", "neg", "to", "_to_copy", "clone", "alias", "reshape", "view", "unsqueeze", "squeeze")
-)
+LINEAR = frozenset(("mul", "div", "neg", "to", "_to_copy", "clone", "alias"))
 """Operators that may be applied to the terms of a sum instead of to the sum: to the first operand, the others whole."""
 
 

@@ -7,12 +7,15 @@ from torch.fx import Node
 
 from torchwright.train.sequence.collectives import selected
 from torchwright.train.sequence.decision import Call, Decision, Refused, axis, shape
-from torchwright.train.sequence.placement import PARTIAL, Placement, Shard, local_shape, reshaped
+from torchwright.train.sequence.placement import PARTIAL, WHOLE, Placement, Shard, local_shape, reshaped
 
 
 def reshape(call: Call) -> Decision:
+    """Everything that keeps the order of elements; by shapes, as a part's axis may have become 1."""
     x, place = call.only("self")
     new = shape(call.node)
+    if call.node.meta["val"].dtype != x.meta["val"].dtype:
+        raise Refused("it reads the same bytes as another dtype")
     found = reshaped(place, shape(x), new, call.ways)
     if found is None:
         raise Refused(
@@ -58,20 +61,6 @@ def repeat_interleave(call: Call) -> Decision:
     if call["dim"] is None or axis(call["dim"], len(shape(x))) == place.dim:
         raise Refused("it repeats the divided axis")
     return Decision(place)
-
-
-def unsqueeze(call: Call) -> Decision:
-    x, place = call.only("self")
-    dim = axis(call["dim"], len(shape(x)) + 1)
-    return Decision(place.at(place.dim + (dim <= place.dim)))
-
-
-def squeeze(call: Call) -> Decision:
-    x, place = call.only("self")
-    given = call.get("dim")
-    dims = range(len(shape(x))) if given is None else [given] if isinstance(given, int) else given
-    before = [dim for dim in dims if shape(x)[dim] == 1 and axis(dim, len(shape(x))) < place.dim]
-    return Decision(place.at(place.dim - len(before)))
 
 
 def select(call: Call) -> Decision:
@@ -142,8 +131,17 @@ def index(call: Call) -> Decision:
 
 
 def embedding(call: Call) -> Decision:
-    _, place = call.only("indices")
-    return Decision(place)
+    indices = call["indices"]
+    if call["scale_grad_by_freq"] or call["sparse"]:
+        raise Refused("its gradient is sparse, or depends on how often a token is in the whole batch")
+    place = call.place(indices)
+    if place == WHOLE:
+        # One place for each token: here tokens become vectors, and their division begins.
+        sizes = shape(indices)
+        if len(sizes) > 2 or sizes.count(call.length) != 1:
+            return Decision(WHOLE)
+        place = Shard(sizes.index(call.length))
+    return Decision(place, {indices: place})
 
 
 def gather(call: Call) -> Decision:
@@ -151,6 +149,8 @@ def gather(call: Call) -> Decision:
     place = _one_division(call, operands)
     if axis(call["dim"], len(shape(call["self"]))) == place.dim:
         raise Refused("it gathers along the divided axis")
+    if len({shape(each)[place.dim] for each in operands}) > 1:
+        raise Refused("it gathers for some of the tokens")
     wanted: dict[Node, Placement] = dict.fromkeys(operands, place)
     return Decision(place, wanted)
 
