@@ -115,7 +115,7 @@ class Ours:
     def _step(self, cache: Any, sequences: list[Any], parts: list[list[int]]) -> torch.Tensor:
         decoder = self.model.decoder
         batch = cache.append(list(zip(sequences, parts, strict=True)))
-        return decoder.logits(decoder(batch, cache)[batch.last_rows_B]).argmax(-1)
+        return decoder.answer(batch, cache, batch.last_rows_B).values_NV.argmax(-1)
 
     def decode_bound(self, device: DeviceFacts, context: int, new: int, batch: int = 1) -> float:
         """Seconds of a decode step, the mean over `new` of them."""

@@ -16,10 +16,12 @@ from torch import nn
 from torchwright.decoder import LoadedDecoder, load_decoder, model, plan
 from torchwright.decoder.cache import PagedCache
 from torchwright.decoder.plan import MOST_ROWS, DecodePlan
+from torchwright.decoder.scores import Logits
 from torchwright.kernels import ops
 from torchwright.kernels.cpu import build as kernels
 from torchwright.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.kernels.linear import PackedLinear
+from torchwright.kernels.pack import PANEL
 from torchwright.scheme import BF16, KEPT, MADE, W8A8, Scheme
 
 LENGTHS = (3, 25, 17, 1, 16)
@@ -85,7 +87,8 @@ def plan_over(cache: PagedCache) -> DecodePlan:
 
 
 def run(loaded: LoadedDecoder, rows: int = len(LENGTHS)) -> tuple[list[torch.Tensor], PagedCache]:
-    """Hidden states of a prompt each, of decode steps of all, and of one that lets a prompt's piece in."""
+    """Hidden states, and logits of the last rows, of a prompt each, of decode steps of all, and of one that lets a
+    prompt's piece in."""
     cache = fresh_cache(loaded)
     ids = [token_ids(length + STEPS, seed=length).tolist() for length in LENGTHS[:rows]]
     sequences = [cache.sequence(length) for length in LENGTHS[:rows]]
@@ -97,13 +100,16 @@ def run(loaded: LoadedDecoder, rows: int = len(LENGTHS)) -> tuple[list[torch.Ten
     found = []
     with torch.inference_mode():
         for part in parts:
+            batch = cache.append(list(zip(sequences, part, strict=True)))
             poison(plan.plans.get(cache))
-            found.append(loaded.decoder(cache.append(list(zip(sequences, part, strict=True))), cache))
+            found.append(loaded.decoder(batch, cache))
+            poison(plan.plans.get(cache))
+            found.append(loaded.decoder.answer(batch, cache, batch.last_rows_B).values_NV)
     return found, cache
 
 
 def same(got: tuple[list[torch.Tensor], PagedCache], wanted: tuple[list[torch.Tensor], PagedCache]) -> None:
-    """Hidden states, and every page of both caches."""
+    """Hidden states and logits, and every page of both caches."""
     for mine, theirs in zip(got[0], wanted[0], strict=True):
         assert torch.isfinite(theirs).all()
         assert torch.equal(mine, theirs)
@@ -199,8 +205,8 @@ def test_near_float64(name: str, tmp_path: Path) -> None:
     with torch.inference_mode():
         wanted = original(ids_T[None], use_cache=False).logits[0]
         for token in ids_T.tolist():
-            hidden_TE = loaded.decoder(cache.append([(sequence, [token])]), cache)
-            parts.append(loaded.decoder.logits(hidden_TE))
+            batch = cache.append([(sequence, [token])])
+            parts.append(loaded.decoder.answer(batch, cache, torch.tensor([0])).values_NV)
     assert plan_over(cache).unplanned is None
     error = (torch.cat(parts).double() - wanted).norm(dim=-1) / wanted.norm(dim=-1)
     assert error.max() < 0.05
@@ -225,6 +231,66 @@ def test_another_layer_in_the_place_of_one(llama: Path, layers_only: Any) -> Non
     assert plan_over(cache).unplanned == "linear layers of PyTorch"
 
 
+def test_whoever_watches_the_output_layer_sees_its_rows(llama: Path) -> None:
+    loaded = loaded_as(llama, BF16, torch.bfloat16, "bf16")
+    unseen, _ = run(loaded)
+    seen: list[int] = []
+    handle = loaded.decoder.head.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    found, _ = run(loaded)
+    handle.remove()
+    assert seen == [len(LENGTHS)] * (STEPS + 1)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, unseen, strict=True))
+
+
+def answer(loaded: LoadedDecoder, ids: list[int], rows: list[int], cache: PagedCache | None = None) -> Logits:
+    cache = cache or fresh_cache(loaded)
+    batch = cache.append([(cache.sequence(len(ids)), ids)])
+    with torch.inference_mode():
+        return loaded.decoder.answer(batch, cache, torch.tensor(rows, dtype=torch.long))
+
+
+@pytest.mark.parametrize("vocabulary", [5, 64, 101, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_peaks_are_the_largest_of_each_panel(
+    isa: str, vocabulary: int, dtype: torch.dtype, llama: Path, layers_only: Any
+) -> None:
+    """Of another output layer than the model came with, as long as no whole number of panels."""
+    loaded = loaded_as(llama, W8A8, dtype, "fp32")
+    wide: Any = loaded.decoder.head
+    made = loaded.decoder.head = PackedLinear(wide.wide_weight()[:vocabulary], torch.randn(vocabulary), W8A8)
+    found = answer(loaded, [3, 4, 5, 6], [1, 3])
+    with layers_only:
+        assert torch.equal(found.values_NV, answer(loaded, [3, 4, 5, 6], [1, 3]).values_NV)
+    assert found.peaks_NP is not None
+    panels = found.values_NV.split(PANEL, dim=1)
+    assert torch.equal(found.peaks_NP, torch.stack([panel.amax(1) for panel in panels], 1))
+    assert found.best() == found.values_NV.argmax(1).tolist()
+    assert made.bias is not None
+    made.bias[vocabulary - 1] = torch.nan
+    broken = answer(loaded, [3, 4, 5, 6], [1, 3])
+    assert broken.peaks_NP is not None
+    assert broken.peaks_NP.isnan().sum(1).tolist() == [1, 1]
+    assert broken.peaks_NP[:, -1].isnan().all()
+    assert broken.best() == [None, None]
+
+
+def test_a_step_may_answer_nothing(llama: Path) -> None:
+    loaded = loaded_as(llama, BF16, torch.bfloat16, "bf16")
+    assert answer(loaded, [3, 4], []).values_NV.shape == (0, loaded.config.vocabulary)
+
+
+def test_an_output_layer_of_pytorch_is_called(llama: Path, layers_only: Any) -> None:
+    loaded = loaded_as(llama, BF16, torch.bfloat16, "bf16")
+    wide: Any = loaded.decoder.head
+    cache = fresh_cache(loaded)
+    assert answer(loaded, [3, 4, 5], [2], cache).peaks_NP is not None
+    loaded.decoder.head = nn.Linear(wide.in_features, wide.out_features).bfloat16()
+    found = answer(loaded, [3, 4, 5], [2], cache)
+    assert found.peaks_NP is None
+    with layers_only:
+        assert torch.equal(found.values_NV, answer(loaded, [3, 4, 5], [2]).values_NV)
+
+
 @pytest.mark.parametrize("part", ["attention.o", "mlp"])
 def test_whoever_watches_a_part_sees_its_rows(llama: Path, part: str) -> None:
     loaded = loaded_as(llama, BF16, torch.bfloat16, "bf16")
@@ -235,7 +301,7 @@ def test_whoever_watches_a_part_sees_its_rows(llama: Path, part: str) -> None:
     run(loaded)
     handle.remove()
     run(loaded)
-    assert seen == [sum(LENGTHS), *[len(LENGTHS)] * (STEPS - 1), len(LENGTHS) + 1]
+    assert seen[::2] == seen[1::2] == [sum(LENGTHS), *[len(LENGTHS)] * (STEPS - 1), len(LENGTHS) + 1]
 
 
 def test_a_copy_has_a_plan_of_its_own(llama: Path) -> None:
@@ -286,7 +352,9 @@ def told(loaded: LoadedDecoder, **changes: Any) -> Any:
     config = loaded.config
     values = {"heads": config.heads, "scale": 1.0, "soft_cap": 0.0, "silu": True, "eps": 1e-5, **changes}
     native: Any = torch.classes.torchwright.DecodePlan
-    return native(*values.values(), loaded.decoder.norm)
+    made = native(*values.values(), loaded.decoder.norm)
+    made.embed_by(loaded.decoder.embedding, 1.0)
+    return made
 
 
 def test_what_does_not_fit_is_refused(llama: Path) -> None:
@@ -294,12 +362,12 @@ def test_what_does_not_fit_is_refused(llama: Path) -> None:
     cache = fresh_cache(loaded)
     batch = cache.append([(cache.sequence(1), [3])])
     layer: Any = loaded.decoder.layers[0]
-    x = torch.zeros(1, loaded.config.model, dtype=torch.bfloat16)
-    turn = [torch.zeros(64, 16), torch.zeros(64, 16), batch.positions_T]
+    x, turn = batch.ids_T, [torch.zeros(64, 16), torch.zeros(64, 16), batch.positions_T]
     where = (batch.slots_T, batch.block_tables_BP, batch.query_starts, batch.context_lens_B)
+    rows = torch.tensor([0])
 
     with pytest.raises(ValueError, match="0 layers"):
-        told(loaded).step(x, turn, *where)
+        told(loaded).hidden(x, turn, *where)
     with pytest.raises(ValueError, match="does not fit"):
         layer.plan(told(loaded, heads=3), 0, cache.layers[0])
     with pytest.raises(ValueError, match="features is where one of"):
@@ -307,10 +375,31 @@ def test_what_does_not_fit_is_refused(llama: Path) -> None:
     good = told(loaded)
     layer.plan(good, 1, cache.layers[0])
     with pytest.raises(ValueError, match="no turn 1"):
-        good.step(x, turn, *where)
-    with pytest.raises(ValueError, match="is not rows of"):
-        good.step(x[:, :8], turn, *where)
+        good.hidden(x, turn, *where)
+    turns = [*turn, *turn]
+    with pytest.raises(ValueError, match="ids must be a contiguous"):
+        good.hidden(x.int(), turns, *where)
+    for token in (-1, loaded.config.vocabulary):
+        with pytest.raises(IndexError, match="of the embedding"):
+            good.hidden(torch.tensor([token]), turns, *where)
     with pytest.raises(IndexError, match="beyond the"):
-        good.step(x, [*turn, *turn], *where[:1], where[1] + 1000, *where[2:])
+        good.hidden(x, turns, *where[:1], where[1] + 1000, *where[2:])
     with pytest.raises(IndexError, match="beyond the"):
-        good.step(x, [*turn, *turn], where[0] + 100_000, *where[1:])
+        good.hidden(x, turns, where[0] + 100_000, *where[1:])
+    with pytest.raises(ValueError, match="no output layer"):
+        good.logits(x, turns, *where, rows)
+    head: Any = loaded.decoder.head
+    good.add_linear(*head.planned())
+    with pytest.raises(IndexError, match="row 1 is beyond"):
+        good.logits(x, turns, *where, rows + 1)
+    with pytest.raises(ValueError, match="2 rows of 1"):
+        good.logits(x, turns, *where, torch.tensor([0, 0]))
+    with pytest.raises(ValueError, match="rows must be"):
+        good.logits(x, turns, *where, rows.int())
+    with pytest.raises(ValueError, match="is not contiguous rows of"):
+        good.embed_by(loaded.decoder.embedding[:, :8], 1.0)
+    narrow = told(loaded)
+    layer.plan(narrow, 0, cache.layers[0])
+    narrow.add_linear(*layer.mlp.down.planned())
+    with pytest.raises(ValueError, match="features is where one of"):
+        narrow.logits(x, turns, *where, rows)

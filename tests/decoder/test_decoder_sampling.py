@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,25 @@ from transformers import (
 
 from torchwright.decoder import Sampler, Sampling
 from torchwright.decoder.sampling import _kept
+from torchwright.decoder.scores import Logits, Scores
 from torchwright.errors import TorchwrightError
+from torchwright.kernels.pack import PANEL
 
 V = 50
 
 
 def logits(seed: int = 0) -> torch.Tensor:
     return 3 * torch.randn(V, generator=torch.Generator().manual_seed(seed))
+
+
+def kept(scores_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Probabilities (V,) of the tokens that are kept."""
+    tokens, weight = _kept(Scores(scores_V.numpy()), float(scores_V.max()), sampling)
+    found = torch.zeros(len(scores_V), dtype=torch.float64)
+    found[torch.arange(len(found)) if tokens is None else torch.from_numpy(tokens)] = torch.from_numpy(
+        weight
+    ).double()
+    return found / found.sum()
 
 
 def draws(sampling: Sampling, count: int, seed: int = 0, prompt: tuple[int, ...] = ()) -> list[int]:
@@ -47,13 +60,12 @@ def draws(sampling: Sampling, count: int, seed: int = 0, prompt: tuple[int, ...]
 )
 def test_kept_tokens_are_those_of_transformers(options: dict, warpers: list) -> None:
     for seed in range(10):
-        scores = TemperatureLogitsWarper(0.7)(
-            torch.zeros(1, 0, dtype=torch.long), logits(seed)[None].double()
-        )
-        got = torch.from_numpy(_kept(scores[0].softmax(-1).numpy(), Sampling(temperature=0.7, **options)))
+        given = logits(seed).double()
+        scores = TemperatureLogitsWarper(0.7)(torch.zeros(1, 0, dtype=torch.long), given[None])
+        got = kept(given, Sampling(temperature=0.7, **options))
         for warper in warpers:
             scores = warper(torch.zeros(1, 0, dtype=torch.long), scores)
-        torch.testing.assert_close(got / got.sum(), scores[0].softmax(-1))
+        torch.testing.assert_close(got, scores[0].softmax(-1))
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -65,7 +77,7 @@ def test_a_large_vocabulary_is_cut_as_if_it_were_sorted(spread: float, ties: boo
     ordered, token = weight.double().sort(descending=True, stable=True)
     before = ordered.cumsum(0) - ordered
     wanted = token[before < 0.9 * ordered.sum()]
-    got = torch.from_numpy(_kept(weight.numpy(), Sampling(top_p=0.9)))
+    got = kept(weight.double().log(), Sampling(temperature=1.0, top_p=0.9))
     assert set(got.nonzero()[:, 0].tolist()) == set(wanted.tolist())
 
 
@@ -141,6 +153,40 @@ def test_presence_and_frequency_penalties_count_the_answer_only() -> None:
     change = sampler._penalized(torch.zeros(V))
     assert change[9] == -(0.5 + 2 * 0.25)
     assert change.count_nonzero() == 1
+
+
+def peaks(logits_V: torch.Tensor) -> torch.Tensor:
+    return torch.stack([panel.max() for panel in logits_V.split(PANEL)])
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 1000, 5000])
+@pytest.mark.parametrize("ties", [False, True])
+def test_peaks_change_no_choice(size: int, ties: bool) -> None:
+    choices: tuple[dict[str, Any], ...] = (
+        {},
+        {"temperature": 1.0},
+        *({"temperature": 0.7, "top_k": k} for k in (1, 2, 40, 64, 500, 9000)),
+        {"temperature": 1.2, "top_k": 30, "top_p": 0.8, "min_p": 0.02},
+        {"temperature": 0.9, "top_p": 0.6},
+        {"temperature": 0.8, "top_k": 7, "repetition_penalty": 1.5, "presence_penalty": 0.2},
+    )
+    random = torch.Generator().manual_seed(size)
+    for seed in range(8):
+        logits_V = 3 * torch.randn(size, generator=random)
+        logits_V = logits_V.round() if ties else logits_V
+        assert Logits(logits_V[None], peaks(logits_V)[None]).best() == Logits(logits_V[None]).best()
+        for options in choices:
+            sampler = Sampler(Sampling(**options), (0,), seed)
+            assert sampler.choose(logits_V, peaks(logits_V)) == sampler.choose(logits_V)
+
+
+def test_the_most_likely_tokens_are_those_of_a_sort() -> None:
+    for seed in range(20):
+        logits_V = torch.randn(777, generator=torch.Generator().manual_seed(seed)).mul(4).round().div(2)
+        for count in (1, 5, 12, 13, 200):
+            wanted = (logits_V >= logits_V.sort(descending=True).values[count - 1]).nonzero()[:, 0]
+            for known in (None, peaks(logits_V).numpy()):
+                assert Scores(logits_V.numpy(), known).top(count).tolist() == wanted.tolist()
 
 
 def test_logits_are_not_changed() -> None:

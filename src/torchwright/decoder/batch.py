@@ -24,10 +24,7 @@ class Batch:
     """(B + 1,) int32: sequence b's tokens are rows `query_starts[b]` to `query_starts[b + 1]`."""
     context_lens_B: torch.Tensor
     """Length of each sequence after these tokens, int32."""
+    last_rows_B: torch.Tensor
+    """The row of each sequence's last token, int64."""
     longest: int
-    """The largest of them, known without reading a tensor."""
-
-    @property
-    def last_rows_B(self) -> torch.Tensor:
-        """The row of each sequence's last token, int64."""
-        return self.query_starts[1:].long() - 1
+    """The largest length, known without reading a tensor."""

@@ -14,6 +14,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -165,26 +166,31 @@ class PagedCache:
         for sequence, ids in pieces:
             self._extend(sequence, len(ids), new)
         self.pool.release(new)  # left over when a sequence and its only fork stop sharing a page in one batch
-        counts_B = np.array([len(ids) for _, ids in pieces])
-        contexts_B = np.array([sequence.length for sequence, _ in pieces])
-        prompts_B = np.array([sequence.prompt_tokens for sequence, _ in pieces])
-        longest = int(contexts_B.max())
+        ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        lengths: list[int] = []
+        starts = [0]
+        longest = max(sequence.length for sequence, _ in pieces)
         tables_BP = np.zeros((len(pieces), -(-longest // PAGE)), np.int32)
-        for row, (sequence, _) in enumerate(pieces):
-            tables_BP[row, : len(sequence.pages)] = sequence.pages
-        starts = np.concatenate([[0], counts_B.cumsum()])
-        row_T = np.arange(len(pieces)).repeat(counts_B)
-        position_T = np.arange(starts[-1]) + (contexts_B - starts[1:])[row_T]
-        slot_T = tables_BP[row_T, position_T // PAGE].astype(np.int64) * PAGE + position_T % PAGE
-        ids_T = np.fromiter((token for _, ids in pieces for token in ids), np.int64, len(row_T))
+        for row, (sequence, more) in enumerate(pieces):
+            pages, prompt = sequence.pages, sequence.prompt_tokens
+            places = range(sequence.length - len(more), sequence.length)
+            ids.extend(more)
+            positions.extend(places)
+            slots += [pages[place // PAGE] * PAGE + place % PAGE for place in places]
+            lengths += [max(place + 1, prompt) for place in places]
+            starts.append(len(ids))
+            tables_BP[row, : len(pages)] = pages
         return Batch(
-            ids_T=self._tensor(ids_T),
-            positions_T=self._tensor(position_T),
-            slots_T=self._tensor(slot_T),
-            lengths_T=self._tensor(np.maximum(position_T + 1, prompts_B[row_T])),
-            block_tables_BP=self._tensor(tables_BP),
-            query_starts=self._tensor(starts.astype(np.int32)),
-            context_lens_B=self._tensor(contexts_B.astype(np.int32)),
+            ids_T=self._tensor(ids, np.int64),
+            positions_T=self._tensor(positions, np.int64),
+            slots_T=self._tensor(slots, np.int64),
+            lengths_T=self._tensor(lengths, np.int64),
+            block_tables_BP=self._tensor(tables_BP, np.int32),
+            query_starts=self._tensor(starts, np.int32),
+            context_lens_B=self._tensor([sequence.length for sequence, _ in pieces], np.int32),
+            last_rows_B=self._tensor([start - 1 for start in starts[1:]], np.int64),
             longest=longest,
         )
 
@@ -209,8 +215,9 @@ class PagedCache:
         while len(sequence.pages) * PAGE < sequence.length:
             sequence.pages.append(new.pop())
 
-    def _tensor(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.device)
+    def _tensor(self, values: Any, dtype: type[np.integer[Any]]) -> torch.Tensor:
+        made = torch.from_numpy(np.asarray(values, dtype))
+        return made if self.device.type == "cpu" else made.to(self.device)
 
 
 def _layer(pages: int, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> LayerPages:

@@ -16,6 +16,7 @@ from torchwright.decoder.cache import PAGE, CacheSequence, PagedCache
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.sampling import Sampler, Sampling
+from torchwright.decoder.scores import Logits
 from torchwright.decoder.text import FolderTokenizer, TextStream
 from torchwright.errors import WorkloadError
 from torchwright.kernels import ops
@@ -207,9 +208,9 @@ class LoadedDecoder:
         alive = list(range(len(rows)))
         for step in range(max_new_tokens):
             with self.on_threads():
-                logits_BV = self._advance(cache, sequences, texts, alive, chunk)
-            for row, logits_V in zip(list(alive), logits_BV, strict=True):
-                token = samplers[row](logits_V)
+                logits = self._advance(cache, sequences, texts, alive, chunk)
+            for place, row in enumerate(list(alive)):
+                token = samplers[row](*logits.row(place))
                 if token in ends:
                     alive.remove(row)
                     cache.free(sequences[row])
@@ -227,21 +228,25 @@ class LoadedDecoder:
         texts: list[list[int]],
         alive: list[int],
         chunk: int,
-    ) -> torch.Tensor:
-        """Compute what the cache lacks of each text; logits (B, V) of the last tokens."""
+    ) -> Logits:
+        """Compute what the cache lacks of each text; logits of the last tokens, a row for each."""
         for row in alive:
             if self.config.restarts_at(sequences[row].prompt_tokens, len(texts[row])):
                 cache.free(sequences[row])
                 sequences[row] = cache.sequence(len(texts[row]))
         missing = [texts[row][sequences[row].length :] for row in alive]
-        last: list[torch.Tensor] = []
+        found: list[Logits] = []
         for part in _chunks(missing, chunk):
             pieces = [(sequences[alive[place]], missing[place][start:stop]) for place, start, stop in part]
             batch = cache.append(pieces)
-            hidden_TE = self.decoder(batch, cache)
             done = [stop == len(missing[place]) for place, _, stop in part]
-            last.append(hidden_TE[batch.last_rows_B[torch.tensor(done, device=hidden_TE.device)]])
-        return self.decoder.logits(torch.cat(last))
+            rows_N = batch.last_rows_B
+            if not all(done):
+                rows_N = rows_N[torch.tensor(done, device=rows_N.device)]
+            found.append(self.decoder.answer(batch, cache, rows_N))
+        if len(found) == 1:
+            return found[0]
+        return Logits(torch.cat([logits.values_NV for logits in found]))
 
     def on_threads(self) -> AbstractContextManager[Any]:
         """Within the block the decoder computes on its threads: the kernels' own where they do all that takes long,

@@ -10,8 +10,9 @@ from torchwright.decoder.batch import Batch
 from torchwright.decoder.cache import PagedCache
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.layers import Layer, Turn, join
-from torchwright.decoder.plan import MOST_ROWS, DecodePlan, plans
+from torchwright.decoder.plan import MOST_ROWS, DecodePlan, Parts, plans
 from torchwright.decoder.rope import Rotary
+from torchwright.decoder.scores import Logits
 from torchwright.decoder.weights import DecoderParts
 
 
@@ -19,8 +20,7 @@ class Decoder(nn.Module):
     """A decoder-only transformer over ragged batches and a paged cache.
 
     batch = cache.append([(sequence, ids), …])
-    hidden_TE = decoder(batch, cache)
-    logits_BV = decoder.logits(hidden_TE[batch.last_rows_B])
+    logits_BV = decoder.answer(batch, cache, batch.last_rows_B).values_NV
     """
 
     embedding: torch.Tensor
@@ -47,32 +47,53 @@ class Decoder(nn.Module):
 
     def forward(self, batch: Batch, cache: PagedCache) -> torch.Tensor:
         """Hidden states (T, E) after the final norm; writes the tokens' keys and values into the cache."""
+        turns = self._turns(batch)
+        if plan := self._plan(batch, cache):
+            return plan.hidden(turns, batch)
         stream_TE = F.embedding(batch.ids_T, self.embedding)
         if self.embedding_scale != 1:
             stream_TE = stream_TE * self.embedding_scale
-        still = torch.empty(batch.longest, 0, device=batch.positions_T.device)
-        turns: list[Turn] = [rotary(batch) for rotary in self._rotary]
-        turns.append((still, still, batch.positions_T))
-        if len(batch.ids_T) <= MOST_ROWS and (plan := self._plan(cache)):
-            return plan(stream_TE, turns, batch)
         delta_TE = None
         for layer, turn, pages in zip(self.layers, self._turn_of, cache.layers, strict=True):
             delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, turns[turn], pages)
         return join(delta_TE, stream_TE, self.norm, self.config.eps)[0]
 
-    def _plan(self, cache: PagedCache) -> DecodePlan | None:
-        """All layers as one operator, None where they have to be called."""
-        plan = plans.get(cache)
-        if plan is None or not plan.holds(self.layers):
-            dtype = self.embedding.dtype
-            plan = DecodePlan(self.layers, self._turn_of, self.norm, self.config, dtype, cache)
-            plans[cache] = plan
-        return None if plan.unplanned or plan.watched else plan
+    def answer(self, batch: Batch, cache: PagedCache, rows_N: torch.Tensor) -> Logits:
+        """`forward`, then `logits` of these rows (int64): a step that a plan describes is one operator."""
+        plan = self._plan(batch, cache)
+        if plan is None or not plan.answers:
+            return Logits(self.logits(self(batch, cache)[rows_N]))
+        values_NV, peaks_NP = plan.logits(self._turns(batch), batch, rows_N)
+        return Logits(values_NV, peaks_NP) if self._plain else Logits(self._shaped(values_NV))
 
     def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:
         """Logits (N, V) in float32 of hidden states (N, E)."""
+        return self._shaped(self.head(hidden_NE).float())
+
+    def _turns(self, batch: Batch) -> list[Turn]:
+        """Of each rotary embedding, and last for layers without positions."""
+        still = torch.empty(batch.longest, 0, device=batch.positions_T.device)
+        return [*(rotary(batch) for rotary in self._rotary), (still, still, batch.positions_T)]
+
+    def _plan(self, batch: Batch, cache: PagedCache) -> DecodePlan | None:
+        """The step as one operator, None where the layers have to be called."""
+        if len(batch.ids_T) > MOST_ROWS:
+            return None
+        plan = plans.get(cache)
+        if plan is None or not plan.holds(self.embedding, self.layers, self.head):
+            parts = Parts(
+                self.embedding, self.embedding_scale, self.layers, self._turn_of, self.norm, self.head
+            )
+            plans[cache] = plan = DecodePlan(parts, self.config, cache)
+        return None if plan.unplanned or plan.watched else plan
+
+    @property
+    def _plain(self) -> bool:
+        """Whether the output layer's numbers are the logits."""
+        return self.config.logit_scale == 1 and not self.config.logit_soft_cap
+
+    def _shaped(self, logits_NV: torch.Tensor) -> torch.Tensor:
         config = self.config
-        logits_NV = self.head(hidden_NE).float()
         if config.logit_scale != 1:
             logits_NV = logits_NV * config.logit_scale
         if config.logit_soft_cap:

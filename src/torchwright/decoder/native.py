@@ -45,10 +45,11 @@ class NativeModel(nn.Module):
                 pages.append([(sequence, [0] * (start - sequence.length))])
             pages.rewind(sequence, start)
         batch = pages.append(list(zip(sequences, rows, strict=True)))
+        B, T = ids_BT.shape
+        rows_BK = torch.arange(B, device=keep_K.device)[:, None] * T + keep_K
         with self.loaded.on_threads():
-            hidden_BTE = self.decoder(batch, pages).unflatten(0, ids_BT.shape)
-            kept_BKE = hidden_BTE[:, keep_K]
-            return self.decoder.logits(kept_BKE.flatten(0, 1)).unflatten(0, kept_BKE.shape[:2])
+            logits = self.decoder.answer(batch, pages, rows_BK.flatten())
+        return logits.values_NV.unflatten(0, rows_BK.shape)
 
     def _pages(self, keys_BKSD: torch.Tensor) -> tuple[PagedCache, list[CacheSequence]]:
         """Those of the caller whose first layer's dense keys these are."""

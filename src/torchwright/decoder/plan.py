@@ -1,12 +1,14 @@
-"""A step as one operator: a decoder's layers over one cache, told to the kernels once.
+"""A step as one operator, from token ids to logits: a decoder over one cache, told to the kernels once.
 
-Results are to the bit those of the layers' own calls, because both run the same kernels on the same rows in the same
+Results are to the bit those of the decoder's own calls, because both run the same kernels on the same rows in the same
 order. What a layer lacks for that its `unplanned` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -19,44 +21,58 @@ from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.layers import Layer, Turn
 from torchwright.kernels import ops
 from torchwright.kernels.limits import LANES
+from torchwright.kernels.linear import PackedLinear
 
 MOST_ROWS = 64
 """Tokens of a step that takes the plan: more spend their time in products, and a plan keeps memory for its rows."""
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What a step computes with, beside the cache."""
+
+    embedding_VE: torch.Tensor
+    """In the type of the residual stream."""
+    embedding_scale: float
+    layers: nn.ModuleList
+    turns: Sequence[int]
+    """Each layer's place among the turns of a step."""
+    norm_E: torch.Tensor
+    head: nn.Module
+
+
 class DecodePlan:
-    """The layers of a decoder over one cache, and what the kernels were told of them."""
+    """A decoder over one cache, and what the kernels were told of it."""
 
-    def __init__(
-        self,
-        modules: nn.ModuleList,
-        turns: Sequence[int],
-        norm_E: torch.Tensor,
-        config: DecoderConfig,
-        dtype: torch.dtype,
-        cache: PagedCache,
-    ) -> None:
-        """`turns` are the layers' places among the turns of a step; `dtype` is that of the residual stream."""
-        self._modules = modules
-        layers = [cast(Layer, module) for module in modules]
+    def __init__(self, parts: Parts, config: DecoderConfig, cache: PagedCache) -> None:
+        self._parts = parts
+        layers = [cast(Layer, module) for module in parts.layers]
         self._linears = [place for layer in layers for place in layer.linears()]
-        self._hooks = [
-            hooks for part in modules.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks)
-        ]
-        self.unplanned = _unplanned(layers, config, dtype, cache.device)
+        self._hooks = _hooks(parts.layers)
+        self._head_hooks = _hooks(parts.head)
+        self.unplanned = _unplanned(layers, config, parts.embedding_VE.dtype, cache.device)
         """Why these layers cannot run as one operator, None where they can."""
-        if self.unplanned is None:
-            made: Any = torch.classes.torchwright.DecodePlan
-            cap, silu = config.attention_soft_cap, config.activation == "silu"
-            self.native = made(config.heads, config.scale, cap, silu, config.eps, norm_E)
-            for layer, turn, pages in zip(layers, turns, cache.layers, strict=True):
-                layer.plan(self.native, turn, pages)
+        self._has_head = isinstance(parts.head, PackedLinear)
+        if self.unplanned is not None:
+            return
+        made: Any = torch.classes.torchwright.DecodePlan
+        cap, silu = config.attention_soft_cap, config.activation == "silu"
+        self.native = made(config.heads, config.scale, cap, silu, config.eps, parts.norm_E)
+        self.native.embed_by(parts.embedding_VE, parts.embedding_scale)
+        for layer, turn, pages in zip(layers, parts.turns, cache.layers, strict=True):
+            layer.plan(self.native, turn, pages)
+        if isinstance(parts.head, PackedLinear):
+            self.native.add_linear(*parts.head.planned())
 
-    def holds(self, modules: nn.ModuleList) -> bool:
-        """Whether these are its layers, as they were when it was made: a technique may have put others in their
+    def holds(self, embedding_VE: torch.Tensor, layers: nn.ModuleList, head: nn.Module) -> bool:
+        """Whether these are its parts, as they were when it was made: a technique may have put others in their
         place."""
-        return modules is self._modules and all(
-            owner.get(name) is linear for owner, name, linear in self._linears
+        parts = self._parts
+        return (
+            embedding_VE is parts.embedding_VE
+            and layers is parts.layers
+            and head is parts.head
+            and all(owner.get(name) is linear for owner, name, linear in self._linears)
         )
 
     @property
@@ -64,16 +80,21 @@ class DecodePlan:
         """Whether somebody wants to see what a part of a layer is given, which the operator does not show."""
         return any(self._hooks)
 
-    def __call__(self, stream_TE: torch.Tensor, turns: Iterable[Turn], batch: Batch) -> torch.Tensor:
+    @property
+    def answers(self) -> bool:
+        """Whether it has the output layer, and nobody wants to see what that is given."""
+        return self._has_head and not any(self._head_hooks)
+
+    def hidden(self, turns: Iterable[Turn], batch: Batch) -> torch.Tensor:
         """Hidden states (T, E) after the final norm."""
-        return self.native.step(
-            stream_TE,
-            [tensor for turn in turns for tensor in turn],
-            batch.slots_T,
-            batch.block_tables_BP,
-            batch.query_starts,
-            batch.context_lens_B,
-        )
+        return self.native.hidden(*_step(turns, batch))
+
+    def logits(
+        self, turns: Iterable[Turn], batch: Batch, rows_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of these rows (int64) the output layer's numbers (N, V), and the largest of each `PANEL` of them, NaN where
+        one is; float32."""
+        return self.native.logits(*_step(turns, batch), rows_N)
 
 
 plans: WeakKeyDictionary[PagedCache, DecodePlan] = WeakKeyDictionary()
@@ -88,3 +109,19 @@ def _unplanned(
     if config.head_dim % LANES:
         return f"heads of {config.head_dim} dimensions, which the compiled attention does not take"
     return next((layer.unplanned for layer in layers if layer.unplanned), None)
+
+
+def _step(turns: Iterable[Turn], batch: Batch) -> tuple[Any, ...]:
+    return (
+        batch.ids_T,
+        [*chain.from_iterable(turns)],
+        batch.slots_T,
+        batch.block_tables_BP,
+        batch.query_starts,
+        batch.context_lens_B,
+    )
+
+
+def _hooks(module: nn.Module) -> list[dict[int, Any]]:
+    """Where those who watch a part of it are registered."""
+    return [hooks for part in module.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks)]

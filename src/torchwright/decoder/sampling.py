@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchwright.decoder.scores import Scores
 from torchwright.errors import ModelError, WorkloadError, unknown
 
 SEEDS = 2**63
@@ -88,28 +89,30 @@ class Sampler:
         """Whether the choice is the first largest logit, which a caller may find for many sequences at once."""
         return self.sampling.temperature == 0 and not self._penalizes
 
-    def __call__(self, logits_V: torch.Tensor) -> int:
-        """The next token from logits (V,), which are not changed; it is accepted."""
-        token = self.choose(logits_V)
+    def __call__(self, logits_V: torch.Tensor, peaks_P: torch.Tensor | None = None) -> int:
+        """The next token, which is accepted; see `choose`."""
+        token = self.choose(logits_V, peaks_P)
         self.accept(token)
         return token
 
-    def choose(self, logits_V: torch.Tensor) -> int:
+    def choose(self, logits_V: torch.Tensor, peaks_P: torch.Tensor | None = None) -> int:
         """The token after the accepted ones from logits (V,), which are not changed.
 
-        Raises `ModelError` where the logits are not numbers, or all of them are minus infinity.
+        `peaks_P` are the logits' own (`Logits`), where they are known; the token is the same without them. Raises
+        `ModelError` where the logits are not numbers, or all of them are minus infinity.
         """
         # Rows are short, so that NumPy on one thread is faster than operators that share them out.
-        scores_V = self._penalized(logits_V.cpu()).numpy()
-        best = int(scores_V.argmax())
-        peak = float(scores_V[best])
+        values_V = self._penalized(logits_V.cpu()).numpy()
+        scores = Scores(values_V, None if peaks_P is None or self._penalizes else peaks_P.numpy())
+        best = scores.argmax()
+        peak = float(values_V[best])
         if not math.isfinite(peak):
-            raise ModelError("the logits are not numbers", found=f"{peak} as the largest of {len(scores_V)}")
+            raise ModelError("the logits are not numbers", found=f"{peak} as the largest of {len(values_V)}")
         if self.sampling.temperature == 0:
             return best
-        with np.errstate(over="ignore"):  # minus infinity is then right: the token has no weight
-            weight_V = np.exp((scores_V - peak) / max(self.sampling.temperature, LEAST_DIVISOR))
-        return _pick(_kept(weight_V, self.sampling), self._uniform())
+        tokens, weight = _kept(scores, peak, self.sampling)
+        place = _pick(weight, self._uniform())
+        return place if tokens is None else int(tokens[place])
 
     def accept(self, token: int) -> None:
         """Go on to the next place; penalties count the token."""
@@ -154,21 +157,24 @@ def _pick(weight_V: np.ndarray, uniform: float) -> int:
     return block * BLOCK + min(place, int(part.nonzero()[0][-1]))
 
 
-def _kept(weight_V: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The weights (probabilities up to a factor) with those of dropped tokens set to 0."""
-    if (sampling.top_k, sampling.top_p, sampling.min_p) == (0, 1, 0):
-        return weight_V
-    token: np.ndarray | slice = slice(None)
-    if 0 < sampling.top_k < len(weight_V):
-        token = (weight_V >= np.partition(weight_V, -sampling.top_k)[-sampling.top_k]).nonzero()[0]
+def _kept(scores: Scores, peak: float, sampling: Sampling) -> tuple[np.ndarray | None, np.ndarray]:
+    """Tokens in order (None for all), and their weights: probabilities up to a factor, 0 for tokens that are dropped.
+
+    `peak` is the largest of the scores.
+    """
+    kept, tokens = scores.values_V, None
+    if 0 < sampling.top_k < len(kept):
+        tokens = scores.top(sampling.top_k)
+        kept = kept[tokens]
+    with np.errstate(over="ignore"):  # minus infinity is then right: the token has no weight
+        weight = np.exp((kept - peak) / max(sampling.temperature, LEAST_DIVISOR))
     if sampling.top_p < 1:
-        nucleus = _nucleus(weight_V[token], sampling.top_p)
-        token = nucleus if isinstance(token, slice) else token[nucleus]
-    kept_V = np.zeros_like(weight_V)
-    kept_V[token] = weight_V[token]
+        dropped = np.ones(len(weight), bool)
+        dropped[_nucleus(weight, sampling.top_p)] = False
+        weight[dropped] = 0
     if sampling.min_p > 0:
-        kept_V[kept_V < sampling.min_p * kept_V.max()] = 0
-    return kept_V
+        weight[weight < sampling.min_p * weight.max()] = 0
+    return tokens, weight
 
 
 def _nucleus(weight: np.ndarray, top_p: float) -> np.ndarray:

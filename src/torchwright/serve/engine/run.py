@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from torchwright.decoder.batch import Batch
 from torchwright.decoder.cache import PagedCache
 from torchwright.decoder.model import Decoder
+from torchwright.decoder.scores import Logits
 from torchwright.errors import ModelError
 from torchwright.serve.engine.pages import Pages
 from torchwright.serve.engine.request import Sequence
@@ -73,18 +75,29 @@ class Runner:
         batch = self._cache.append([(piece.sequence.cache, piece.ids) for piece in pieces])
         answering = [piece for piece in pieces if piece.answers]
         masks = self._masks(answering)
-        hidden_TE = self._decoder(batch, self._cache)
+        blocks = list(_blocks(answering))
+        logits = self._compute(batch, pieces, blocks)
         for piece in pieces:
-            if piece.sequence.wants_prompt_logprobs:
-                self._report_prompt(piece, hidden_TE)
             if not piece.answers:
                 self._pages.keep(piece.sequence)
         answers: list[StepResult] = []
-        for block in _blocks(answering):
-            rows = torch.tensor([row for piece in block for row in piece.rows], device=hidden_TE.device)
-            logits_NV = self._decoder.logits(hidden_TE[rows]).cpu()
-            answers += self._answers(block, logits_NV, masks)
+        for block, found in zip(blocks, logits, strict=True):
+            answers += self._answers(block, found, masks)
         return answers
+
+    def _compute(
+        self, batch: Batch, pieces: list[StepPiece], blocks: list[list[StepPiece]]
+    ) -> Iterator[Logits]:
+        """The batch through the model, and what prompts report; the logits of each block when it is asked for."""
+        numbers = [np.array([row for piece in block for row in piece.rows]) for block in blocks]
+        rows = [torch.from_numpy(rows_N).to(batch.ids_T.device) for rows_N in numbers]
+        reports = [piece for piece in pieces if piece.sequence.wants_prompt_logprobs]
+        if len(rows) == 1 and not reports:
+            return iter([self._decoder.answer(batch, self._cache, rows[0]).cpu()])
+        hidden_TE = self._decoder(batch, self._cache)
+        for piece in reports:
+            self._report_prompt(piece, hidden_TE)
+        return (Logits(self._decoder.logits(hidden_TE[rows_N])).cpu() for rows_N in rows)
 
     def _masks(self, pieces: list[StepPiece]) -> Masks | None:
         wanted, rows = [], 0
@@ -110,12 +123,8 @@ class Runner:
             for position, logits_V in zip(range(first, stop), logits_NV, strict=True):
                 found.append(logprob(logits_V, ids[position + 1], top))
 
-    def _answers(
-        self, block: list[StepPiece], logits_NV: torch.Tensor, masks: Masks | None
-    ) -> Iterator[StepResult]:
-        best_N = logits_NV.numpy().argmax(-1)
-        finite_N = np.isfinite(logits_NV.numpy()[np.arange(len(best_N)), best_N])
-        best = [token if finite else None for token, finite in zip(best_N.tolist(), finite_N, strict=True)]
+    def _answers(self, block: list[StepPiece], logits: Logits, masks: Masks | None) -> Iterator[StepResult]:
+        best = logits.best()
         row = 0
         for piece in block:
             sequence = piece.sequence
@@ -126,7 +135,7 @@ class Runner:
                 self._pages.fork(sequence, sibling)
                 sibling.cached_tokens = sequence.cached_tokens
             for one in (sequence, *siblings):
-                yield _answer(piece, one, logits_NV, best, row, masks)
+                yield _answer(piece, one, logits, best, row, masks)
             # What follows the last accepted token was computed for nothing; that token itself is computed next.
             length = min(sequence.cache.length, len(sequence.tokens) - 1)
             self._cache.rewind(sequence.cache, length)
@@ -137,7 +146,7 @@ class Runner:
 def _answer(
     piece: StepPiece,
     sequence: Sequence,
-    logits_NV: torch.Tensor,
+    logits: Logits,
     best: list[int | None],
     row: int,
     masks: Masks | None,
@@ -166,7 +175,7 @@ def _answer(
             if constraint and constraint.fault:
                 return answer.fail(constraint.fault, "grammar")
             try:
-                token = chooser.choose(logits_NV[row + place], allowed_V)
+                token = chooser.choose(*logits.row(row + place), allowed_V)
             except ModelError as error:
                 return answer.fail(str(error))
         if constraint and not constraint.accept(token):
@@ -175,7 +184,7 @@ def _answer(
         sequence.tokens.append(token)
         answer.tokens.append(token)
         if logprobs is not None:
-            logprobs.append(logprob(logits_NV[row + place], token, submit.logprobs or 0))
+            logprobs.append(logprob(logits.values_NV[row + place], token, submit.logprobs or 0))
         if token in submit.stop_ids or (constraint and constraint.complete):
             answer.finish = "stop"
         elif sequence.new_tokens >= submit.max_tokens:

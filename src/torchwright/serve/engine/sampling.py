@@ -31,11 +31,14 @@ class Chooser:
         """Whether the next token is the first largest of the logits as they are, where no grammar masks any."""
         return self._sampler.is_argmax and not len(self._biased) and not self._withholds
 
-    def choose(self, logits_V: torch.Tensor, allowed_V: torch.Tensor | None) -> int:
-        """The next token from float32 logits, which are not changed; `allowed_V` is a grammar's mask.
+    def choose(
+        self, logits_V: torch.Tensor, peaks_P: torch.Tensor | None, allowed_V: torch.Tensor | None
+    ) -> int:
+        """The next token from float32 logits, which are not changed, and their peaks; `allowed_V` is a grammar's mask.
 
         Raises `ModelError` where the logits are not numbers.
         """
+        given_V = logits_V
         if allowed_V is not None:
             logits_V = logits_V.masked_fill(~allowed_V, -math.inf)
         if self._withholds:
@@ -44,7 +47,7 @@ class Chooser:
             logits_V = without if without.max() > -math.inf else logits_V
         if len(self._biased):
             logits_V = logits_V.index_add(0, self._biased, self._bias)
-        return self._sampler.choose(logits_V)
+        return self._sampler.choose(logits_V, peaks_P if logits_V is given_V else None)
 
     def accept(self, token: int) -> None:
         self._accepted += 1

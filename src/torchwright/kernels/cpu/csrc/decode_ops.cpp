@@ -1,4 +1,4 @@
-// A whole step of a decoder as one operator: every layer over one batch, with one team of threads for its length.
+// A whole step of a decoder as one operator, from token ids to logits, with one team of threads for its length.
 //
 // It computes with the operators' own kernels, in their order, so that its results are theirs to the bit. ops.cpp takes
 // this in, whose helpers it uses.
@@ -15,7 +15,7 @@ class DecodePlan : public torch::CustomClassHolder {
     norm = floats(kept(final_norm), model, "the final norm");
   }
 
-  // One of a layer's four, in the order qkv, o, gate_up, down, before `add_layer`.
+  // One of a layer's four, in the order qkv, o, gate_up, down, before `add_layer`; or the output layer, after all.
   void add_linear(const Tensor& weight, const optional<Tensor>& weight_scale, const optional<Tensor>& bias,
                   int64_t width, int64_t features, int64_t group, int64_t bits, int64_t digits) {
     if (weight_scale) {
@@ -64,32 +64,47 @@ class DecodePlan : public torch::CustomClassHolder {
     layers.push_back(layer);
   }
 
-  // Hidden states after the final norm. `turns` are cosines, sines and each row's place among them, turn after turn.
-  Tensor step(const Tensor& x_in, const std::vector<Tensor>& turns, const Tensor& slots, const Tensor& block_tables,
-              const Tensor& query_starts, const Tensor& context_lens) {
-    RECORD_FUNCTION("torchwright::decode_step", std::vector<c10::IValue>({x_in}));
-    const Tensor x = x_in.contiguous();
-    TORCH_CHECK_VALUE(!layers.empty() && x.dim() == 2 && x.size(1) == model, "x of shape ", x.sizes(),
-                      " is not rows of ", model, " for ", layers.size(), " layers");
-    const int64_t rows = x.size(0);
-    Step now{rows, float_type(x, "x"), Sequences(block_tables, query_starts, context_lens, rows, page_count)};
-    std::vector<tw::RopeTask> ropes;
-    for (size_t i = 0; i + 2 < turns.size(); i += 3)
-      ropes.push_back(rope_task(turns[i], turns[i + 1], turns[i + 2], slots, rows, head_size, page_count));
-    for (const Layer& layer : layers)
-      TORCH_CHECK_VALUE(layer.turn < int64_t(ropes.size()), "there is no turn ", layer.turn);
-    Tensor out = at::empty_like(x);
-    if (!rows) return out;
-    const Pieces pieces(now.sequences, heads / kv_heads, kv_heads, layers[0].attention.sums_size());
-    place(now, int64_t(x.element_size()), pieces.sums);
-    const tw::Pool::Team team(own);
-    std::memcpy(now.stream, x.const_data_ptr(), x.nbytes());
-    for (size_t i = 0; i < layers.size(); i++) {
-      attention(now, layers[i], &linears[4 * i], ropes[layers[i].turn], pieces, i == 0);
-      feed_forward_block(now, layers[i], &linears[4 * i]);
-    }
-    join(now, norm, out.mutable_data_ptr());
+  // Before the first layer: a step begins with rows of `table`, times `factor`.
+  void embed_by(const Tensor& table, double factor) {
+    type = float_type(table, "the embedding");
+    TORCH_CHECK_VALUE(table.dim() == 2 && table.is_contiguous() && table.size(1) == model, "an embedding of shape ",
+                      table.sizes(), " is not contiguous rows of ", model);
+    embedding = kept(table);
+    embedding_scale = float(factor);
+  }
+
+  // Hidden states (T, E) after the final norm. `turns` are cosines, sines and each row's place among them, turn after
+  // turn.
+  Tensor hidden(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots, const Tensor& block_tables,
+                const Tensor& query_starts, const Tensor& context_lens) {
+    Tensor out = at::empty({ids.numel(), model}, embedding.options());
+    run(ids, turns, slots, block_tables, query_starts, context_lens,
+        [&](const Step& now) { join(now, norm, out.mutable_data_ptr()); });
     return out;
+  }
+
+  // Of the N rows asked for, logits (N, V) in float32 as the output layer gives them in the model's type, and the
+  // largest of each panel of them (N, V / PANEL), NaN where one is.
+  std::tuple<Tensor, Tensor> logits(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots,
+                                    const Tensor& block_tables, const Tensor& query_starts, const Tensor& context_lens,
+                                    const Tensor& rows) {
+    TORCH_CHECK_VALUE(linears.size() == 4 * layers.size() + 1, "there is no output layer");
+    check(linears.back(), model, linears.back().task.features);
+    const int64_t count = rows.numel(), features = linears.back().task.features, panels = up(features, PANEL) / PANEL;
+    const int64_t* wanted = integers<int64_t>(rows, count, "rows");
+    TORCH_CHECK_VALUE(count <= ids.numel(), count, " rows of ", ids.numel(), " are asked for");
+    for (int64_t i = 0; i < count; i++)
+      TORCH_CHECK_INDEX(wanted[i] >= 0 && wanted[i] < ids.numel(), "row ", wanted[i], " is beyond the ", ids.numel());
+    const auto floats = embedding.options().dtype(at::kFloat);
+    const Tensor out = at::empty({count, features}, floats), peaks = at::empty({count, panels}, floats);
+    run(ids, turns, slots, block_tables, query_starts, context_lens, [&](const Step& now) {
+      if (!count) return;
+      join(now, norm, now.x);
+      const int64_t bytes = model * embedding.element_size();
+      for (int64_t i = 0; i < count; i++) std::memcpy(now.delta + i * bytes, now.x + wanted[i] * bytes, bytes);
+      answer(now, now.delta, count, out.mutable_data_ptr<float>(), peaks.mutable_data_ptr<float>());
+    });
+    return {out, peaks};
   }
 
   // What steps compute in; it grows with the rows of a step.
@@ -106,7 +121,6 @@ class DecodePlan : public torch::CustomClassHolder {
   // One batch, and where its values lie.
   struct Step {
     int64_t rows;
-    Type type;
     Sequences sequences;
     char *stream = nullptr, *delta = nullptr, *x = nullptr;  // of the model's size
     char *wide = nullptr, *narrow = nullptr;  // query, key and value, then queries; gate and up, then their product
@@ -114,6 +128,36 @@ class DecodePlan : public torch::CustomClassHolder {
     char* row_memory = nullptr;               // what a linear layer makes of its rows
     float* sums = nullptr;
   };
+
+  // All layers over one batch, then what `end` makes of them.
+  template <class End>
+  void run(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots, const Tensor& block_tables,
+           const Tensor& query_starts, const Tensor& context_lens, const End& end) {
+    RECORD_FUNCTION("torchwright::decode_step", std::vector<c10::IValue>({ids}));
+    TORCH_CHECK_VALUE(!layers.empty() && embedding.defined(), "a plan of ", layers.size(),
+                      " layers cannot run, or one without an embedding");
+    const int64_t rows = ids.numel();
+    Step now{rows, Sequences(block_tables, query_starts, context_lens, rows, page_count)};
+    std::vector<tw::RopeTask> ropes;
+    for (size_t i = 0; i + 2 < turns.size(); i += 3)
+      ropes.push_back(rope_task(turns[i], turns[i + 1], turns[i + 2], slots, rows, head_size, page_count));
+    for (const Layer& layer : layers)
+      TORCH_CHECK_VALUE(layer.turn < int64_t(ropes.size()), "there is no turn ", layer.turn);
+    const int64_t* tokens = integers<int64_t>(ids, rows, "ids");
+    for (int64_t i = 0; i < rows; i++)
+      TORCH_CHECK_INDEX(tokens[i] >= 0 && tokens[i] < embedding.size(0), "token ", tokens[i], " is beyond the ",
+                        embedding.size(0), " of the embedding");
+    if (!rows) return;
+    const Pieces pieces(now.sequences, heads / kv_heads, kv_heads, layers[0].attention.sums_size());
+    place(now, embedding.element_size(), pieces.sums);
+    const tw::Pool::Team team(own);
+    embed(now, tokens);
+    for (size_t i = 0; i < layers.size(); i++) {
+      attention(now, layers[i], &linears[4 * i], ropes[layers[i].turn], pieces, i == 0);
+      feed_forward_block(now, layers[i], &linears[4 * i]);
+    }
+    end(now);
+  }
 
   const Tensor& kept(const Tensor& tensor) { return tensors.emplace_back(tensor); }
   void kept(const optional<Tensor>& tensor) {
@@ -142,14 +186,49 @@ class DecodePlan : public torch::CustomClassHolder {
     now.sums = (float*)at;
   }
 
+  void embed(const Step& now, const int64_t* ids) const {
+    const int64_t bytes = model * embedding.element_size();
+    for (int64_t i = 0; i < now.rows; i++)
+      std::memcpy(now.stream + i * bytes, (const char*)embedding.const_data_ptr() + ids[i] * bytes, bytes);
+    if (embedding_scale == 1) return;
+    if (type == Type::f32) scale_by(embedding_scale, (float*)now.stream, now.rows * model);
+    else scale_by(embedding_scale, (c10::BFloat16*)now.stream, now.rows * model);
+  }
+
+  template <class T>
+  static void scale_by(float factor, T* values, int64_t count) {
+    for (int64_t i = 0; i < count; i++) values[i] = T(float(values[i]) * factor);
+  }
+
+  // Logits of `count` rows that are normalized, and their peaks. A piece's numbers in bfloat16 lie in the last half of
+  // the place of its floats, so that they need no memory of their own.
+  void answer(const Step& now, const char* x, int64_t count, float* out, float* peaks) const {
+    const auto& k = kernels();
+    const Packed& head = linears.back();
+    const int64_t features = head.task.features, panels = up(features, PANEL) / PANEL;
+    const bool wide = type == Type::f32;
+    over_blocks(with_rows(head, x, type, count, now.row_memory, about_zero), count, panels, [&](tw::LinearTask part) {
+      const int64_t end = std::min(part.panel_end * PANEL, features);
+      part.out = wide ? (char*)out : (char*)out + 2 * end;
+      part.out_stride = wide ? features : 2 * features;
+      (k.*head.multiply)(part);
+      for (int64_t row = part.row_begin; row < part.row_end; row++)
+        for (int64_t panel = part.panel_begin; panel < part.panel_end; panel++) {
+          const int64_t at = panel * PANEL;
+          const char* from = (const char*)part.out + (row * part.out_stride + at) * (wide ? 4 : 2);
+          peaks[row * panels + panel] = k.widen_peak(from, type, out + row * features + at, std::min(PANEL, end - at));
+        }
+    });
+  }
+
   void multiply(const Step& now, const Packed& layer, const char* x, char* out) const {
-    ::multiply(layer, x, now.type, now.rows, out, now.row_memory, about_zero, nothing_more);
+    ::multiply(layer, x, type, now.rows, out, now.row_memory, about_zero, nothing_more);
   }
 
   void normalize(const Step& now, const char* x, const char* residual, const float* weight, void* out, char* sum) const {
     const auto& k = kernels();
     each_row(now.rows, model, [&](int64_t row) {
-      k.rms_norm(x, residual, weight, out, sum, now.type, model, row, eps);
+      k.rms_norm(x, residual, weight, out, sum, type, model, row, eps);
     });
   }
 
@@ -170,10 +249,10 @@ class DecodePlan : public torch::CustomClassHolder {
     tw::RopeTask rope = layer.rope;
     rope.cos = turn.cos, rope.sin = turn.sin, rope.rotated = turn.rotated;
     rope.positions = turn.positions, rope.slots = turn.slots;
-    rope.qkv = now.wide, rope.q = now.narrow, rope.type = now.type;
+    rope.qkv = now.wide, rope.q = now.narrow, rope.type = type;
     rope_rows(rope, now.rows);
     tw::AttentionTask task = layer.attention;
-    task.q = now.narrow, task.q_type = now.type, task.out = now.mixed;
+    task.q = now.narrow, task.q_type = type, task.out = now.mixed;
     pieces.attend(task, now.sums);
     multiply(now, four[1], now.mixed, now.delta);
     leave(now, layer.post_attention);
@@ -182,7 +261,7 @@ class DecodePlan : public torch::CustomClassHolder {
   void feed_forward_block(const Step& now, const Layer& layer, const Packed* four) const {
     join(now, layer.pre_mlp, now.x);
     multiply(now, four[2], now.x, now.wide);
-    gated_rows(now.wide, now.narrow, now.type, four[3].width, now.rows, silu);
+    gated_rows(now.wide, now.narrow, type, four[3].width, now.rows, silu);
     multiply(now, four[3], now.narrow, now.delta);
     leave(now, layer.post_mlp);
   }
@@ -192,8 +271,11 @@ class DecodePlan : public torch::CustomClassHolder {
   const bool silu;
   const float eps;
   const float* norm;
+  Type type = Type::f32;  // of the residual stream
+  Tensor embedding;
+  float embedding_scale = 1;
   int64_t page_count = 0, kv_heads = 0, head_size = 0, feed_forward = 0;
-  std::vector<Packed> linears;  // four a layer
+  std::vector<Packed> linears;  // four a layer, and the output layer where a plan has it
   std::vector<Layer> layers;
   std::vector<Tensor> tensors;  // whose memory all of this points to
   Tensor memory;
@@ -206,6 +288,8 @@ TORCH_LIBRARY_FRAGMENT(torchwright, m) {
       .def(torch::init<int64_t, double, double, bool, double, const Tensor&>())
       .def("add_linear", &DecodePlan::add_linear)
       .def("add_layer", &DecodePlan::add_layer)
-      .def("step", &DecodePlan::step)
+      .def("embed_by", &DecodePlan::embed_by)
+      .def("hidden", &DecodePlan::hidden)
+      .def("logits", &DecodePlan::logits)
       .def("scratch", &DecodePlan::scratch);
 }

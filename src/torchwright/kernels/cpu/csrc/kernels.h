@@ -79,6 +79,7 @@ struct Kernels {
                    int64_t features, int64_t row, float eps);
   void (*gated)(const void* x, void* out, Type type, int64_t features, int64_t row, bool silu);
   void (*rope_store)(const struct RopeTask&, int64_t token);
+  float (*widen_peak)(const void* x, Type type, float* out, int64_t count);
   void (*quantize_w4)(const float* weight, const float* importance, int64_t features, int64_t group, int8_t* integers,
                       int8_t* multipliers, float* scale);
   void (*quantize_centered)(const void* x, Type type, int64_t features, int64_t row, const QuantizedRows& to,

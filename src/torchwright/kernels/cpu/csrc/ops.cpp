@@ -284,14 +284,13 @@ struct Room {
   }
 };
 
-// out = x Wᵀ + b. `quantize` makes integers of a row, `finish` is given each part of the output once it is computed.
-template <class Quantize, class Finish>
-void multiply(const Packed& layer, const void* x, Type type, int64_t rows, void* out, char* memory,
-              const Quantize& quantize, const Finish& finish) {
+// What all pieces of a layer's product share, its rows made and kept in `memory`; `quantize` makes integers of one.
+template <class Quantize>
+tw::LinearTask with_rows(const Packed& layer, const void* x, Type type, int64_t rows, char* memory,
+                         const Quantize& quantize) {
   const auto& k = kernels();
   const Room room(layer, rows);
   tw::LinearTask task = layer.task;
-  task.out = out;
   task.out_type = type;
   task.rows = memory;
   task.row_stride = room.stride;
@@ -306,7 +305,17 @@ void multiply(const Packed& layer, const void* x, Type type, int64_t rows, void*
       k.widen_row(x, type, layer.width, row, (uint16_t*)memory, layer.task.depth, room.stride / 2);
     });
   }
+  return task;
+}
+
+// out = x Wᵀ + b. `finish` is given each part of the output once it is computed.
+template <class Quantize, class Finish>
+void multiply(const Packed& layer, const void* x, Type type, int64_t rows, void* out, char* memory,
+              const Quantize& quantize, const Finish& finish) {
+  tw::LinearTask task = with_rows(layer, x, type, rows, memory, quantize);
+  task.out = out;
   over_blocks(task, rows, up(task.features, PANEL) / PANEL, [&](const tw::LinearTask& part) {
+    const auto& k = kernels();
     (k.*layer.multiply)(part);
     finish(k, part);
   });

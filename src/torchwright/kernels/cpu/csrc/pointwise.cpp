@@ -63,6 +63,33 @@ inline F activate(F x, bool silu) {
 }
 
 template <class T>
+float widen_peak_of(const T* x, float* out, int64_t count) {
+  F top = splat(-INFINITY), odd = F{};
+  int64_t i = 0;
+  for (; i + LANES <= count; i += LANES) {
+    const F v = load_f32(x + i);
+    store_f32(out + i, v);
+    top = max(v, top);
+    odd = v != v ? v : odd;
+  }
+  float peak = largest(top), nan = sum(odd);
+  for (; i < count; i++) {
+    const float v = get(x + i);
+    out[i] = v;
+    peak = v > peak ? v : peak;
+    nan = v != v ? v : nan;
+  }
+  return nan != nan ? nan : peak;
+}
+
+// Some values as float32, and the largest of them: NaN where one is. `x` may be what `out` will be, or lie in the last
+// half of it, because values are read in order and each is read before its place is written.
+float widen_peak(const void* x, Type type, float* out, int64_t count) {
+  if (type == Type::f32) return widen_peak_of((const float*)x, out, count);
+  return widen_peak_of((const uint16_t*)x, out, count);
+}
+
+template <class T>
 void gated_row(const T* x, T* out, int64_t features, bool silu) {
   int64_t i = 0;
   for (; i + LANES <= features; i += LANES)

@@ -23,6 +23,7 @@ const tw::Kernels& table() {
       .rms_norm = rms_norm,
       .gated = gated,
       .rope_store = rope_store,
+      .widen_peak = widen_peak,
       .quantize_w4 = quantize_w4,
       .quantize_centered = quantize_centered,
       .finish = finish,

@@ -1,0 +1,73 @@
+"""Logits as tokens are chosen from: rows of a whole vocabulary, of which few numbers are ever looked at.
+
+The output layer leaves the largest of each panel beside them, where it is at hand for nothing. Then the most likely
+token, or the k most likely, are found without a pass over the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchwright.kernels.pack import PANEL
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Of N rows, float32."""
+
+    values_NV: torch.Tensor
+    peaks_NP: torch.Tensor | None = None
+    """The largest of each `PANEL` neighbours, NaN where one is, on the CPU; None where they are not known."""
+
+    def cpu(self) -> Logits:
+        return Logits(self.values_NV.cpu(), self.peaks_NP)
+
+    def row(self, row: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One row and its peaks."""
+        return self.values_NV[row], None if self.peaks_NP is None else self.peaks_NP[row]
+
+    def best(self) -> list[int | None]:
+        """Each row's first largest, None where that is not a finite number."""
+        peaks: Any = repeat(None) if self.peaks_NP is None else self.peaks_NP.numpy()
+        found = []
+        for values_V, peaks_P in zip(self.values_NV.numpy(), peaks, strict=False):
+            token = Scores(values_V, peaks_P).argmax()
+            found.append(token if math.isfinite(values_V[token]) else None)
+        return found
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One row; the same answers with and without `peaks_P`."""
+
+    values_V: np.ndarray
+    peaks_P: np.ndarray | None = None
+
+    def argmax(self) -> int:
+        """The first of the largest, or the first that is NaN."""
+        if self.peaks_P is None:
+            return int(self.values_V.argmax())
+        start = int(self.peaks_P.argmax()) * PANEL
+        return start + int(self.values_V[start : start + PANEL].argmax())
+
+    def top(self, count: int) -> np.ndarray:
+        """Places, in order, of the `count` largest and those that tie with the last; none may be NaN."""
+        places, values = self._near(count)
+        chosen = values >= np.partition(values, -count)[-count]
+        return chosen.nonzero()[0] if places is None else places[chosen]
+
+    def _near(self, count: int) -> tuple[np.ndarray | None, np.ndarray]:
+        """Places (None for all) that hold the `count` largest among others, and what is there."""
+        peaks_P = self.peaks_P
+        if peaks_P is None or count >= len(peaks_P):
+            return None, self.values_V
+        panels = (peaks_P >= np.partition(peaks_P, -count)[-count]).nonzero()[0]
+        places = (panels[:, None] * PANEL + np.arange(PANEL)).ravel()
+        places = places[: np.searchsorted(places, len(self.values_V))]
+        return places, self.values_V[places]
