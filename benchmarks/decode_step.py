@@ -1,13 +1,15 @@
 """Where a decode step spends its time, and what a step as one operator saves.
 
-    python benchmarks/decode_step.py [MODEL] [--quantize w8a8] [--batch 1] [--context 256] [--rounds 200]
-                                     [--sampling temperature=0.8 --sampling top_k=40] [--read] [--json FILE]
+    python benchmarks/decode_step.py [MODEL] [--quantize w8a8] [--batch 1,16] [--context 256] [--rounds 200]
+                                     [--sampling temperature=0.8 --sampling top_k=40] [--read] [--alone]
+                                     [--json FILE]
 
 Steps of three kinds take turns in one process, in an order that changes, so that other work on the machine meets all of
 them: `calls` (every operator by itself), `layers` (token ids to hidden states one operator, output layer and choice
 beside it) and `step` (token ids to logits one operator, and the choice by their peaks). Ratios are medians over the
 rounds, with 95% intervals; tokens of all three must be equal. The shares are of `step`. `--read` also sums an array of
-as many bytes as a step reads, in turn with it: what the machine reads at the time. The bundled model without MODEL.
+as many bytes as a step reads, in turn with it: what the machine reads at the time. `--alone` computes on one thread and
+counts that thread's processor time, in which others' turns on a busy machine are not. The bundled model without MODEL.
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ FIRST = 17
 class Steps:
     """Decode steps of some sequences at one context: each is wound back, so that all see the same."""
 
-    def __init__(self, loaded: LoadedDecoder, batch: int, context: int, sampling: Sampling) -> None:
-        self.loaded, self.decoder = loaded, loaded.decoder
+    def __init__(
+        self, loaded: LoadedDecoder, batch: int, context: int, sampling: Sampling, clock: Callable[[], float]
+    ) -> None:
+        self.loaded, self.decoder, self.clock = loaded, loaded.decoder, clock
         ids = torch.randint(10, min(8000, loaded.config.vocabulary), (batch, context)).tolist()
         self.cache = loaded.new_cache([context + 1] * batch)
         self.sequences: list[CacheSequence] = [self.cache.sequence(context) for _ in range(batch)]
@@ -51,10 +55,10 @@ class Steps:
 
     def run(self, kind: str) -> tuple[float, dict[str, float], list[int]]:
         """Seconds of a step, those of its parts, and its tokens."""
-        marks = [("", time.perf_counter())]
+        marks = [("", self.clock())]
 
         def mark(part: str) -> None:
-            marks.append((part, time.perf_counter()))
+            marks.append((part, self.clock()))
 
         with self.loaded.on_threads():
             batch = self.cache.append([(sequence, [FIRST]) for sequence in self.sequences])
@@ -82,11 +86,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Where a decode step spends its time.")
     parser.add_argument("model", nargs="?", default=str(BUNDLED))
     parser.add_argument("--quantize", default="w8a8", help="(default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--batch", default="1", metavar="N,…")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--sampling", action="append", default=[], metavar="OPTION=NUMBER")
     parser.add_argument("--read", action="store_true")
+    parser.add_argument("--alone", action="store_true")
     parser.add_argument("--json", metavar="FILE", help="write the figures here")
     options = parser.parse_args()
     turns.print_machine()
@@ -95,12 +100,16 @@ def main() -> None:
         {name: int(value) if name == "top_k" else float(value) for name, value in given.items()}
     )
     loaded = load_decoder(Path(options.model), dtype=torch.bfloat16, quantize=options.quantize)
-    with torch.inference_mode():
-        steps = Steps(loaded, options.batch, options.context, sampling)
-        row = measure(steps, options.rounds, options.read)
-    for key, value in row.items():
-        print(f"{key}: {value}")
-    turns.write_json(options.json, [vars(options) | row])
+    if options.alone:
+        torch.set_num_threads(1)
+    clock = time.thread_time if options.alone else time.perf_counter
+    rows: list[dict[str, Any]] = []
+    for batch in map(int, options.batch.split(",")):
+        with torch.inference_mode():
+            steps = Steps(loaded, batch, options.context, sampling, clock)
+            rows.append(vars(options) | {"batch": batch} | measure(steps, options.rounds, options.read))
+        print("\n".join(f"{key}: {value}" for key, value in rows[-1].items()), flush=True)
+    turns.write_json(options.json, rows)
 
 
 def measure(steps: Steps, rounds: int, read: bool) -> dict[str, Any]:
@@ -123,9 +132,9 @@ def measure(steps: Steps, rounds: int, read: bool) -> dict[str, Any]:
                 for part, time_of in split.items():
                     parts.setdefault(part, []).append(time_of / took)
         if read:
-            begun = time.perf_counter()
+            begun = steps.clock()
             x.sum()
-            seconds["read"].append(time.perf_counter() - begun)
+            seconds["read"].append(steps.clock() - begun)
     found: dict[str, Any] = {
         f"{kind}_ms": statistics.median(times) * 1e3 for kind, times in seconds.items() if times
     }

@@ -14,6 +14,7 @@ from engine_support import Result, alone, answers, bundled, drain, engine, reque
 
 from torchwright.decoder import PAGE, LoadedDecoder
 from torchwright.decoder.layers import MixtureOfExperts
+from torchwright.decoder.scores import Logits
 from torchwright.errors import TorchwrightError
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.limits import PROMPTS, SEQUENCES
@@ -313,15 +314,15 @@ def test_logits_that_are_no_numbers_end_their_sequence_only(
     made = engine(model, prefix_cache=False)
     made.submit(request("good", [5, 6], 6))
     made.submit(request("bad", [7, 8], 6, temperature=1.0))
-    real = model.decoder.logits
+    real = model.decoder.answer
 
-    def broken(hidden_NE: torch.Tensor) -> torch.Tensor:
-        logits_NV = real(hidden_NE)
-        if len(logits_NV) == 2:
-            logits_NV[1, 3] = math.nan
-        return logits_NV
+    def broken(*args: Any) -> Logits:
+        values_NV = real(*args).values_NV
+        if len(values_NV) == 2:
+            values_NV[1, 3] = math.nan
+        return Logits(values_NV)
 
-    monkeypatch.setattr(model.decoder, "logits", broken)
+    monkeypatch.setattr(model.decoder, "answer", broken)
     results = drain(made)
     assert results["bad", 0].finish == "error"
     assert "not numbers" in (results["bad", 0].message or "")
