@@ -115,7 +115,7 @@ class Lora(Section):
     """What an adapter adds is multiplied by alpha / r; by default twice r."""
     dropout: Share = 0.0
     """Of an adapter's inputs."""
-    targets: list[str] = []
+    targets: list[str] = Field(default_factory=list)
     """Linear layers by the last part of their names in the model's files, as in "q_proj"; none given: all of them."""
     dora: bool = False
     """Train each row's length apart from its direction."""
