@@ -233,8 +233,8 @@ def _means_of_micro_batches() -> Any:
             for batch in batches
         }
 
-        def weighed(ids: torch.Tensor, labels: torch.Tensor, positions: Any) -> Any:
-            nll, valid = loss(ids, labels, positions)
+        def weighed(ids: torch.Tensor, labels: torch.Tensor, *places: Any) -> Any:
+            nll, valid = loss(ids, labels, *places)
             return nll * shares[id(labels)].to(nll.dtype), valid
 
         return real(model, weighed, batches, copies=copies, **rest)
@@ -249,9 +249,9 @@ def _own_tokens_alone() -> Any:
     """Context parallelism whose mask hides the other processes' tokens."""
 
     def alone(
-        self: HeadExchange, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Any
+        self: HeadExchange, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Any, documents: Any
     ) -> torch.Tensor:
-        return self.attend(q, k, v, scores)
+        return self.attend(q, k, v, scores, documents)
 
     return patch.object(HeadExchange, "__call__", alone)
 
@@ -282,13 +282,13 @@ def _recomputed_otherwise() -> Any:
     """Recomputation that turns the other way."""
     real = step.checkpoint.checkpoint
 
-    def wrong(function: Any, x: torch.Tensor, turn: Any, **options: Any) -> Any:
+    def wrong(function: Any, x: torch.Tensor, turn: Any, documents: Any, **options: Any) -> Any:
         calls: list[int] = []
 
         def again(x: torch.Tensor, turn: Any) -> torch.Tensor:
             calls.append(1)
             cos, sin = turn
-            return function(x, (cos, -sin) if len(calls) > 1 else turn)
+            return function(x, (cos, -sin) if len(calls) > 1 else turn, documents)
 
         return real(again, x, turn, **options)
 
