@@ -110,16 +110,21 @@ def processes(timeout_s: float) -> Generator[Place]:
 
 
 def _join(device: str, timeout_s: float) -> None:
-    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s)}
-    if "WORLD_SIZE" not in os.environ:  # set by torchrun and its like
-        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-        options |= {"store": store, "rank": 0, "world_size": 1}
-    else:
-        turn_on()
+    timeout = timedelta(seconds=timeout_s)
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", **options)
+        if "WORLD_SIZE" in os.environ:  # set by torchrun and its like
+            turn_on()
+            store, rank, world = next(dist.rendezvous("env://", timeout=timeout))  # pyright: ignore[reportPrivateImportUsage]
+            # torchrun keeps its store when it starts all again: without a name of its own a start would find the
+            # addresses of the processes before.
+            start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = dist.PrefixStore(f"start-{start}", store)  # pyright: ignore[reportPrivateImportUsage]
+        else:
+            store, rank, world = dist.HashStore(), 0, 1  # pyright: ignore[reportPrivateImportUsage]
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     except ValueError as error:  # of a variable that is missing or no number
         raise RunError(
             "the processes cannot meet", found=str(error), next="start them with torchrun"
