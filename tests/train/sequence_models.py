@@ -58,6 +58,30 @@ def mistral() -> nn.Module:
     return MistralForCausalLM(MistralConfig(**SIZES, **shape))
 
 
+def t5() -> nn.Module:
+    """Two sequences, three attentions, relative positions learned for pairs of places."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
+    return T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, dropout_rate=0.0))
+
+
+def bloom() -> nn.Module:
+    """Positions as a bias that differs from head to head."""
+    from transformers import BloomConfig, BloomForCausalLM
+
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "n_head": 4, "n_layer": 1}
+    return BloomForCausalLM(BloomConfig(**sizes, hidden_dropout=0.0, attention_dropout=0.0))
+
+
+def roberta() -> nn.Module:
+    """Positions counted from the ids."""
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    sizes = {**SIZES, "max_position_embeddings": 2 * TOKENS}
+    return RobertaForMaskedLM(RobertaConfig(**sizes, **NO_DROPOUT))
+
+
 def mamba() -> nn.Module:
     from transformers import MambaConfig, MambaForCausalLM
 
@@ -91,6 +115,9 @@ MODELS = {
     "gpt2": gpt2,
     "bert": bert,
     "mistral": mistral,
+    "t5": t5,
+    "bloom": bloom,
+    "roberta": roberta,
     "pooled": Pooled,
     "mamba": mamba,
     "convolution": lambda: Pooled(convolution=True),

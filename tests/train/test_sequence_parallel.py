@@ -54,6 +54,13 @@ def test_a_fault_is_seen(fault):
 
 
 @pytest.mark.slow
+def test_other_ways_to_tell_positions():
+    for process in on_processes(2, compare, ["t5", "bloom", "roberta"]):
+        for found in process.values():
+            check(found)
+
+
+@pytest.mark.slow
 def test_four_processes():
     """More than there are key-value heads; `pooled` has neither heads nor rows that four divide."""
     for process in on_processes(4, compare, REWRITTEN):
