@@ -142,8 +142,8 @@ def theirs(name: str, folder: Path) -> tuple[Callable[[], float], torch.nn.Modul
         nonlocal done
         rows = data.batch(done * (BATCH_TOKENS // CONTEXT), BATCH_TOKENS // CONTEXT)
         with torch.autocast("cpu", torch.bfloat16):
-            logits = model(input_ids=rows[:, :-1], use_cache=False).logits
-            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+            logits = model(input_ids=rows.ids_BT, use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows.labels_BT.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learnt, 1.0)
         optimizer.step()

@@ -163,8 +163,8 @@ class PagedCache:
         Raises `CacheFull` and changes nothing when the pages do not suffice.
         """
         new = self.pool.allocate(sum(self.need(sequence, len(ids)) for sequence, ids in pieces))
-        for sequence, ids in pieces:
-            self._extend(sequence, len(ids), new)
+        for sequence, added in pieces:
+            self._extend(sequence, len(added), new)
         self.pool.release(new)  # left over when a sequence and its only fork stop sharing a page in one batch
         ids: list[int] = []
         positions: list[int] = []

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import GraphModule
 
@@ -26,7 +28,7 @@ def lay_out_rows(graph_module: GraphModule) -> None:
         if value.dim() < 3 or value.is_contiguous() or str(rows.target).startswith(DEQUANTIZED):
             continue
         with graph_module.graph.inserting_before(node):
-            layout = {"memory_format": torch.contiguous_format}
+            layout: dict[str, Any] = {"memory_format": torch.contiguous_format}
             copy = graph_module.graph.call_function(aten.clone.default, (rows,), layout)
         copy.meta["val"] = value.contiguous()
         node.update_arg(0, copy)
