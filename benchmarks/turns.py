@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+import random
 import sys
 import tempfile
 import time
@@ -192,13 +193,14 @@ def contenders() -> Iterator[Callable[..., Contender]]:
 
 
 def take_turns(all_of_them: Sequence[Contender]) -> Turns:
-    """Time every live contender in turn, A B C A B C …"""
-    rows: dict[str, list[dict[str, float]]] = {c.name: [] for c in all_of_them if c.process}
+    """Time every live contender once a round, in another order each: what one leaves behind falls on all the others."""
+    live = [(c.name, c.process) for c in all_of_them if c.process]
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name, _ in live}
+    orders = random.Random(0)
     begun = time.perf_counter()
     for turn in range(ROUNDS[1]):
-        for contender in all_of_them:
-            if contender.process:
-                rows[contender.name].append(contender.process.ask("time"))
+        for name, process in orders.sample(live, len(live)):
+            rows[name].append(process.ask("time"))
         if turn + 1 >= ROUNDS[0] and time.perf_counter() - begun > TURN_SECONDS:
             break
     return Turns(rows=rows)

@@ -97,6 +97,16 @@ def test_graphs_without_compiled_code_run_as_the_recipe_says(eager: Path):
     assert loaded.model(INPUT).dtype == torch.float32
 
 
+def test_code_that_was_compiled_for_another_number_of_threads_says_so(compiled: Path):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        (notice,) = tw.load(compiled).notices
+    finally:
+        torch.set_num_threads(before)
+    assert f"compiled for {before} threads, and this process has {before + 1}" in notice
+
+
 def test_a_compiled_artifact_runs_its_own_code(compiled: Path):
     loaded = tw.load(compiled)
     assert loaded.how == "ahead-of-time package"

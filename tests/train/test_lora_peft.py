@@ -19,9 +19,9 @@ from torchwright.train.model.lora import adapters, add_adapters, freeze, reset_a
 from torchwright.train.model.lora_files import decoder_targets, save_adapters
 from torchwright.train.run.adapt import ADAPTER
 from torchwright.train.run.config import read_run
+from torchwright.train.run.corpus import windows_of
 from torchwright.train.run.loop import train
 from torchwright.train.run.schedule import plan_step
-from torchwright.train.run.setup import windows_of
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 from transformers import AutoModelForCausalLM  # noqa: E402
@@ -111,8 +111,8 @@ def test_a_run_learns_what_a_loop_with_peft_learns(tmp_path: Path) -> None:
     for number in range(6):
         step = plan_step(settings, number)
         rows = windows.batch(step.first, step.rows)
-        logits = model(rows[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        logits = model(rows.ids_BT).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows.labels_BT.flatten())
         loss.backward()
         for group in optimizer.param_groups:
             group["lr"] = 1e-2 * step.rate

@@ -42,6 +42,12 @@ class CompiledCalls:
 
     def packages(self, how: str) -> Ready:
         """The packages of the artifact."""
+        then, now = self.recipe.fingerprint.threads, self.here.threads
+        if self.manifest.threads is None and then != now:
+            self.say(
+                f"compiled for {then} threads, and this process has {now}: weights may lie in blocks that it has to "
+                "rearrange at every call; an artifact made with as many threads as it runs on has none of that"
+            )
         # Versions of before kept no specifications.
         programs = None if self.manifest.calls else self._programs()
         return self._behind_door(self.path / artifact.NATIVE, programs, how, SAME_MACHINE_ERROR)
