@@ -374,13 +374,13 @@ def test_text_without_a_tokenizer_and_text_that_is_no_text(tmp_path: Path) -> No
     assert not list((tmp_path / "cache").iterdir())
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.JSON", "a.parquet", "a.bin", "a.txt.gz", "README"])
-def test_what_is_neither_text_nor_shard_is_refused_unless_it_is_said_to_be_text(
+@pytest.mark.parametrize("name", ["a.JSON", "a.csv", "a.txt.gz", "README"])
+def test_what_is_neither_text_nor_rows_nor_shard_is_refused_unless_it_is_said_to_be_text(
     tmp_path: Path, name: str
 ) -> None:
     path = tmp_path / name
     path.write_text('{"messages": [{"role": "user"}]}\n{broken\n')
-    with pytest.raises(DataError, match=rf"{name} is neither text nor a token shard") as caught:
+    with pytest.raises(DataError, match=rf"{name} is neither text nor rows nor a token shard") as caught:
         token_shards([path], TEXT, BUNDLED, 1, tmp_path / "cache")
     said = str(caught.value).rpartition("add '")[2].partition("'")[0]
     (shard,) = token_shards([path], [*TEXT, said], BUNDLED, 1, tmp_path / "cache")
