@@ -44,7 +44,7 @@ def count_operations(model: nn.Module, case: Case) -> Counts:
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
     )
     kinds: dict[str, int] = {}
-    for operator, count in counter.get_flop_counts()["Global"].items():
+    for operator, count in counter.get_flop_counts().get("Global", {}).items():
         name = str(operator)
         kind = "attention" if "attention" in name else "convolution" if "conv" in name else "linear"
         kinds[kind] = kinds.get(kind, 0) + count
