@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torchwright.hub.tokenizer import find_tokenizer
 from torchwright.train.data.batch import WindowBatch
-from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.model.foreign import read_model_config
+from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.run.config import Run
 from torchwright.train.run.corpus import open_data, walk_of
 from torchwright.train.run.setup import processes, write_source
