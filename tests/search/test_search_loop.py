@@ -485,6 +485,12 @@ def test_a_step_that_gains_nothing_is_kept_for_what_it_lets_others_do(world: Wor
     assert "kept for ahead" in row(outcome, "whole").reason
 
 
+def test_what_lets_a_compiler_run_is_tried_before_one_that_does_without(world: World):
+    world.search(step("ahead"), step("ahead", late=True), step("whole"))
+    tried = [steps[-1].name for steps in world.started[1:]]
+    assert tried[0] == "whole"
+
+
 def test_what_a_failed_step_would_have_let_others_do_is_not_tried(world: World):
     world.fails = {"whole": RefusedTechnique("no", found="a line is left")}
     outcome = world.search(step("ahead"), step("whole"))

@@ -76,6 +76,15 @@ def test_one_over_the_budget_is_no_rival(world: World):
     assert rows(outcome) == {"library": "dropped", "half": "kept"}
 
 
+def test_where_one_variant_was_over_the_budget_the_others_leave_time_for_our_own(world: World):
+    kinds = [step("library", kind=kind) for kind in ("narrow", "narrower", "wide")]
+    world.gain, world.drop = product(library=8.0, half=2.0), lossy(library=0.5)
+    world.cost, world.budget = {"library": 25.0}, Budget(time_seconds=60.0)
+    outcome = world.search(*kinds, step("half"))
+    assert world.started[1:3] == [(kinds[0],), (step("half"),)]
+    assert names(outcome) == ["half"]
+
+
 def test_a_search_that_found_it_goes_on_beside_it(world: World):
     world.gain = product(library=3.0, half=2.0, fuse=2.5)
     found = world.search(step("library"))

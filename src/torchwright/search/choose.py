@@ -138,7 +138,11 @@ def expected_gain(search: Search, step: Step) -> float:
     measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
     if measured or any(kept.name == step.name for kept in search.best.steps):
         return AGAIN_GAIN
-    return search.experience.gain(step, ENGINE_GAIN if _is_engine(technique) else GAINS[technique.phase])
+    # What lets others do something is worth what waits for it, a compiler at least.
+    gain = GAINS[Phase.COMPILE if technique.enables else technique.phase]
+    if _is_engine(technique) and not any(rung.step.name == step.name for rung in search.rungs):
+        gain = ENGINE_GAIN  # of an engine that was dropped, another variant is no surer than anything else
+    return search.experience.gain(step, gain)
 
 
 def expected_seconds(search: Search, step: Step, steps: Sequence[Step]) -> float:
