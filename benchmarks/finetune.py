@@ -11,7 +11,6 @@ turns. Before and after, each is asked for every fact and has to give it exactly
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import resource
 import statistics
@@ -202,11 +201,7 @@ def main() -> None:
             server.Process(target=contender, args=arguments, daemon=True).start()
             far.close()
             pipes[name].recv()  # warm, and waiting
-        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in pipes}
-        for _ in range(options.turns):
-            for name, pipe in pipes.items():
-                pipe.send(True)
-                seconds[name].append(pipe.recv())
+        seconds = turns.ask_in_turns(pipes, options.turns)
         for name, pipe in pipes.items():
             pipe.send(False)
             rows[name] = pipe.recv() | {"seconds": seconds[name]}
@@ -227,13 +222,9 @@ def report(rows: dict[str, dict[str, Any]], json_file: str | None) -> None:
     print("\n| ratio, median over turns | wall | processor time |\n|---|---:|---:|")
     for one, other in RATIOS:
         if one in rows and other in rows:
-            pairs = list(zip(rows[one]["seconds"], rows[other]["seconds"], strict=True))
-            wall, cpu = (
-                statistics.median(theirs[clock] / ours[clock] for ours, theirs in pairs) for clock in (0, 1)
-            )
+            wall, cpu = turns.median_ratios(rows[other]["seconds"], rows[one]["seconds"])
             print(f"| {one} / {other} | {wall:.2f}x | {cpu:.2f}x |")
-    if json_file:
-        Path(json_file).write_text(json.dumps(rows, indent=1))
+    turns.write_json(json_file, [{"contender": name, **row} for name, row in rows.items()])
 
 
 if __name__ == "__main__":

@@ -251,11 +251,7 @@ def main() -> None:
             pipes[name] = ours
             processes.append(process)
             ours.recv()  # warm, and waiting
-        rates: dict[str, list[tuple[float, float]]] = {name: [] for name in pipes}
-        for _ in range(options.turns):
-            for name, pipe in pipes.items():
-                pipe.send(True)
-                rates[name].append(pipe.recv())
+        rates = turns.ask_in_turns(pipes, options.turns)
         for pipe in pipes.values():
             pipe.send(False)
         for process in processes:
@@ -273,10 +269,7 @@ def report(rates: dict[str, list[tuple[float, float]]], json_file: str | None) -
     print("\n| ratio, median over turns | found | by processor time | bar |\n|---|---:|---:|---:|")
     for label, (one, other, bar) in BARS.items():
         if one in rates and other in rates:
-            wall, cpu = (
-                statistics.median(a[clock] / b[clock] for a, b in zip(rates[one], rates[other], strict=True))
-                for clock in (0, 1)
-            )
+            wall, cpu = turns.median_ratios(rates[one], rates[other])
             print(f"| {label} | {wall:.2f} | {cpu:.2f} | {bar} |")
             rows.append({"ratio": label, "wall": wall, "processor": cpu, "bar": bar})
     turns.write_json(json_file, rows)

@@ -10,13 +10,15 @@ import contextlib
 import json
 import platform
 import random
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -30,6 +32,7 @@ from torchwright.trial.travel import pack
 from torchwright.workloads.base import Case, Run, Workload
 from torchwright.workloads.language import LanguageWorkload
 
+Each = TypeVar("Each")
 BY_HAND = ("compile", "freezing", "autocast", "autocast+compile")
 """torch.compile; with freezing; bf16 autocast; bf16 autocast under torch.compile."""
 MAX_AUTOTUNE = "max-autotune"
@@ -196,14 +199,40 @@ def take_turns(all_of_them: Sequence[Contender]) -> Turns:
     """Time every live contender once a round, in another order each: what one leaves behind falls on all the others."""
     live = [(c.name, c.process) for c in all_of_them if c.process]
     rows: dict[str, list[dict[str, float]]] = {name: [] for name, _ in live}
-    orders = random.Random(0)
     begun = time.perf_counter()
-    for turn in range(ROUNDS[1]):
-        for name, process in orders.sample(live, len(live)):
+    for turn, order in zip(range(ROUNDS[1]), orders(live), strict=False):
+        for name, process in order:
             rows[name].append(process.ask("time"))
         if turn + 1 >= ROUNDS[0] and time.perf_counter() - begun > TURN_SECONDS:
             break
     return Turns(rows=rows)
+
+
+def orders(contenders: Sequence[Each]) -> Iterator[list[Each]]:
+    """All of them in another order each time."""
+    shuffled = random.Random(0)
+    while True:
+        yield shuffled.sample(contenders, len(contenders))
+
+
+def ask_in_turns(pipes: dict[str, Connection], rounds: int) -> dict[str, list[Any]]:
+    """What processes answer that wait at their pipes, each asked once a round."""
+    told: dict[str, list[Any]] = {name: [] for name in pipes}
+    for _, order in zip(range(rounds), orders(list(pipes)), strict=False):
+        for name in order:
+            pipes[name].send(True)
+            told[name].append(pipes[name].recv())
+    return told
+
+
+def median_ratios(
+    over: Sequence[tuple[float, float]], under: Sequence[tuple[float, float]]
+) -> tuple[float, float]:
+    """Of the wall clock and of processor time, the median over rounds of one contender's figure by another's."""
+    wall, cpu = (
+        statistics.median(a[clock] / b[clock] for a, b in zip(over, under, strict=True)) for clock in (0, 1)
+    )
+    return wall, cpu
 
 
 def observe(contender: Contender) -> Any:

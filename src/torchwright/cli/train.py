@@ -95,11 +95,11 @@ def _from_words(
     model: str, data: tuple[str, ...], out: Path, options: dict[str, Any], how: dict[str, Any], *, show: bool
 ) -> Any:
     with importing():
-        from torchwright.train.run import quick
+        from torchwright.train.run import quick, torchrun
         from torchwright.train.run.config import check_run, parse_run
         from torchwright.train.run.loop import train_run
 
-    values = quick.quick_run(model, data, world=quick.started(), **options)
+    values = quick.quick_run(model, data, world=torchrun.started() or 1, **options)
     text = quick.to_toml(values) + "\n"
     run = parse_run(values, "the run that these words make")
     check_run(run)

@@ -40,6 +40,11 @@ class ForeignConfig:
 ModelConfig = DecoderConfig | ForeignConfig
 
 
+def end_token(config: ModelConfig) -> int | None:
+    """The token that closes a document, where the model has one."""
+    return config.eos[0] if config.eos else None
+
+
 def read_model_config(folder: Path) -> ModelConfig:
     """The shape of a folder's model; raises `ModelError` where neither our families nor transformers describe it."""
     try:

@@ -193,6 +193,11 @@ class Run(Section):
         """The layout; raises `UnknownName` or `LayoutError`."""
         return Layout.from_degrees(self.layout)
 
+    @property
+    def keeps_model(self) -> bool:
+        """Whether RUN/model is written at the end; a run of adapters writes it where they are merged."""
+        return self.lora is None or self.lora.merge
+
     def digest(self) -> str:
         """Of every value, to compare processes by."""
         return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()

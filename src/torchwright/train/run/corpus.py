@@ -14,7 +14,7 @@ from torchwright.train.data.rows import is_rows
 from torchwright.train.data.shards import DataError, Shards, verify_shards
 from torchwright.train.data.streams import Windows
 from torchwright.train.data.text import expand, token_shards
-from torchwright.train.model.foreign import ModelConfig
+from torchwright.train.model.foreign import ModelConfig, end_token
 from torchwright.train.run.config import Run, RunError
 from torchwright.train.run.setup import on_first
 
@@ -60,7 +60,7 @@ def open_data(run: Run, config: ModelConfig, folder: Path, source: Path, out: Pa
             "data.begin_every leads windows with the begin token, and the model has none",
             next="set bos_token_id in the model's config.json, or begin_every = 0",
         )
-    end = config.eos[0] if config.eos else None
+    end = end_token(config)
     sources = {ONE: run.data.train}
     if run.data.mixture is not None:
         sources = {name: mixed.files for name, mixed in run.data.mixture.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchwright.process.files import replacing
 from torchwright.process.folders import try_lock
-from torchwright.train.run import checkpoint
+from torchwright.train.run import checkpoint, torchrun
 from torchwright.train.run.checkpoint import CheckpointError
 from torchwright.train.run.config import RunError
 
@@ -23,7 +23,8 @@ def begin(out: Path, held: contextlib.ExitStack, *, fresh: bool, resume: bool) -
     `fresh` moves what an earlier run left aside; `resume` insists on a checkpoint. Raises `CheckpointError` for a
     folder that this start must not touch, and `RunError` while another run holds it.
     """
-    if fresh and not _restarted():
+    # What was begun anew before a failure is not to be moved aside.
+    if fresh and not torchrun.restarts():
         _move_aside(out)
     there = checkpoint.whole(out / checkpoint.FOLDER)
     if resume and not there:
@@ -57,11 +58,6 @@ def write_run_file(out: Path, text: str) -> None:
     """RUN/run.toml, by which the run goes on without the words that made it."""
     with replacing(out / RUN_FILE) as new:
         new.write_text(text, encoding="utf-8")
-
-
-def _restarted() -> bool:
-    """Whether torchrun started this again after a failure: what was begun anew by then is not to be moved aside."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def _move_aside(out: Path) -> None:

@@ -7,13 +7,13 @@ is written into the run's folder.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torchwright.hub.folder import read_config, resolve
 from torchwright.hub.tokenizer import find_tokenizer
+from torchwright.train.data.rows import is_dataset
 from torchwright.train.data.text import SHARD_SUFFIXES
 from torchwright.train.run.config import Lora, RunError
 
@@ -21,8 +21,6 @@ SAMPLE_BYTES = 1 << 20
 """Text by which the tokens of all of it are estimated."""
 CONTEXT, ROWS = 1024, 16
 """The longest window, and windows of a step, where there are data enough."""
-SAVED = ("state.json", "dataset_dict.json")
-"""What is in a folder that `datasets` saved."""
 BESIDE = ("", ".json")
 """Files beside data: notes, checksums."""
 STEPS = 50
@@ -110,15 +108,10 @@ def to_toml(values: dict[str, Any], prefix: str = "") -> str:
     return "\n".join(lines)
 
 
-def started() -> int:
-    """How many processes torchrun started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def _patterns(path: Path) -> list[str]:
     """A file or a folder that `datasets` saved, or a glob for each kind of file in a folder."""
     path = path.resolve()
-    if not path.is_dir() or any((path / name).is_file() for name in SAVED):
+    if not path.is_dir() or is_dataset(path):
         return [str(path)]
     kinds = sorted({file.suffix for file in path.iterdir() if file.is_file() and file.suffix not in BESIDE})
     if not kinds:

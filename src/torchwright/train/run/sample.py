@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchwright.hub.tokenizer import find_tokenizer
 from torchwright.train.data.batch import WindowBatch
-from torchwright.train.model.foreign import read_model_config
 from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.run.config import Run
 from torchwright.train.run.corpus import open_data, walk_of
-from torchwright.train.run.setup import processes, write_source
+from torchwright.train.run.setup import processes
+from torchwright.train.run.survey import source_beside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +42,7 @@ class Sample:
 
 def sample(run: Run, folder: Path, number: int) -> Sample:
     """Window `number` of the run's training data. Tokens are kept in the run's folder, as training would."""
-    with processes(run.timeout_s), tempfile.TemporaryDirectory() as temporary:
-        source = write_source(run, folder, Path(temporary))
-        config = read_model_config(source)
+    with processes(run.timeout_s), source_beside(run, folder) as (source, config):
         corpus = open_data(run, config, folder, source, folder / run.out)
         walk = walk_of(run, corpus, run.context, config.bos, 0)
         tokenizer = find_tokenizer(source)

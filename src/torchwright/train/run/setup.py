@@ -35,6 +35,7 @@ from torchwright.train.model.lora import reset_adapters
 from torchwright.train.parallel import make_mesh, parallelize
 from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
 from torchwright.train.parallel.foreign import shard_foreign
+from torchwright.train.run import torchrun
 from torchwright.train.run.adapt import adapt
 from torchwright.train.run.config import Run, RunError, changed_fields
 from torchwright.train.run.precision import convert
@@ -114,13 +115,12 @@ def _join(device: str, timeout_s: float) -> None:
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     try:
-        if "WORLD_SIZE" in os.environ:  # set by torchrun and its like
+        if torchrun.started() is not None:
             turn_on()
             store, rank, world = next(dist.rendezvous("env://", timeout=timeout))  # pyright: ignore[reportPrivateImportUsage]
             # torchrun keeps its store when it starts all again: without a name of its own a start would find the
             # addresses of the processes before.
-            start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            store = dist.PrefixStore(f"start-{start}", store)  # pyright: ignore[reportPrivateImportUsage]
+            store = dist.PrefixStore(f"start-{torchrun.restarts()}", store)  # pyright: ignore[reportPrivateImportUsage]
         else:
             store, rank, world = dist.HashStore(), 0, 1  # pyright: ignore[reportPrivateImportUsage]
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"

@@ -15,7 +15,7 @@ from torchwright.train.data.documents import Report, read_documents, read_report
 from torchwright.train.data.packing import document_starts
 from torchwright.train.data.shards import DataError, Shards
 from torchwright.train.data.text import Maker, expand, kind_of, token_shards, tokenize
-from torchwright.train.model.foreign import ModelConfig, read_model_config
+from torchwright.train.model.foreign import ModelConfig, end_token, read_model_config
 from torchwright.train.run.config import Run
 from torchwright.train.run.setup import write_source
 
@@ -48,7 +48,7 @@ class FileSurvey:
 
 
 @contextmanager
-def _model_files(run: Run, folder: Path) -> Generator[tuple[Path, ModelConfig]]:
+def source_beside(run: Run, folder: Path) -> Generator[tuple[Path, ModelConfig]]:
     """A folder with the run's configuration and tokenizer, away from where the run will be."""
     with tempfile.TemporaryDirectory() as temporary:
         source = write_source(run, folder, Path(temporary))
@@ -67,8 +67,8 @@ def named_files(run: Run, folder: Path) -> Iterator[tuple[str, Path]]:
 def survey(run: Run, folder: Path) -> list[FileSurvey]:
     """Each file of the run, read as training reads it. Nothing is written, and one document is in memory at a time."""
     found = []
-    with _model_files(run, folder) as (source, config):
-        end = config.eos[0] if config.eos else None
+    with source_beside(run, folder) as (source, config):
+        end = end_token(config)
         for name, path in named_files(run, folder):
             seen = FileSurvey(file=path, source=name, holds="")
             try:
@@ -126,8 +126,8 @@ def pack(run: Run, folder: Path, out: Path) -> list[tuple[Path, Report | None]]:
 
     (shard, what became of its rows). What is token ids already stays where it is. Raises `DataError`.
     """
-    with _model_files(run, folder) as (source, config):
-        end = config.eos[0] if config.eos else None
+    with source_beside(run, folder) as (source, config):
+        end = end_token(config)
         files = [path for _, path in named_files(run, folder) if kind_of(path, run.data.text) != "ids"]
         if not files:
             raise DataError("all of the data is token ids already", next="train on it as it is")

@@ -253,7 +253,7 @@ class Trainer:
             self.checkpoints.wait()
             if finished and self.run.lora is not None:
                 self._write(ADAPTER, self._save_adapters)
-            if finished and (self.run.lora is None or self.run.lora.merge):
+            if finished and self.run.keeps_model:
                 self._write(MODEL, self._save_model)
         if finished and self.run.qat is not None:
             with self.ledger.phase("evaluation"):
@@ -265,7 +265,7 @@ class Trainer:
             loss=None if figures is None else figures.loss,
             validation_loss=self.validation_loss,
             effective_time=self.ledger.effective(),
-            model=self.out / MODEL if finished and (self.run.lora is None or self.run.lora.merge) else None,
+            model=self.out / MODEL if finished and self.run.keeps_model else None,
             adapter=self.out / ADAPTER if finished and self.run.lora is not None else None,
             signal=None if finished else (self.signals.number or signal.SIGTERM),
         )
