@@ -298,10 +298,12 @@ def test_sparse_integers_compute_what_pruned_weights_do(rows: int, monkeypatch: 
     x = torch.randn(rows, 512)
     layers: Any = target.model
     wide, narrow = layers
-    expected = narrow(nn.functional.linear(x, prune24(wide.weight.detach()), wide.bias))
+    expected = nn.functional.linear(x, prune24(wide.weight.detach()), wide.bias)
     Sparse24(bits=8).apply(target)
     assert target.coverage[0].skipped == {"1": "narrower than 512 features"}
-    assert float((target.model(x) - expected).norm() / expected.norm()) < 0.02
+    assert layers[1] is narrow
+    # over 1024 outputs: over the ten of the narrow layer the norms vary by more than the tolerance
+    assert float((layers[0](x) - expected).norm() / expected.norm()) < 0.02
 
 
 def need_cuda() -> DeviceFacts:

@@ -11,12 +11,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.batchnorm import fold
-from torchwright.techniques.shared.wrapping import named, replace_module
+from torchwright.techniques.shared.wrapping import attached, linear_of, named, replace_module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +66,7 @@ class Pointwise(nn.Module):
 
     def __init__(self, layer: nn.Conv2d) -> None:
         super().__init__()
-        self.linear = nn.Linear(layer.in_channels, layer.out_channels, layer.bias is not None, device="meta")
-        self.linear.weight = nn.Parameter(layer.weight.detach().flatten(1), requires_grad=False)
-        if layer.bias is not None:
-            self.linear.bias = nn.Parameter(layer.bias.detach(), requires_grad=False)
+        self.linear = linear_of(layer.weight.flatten(1), layer.bias)
 
     @property
     def weight(self) -> torch.Tensor:
@@ -89,6 +85,4 @@ def _reason(layer: Any) -> str | None:
         return "it has a stride, a padding or groups"
     if type(layer) is not nn.Conv2d:
         return f"a {type(layer).__name__} may compute something else"
-    if layer._forward_hooks or layer._forward_pre_hooks or parametrize.is_parametrized(layer):
-        return "a hook or a parametrization is attached to it"
-    return None
+    return attached(layer)

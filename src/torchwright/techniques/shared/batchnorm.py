@@ -15,7 +15,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from torchwright.techniques.shared.wrapping import named, replace_module
+from torchwright.techniques.shared.wrapping import has_hooks, named, replace_module
 from torchwright.workloads.base import Case
 
 PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -81,7 +81,7 @@ class NormTrace:
             return None, "something else reads the output of the layer before it"
         if norm.training or norm.running_mean is None:
             return None, "it normalizes by the statistics of the batch"
-        if parametrize.is_parametrized(layer) or _has_hooks(layer) or _has_hooks(norm):
+        if parametrize.is_parametrized(layer) or has_hooks(layer) or has_hooks(norm):
             return None, "a parametrization or a hook is attached to it or to the layer before it"
         if isinstance(layer, TRANSPOSED) and layer.groups > 1:
             return None, "the layer before it is a transposed convolution in groups"
@@ -144,7 +144,3 @@ def _fuse(layer: Any, norm: Any) -> nn.Module:
     if isinstance(layer, nn.Linear):
         return fuse_linear_bn_eval(layer, norm)
     return fuse_conv_bn_eval(layer, norm, transpose=isinstance(layer, TRANSPOSED))
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
-from torchwright.techniques.shared.wrapping import named, replace_module
+from torchwright.techniques.shared.wrapping import attached, linear_of, named, replace_module
 
 
 def separate_heads(model: nn.Module) -> dict[str, str]:
@@ -26,14 +25,12 @@ def separate_heads(model: nn.Module) -> dict[str, str]:
     return left
 
 
-def _reason(module: Any) -> str:
+def _reason(module: Any) -> str | None:
     if type(module) is not nn.MultiheadAttention:
         return f"a {type(module).__name__} may compute something else"
     if module.bias_k is not None or module.add_zero_attn:
         return "it attends to keys that are not in its inputs"
-    if module._forward_hooks or module._forward_pre_hooks or parametrize.is_parametrized(module):
-        return "a hook or a parametrization is attached to it"
-    return ""
+    return attached(module)
 
 
 class SeparateHeads(nn.Module):
@@ -56,8 +53,8 @@ class SeparateHeads(nn.Module):
         )
         bias = original.in_proj_bias
         biases = (None, None, None) if bias is None else bias.chunk(3)
-        self.q, self.k, self.v = map(_linear, weights, biases)
-        self.out = _linear(original.out_proj.weight, original.out_proj.bias)
+        self.q, self.k, self.v = map(linear_of, weights, biases)
+        self.out = linear_of(original.out_proj.weight, original.out_proj.bias)
         self.train(original.training)
 
     def forward(
@@ -108,14 +105,6 @@ class SeparateHeads(nn.Module):
         elif not self.batch_first:
             x = x.transpose(0, 1)
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-
-
-def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    return layer
 
 
 def _merged(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -52,6 +53,27 @@ def known_names(option: str, given: Iterable[str], known: Iterable[str]) -> set[
 def layer_input(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What a linear layer or convolution is called on, by place or by its name in torch; None in other calls."""
     return args[0] if args else kwargs.get("input")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling it does more than its forward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def attached(module: nn.Module) -> str | None:
+    """Why a module cannot be replaced by another of the same weights, or None."""
+    if has_hooks(module) or parametrize.is_parametrized(module):
+        return "a hook or a parametrization is attached to it"
+    return None
+
+
+def linear_of(weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> nn.Linear:
+    """A linear layer over the memory of these."""
+    layer = nn.Linear(weight_NK.shape[1], weight_NK.shape[0], bias=bias_N is not None, device="meta")
+    layer.weight = nn.Parameter(weight_NK.detach(), requires_grad=False)
+    if bias_N is not None:
+        layer.bias = nn.Parameter(bias_N.detach(), requires_grad=False)
+    return layer
 
 
 def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
