@@ -9,13 +9,12 @@ from torchwright.search import compare
 from torchwright.search.state import FINISH_SHARE, Search
 from torchwright.techniques.base import from_step
 
-COMPILE_EXPORTS = 10.0
-"""Compiling is expected to take a process and so many exports of the model, until it was done once.
+RUNNER_EXPORTS = 10.0
+"""Compiling the model, or converting it for a library of others, is expected to take a process and so many exports of
+the model, until it was done once (conversions took 10 to 13 on four models).
 
 A guess is on the low side: a trial that takes longer is stopped in time, and one that was not begun has told nothing.
 """
-CONVERT_EXPORTS = 3.0
-"""The same of converting the model for a library of others."""
 DROP_ONE_SHARE = 0.15
 """Of the time budget, at most, is kept for the drop-one pass while techniques are tried."""
 PROOF_SHARE = 0.4
@@ -42,7 +41,7 @@ def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
     changes = [from_step(step) for step in steps]
     compiling = any("compiled" in change.gives for change in changes)
     converting = any({"eager", "exportable"} <= change.needs for change in changes)
-    exports = COMPILE_EXPORTS if compiling else CONVERT_EXPORTS if converting else 0.0
+    exports = RUNNER_EXPORTS if compiling or converting else 0.0
     return search.spent[0].seconds + exports * search.description.export_seconds
 
 
