@@ -39,12 +39,12 @@ def needs(name: str) -> None:
         pytest.skip(reason)
 
 
-def prepared(step: str, model: nn.Module, *inputs: torch.Tensor, folder: Path | None = None) -> Any:
-    """The engine that a step asks for, with a model; in `folder`, or run in this process."""
+def prepared(steps: list[str], model: nn.Module, *inputs: torch.Tensor, folder: Path | None = None) -> Any:
+    """The engine that the last step asks for, with a model; in `folder`, or run in this process."""
     target = make_target(ModuleWorkload(model, inputs), get_device("cpu").identify())
-    technique = from_step(parse_step(step))
-    technique.apply(target)
-    return engines.get(technique.name).prepare(target, folder)
+    for step in steps:
+        from_step(parse_step(step)).apply(target)
+    return engines.get(target.settings.engine).prepare(target, folder)
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -97,6 +97,33 @@ def test_a_recipe_is_replayed_on_the_callers_module(tmp_path: Path, name: str) -
     torch.testing.assert_close(tw.load(path, model=other).model(INPUT), other(INPUT), rtol=1e-4, atol=1e-5)
 
 
+class Turned(nn.Module):
+    turns: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.register_buffer("turns", torch.polar(torch.ones(8), torch.arange(8.0)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(self.layer(x).reshape(-1, 8, 2))
+        return torch.view_as_real(pairs * self.turns).flatten(1)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_complex_numbers_reach_it_as_pairs(name: str) -> None:
+    needs(name)
+    torch.manual_seed(0)
+    model, x = Turned().eval(), torch.randn(3, 16)
+    engine = prepared(["whole_graph", name], model, x)
+    for rows in (3, 5):
+        x = torch.randn(rows, 16)
+        with torch.no_grad():
+            wanted = model.double()(x.double())
+        assert error(engine(Case("other", (x,))).double(), wanted) < 1e-5
+        model.float()
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 def test_layers_that_are_left_alone_stay_in_float(tmp_path: Path, rows: int) -> None:
     needs("openvino")
@@ -107,7 +134,7 @@ def test_layers_that_are_left_alone_stay_in_float(tmp_path: Path, rows: int) -> 
     def quantized(skip: str) -> int:
         folder = tmp_path / (skip or "all")
         folder.mkdir()
-        prepared(f"openvino:precision=int8{skip and ',skip='}{skip}", model, x, folder=folder)
+        prepared([f"openvino:precision=int8{skip and ',skip='}{skip}"], model, x, folder=folder)
         return (folder / "call-0" / "graph.xml").read_text().count("/fq_weights")
 
     assert (quantized(""), quantized(names[1]), quantized("+".join(names))) == (3, 2, 0)
@@ -116,7 +143,7 @@ def test_layers_that_are_left_alone_stay_in_float(tmp_path: Path, rows: int) -> 
 @pytest.mark.parametrize("name", OTHERS)
 def test_it_has_the_threads_that_pytorch_has(name: str) -> None:
     needs(name)
-    engine = prepared(name, mlp(), INPUT)
+    engine = prepared([name], mlp(), INPUT)
     (call, *_) = engine.door.calls
     before = torch.get_num_threads()
     try:
@@ -137,7 +164,7 @@ class Unknown(nn.Module):
 def test_an_operator_that_it_does_not_know_is_named(name: str, tmp_path: Path) -> None:
     needs(name)
     with pytest.raises(RefusedTechnique, match="linalg_eig") as refused:
-        prepared(name, Unknown(), INPUT, folder=tmp_path)
+        prepared([name], Unknown(), INPUT, folder=tmp_path)
     assert refused.value.summary.endswith("cannot take this model")
 
 

@@ -24,8 +24,9 @@ from torchwright.engines.base import Engine, Kept, Ready, Way
 from torchwright.engines.call import parameters_of, written
 from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.graph_check import structure
-from torchwright.engines.packaging import described
+from torchwright.engines.packaging import changed, described
 from torchwright.engines.program import FreeSizes, export_one
+from torchwright.engines.real_constants import real_constants
 from torchwright.engines.results import arranged, call_result
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec, Takes
 from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows
@@ -99,7 +100,7 @@ class Converted(Engine):
             if (spec := cls._checked(target, cases[0], spec, folder)) is not None:
                 return _at_example(spec, cases[0]), spec
         for index, case in enumerate(cases):
-            program = export_one(target.model, case, None)
+            program = changed(export_one(target.model, case, None), target.settings)
             spec = _described(case.name, program)
             cls._convert(program, spec, _file(folder, index), target)
             found.append(spec)
@@ -109,6 +110,7 @@ class Converted(Engine):
     def _convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
         try:
             with torch.no_grad():
+                real_constants(program)
                 cls.convert(program, spec, file, target)
         except RefusedTechnique:
             raise
@@ -261,7 +263,7 @@ def _free_rows(target: Target, case: Case) -> tuple[ExportedProgram, CallSpec] |
     rows = len(tensors[batched[0]])
     try:
         several = with_rows(case, batched, max(2, rows))
-        program = export_one(target.model, several, FreeSizes(rows=batched))
+        program = changed(export_one(target.model, several, FreeSizes(rows=batched)), target.settings)
         spec = _described(ROWS, program)
     except RefusedTechnique:
         return None

@@ -45,12 +45,18 @@ def build_packages(target: Target, folder: Path) -> list[CallSpec]:
 
 
 def rewritten(program: ExportedProgram, settings: Settings) -> ExportedProgram:
+    """The graph as it is compiled: with the recipe's changes, and rows laid out for their layers."""
+    program = changed(program, settings)
+    lay_out_rows(program.graph_module)
+    return program
+
+
+def changed(program: ExportedProgram, settings: Settings) -> ExportedProgram:
     """The graph with what the recipe changes in every graph, in its functional form where that is anything."""
     if settings.rewrites:
         program = functional(program)
     for rewrite in settings.rewrites:
         rewrite(program.graph_module)
-    lay_out_rows(program.graph_module)
     return program
 
 
