@@ -341,7 +341,7 @@ def test_more_rows_call_the_layers(llama: Path) -> None:
 def test_a_step_is_one_operator_of_a_profile(llama: Path) -> None:
     loaded = loaded_as(llama, W8A8, torch.bfloat16, "bf16")
     run(loaded)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         run(loaded)
     names = [event.key for event in profile.key_averages()]
     assert "torchwright::decode_step" in names

@@ -237,11 +237,10 @@ class TestMaxAutotune:
         assert list(MaxAutotune().variants(on_card))[1] == cutlass
         assert "not for cpu" in (cutlass.refuse(make(nn.Linear(4, 4), torch.randn(1, 4))) or "")
         monkeypatch.setattr(torch.version, "hip", None)
-        settings = getattr(torch._inductor.config, "cutlass", None) or torch._inductor.config.cuda
-        monkeypatch.setattr(settings, "cutlass_dir", str(tmp_path))
-        assert "TORCHINDUCTOR_CUTLASS_DIR" in (cutlass.refuse(on_card) or "")
-        (tmp_path / "python" / "cutlass_library").mkdir(parents=True)
-        assert cutlass.refuse(on_card) is None
+        with torch._inductor.config.patch({"cutlass.cutlass_dir": str(tmp_path)}):
+            assert "TORCHINDUCTOR_CUTLASS_DIR" in (cutlass.refuse(on_card) or "")
+            (tmp_path / "python" / "cutlass_library").mkdir(parents=True)
+            assert cutlass.refuse(on_card) is None
         assert "AMD" in (ck.refuse(on_card) or "")
         monkeypatch.setattr(torch.version, "hip", "7.0")
         assert list(MaxAutotune().variants(on_card))[1] == ck

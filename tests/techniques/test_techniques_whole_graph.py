@@ -37,7 +37,8 @@ REFUSED: dict[str, tuple[nn.Module, list[torch.Tensor], str]] = {
     "raises": (strangers.Raises(), [torch.ones(4)], "one side raises"),
     "leaks": (strangers.NumberLeaks(), [torch.ones(4)], r"its number goes into '\[loss\]'"),
     "index": (strangers.Looked(), [torch.ones(3), torch.tensor([0, 1, 2])], "may be out of range"),
-    "random": (strangers.Random(), [torch.ones(3)], "results change"),
+    "random": (strangers.Random(), [torch.ones(3)], "random numbers"),
+    "generator": (strangers.Generator(), [torch.ones(3)], "called again"),
 }
 
 

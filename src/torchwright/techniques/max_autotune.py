@@ -67,9 +67,7 @@ def cutlass_fault() -> str | None:
 
     if torch.version.hip:
         return "CUTLASS is for NVIDIA cards; those of AMD have CK"
-    # Where the configuration has it differs between versions of torch.
-    settings = getattr(config, "cutlass", None) or config.cuda
-    folder = Path(settings.cutlass_dir)
+    folder = Path(config.cutlass.cutlass_dir)
     if (folder / "python" / "cutlass_library").is_dir():
         return None
     return f"there is no CUTLASS in {folder}: TORCHINDUCTOR_CUTLASS_DIR names a checkout of it"

@@ -38,6 +38,8 @@ class WholeGraph(Technique):
     def apply(self, target: Target) -> None:
         model, cases = target.model, target.workload.graphs(target.compute_dtype)
         before = answers(model, cases)
+        if reason := disagreement(before, answers(model, cases)):
+            raise _refusal(f"called again {reason}")
         unbroken = unbreak(model, cases)
         try:
             _check(unbroken, cases, before)

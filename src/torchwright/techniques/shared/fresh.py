@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from torchwright.errors import RefusedTechnique
 from torchwright.workloads.base import Case
 
 TOLERANCE = 1e-4
@@ -28,9 +32,12 @@ FORMS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
 
 
 def answers(model: nn.Module, cases: Sequence[Case]) -> list[Any]:
-    """What the model gives for each case in each form of its inputs; an exception where it raises."""
+    """What the model gives for each case in each form of its inputs; an exception where it raises.
+
+    Raises `RefusedTechnique` where it draws from Python's or NumPy's generators, whose numbers a graph would hold fast.
+    """
     found = []
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), _nothing_drawn():
         for args, kwargs in _calls(cases):
             torch.manual_seed(SEED)
             try:
@@ -38,6 +45,23 @@ def answers(model: nn.Module, cases: Sequence[Case]) -> list[Any]:
             except Exception as error:
                 found.append(error)
     return found
+
+
+@contextmanager
+def _nothing_drawn() -> Iterator[None]:
+    before = _generators()
+    yield
+    if _generators() != before:
+        raise RefusedTechnique(
+            "this model cannot be made one graph by rewriting lines",
+            found="it draws random numbers from Python's or NumPy's generator",
+            next="torch's own generators stay random in a graph",
+        )
+
+
+def _generators() -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state(legacy=True)  # pyright: ignore[reportGeneralTypeIssues]
+    return random.getstate(), name, keys.tobytes(), *rest
 
 
 def disagreement(before: Sequence[Any], after: Sequence[Any]) -> str | None:
