@@ -75,7 +75,7 @@ def optimize(inputs: Any = X, model: nn.Module | None = None, **options: Any) ->
 
 
 def test_the_public_names_are_these_and_no_others():
-    public = ["TorchwrightError", "bench", "compile_numpy", "load", "load_decoder", "optimize"]
+    public = ["TorchwrightError", "bench", "compile_numpy", "load", "load_decoder", "load_speech", "optimize"]
     public += ["sequence_parallel", "verify"]
     assert dir(tw) == public
     assert sorted(tw.__all__) == public

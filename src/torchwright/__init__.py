@@ -6,6 +6,7 @@
     fast = tw.load("out").model
     tw.verify("out"); tw.bench("out")
     model = tw.load_decoder("path/to/folder", quantize="w8a8"); model.generate("Once upon a time")
+    tw.load_speech("path/to/whisper").transcribe("talk.mp3").text
     step = tw.compile_numpy(numpy_function)
     loss = tw.sequence_parallel(model, mesh)(input_ids=ids, labels=labels)
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torchwright.decoder.load import load_decoder
     from torchwright.errors import TorchwrightError
     from torchwright.numpy_compile import compile_numpy
+    from torchwright.speech.load import load_speech
     from torchwright.train.sequence import sequence_parallel
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "compile_numpy",
     "load",
     "load_decoder",
+    "load_speech",
     "optimize",
     "sequence_parallel",
     "verify",
@@ -42,6 +45,7 @@ _HOMES = {
     "bench": "torchwright.api",
     "load": "torchwright.artifact.load",
     "load_decoder": "torchwright.decoder.load",
+    "load_speech": "torchwright.speech.load",
     "compile_numpy": "torchwright.numpy_compile",
     "sequence_parallel": "torchwright.train.sequence",
     "TorchwrightError": "torchwright.errors",

@@ -1,0 +1,194 @@
+"""`torchwright transcribe`: from sound files to text and subtitles."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchwright.cli.options import json_option, quiet_option
+from torchwright.cli.printing import print_json
+from torchwright.errors import TorchwrightError
+from torchwright.process.interrupts import importing
+
+if TYPE_CHECKING:
+    from torchwright.speech.base import Recognizer, Transcript
+
+
+@click.command("transcribe")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--model", required=True, metavar="DIR|MODEL", help="A Whisper or Moonshine of transformers.")
+@click.option(
+    "--language", metavar="CODE", show_default="guessed from the first window", help="Such as en or de."
+)
+@click.option("--translate", is_flag=True, help="Into English.")
+@click.option(
+    "--timestamps",
+    type=click.Choice(["segment", "word"]),
+    default="segment",
+    show_default=True,
+    help="How finely the text is placed in time.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "srt", "vtt", "json"]),
+    default="text",
+    show_default=True,
+    help="Plain lines, subtitles, or all that is known.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["fp32", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="What the model computes in.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    show_default="standard output",
+    help="A file for each sound, named after it.",
+)
+@quiet_option
+@json_option
+def command(
+    files: tuple[Path, ...],
+    model: str,
+    dtype: str,
+    form: str,
+    out: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Write down what is said in sound files of any length, rate and number of channels.
+
+    WAV, FLAC, OGG and MP3 are read by soundfile, other containers by PyAV. Text appears as it is found. Ctrl-C keeps
+    what was found: with -o in NAME.partial and the format's suffix. A file that cannot be read is told, and the others
+    are transcribed all the same; the exit code is then 2.
+    """
+    targets = _targets(files, form, out, as_json)
+    with importing():
+        import torch
+
+        from torchwright.speech.load import load_speech
+
+    recognizer = load_speech(model, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+    shown = not as_json and out is None
+    rows, failed = [], list[TorchwrightError]()
+    for file, target in zip(files, targets, strict=True):
+        try:
+            if shown and form == "text" and len(files) > 1:
+                click.echo(f"==> {file} <==")
+            rows.append(_transcribe(recognizer, file, target, form, options, shown=shown, quiet=quiet))
+        except TorchwrightError as error:
+            if len(files) == 1:
+                raise
+            failed.append(error)
+            rows.append({"file": file, "error": str(error)})
+            click.echo(f"torchwright: {error}", err=True)
+    if as_json:
+        print_json({"model": model, "files": rows})
+    if failed:
+        raise click.exceptions.Exit(2)
+
+
+def _targets(files: tuple[Path, ...], form: str, out: Path | None, as_json: bool) -> list[Path | None]:
+    """Where each file's text goes, None for standard output."""
+    if out is None:
+        if form != "text" and as_json:
+            raise click.UsageError(
+                "--json prints all that is known already; --format is for files: add -o FOLDER."
+            )
+        if form != "text" and len(files) > 1:
+            raise click.UsageError(f"several files as {form} do not fit in one output: add -o FOLDER.")
+        return [None] * len(files)
+    suffix = {"text": ".txt"}.get(form, f".{form}")
+    targets = [out / f"{file.stem}{suffix}" for file in files]
+    twice = next((target for target in targets if targets.count(target) > 1), None)
+    if twice is not None:
+        raise click.UsageError(f"two of the files would be written to {twice}: give them other names.")
+    return list(targets)
+
+
+def _transcribe(
+    recognizer: Recognizer,
+    file: Path,
+    target: Path | None,
+    form: str,
+    options: dict[str, Any],
+    *,
+    shown: bool,
+    quiet: bool,
+) -> dict[str, Any]:
+    """One file, its text shown or written; what was found is kept when it ends early. Returns its facts."""
+    from torchwright.speech.base import Transcript
+    from torchwright.speech.formats import facts
+
+    live = shown and form == "text"
+    whole, begun = Transcript(), time.monotonic()
+    finished = False
+    try:
+        with _progress(file, quiet) as tell:
+            for window in recognizer.windows(file, **options):
+                whole = whole.and_then(window)
+                tell(
+                    window.until,
+                    window.total,
+                    "".join(f"{s.text}\n" for s in window.segments) if live else "",
+                )
+        finished = True
+    finally:
+        if not live and (finished or whole.segments):
+            _deliver(whole, target, form, shown=shown, finished=finished)
+    seconds = time.monotonic() - begun
+    rate = {"seconds_taken": seconds, "real_time_factor": seconds / whole.seconds}
+    return {"file": file, "written": target, **rate, **facts(whole)}
+
+
+def _deliver(whole: Transcript, target: Path | None, form: str, *, shown: bool, finished: bool) -> None:
+    """Write or show a transcript; of one that is not finished the file's name says so."""
+    from torchwright.process.files import replacing
+    from torchwright.speech.formats import FORMATS
+
+    text = FORMATS[form](whole)
+    if target is not None:
+        target = target if finished else target.with_suffix(f".partial{target.suffix}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as beside:
+            beside.write_text(text, encoding="utf-8")
+        if not finished:
+            click.echo(f"torchwright: the first {whole.seconds:.1f} s are in {target}", err=True)
+    elif shown:
+        click.echo(text, nl=False)
+
+
+@contextmanager
+def _progress(file: Path, quiet: bool) -> Iterator[Any]:
+    """A function that shows how many seconds are done, on a terminal, and writes text above that line."""
+    line = sys.stderr.isatty() and not quiet
+    clear = "\r\x1b[K" if line else ""
+
+    def tell(done: float, total: float | None, text: str) -> None:
+        if text:
+            sys.stderr.write(clear)
+            sys.stderr.flush()
+            click.echo(text, nl=False)
+        if line:
+            of = f" of {total:.0f}" if total else ""
+            sys.stderr.write(f"{clear}{file.name}: {done:.0f}{of} s")
+            sys.stderr.flush()
+
+    try:
+        yield tell
+    finally:
+        sys.stderr.write(clear)
+        sys.stderr.flush()

@@ -1,0 +1,6 @@
+"""From sound to text: reading sound, one file a family of models, timestamps, subtitles, word error rate.
+
+model = load_speech(folder)                   any Whisper or Moonshine folder of transformers
+model.transcribe("talk.mp3").text             a file, or samples at 16 kHz
+for segment in model.stream(sound): ...       text as it is found; memory does not grow with the sound
+"""

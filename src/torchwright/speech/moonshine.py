@@ -1,0 +1,98 @@
+"""Moonshine: the sound itself goes in, of any length that its positions hold; longer sound is cut where it is quiet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchwright.errors import WorkloadError
+from torchwright.hub.fields import Fields
+from torchwright.hub.folder import find_object, read_config
+from torchwright.speech.base import Options, Recognizer, Segment, Window
+from torchwright.speech.sound import RATE, Sound
+from torchwright.speech.steps import Steps
+
+TOKENS_PER_SECOND = 6.5
+"""No speech has more; without the limit the model may repeat itself (its authors' advice)."""
+LONGEST, SHORTEST = 24 * RATE, 16 * RATE
+"""Samples of a window: the cut is made at the quietest place between the two."""
+LEAST = RATE // 2
+"""Shorter windows get silence behind them."""
+QUIET = RATE // 10
+"""A place is quiet over a tenth of a second."""
+
+
+class Moonshine(Recognizer):
+    """Moonshine: tiny and base, each of one language; its text has no timestamps of its own."""
+
+    model_type = "moonshine"
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        super().__init__(folder, model)
+        settings = read_config(folder) | find_object(folder / "generation_config.json")
+        fields = Fields(folder / "config.json", settings)
+        self.start = fields.integer("decoder_start_token_id", 1, minimum=0)
+        self.ends = fields.ids("eos_token_id") or (2,)
+        self.positions = fields.integer("max_position_embeddings", 512)
+
+    def check(self, options: Options) -> None:
+        if options.timestamps == "word":
+            raise WorkloadError(
+                "Moonshine does not say when a word was spoken",
+                next="--timestamps segment, or a Whisper model",
+            )
+        if options.translate:
+            raise WorkloadError("Moonshine does not translate", next="take a multilingual Whisper")
+        if options.language is not None:
+            raise WorkloadError(
+                "a Moonshine has the one language that it was trained on, and its folder does not say which",
+                found=f"language {options.language}",
+                next="leave the language out",
+            )
+
+    def recognize(self, sound: Sound, options: Options) -> Iterator[Window]:
+        begin = 0
+        while len(samples := sound.window(begin, LONGEST)):
+            if len(samples) == LONGEST:
+                samples = samples[: quietest(samples)]
+            end = begin + len(samples)
+            segments = self._segments(samples, begin / RATE)
+            yield Window(until=end / RATE, total=sound.seconds, segments=segments, language=None)
+            begin = end
+
+    def decode(self, samples: np.ndarray) -> tuple[list[int], float]:
+        """A window's tokens, the likeliest one each time, and the mean of their log-probabilities."""
+        padded = np.pad(samples, (0, max(0, LEAST - len(samples))))
+        sound_1T = torch.from_numpy(padded)[None].to(self.dtype)
+        steps = Steps(self.model, self.model.get_encoder()(sound_1T).last_hidden_state)
+        most = min(self.positions - 1, math.ceil(TOKENS_PER_SECOND * len(padded) / RATE))
+        tokens, total, token = list[int](), 0.0, self.start
+        while len(tokens) < most:
+            logprobs_V = steps.logits(steps.read([token])[-1]).log_softmax(-1)
+            token = int(logprobs_V.argmax())
+            total += float(logprobs_V[token])
+            if token in self.ends:
+                return tokens, total / (len(tokens) + 1)
+            tokens.append(token)
+        return tokens, total / len(tokens)
+
+    def _segments(self, samples: np.ndarray, start: float) -> tuple[Segment, ...]:
+        """The window's text as one segment, none where it is empty or nothing sounds."""
+        if not samples.any():
+            return ()
+        tokens, mean_logprob = self.decode(samples)
+        text = self.tokenizer.decode(tokens).strip()
+        end = start + len(samples) / RATE
+        found = Segment(start=start, end=end, text=text, tokens=tuple(tokens), mean_logprob=mean_logprob)
+        return (found,) if text else ()
+
+
+def quietest(samples: np.ndarray) -> int:
+    """The middle of the quietest tenth of a second between the shortest and the longest window."""
+    energy = np.cumsum(np.pad(np.square(samples[SHORTEST:], dtype=np.float64), (1, 0)))
+    return SHORTEST + int((energy[QUIET:] - energy[:-QUIET]).argmin()) + QUIET // 2

@@ -1,0 +1,103 @@
+"""One window decoded, again and more freely where the text is improbable or repeats itself."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torchwright.speech.steps import Steps
+from torchwright.speech.whisper.vocabulary import Vocabulary, allow
+from torchwright.workloads.generation import sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When a window is decoded again, and when it is silence (openai/whisper, transcribe.py)."""
+
+    temperatures: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    """Tried in turn; what is drawn depends on the window's place alone."""
+    compression_ratio: float = 2.4
+    """Of UTF-8 by zlib; text that repeats itself is above it."""
+    mean_logprob: float = -1.0
+    no_speech: float = 0.6
+    """Above this probability an improbable text is silence."""
+    forget: float = 0.5
+    """Text that took a higher temperature is no prompt for what follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What one temperature gave for a window."""
+
+    tokens: tuple[int, ...]
+    """Without the end."""
+    mean_logprob: float
+    """Of the tokens and the end, at temperature 1."""
+    no_speech: float
+    temperature: float
+
+    def silent(self, limits: Limits) -> bool:
+        """Whether nobody speaks, so that the text is none."""
+        return self.no_speech > limits.no_speech and self.mean_logprob < limits.mean_logprob
+
+
+def decode(
+    begin: Callable[[], Steps],
+    prompt: Sequence[int],
+    vocabulary: Vocabulary,
+    *,
+    room: int,
+    limits: Limits,
+    ratio: Callable[[Sequence[int]], float],
+    seed: int,
+) -> Attempt:
+    """The first attempt that is within the limits, else the last one; `begin` gives a decoder with an empty cache.
+
+    `room` is how many tokens fit behind the prompt.
+    """
+    for temperature in limits.temperatures:
+        random = torch.Generator().manual_seed(seed)
+        tried = attempt(begin(), prompt, vocabulary, room=room, temperature=temperature, random=random)
+        good = tried.mean_logprob >= limits.mean_logprob and ratio(tried.tokens) <= limits.compression_ratio
+        if good or tried.silent(limits):
+            break
+    return tried
+
+
+def attempt(
+    steps: Steps,
+    prompt: Sequence[int],
+    vocabulary: Vocabulary,
+    *,
+    room: int,
+    temperature: float,
+    random: torch.Generator,
+) -> Attempt:
+    """One window at one temperature."""
+    hidden_TE = steps.read(prompt)
+    at_start_V = steps.logits(hidden_TE[prompt.index(vocabulary.start)])
+    tokens, total, ended = list[int](), 0.0, False
+    while len(tokens) < room and not ended:
+        logits_V = allow(steps.logits(hidden_TE[-1]), tokens, vocabulary)
+        token = int(sample(logits_V[None], temperature, [random])[0])
+        total += float(logits_V.log_softmax(-1)[token])
+        ended = token == vocabulary.end
+        if not ended:
+            tokens.append(token)
+            if len(tokens) < room:
+                hidden_TE = steps.read([token])
+    return Attempt(
+        tokens=tuple(tokens),
+        mean_logprob=total / (len(tokens) + ended),
+        no_speech=float(at_start_V.softmax(-1)[vocabulary.no_speech]),
+        temperature=temperature,
+    )
+
+
+def compression_ratio(text: str) -> float:
+    """Bytes of UTF-8 over those that zlib makes of them."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data))
