@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchwright.kernels import fake
+from torchwright.kernels import conv, fake
 from torchwright.kernels.linear import PackedLinear
 from torchwright.scheme import MADE
 
@@ -31,7 +31,11 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
     angle = torch.randn(9, 4)
     where = (angle.cos(), angle.sin(), torch.tensor([0, 1, 2]), torch.tensor([16, 17, 18]))
     table = (torch.ones(1, 1, dtype=torch.int32), torch.tensor([0, 3]).int(), torch.tensor([3]).int())
+    image, sizes = torch.randn(2, 20, 7, 5).to(kind), ([3, 3], [2, 2], [1, 1])
+    window = conv.pack_dense(torch.randn(18, 20, 3, 3).to(kind)), torch.randn(18)
     return {
+        "conv_dense": (image, *window, *sizes, 18, "relu", torch.randn(2, 18, 4, 3).to(kind)),
+        "conv_depthwise": (image, torch.randn(3, 3, 20), torch.randn(20), *sizes, "silu"),
         "linear_bf16": (x, linear["bf16"].packed, linear["bf16"].bias, 70),
         "linear_grouped": (x, torch.zeros(128 * 4 * (8 + 16), dtype=torch.uint8), None, 70, 32, 4),
         "linear_w8a8": (x, linear["w8a8"].packed, linear["w8a8"].scale, linear["w8a8"].bias, 70),

@@ -6,12 +6,15 @@ from typing import Any
 
 import torch
 
+from torchwright.kernels.conv import out_shape
+
 NAMESPACE = "torchwright"
 
 
 def register(namespace: str = NAMESPACE) -> None:
     """Give every operator of a loaded library its fake implementation."""
-    only_here = (quantize_w4, linear_grouped, linear_w8a8_fused, attention) if namespace == NAMESPACE else ()
+    only_cpu = quantize_w4, linear_grouped, linear_w8a8_fused, attention, conv_dense, conv_depthwise
+    only_here = only_cpu if namespace == NAMESPACE else ()
     for function in (
         *(linear_w8a8, linear_w4a8, linear_w4a16, linear_bf16),
         *(rms_norm, add_rms_norm, gated, rope_store, paged_attention, *only_here),
@@ -80,6 +83,33 @@ def linear_w8a8_fused(
 def attention(q: torch.Tensor, *args: Any) -> torch.Tensor:
     B, H, T, D = q.shape
     return q.new_empty((B, T, H, D)).transpose(1, 2)
+
+
+def conv_dense(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    features: int,
+    activation: str,
+    residual: torch.Tensor | None,
+) -> torch.Tensor:
+    B, N, H, W = out_shape(x, window, stride, padding, features)
+    return x.new_empty((B, H, W, N)).permute(0, 3, 1, 2)
+
+
+def conv_depthwise(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    activation: str,
+) -> torch.Tensor:
+    return conv_dense(x, weight, bias, window, stride, padding, x.shape[1], activation, None)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

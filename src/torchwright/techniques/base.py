@@ -35,6 +35,7 @@ techniques: Registry[type[Technique]] = Registry(
         "channels_last": "torchwright.techniques.channels_last:ChannelsLast",
         "pointwise_linear": "torchwright.techniques.pointwise_linear:PointwiseLinear",
         "dtype": "torchwright.techniques.dtype:Dtype",
+        "packed_convolution": "torchwright.techniques.packed_convolution:PackedConvolution",
         "int8_static": "torchwright.techniques.int8_static:Int8Static",
         "int8_dynamic": "torchwright.techniques.int8_dynamic:Int8Dynamic",
         "int8_rows": "torchwright.techniques.int8_rows:Int8Rows",

@@ -36,13 +36,13 @@ def fuse_layers(graph_module: GraphModule) -> None:
     layer = _layer()
     for node in list(graph.nodes):
         if node.target is layer:
-            _drop_copies(node)
+            drop_copies(node)
     for node in list(graph.nodes):
         _join_readers([user for user in node.users if user.target is layer and user.args[0] is node])
     for node in [node for node in graph.nodes if node.target is layer]:
         _take_activation(node)
         _take_residual(node)
-    _tidy(graph_module)
+    tidy(graph_module)
 
 
 def drop_masks(graph_module: GraphModule) -> None:
@@ -57,7 +57,7 @@ def drop_masks(graph_module: GraphModule) -> None:
                 node.update_arg(3, None)
             else:
                 node.update_kwarg("attn_mask", None)
-    _tidy(graph_module)
+    tidy(graph_module)
 
 
 def _layer() -> Any:
@@ -69,7 +69,7 @@ def _attention() -> Any:
     return torch.ops.torchwright.attention.default if build.load_fault() is None else None
 
 
-def _drop_copies(layer: Node) -> None:
+def drop_copies(layer: Node) -> None:
     """Take a layer's output for plain copies of it: a functional graph has one where a dropout did nothing."""
     for user in list(layer.users):
         if user.target is aten.clone.default and not user.kwargs:
@@ -90,13 +90,13 @@ def _join_readers(layers: Sequence[Any]) -> None:
     first, graph = whole[0], whole[0].graph
     with graph.inserting_before(first):
         tensors = [
-            first.args[i] and _make_call(aten.cat.default, [node.args[i] for node in whole]) for i in TENSORS
+            first.args[i] and make_call(aten.cat.default, [node.args[i] for node in whole]) for i in TENSORS
         ]
         features = [node.args[FEATURES] for node in whole]
-        joined = _make_call(first.target, first.args[0], *tensors, sum(features), "none", None)
+        joined = make_call(first.target, first.args[0], *tensors, sum(features), "none", None)
         start = 0
         for node, count in zip(whole, features, strict=True):
-            part = _make_call(aten.slice.Tensor, joined, node.meta["val"].dim() - 1, start, start + count)
+            part = make_call(aten.slice.Tensor, joined, node.meta["val"].dim() - 1, start, start + count)
             node.replace_all_uses_with(part)
             start += count
     for node in whole:
@@ -104,7 +104,7 @@ def _join_readers(layers: Sequence[Any]) -> None:
 
 
 def _take_activation(layer: Any) -> None:
-    after = _only_user(layer)
+    after = only_user(layer)
     if after is None or layer.args[ACTIVATION] != "none":
         return
     name = ACTIVATIONS.get(after.target)
@@ -117,28 +117,31 @@ def _take_activation(layer: Any) -> None:
 
 
 def _take_residual(layer: Any) -> None:
-    after = _only_user(layer)
+    after = only_user(layer)
     if after is None or after.target is not aten.add.Tensor or len(after.args) != 2 or after.kwargs:
         return
     other = after.args[1] if after.args[0] is layer else after.args[0]
-    mine = layer.meta["val"]
-    if not isinstance(other, Node) or other is layer:
-        return
-    theirs = other.meta["val"]
-    if theirs.shape != mine.shape or theirs.dtype != mine.dtype:
+    if not isinstance(other, Node) or other is layer or not same_kind(other, layer):
         return
     with after.graph.inserting_before(after):
-        fused = _make_call(layer.target, *layer.args[: ACTIVATION + 1], other)
+        fused = make_call(layer.target, *layer.args[: ACTIVATION + 1], other)
     after.replace_all_uses_with(fused)
     after.graph.erase_node(after)
     layer.graph.erase_node(layer)
 
 
-def _only_user(node: Node) -> Any:
+def same_kind(one: Node, other: Node) -> bool:
+    """Whether the values of two nodes have one shape and type."""
+    a, b = one.meta["val"], other.meta["val"]
+    return a.shape == b.shape and a.dtype == b.dtype
+
+
+def only_user(node: Node) -> Any:
+    """The one reader of a node, or None."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _make_call(function: Any, *args: Any) -> Any:
+def make_call(function: Any, *args: Any) -> Any:
     """A new node at the graph's place of insertion, with the shape and type of its value."""
     nodes = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Node)]
     node = nodes[0].graph.call_function(function, args)
@@ -192,7 +195,8 @@ def _hides_nothing(mask: torch.Tensor | None) -> bool:
     return bool(mask.all()) if mask.dtype == torch.bool else not bool(mask.any())
 
 
-def _tidy(graph_module: GraphModule) -> None:
+def tidy(graph_module: GraphModule) -> None:
+    """Leave out what nobody reads any more, and check what is left."""
     graph_module.graph.eliminate_dead_code()
     graph_module.graph.lint()
     graph_module.recompile()

@@ -1,6 +1,7 @@
 // What encoders do beside packed linear layers: what follows a layer, and attention without a cache.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "encoder.h"
 #include "kernels.h"
@@ -70,13 +71,36 @@ inline F gelu(F x) {
   return max(x, F{}) - size * erfc * splat(0.5f);
 }
 
+// x between 0 and `most`; NaN stays.
+inline F hard(F x, float most) {
+  const F top = splat(most);
+  x = x < F{} ? F{} : x;
+  return x > top ? top : x;
+}
+
 template <Activation A>
 inline F activated(F x) {
-  if constexpr (A == Activation::relu) return max(x, F{});
+  if constexpr (A == Activation::relu) return x < F{} ? F{} : x;
   else if constexpr (A == Activation::gelu) return gelu(x);
   else if constexpr (A == Activation::gelu_tanh) return activate(x, false);
   else if constexpr (A == Activation::silu) return activate(x, true);
+  else if constexpr (A == Activation::relu6) return hard(x, 6);
+  else if constexpr (A == Activation::sigmoid) return x != x ? x : splat(1.0f) / (exp(-max(x, splat(-80.0f))) + 1.0f);
+  else if constexpr (A == Activation::hardswish) return x * hard(x + 3.0f, 6) * splat(1.0f / 6);
+  else if constexpr (A == Activation::hardsigmoid) return hard(x + 3.0f, 6) * splat(1.0f / 6);
   else return x;
+}
+
+// Calls `use` with the activation as a constant of its type.
+template <class Use>
+inline void with_activation(Activation which, const Use& use) {
+  switch (which) {
+#define TW_CASE(A) \
+  case Activation::A: return use(std::integral_constant<Activation, Activation::A>{});
+    TW_CASE(none) TW_CASE(relu) TW_CASE(gelu) TW_CASE(gelu_tanh) TW_CASE(silu)
+    TW_CASE(relu6) TW_CASE(sigmoid) TW_CASE(hardswish) TW_CASE(hardsigmoid)
+#undef TW_CASE
+  }
 }
 
 template <Activation A, class T>
@@ -100,20 +124,11 @@ void finish_block(const FinishTask& t, int64_t row_begin, int64_t row_end, int64
   }
 }
 
-template <Activation A>
-void finish_typed(const FinishTask& t, int64_t row_begin, int64_t row_end, int64_t from, int64_t to) {
-  if (t.type == Type::f32) finish_block<A, float>(t, row_begin, row_end, from, to);
-  else finish_block<A, uint16_t>(t, row_begin, row_end, from, to);
-}
-
 void finish(const FinishTask& t, int64_t row_begin, int64_t row_end, int64_t from, int64_t to) {
-  switch (t.activation) {
-    case Activation::none: return finish_typed<Activation::none>(t, row_begin, row_end, from, to);
-    case Activation::relu: return finish_typed<Activation::relu>(t, row_begin, row_end, from, to);
-    case Activation::gelu: return finish_typed<Activation::gelu>(t, row_begin, row_end, from, to);
-    case Activation::gelu_tanh: return finish_typed<Activation::gelu_tanh>(t, row_begin, row_end, from, to);
-    case Activation::silu: return finish_typed<Activation::silu>(t, row_begin, row_end, from, to);
-  }
+  with_activation(t.activation, [&](auto a) {
+    if (t.type == Type::f32) finish_block<a(), float>(t, row_begin, row_end, from, to);
+    else finish_block<a(), uint16_t>(t, row_begin, row_end, from, to);
+  });
 }
 
 // Keys and values of one head in the order in which the products read them, and the scores of some queries.

@@ -4,12 +4,19 @@
 namespace {
 
 tw::Activation activation_of(c10::string_view name) {
-  if (name == "none") return tw::Activation::none;
-  if (name == "relu") return tw::Activation::relu;
-  if (name == "gelu") return tw::Activation::gelu;
-  if (name == "gelu_tanh") return tw::Activation::gelu_tanh;
-  TORCH_CHECK_VALUE(name == "silu", "activation is ", name, "; none, relu, gelu, gelu_tanh or silu is wanted");
-  return tw::Activation::silu;
+  using tw::Activation;
+  constexpr std::pair<c10::string_view, Activation> KNOWN[] = {
+      {"none", Activation::none},           {"relu", Activation::relu},       {"gelu", Activation::gelu},
+      {"gelu_tanh", Activation::gelu_tanh}, {"silu", Activation::silu},       {"relu6", Activation::relu6},
+      {"sigmoid", Activation::sigmoid},     {"hardswish", Activation::hardswish},
+      {"hardsigmoid", Activation::hardsigmoid},
+  };
+  std::string names;
+  for (const auto& [known, activation] : KNOWN) {
+    if (known == name) return activation;
+    names += (names.empty() ? "" : ", ") + std::string(known);
+  }
+  TORCH_CHECK_VALUE(false, "activation is ", name, "; one of ", names, " is wanted");
 }
 
 // activation(x Wᵀ + b) + residual, each row of x quantized about the middle of its range; `sums` are those of the rows

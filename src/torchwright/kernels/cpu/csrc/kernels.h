@@ -86,6 +86,9 @@ struct Kernels {
                             float* centers);
   void (*finish)(const struct FinishTask&, int64_t row_begin, int64_t row_end, int64_t from, int64_t to);
   void (*dense_attention)(const struct DenseAttentionTask&, int64_t batch, int64_t head, int64_t begin, int64_t end);
+  void (*convolve)(const struct ConvTask&, int64_t row, int64_t x_begin, int64_t x_end, int64_t block_begin,
+                   int64_t block_end);
+  void (*convolve_depthwise)(const struct ConvTask&, int64_t row);
 };
 
 struct RopeTask {

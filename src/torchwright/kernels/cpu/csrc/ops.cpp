@@ -695,4 +695,5 @@ TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
 }
 
 #include "encoder_ops.cpp"
+#include "conv_ops.cpp"
 #include "decode_ops.cpp"

@@ -4,6 +4,7 @@
 #include "pointwise.cpp"
 #include "quantize.cpp"
 #include "encoder.cpp"
+#include "conv.cpp"
 
 #define TW_STRING_(x) #x
 #define TW_STRING(x) TW_STRING_(x)
@@ -28,6 +29,8 @@ const tw::Kernels& table() {
       .quantize_centered = quantize_centered,
       .finish = finish,
       .dense_attention = dense_attention,
+      .convolve = convolve,
+      .convolve_depthwise = convolve_depthwise,
   };
   return all;
 }

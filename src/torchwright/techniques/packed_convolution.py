@@ -1,0 +1,179 @@
+"""Small convolutions on Torchwright's own kernels, whose call costs less than oneDNN's.
+
+oneDNN's convolution is prepared anew at every call, 22 us on an AMX machine; in small nets that is more than the
+arithmetic of most layers. Ours take 3, and what follows a layer is joined to it in the exported graph
+(`shared/convolution_graph.py`). Large layers stay: there both do the same arithmetic at the same rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from torchwright.facts import Coverage, DeviceFacts
+from torchwright.kernels import conv
+from torchwright.kernels.cpu import build
+from torchwright.kernels.limits import LANES
+from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.shared.batchnorm import fold
+from torchwright.techniques.shared.convolution_graph import fuse_convolutions
+from torchwright.techniques.shared.wrapping import attached, layer_input, named, replace_module
+
+WIDTHS = (3, 5, 7)
+"""Windows of the depthwise kernels."""
+SAVED = 2e-5
+"""Seconds by which a call is cheaper than oneDNN's (docs/log.md, 23 November)."""
+LEAST = 0.03
+"""Share of the arithmetic's time that must be saved for a trial to be worth it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedConvolution(Technique):
+    """Small convolutions in float32 on Torchwright's kernels, fused with what follows them; batch norms are folded."""
+
+    name: ClassVar[str] = "packed_convolution"
+    phase: ClassVar[Phase] = Phase.WEIGHTS
+    own_kernels: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"compiled", "convolution", "float32", "float_weights"})
+    removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
+
+    most_products: int = 5_000_000
+    """Dense layers with more multiplications in a call stay: their call is little of what they cost."""
+
+    @classmethod
+    def available(cls, device: DeviceFacts) -> str | None:
+        return build.load_fault() if device.kind == "cpu" else "its kernels are for CPUs"
+
+    def refuse(self, target: Target) -> str | None:
+        layers = [layer for _, layer in named(target.model, nn.Conv2d)]
+        products = _products(target.model, target.workload.cases(target.compute_dtype)[0])
+        small = [layer for layer in layers if (_reason(layer) or self._too_large(layer, products)) is None]
+        if not small:
+            return "the model has no 1x1 or depthwise 2-D convolution whose call is much of its cost"
+        rate, saved = target.device.tflops.get("float32"), SAVED * len(small)
+        arithmetic = 2 * sum(products.values()) / (rate * 1e12) if rate else 0.0
+        if saved < LEAST * arithmetic:
+            return (
+                f"{len(small)} small convolutions would save {saved * 1e3:.2f} ms of more than "
+                f"{arithmetic * 1e3:.0f} ms of arithmetic"
+            )
+        return None
+
+    def apply(self, target: Target) -> None:
+        cases = target.workload.cases(target.compute_dtype)
+        if "batch_norm" in target.properties:
+            # What follows a layer can join it only where no batch norm stands between.
+            fold(target.model, cases)
+        products = _products(target.model, cases[0])
+        found = list(named(target.model, nn.Conv2d))
+        left: dict[str, str] = {}
+        for name, layer in found:
+            reason = _reason(layer) or self._too_large(layer, products)
+            if reason:
+                left[name] = reason
+                layer.to(memory_format=torch.channels_last)
+            else:
+                replace_module(target.model, layer, PackedConv2d(layer))
+        target.settings.rewrites.append(fuse_convolutions)
+        target.coverage.append(
+            Coverage(
+                technique=self.name,
+                changed=len(found) - len(left),
+                total=len(found),
+                unit="2-D convolutions",
+                kernel="packed float32",
+                skipped=left,
+            )
+        )
+
+    def _too_large(self, layer: nn.Conv2d, products: dict[nn.Module, int]) -> str | None:
+        if layer not in products:
+            return "it is not called on the example inputs"
+        if layer.groups == 1 and products[layer] > self.most_products:
+            return f"its {products[layer]:,} multiplications take much longer than a call"
+        return None
+
+
+class PackedConv2d(nn.Module):
+    """A 1x1 or depthwise convolution of (B, C, H, W) float32 on packed weights; the result lies channels-last."""
+
+    packed: torch.Tensor
+    bias: torch.Tensor
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.depthwise, self.features = layer.groups > 1, layer.out_channels
+        self.window, self.stride, self.padding = list(layer.kernel_size), list(layer.stride), _padding(layer)
+        self.shape = layer.weight.shape
+        pack = conv.pack_depthwise if self.depthwise else conv.pack_dense
+        self.register_buffer("packed", pack(layer.weight))
+        self.register_buffer("bias", conv.pack_bias(layer.bias, self.features))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight as the convolution had it: models read its type."""
+        if self.depthwise:
+            return self.packed.permute(2, 0, 1)[:, None]
+        return conv.unpack_dense(self.packed, self.shape)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        ops: Any = torch.ops.torchwright
+        x = input.float().contiguous(memory_format=torch.channels_last)
+        sizes = self.window, self.stride, self.padding
+        if self.depthwise:
+            y = ops.conv_depthwise(x, self.packed, self.bias, *sizes, "none")
+        else:
+            y = ops.conv_dense(x, self.packed, self.bias, *sizes, self.features, "none", None)
+        return y.to(input.dtype)
+
+
+def _products(model: nn.Module, case: Any) -> dict[nn.Module, int]:
+    """Convolution → multiplications of its largest call in one case."""
+    products: dict[nn.Module, int] = {}
+
+    def count(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], y: torch.Tensor) -> None:
+        # Unbatched images have three dimensions, which the kernels do not take.
+        if layer_input(args, kwargs).dim() == 4:
+            products[layer] = max(products.get(layer, 0), y.numel() * layer.weight[0].numel())
+
+    handles = [layer.register_forward_hook(count, with_kwargs=True) for _, layer in named(model, nn.Conv2d)]
+    try:
+        with torch.no_grad():
+            model(*case.args, **case.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return products
+
+
+def _padding(layer: nn.Conv2d) -> list[int] | None:
+    """Zeros on each side of the height and the width, or None where the two sides differ."""
+    if layer.padding == "valid":
+        return [0, 0]
+    if layer.padding == "same":
+        return [size // 2 for size in layer.kernel_size] if all(s % 2 for s in layer.kernel_size) else None
+    return [int(zeros) for zeros in layer.padding]
+
+
+def _reason(layer: Any) -> str | None:
+    """Why a convolution is none for these kernels, or cannot be replaced."""
+    if type(layer) is not nn.Conv2d:
+        return f"a {type(layer).__name__} may compute something else"
+    if layer.weight.dtype != torch.float32:
+        return f"its weight is {layer.weight.dtype}"
+    padding = _padding(layer)
+    if layer.dilation != (1, 1) or layer.padding_mode != "zeros" or padding is None:
+        return "its window is dilated, or padded by something else than zeros on both sides"
+    if any(zeros >= size for zeros, size in zip(padding, layer.kernel_size, strict=True)):
+        return "its padding is as wide as its window"
+    if layer.groups == 1:
+        if layer.kernel_size != (1, 1):
+            return f"its window is {layer.kernel_size[0]} x {layer.kernel_size[1]}, over all channels"
+    elif not layer.groups == layer.in_channels == layer.out_channels:
+        return "its groups are more than a channel, or give more than one"
+    elif layer.groups < LANES or layer.kernel_size[1] not in WIDTHS:
+        return f"it has fewer than {LANES} channels, or a window {layer.kernel_size[1]} wide"
+    return attached(layer)

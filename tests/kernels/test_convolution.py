@@ -1,0 +1,160 @@
+"""Convolutions over channels-last images against float64: any size, window, stride, padding and layout."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from torchwright.kernels import conv
+
+ERROR = {torch.float32: 1e-5, torch.bfloat16: 6e-3}
+"""Relative (Frobenius): float32 sums, results rounded to the type."""
+ACTIVATIONS = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+}
+CHANNELS = (2, 6, 16, 24, 50, 130)
+"""Fewer than a vector, no multiple of one, some blocks and a rest."""
+WINDOWS = ((1, 1), (3, 3), (5, 5), (7, 7), (3, 1), (2, 4))
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def image(channels: int, window: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    """Of a random size that the window fits into, channels-last, plain, or a part of a larger one."""
+    sizes = [random.randint(side, side + 17) for side in window]
+    batch = random.randint(1, 3)
+    wide = 3 * torch.randn(batch, channels + 2, *sizes, dtype=dtype)
+    ways = (
+        lambda: wide[:, :channels].contiguous(),
+        lambda: wide[:, :channels].contiguous(memory_format=torch.channels_last),
+        lambda: wide[:, 1 : channels + 1],
+    )
+    return random.choice(ways)()
+
+
+def poison(like: torch.Tensor) -> None:
+    """Leave NaN where the next result of this size may be put, so that what is not written shows."""
+    torch.full_like(like, torch.nan)
+
+
+def check(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
+    assert got.dtype == dtype
+    assert got.shape == wanted.shape
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    error = (got.double() - wanted).norm() / wanted.norm().clamp_min(1e-3)
+    assert float(error) <= ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_dense_convolution(
+    isa: str, native: Any, threads: int, window: tuple[int, int], name: str, dtype: torch.dtype
+) -> None:
+    for channels, features in ((random.choice(CHANNELS), random.choice((5, *CHANNELS))) for _ in range(3)):
+        stride, padding = [random.randint(1, 2) for _ in window], [random.randrange(side) for side in window]
+        x = image(channels, window, dtype)
+        weight = (
+            torch.randn(features, channels, *window, dtype=dtype) / (channels * window[0] * window[1]) ** 0.5
+        )
+        bias = torch.randn(features) if random.random() < 0.7 else None
+        exact = F.conv2d(
+            x.double(), weight.double(), None if bias is None else bias.double(), stride, padding
+        )
+        more = torch.randn(exact.shape, dtype=dtype) if random.random() < 0.5 else None
+        wanted = ACTIVATIONS[name](exact) + (0 if more is None else more.double())
+        poison(exact.to(dtype))
+        packed = conv.pack_dense(weight), conv.pack_bias(bias, features)
+        got = native.conv_dense(x, *packed, list(window), stride, padding, features, name, more)
+        check(got, wanted, dtype)
+        assert torch.equal(conv.unpack_dense(packed[0], weight.shape), weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_depthwise_convolution(
+    isa: str, native: Any, threads: int, window: tuple[int, int], name: str, dtype: torch.dtype
+) -> None:
+    for channels in (16, random.choice((17, 24, 50, 130))):
+        stride, padding = [random.randint(1, 2)] * 2, [random.randrange(side) for side in window]
+        x = image(channels, window, dtype)
+        weight = torch.randn(channels, 1, *window) / (window[0] * window[1]) ** 0.5
+        bias = torch.randn(channels)
+        exact = F.conv2d(x.double(), weight.double(), bias.double(), stride, padding, groups=channels)
+        poison(exact.to(dtype))
+        packed = conv.pack_depthwise(weight), conv.pack_bias(bias, channels)
+        got = native.conv_depthwise(x, *packed, list(window), stride, padding, name)
+        check(got, ACTIVATIONS[name](exact), dtype)
+
+
+def test_not_a_number_stays_where_it_is_seen(isa: str, native: Any) -> None:
+    x = torch.randn(1, 16, 9, 9)
+    x[0, 3, 4, 4] = torch.nan
+    bias, sizes = torch.zeros(16), ([1, 1], [1, 1], [0, 0])
+    for name in ACTIVATIONS:
+        y = native.conv_dense(x, conv.pack_dense(torch.randn(16, 16, 1, 1)), bias, *sizes, 16, name, None)
+        assert torch.equal(y.isnan()[0, 0], x.isnan()[0, 3]), name
+        deep = conv.pack_depthwise(torch.randn(16, 1, 3, 3))
+        z = native.conv_depthwise(x, deep, bias, [3, 3], [1, 1], [1, 1], name)
+        assert z.isnan().sum() == 9, name
+        assert z[0, 3, 3:6, 3:6].isnan().all(), name
+
+
+def test_an_image_alone_gives_the_bits_that_it_gives_in_a_batch(isa: str, native: Any, threads: int) -> None:
+    x, bias = torch.randn(5, 24, 11, 13), torch.randn(40)
+    dense = conv.pack_dense(torch.randn(40, 24, 1, 1))
+    deep = conv.pack_depthwise(torch.randn(24, 1, 5, 5))
+
+    def run(images: torch.Tensor) -> torch.Tensor:
+        y = native.conv_depthwise(images, deep, bias[:24], [5, 5], [1, 1], [2, 2], "silu")
+        return native.conv_dense(y, dense, bias, [1, 1], [1, 1], [0, 0], 40, "hardswish", None)
+
+    assert torch.equal(run(x)[3:4], run(x[3:4]))
+
+
+def test_no_image_and_sizes_that_do_not_fit(native: Any) -> None:
+    weight, bias, one = conv.pack_dense(torch.randn(16, 16, 3, 3)), torch.zeros(16), [1, 1]
+    deep = conv.pack_depthwise(torch.randn(16, 1, 3, 3))
+
+    def dense(x: torch.Tensor, window: list[int] = [3, 3], padding: list[int] = one, more: Any = None) -> Any:  # noqa: B006
+        return native.conv_dense(x, weight, bias, window, one, padding, 16, "none", more)
+
+    assert dense(torch.randn(0, 16, 8, 8)).shape == (0, 16, 8, 8)
+    with pytest.raises(ValueError, match="smaller than the window"):
+        dense(torch.randn(1, 16, 2, 2), padding=[0, 0])
+    with pytest.raises(ValueError, match="wider than their padding"):
+        dense(torch.randn(1, 16, 8, 8), padding=[3, 3])
+    with pytest.raises(ValueError, match="packed weight has"):
+        dense(torch.randn(1, 17, 8, 8))
+    with pytest.raises(ValueError, match="packed weight has"):
+        dense(torch.randn(1, 16, 8, 8), window=[1, 1], padding=[0, 0])
+    with pytest.raises(ValueError, match=r"is not \(batch"):
+        dense(torch.randn(16, 8, 8))
+    with pytest.raises(ValueError, match="residual is"):
+        dense(torch.randn(1, 16, 8, 8), more=torch.randn(1, 16, 8, 7))
+    odd, three = conv.pack_dense(torch.randn(16, 3, 1, 1)).bfloat16(), torch.randn(1, 3, 4, 4).bfloat16()
+    with pytest.raises(ValueError, match="even number"):
+        native.conv_dense(three, odd, bias, one, one, [0, 0], 16, "none", None)
+    with pytest.raises(ValueError, match="at least"):
+        native.conv_depthwise(torch.randn(1, 8, 8, 8), deep, bias, [3, 3], one, one, "none")
+    with pytest.raises(ValueError, match="bias"):
+        native.conv_depthwise(torch.randn(1, 16, 8, 8), deep, bias[:8], [3, 3], one, one, "none")

@@ -1,0 +1,160 @@
+"""Convolutions on our kernels: which are taken, what follows them in the graph, and a package with rows left free."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torchwright.devices import get_device
+from torchwright.engines.apply import apply_steps, make_target
+from torchwright.engines.call import spec_of
+from torchwright.engines.package import Package
+from torchwright.engines.program import compile_program, export, functional, read_programs, write_programs
+from torchwright.errors import RefusedTechnique
+from torchwright.facts import Step
+from torchwright.kernels.cpu import build
+from torchwright.techniques.packed_convolution import PackedConv2d, PackedConvolution
+from torchwright.techniques.shared.convolution_graph import fuse_convolutions
+from torchwright.workloads.module import ModuleWorkload
+
+pytestmark = pytest.mark.skipif(bool(build.load_fault()), reason="the kernels are not built here")
+STEPS = (Step(name="packed_convolution"), Step(name="compile"))
+ERROR = 1e-5
+
+
+class Residual(nn.Module):
+    """MobileNetV3's block between a stem and a head: expand, depthwise, squeeze and excite, project, add."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 24, 3, stride=2, padding=1)
+        self.expand, self.norm = nn.Conv2d(24, 72, 1, bias=False), nn.BatchNorm2d(72)
+        self.depth = nn.Conv2d(72, 72, 5, padding="same", groups=72)
+        self.squeeze, self.excite = nn.Conv2d(72, 8, 1), nn.Conv2d(8, 72, 1)
+        self.project = nn.Conv2d(72, 24, 1)
+        self.grouped, self.dilated = (
+            nn.Conv2d(24, 24, 1, groups=4),
+            nn.Conv2d(24, 24, 3, dilation=2, groups=24),
+        )
+        assert self.norm.running_mean is not None
+        self.norm.running_mean.normal_()
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = self.stem(image)
+        y = F.relu6(self.depth(F.hardswish(self.norm(self.expand(x)))))
+        scale = F.hardsigmoid(self.excite(F.relu(self.squeeze(F.adaptive_avg_pool2d(y, 1)))))
+        x = self.project(y * scale) + x
+        return self.dilated(self.grouped(x))
+
+
+def applied(model: nn.Module, x: torch.Tensor, *steps: Step) -> Any:
+    target = make_target(ModuleWorkload(model.eval(), (x,)), get_device("cpu").identify())
+    apply_steps(target, steps or STEPS)
+    return target
+
+
+def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    exact = wanted.detach().double()
+    return float((found.detach().double() - exact).norm() / exact.norm())
+
+
+def test_which_layers_are_taken_and_why_others_are_not() -> None:
+    model, x = Residual(), torch.randn(2, 3, 33, 29)
+    wanted = model.eval()(x)
+    target = applied(model, x)
+    (coverage,) = [c for c in target.coverage if c.technique == "packed_convolution"]
+    assert (coverage.changed, coverage.total) == (5, 8)
+    reasons = {name.split(".")[-1]: reason for name, reason in coverage.skipped.items()}
+    assert set(reasons) == {"stem", "grouped", "dilated"}
+    assert "over all channels" in reasons["stem"]
+    assert "groups" in reasons["grouped"]
+    assert "dilated" in reasons["dilated"]
+    with torch.no_grad():
+        assert relative(target.model(x), wanted) < ERROR
+
+
+def test_what_follows_a_layer_joins_it() -> None:
+    model, x = Residual(), torch.randn(2, 3, 33, 29)
+    target = applied(model, x)
+    cases = target.workload.cases(target.compute_dtype)
+    program = functional(export(target.model, cases)[cases[0].name])
+    before = program.module()(x)
+    fuse_convolutions(program.graph_module)
+    found = [node for node in program.graph.nodes if "torchwright" in str(node.target)]
+    dense = [(n.args[6], n.args[7], n.args[8] is not None) for n in found if "conv_dense" in str(n.target)]
+    assert dense == [
+        (72, "hardswish", False),
+        (8, "relu", False),
+        (72, "hardsigmoid", False),
+        (24, "none", True),
+    ]
+    assert [n.args[6] for n in found if "depthwise" in str(n.target)] == ["relu6"]
+    assert relative(program.module()(x), before) < ERROR
+
+
+def test_a_value_that_others_read_stays() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(16, 16, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            return F.relu(y) - y + self.layer(x) * 2
+
+    model, x = Twice(), torch.randn(1, 16, 5, 5)
+    wanted = model(x)
+    target = applied(model, x)
+    cases = target.workload.cases(target.compute_dtype)
+    program = functional(export(target.model, cases)[cases[0].name])
+    fuse_convolutions(program.graph_module)
+    found = [node for node in program.graph.nodes if "conv_dense" in str(node.target)]
+    assert [node.args[7] for node in found] == ["none"] * len(found)
+    assert relative(program.module()(x), wanted) < ERROR
+
+
+@pytest.mark.slow
+def test_a_package_takes_any_number_of_images_in_any_layout(tmp_path: Any) -> None:
+    model, x = Residual(), torch.randn(2, 3, 33, 29)
+    fresh = torch.randn(5, 3, 33, 29)
+    wanted = model.eval()(fresh)
+    target = applied(model, x)
+    cases = target.workload.cases(target.compute_dtype)
+    program = functional(export(target.model, cases)[cases[0].name])
+    for rewrite in target.settings.rewrites:
+        rewrite(program.graph_module)
+    write_programs(tmp_path, {"forward": program})
+    kept = read_programs(tmp_path)["forward"]
+    compile_program(kept, tmp_path / "model.pt2", target.settings.inductor)
+    package = Package(tmp_path / "model.pt2", spec_of("forward", kept))
+    with torch.no_grad():
+        for given in (fresh, fresh.contiguous(memory_format=torch.channels_last)):
+            assert relative(package.run([given]), wanted) < ERROR
+
+
+def test_weights_that_models_read_are_those_of_the_convolution() -> None:
+    for layer in (nn.Conv2d(5, 37, 1), nn.Conv2d(40, 40, 3, groups=40, padding=1), nn.Conv2d(4, 7, 1)):
+        assert torch.equal(PackedConv2d(layer).weight, layer.weight)
+
+
+def test_a_model_that_would_gain_nothing_is_refused_with_the_number() -> None:
+    device = get_device("cpu").identify()
+
+    def refusal(model: nn.Module, x: torch.Tensor, **options: Any) -> str:
+        return str(
+            PackedConvolution(**options).refuse(make_target(ModuleWorkload(model.eval(), (x,)), device))
+        )
+
+    image = torch.randn(1, 16, 8, 8)
+    assert "no 1x1 or depthwise" in refusal(nn.Linear(4, 4), torch.randn(1, 4))
+    assert "no 1x1 or depthwise" in refusal(nn.Sequential(nn.Conv2d(16, 16, 1)), image, most_products=1000)
+    device = dataclasses.replace(device, tflops={"float32": 1e-4})
+    large = nn.Sequential(nn.Conv2d(16, 16, 3), nn.Conv2d(16, 16, 1))
+    assert "save 0.02 ms of more than" in refusal(large, torch.randn(1, 16, 64, 64))
+    with pytest.raises(RefusedTechnique, match="no 1x1 or depthwise"):
+        applied(nn.Sequential(nn.Conv2d(16, 16, 3)), image)
