@@ -33,6 +33,7 @@ from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.folder import MODEL
 from torchwright.train.run.learner import Learner
 from torchwright.train.run.metrics import RunMetrics, perplexity
+from torchwright.train.run.not_finite import Sighting, first_not_finite, told
 from torchwright.train.run.patience import patient
 from torchwright.train.run.schedule import ScheduledStep, plan_step, steps
 from torchwright.train.run.setup import (
@@ -177,7 +178,7 @@ class Trainer:
             if figures.failed:
                 self.checkpoints.wait()  # raises its reason
             if not figures.finite:
-                raise self._not_finite(step, figures, windows)
+                raise self._not_finite(step, figures, windows, first_not_finite(self.learner, step, batches))
             self.learner.update(step)
         self.done += 1
         if self.done % self.run.log_every == 0 or self.done == steps(self.run) or figures.leave:
@@ -344,12 +345,14 @@ class Trainer:
             },
         )
 
-    def _not_finite(self, step: ScheduledStep, figures: StepFigures, windows: Walk) -> TrainingStopped:
+    def _not_finite(
+        self, step: ScheduledStep, figures: StepFigures, windows: Walk, first: Sighting | None
+    ) -> TrainingStopped:
         self.checkpoints.wait()
         good = checkpoint.whole(self.checkpoints.folder)
         return TrainingStopped(
             f"step {step.number + 1} has a loss of {figures.loss} and a gradient norm of {figures.grad_norm}",
-            found=f"its batch: {windows.describe(step.first, step.rows)}; {step.tokens:,} tokens were seen before it",
+            found=f"{told(first, step, windows)}; {step.tokens:,} tokens were seen before it",
             allowed=f"the last good checkpoint is {good[-1]}" if good else "no checkpoint was written yet",
             next="look at the batch, lower optimizer.lr or clip, and start the same command again",
         )
