@@ -36,6 +36,9 @@ SIGNALLED = 128
 )
 @click.option("--fresh", is_flag=True, help="Move an earlier run in the same folder aside and begin anew.")
 @click.option("--resume", is_flag=True, help="Insist on a checkpoint to continue from.")
+@click.option(
+    "--profile", metavar="A:B", help="Record steps A to B: OUT/profile/ has a trace, idle time, every wait."
+)
 @quiet_option
 @json_option
 def command(
@@ -48,6 +51,7 @@ def command(
     out: Path | None,
     fresh: bool,
     resume: bool,
+    profile: str | None,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -66,6 +70,10 @@ def command(
         raise click.UsageError("give either a run file or --model")
     first = int(os.environ.get("RANK", "0")) == 0
     how: dict[str, Any] = {"fresh": fresh, "resume": resume, "live": not quiet}
+    if profile is not None:
+        with importing():
+            from torchwright.train.run.profiling import parse_steps
+        how["profile"] = parse_steps(profile)
     if run is not None:
         if data or lora is not None or chat or out:
             raise click.UsageError(

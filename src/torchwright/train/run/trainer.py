@@ -35,6 +35,8 @@ from torchwright.train.run.learner import Learner
 from torchwright.train.run.metrics import RunMetrics, perplexity
 from torchwright.train.run.not_finite import Sighting, first_not_finite, told
 from torchwright.train.run.patience import patient
+from torchwright.train.run.profiling import StepProfiler
+from torchwright.train.run.profiling import told as told_profile
 from torchwright.train.run.schedule import ScheduledStep, plan_step, steps
 from torchwright.train.run.setup import (
     Place,
@@ -74,8 +76,17 @@ class Trainer:
     """One process's part of a run."""
 
     def __init__(
-        self, run: Run, folder: Path, out: Path, place: Place, ledger: Ledger, *, live: bool
+        self,
+        run: Run,
+        folder: Path,
+        out: Path,
+        place: Place,
+        ledger: Ledger,
+        *,
+        live: bool,
+        profile: range = range(0),
     ) -> None:
+        """`profile`: steps that are made under torch's profiler."""
         self.run, self.folder, self.out, self.place, self.ledger = run, folder, out, place, ledger
         if place.device == "cpu":
             retain_where_possible()  # activations and gradients come back in the same sizes every step
@@ -86,6 +97,7 @@ class Trainer:
         self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
         self.evaluator = Evaluator(run, self.config, self.source, self.corpus, place.device)
         self.metrics = RunMetrics(out if place.first else None, steps=steps(run), live=live)
+        self.profiler = StepProfiler(profile, out, rank=place.rank, device=place.device)
         self.base = on_first(self._base)
         self.signals, self.device = Signals(), get_device(place.device)
         self.peak_tflops = run.peak_tflops or on_first(lambda: _measured_peak(run, place.device))
@@ -133,21 +145,36 @@ class Trainer:
         `beat` is called after each step, and with the patience for it before what may take long.
         """
         last = steps(self.run)
+        self.profiler.check(self.done, last)
         figures = None
         with self.metrics, self.signals.noted():
             self.metrics.begin(self.done, world=self.place.world, torch=torch.__version__)
             self._tell_broken()
             self._since = time.perf_counter(), self.done
             while self.done < last and not (figures and figures.leave):
-                figures = self.advance()
+                with self.profiler.step(self.done + 1):
+                    figures = self.advance()
                 beat()
+                if self.profiler.ready():
+                    beat(math.inf)
+                    self._write_profile()
+                    beat()
                 if self.done < last and not figures.leave:
                     beat(math.inf)
                     self._between()
                     beat()
             beat(math.inf)
             with patient(self.run.timeout_s):
+                self._write_profile()
                 return self._finish(figures)
+
+    def _write_profile(self) -> None:
+        """What the profiled steps spent their time on, where there are some; it takes longer than a step."""
+        found = self.profiler.finish()
+        if found is not None:
+            self.metrics.event("profile", at=self.done, **dataclasses.asdict(found))
+            self.metrics.show(told_profile(found))
+            self._since = time.perf_counter(), self.done
 
     def _tell_broken(self) -> None:
         """The rows that are left out, by file."""
