@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from torchwright.cli.options import json_option, quiet_option
-from torchwright.cli.printing import print_result
+from torchwright.cli.printing import console, print_result
 from torchwright.process.interrupts import importing
 
 SIGNALLED = 128
@@ -37,6 +37,12 @@ SIGNALLED = 128
 @click.option("--fresh", is_flag=True, help="Move an earlier run in the same folder aside and begin anew.")
 @click.option("--resume", is_flag=True, help="Insist on a checkpoint to continue from.")
 @click.option(
+    "--watch",
+    metavar="OUT",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="In place of a run file: follow the run that is at work in this folder.",
+)
+@click.option(
     "--profile", metavar="A:B", help="Record steps A to B: OUT/profile/ has a trace, idle time, every wait."
 )
 @quiet_option
@@ -51,6 +57,7 @@ def command(
     out: Path | None,
     fresh: bool,
     resume: bool,
+    watch: Path | None,
     profile: str | None,
     quiet: bool,
     as_json: bool,
@@ -66,6 +73,13 @@ def command(
     """
     if fresh and resume:
         raise click.UsageError("--fresh begins anew and --resume goes on: give one of them")
+    if watch is not None:
+        if run is not None or model is not None:
+            raise click.UsageError("--watch follows a run that was started elsewhere: give its folder alone")
+        from torchwright.train.run.watch import watch as follow
+
+        follow(watch, console())
+        return 0
     if (run is None) == (model is None):
         raise click.UsageError("give either a run file or --model")
     first = int(os.environ.get("RANK", "0")) == 0

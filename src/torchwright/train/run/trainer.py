@@ -148,7 +148,13 @@ class Trainer:
         self.profiler.check(self.done, last)
         figures = None
         with self.metrics, self.signals.noted():
-            self.metrics.begin(self.done, world=self.place.world, torch=torch.__version__)
+            self.metrics.begin(
+                self.done,
+                world=self.place.world,
+                torch=torch.__version__,
+                steps=last,
+                data=self.corpus.facts(),
+            )
             self._tell_broken()
             self._since = time.perf_counter(), self.done
             while self.done < last and not (figures and figures.leave):
@@ -286,6 +292,7 @@ class Trainer:
         if finished and self.run.qat is not None:
             with self.ledger.phase("evaluation"):
                 on_first(self._write_receipt)
+        self.metrics.event("end" if finished else "left", at=self.done)
         return TrainingOutcome(
             out=self.out,
             steps=self.done,
