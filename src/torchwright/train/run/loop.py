@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torchwright.ledger import Ledger, process_started
 from torchwright.stuck.watch import Beat, Watch
 from torchwright.train.run.config import Run, read_run, with_merge
+from torchwright.train.run.deterministic import deterministic
 from torchwright.train.run.folder import begin, write_run_file
 from torchwright.train.run.patience import patient
 from torchwright.train.run.setup import Place, check_alike, on_first, processes
@@ -64,6 +65,7 @@ def train_run(
         torch.set_num_threads(run.threads)
     out = folder / run.out
     with processes(run.timeout_s) as place, contextlib.ExitStack() as held:
+        held.enter_context(deterministic(run, place.device))
         check_alike(run)
         run.parallel.check_processes(place.world)
         # A name that no other start has, and whether there is something to go on from.

@@ -27,7 +27,7 @@ from torchwright.train.model.lora import merged
 from torchwright.train.run import checkpoint
 from torchwright.train.run.adapt import ADAPTER, base_digests, write_adapters
 from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
-from torchwright.train.run.config import FREE, Run, changed_fields
+from torchwright.train.run.config import FEW_BITS, FREE, Run, changed_fields
 from torchwright.train.run.corpus import open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.folder import MODEL
@@ -119,8 +119,10 @@ class Trainer:
             )
         different = changed_fields(described.run, now.run, ignore=FREE)
         different += changed_fields(described.facts, now.facts, ignore=("torch",))
-        if self.run.optimizer.name == "adamw8bit":
-            different += changed_fields({"layout": described.run["layout"]}, {"layout": now.run["layout"]})
+        kept = ["layout"] if self.run.optimizer.name in FEW_BITS or self.run.deterministic else []
+        kept += ["threads"] if self.run.deterministic else []
+        then, today = ({name: one.run[name] for name in kept} for one in (described, now))
+        different += changed_fields(then, today)
         if different:
             raise CheckpointError(
                 f"the checkpoint {folder} is of another run",
@@ -154,6 +156,7 @@ class Trainer:
                 torch=torch.__version__,
                 steps=last,
                 data=self.corpus.facts(),
+                run=self.run.model_dump(mode="json"),
             )
             self._tell_broken()
             self._since = time.perf_counter(), self.done
