@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from torchwright.devices import get_device
 from torchwright.devices.allocator import retain_where_possible
@@ -333,7 +334,16 @@ class Trainer:
         """RUN/`name`; that of a shorter run goes when the new one is whole."""
         folder, new = self.out / name, self.out / f"{name}.new"
         on_first(lambda: shutil.rmtree(new, ignore_errors=True))
-        save(new)
+        try:
+            save(new)
+        except SafetensorError as error:  # as which safetensors raises what the disk says
+            shutil.rmtree(new, ignore_errors=True)
+            raise CheckpointError(
+                f"{folder} could not be written",
+                found=str(error),
+                allowed=f"the checkpoint of step {self.done} is whole",
+                next="free some space, then start the same command again: no step is made twice",
+            ) from error
 
         def swap() -> None:
             if folder.exists():
