@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,6 +35,8 @@ BARS = {
     "torchwright / Trainer": ("torchwright", "transformers Trainer", 1.3),
     "torchwright / loop": ("torchwright", "loop by hand", 0.98),
     "torchwright compiled / loop": ("torchwright, compiled", "loop by hand", 1.0),
+    "deterministic / torchwright": ("torchwright, deterministic", "torchwright", 0.95),
+    "compiled autograd / compiled": ("torchwright, compiled autograd", "torchwright, compiled", 1.0),
 }
 
 
@@ -64,23 +67,32 @@ def to_toml(data: dict[str, Any], prefix: str = "") -> str:
     return "\n".join(lines)
 
 
-def torchwright(folder: Path, *, compiled: bool) -> Callable[[], float]:
-    """One step of `torchwright train`."""
+def torchwright(folder: Path, name: str) -> Callable[[], float]:
+    """One step of `torchwright train` in the way that the contender's name says."""
+    from torch._dynamo import compiled_autograd
+
     from torchwright.ledger import Ledger
     from torchwright.train.run.config import read_run
+    from torchwright.train.run.deterministic import deterministic
     from torchwright.train.run.setup import processes
     from torchwright.train.run.trainer import Trainer
 
-    out = folder / f"compiled-{compiled}"
+    out = folder / name.replace(", ", "-").replace(" ", "-")
     out.mkdir()
-    run = read_run(run_file(out, compile=compiled))
+    how = {"compile": "compiled" in name, "deterministic": "deterministic" in name}
+    run = read_run(run_file(out, threads=torch.get_num_threads(), **how))
     group = processes(run.timeout_s)  # left when the process ends
+    bits = deterministic(run, "cpu")
+    bits.__enter__()
+    backward = compiled_autograd._enable(torch.compile) if "autograd" in name else nullcontext()
     trainer = Trainer(run, out, out, group.__enter__(), Ledger(out), live=False)
     trainer.metrics.__enter__()
 
     def step() -> float:
         assert group
-        return trainer.advance().loss
+        assert bits
+        with backward:
+            return trainer.advance().loss
 
     return step
 
@@ -201,7 +213,7 @@ def contender(name: str, folder: str, threads: int, seconds: float, pipe: Connec
     if name == "loop by hand":
         step = by_hand(Path(folder))
     else:
-        step = torchwright(Path(folder), compiled=name.endswith("compiled"))
+        step = torchwright(Path(folder), name)
     for _ in range(2):
         step()
     pipe.send(None)
@@ -224,7 +236,14 @@ def rates_since(started: tuple[float, float], steps: int) -> tuple[float, float]
     return steps * BATCH_TOKENS / wall, steps * BATCH_TOKENS / cpu
 
 
-NAMES = ("torchwright", "torchwright, compiled", "loop by hand", "transformers Trainer")
+NAMES = (
+    "torchwright",
+    "torchwright, compiled",
+    "torchwright, deterministic",
+    "torchwright, compiled autograd",
+    "loop by hand",
+    "transformers Trainer",
+)
 
 
 def main() -> None:

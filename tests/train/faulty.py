@@ -9,6 +9,7 @@ They are forked from one that has imported everything, since that takes longer t
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import signal
@@ -20,12 +21,14 @@ from typing import Any
 
 warnings.simplefilter("error")
 
+import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from torchwright.cli.failures import exit_code  # noqa: E402
 from torchwright.train.data.shards import DataError  # noqa: E402
 from torchwright.train.run import (  # noqa: E402
     checkpoint,
+    corpus,
     learner,
     loop,
     setup,
@@ -66,6 +69,15 @@ def count_tokens(path: Path, place: int) -> None:
     setup.Batches.prepare = counted
 
 
+def no_number(model: Any) -> None:
+    """A layer gives no number for the second row of every micro-batch."""
+
+    def spoil(_module: Any, _inputs: Any, output: Any) -> Any:
+        return output.index_fill(0, torch.tensor([1]), math.nan)
+
+    model.layers[1].mlp.down.register_forward_hook(spoil)
+
+
 def wrong_data() -> None:
     raise DataError("the shard b.npy cannot be read on this machine")
 
@@ -79,6 +91,7 @@ FAULTS = {
     "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "data": wrong_data,
     "slow": lambda: None,
+    "number": lambda: None,
 }
 
 
@@ -100,6 +113,8 @@ class FaultyStep:
         self.fault, self.checkpoints, self.count = fault, checkpoints, 0
 
     def __call__(self, *args: Any, **options: Any) -> Any:
+        if self.fault == "number" and self.count + 1 == FROM:
+            no_number(args[0])
         figures = gradients(*args, **options)
         self.count += 1
         if self.count == FROM:
@@ -113,7 +128,7 @@ class FaultyStep:
 def one_process(path: Path, place: int, fault: str, resume: bool) -> int:
     count_tokens(path, place)
     if fault == "slow":
-        setup.verify_shards = slowly(setup.verify_shards)
+        corpus.verify_shards = slowly(corpus.verify_shards)
         trainer.save_folder = slowly(trainer.save_folder)
     learner.gradients = FaultyStep(fault, path.parent / "out" / checkpoint.FOLDER)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torchwright.decoder import read_decoder_config
 from torchwright.train.model import Transformer
-from torchwright.train.run.config import Optimizer, RunError
+from torchwright.train.run.config import Optimizer, RunError, read_run
 from torchwright.train.run.loop import train
 from torchwright.train.run.optimizer import Optimizers
 
@@ -70,9 +71,37 @@ def test_adamw_moves_the_rest_and_decays_the_layers_matrices_alone(tmp_path: Pat
     assert not any("momentum" in name for name in routers)
 
 
+def test_adafactor_keeps_rows_and_columns_and_takes_no_word_of_adamw(tmp_path: Path) -> None:
+    model = mixture(tmp_path)
+    optimizers = Optimizers(model, Optimizer(name="adafactor", lr=3e-3), compiled=False)
+    optimizers.step(1.0)
+    kept, whole = optimizers.tensors(), model.get_parameter("layers.0.attention.q.weight").shape
+    assert kept["layers.0.attention.q.weight.row_var"].shape == (whole[0], 1)
+    assert kept["layers.0.attention.q.weight.col_var"].shape == (1, whole[1])
+    for word in ({"betas": [0.9, 0.99]}, {"eps": 1e-6}):
+        run = make_run(tmp_path / "run", optimizer={"name": "adafactor", **word})
+        with pytest.raises(RunError, match=r"optimizer\.betas and optimizer\.eps are AdamW's"):
+            read_run(run)
+
+
+def test_moments_in_few_bits_take_few_bytes(tmp_path: Path) -> None:
+    model = mixture(tmp_path)
+    bytes_of: dict[str, int] = {}
+    for name in ("adamw", "adamw8bit", "adamw4bit"):
+        optimizers = Optimizers(model, Optimizer.model_validate({"name": name}), compiled=False)
+        optimizers.prepare()
+        up = {key: value for key, value in optimizers.tensors().items() if "experts.up.exp_avg" in key}
+        bytes_of[name] = sum(value.numel() * value.element_size() for value in up.values())
+    count = model.get_parameter("layers.0.mlp.experts.up").numel() * len(model.layers)
+    # Two moments; a float32 scale for 256 codes of 8 bits, or for 128 of 4 bits.
+    expected = {"adamw": 8.0, "adamw8bit": 2 * (1 + 4 / 256), "adamw4bit": 2 * (0.5 + 4 / 128)}
+    assert {name: size / count for name, size in bytes_of.items()} == pytest.approx(expected)
+
+
 @pytest.mark.slow
-def test_muon_trains_copies_as_one_process(tmp_path: Path) -> None:
-    changes = {"model": {"config": CONFIG | MIXTURE}, "optimizer": MUON}
+@pytest.mark.parametrize("optimizer", [MUON, {"name": "adafactor", "lr": 3e-3}], ids=["muon", "adafactor"])
+def test_copies_train_as_one_process(tmp_path: Path, optimizer: dict[str, Any]) -> None:
+    changes = {"model": {"config": CONFIG | MIXTURE}, "optimizer": optimizer}
     alone = make_run(tmp_path / "alone", **changes)
     train(alone, live=False)
     copies = make_run(tmp_path / "copies", layout={"dp_replicate": 2}, **changes)
@@ -82,13 +111,14 @@ def test_muon_trains_copies_as_one_process(tmp_path: Path) -> None:
     assert losses(copies) == pytest.approx(losses(alone), rel=2e-3)
 
 
-def test_muon_says_which_layout_it_takes() -> None:
+def test_what_needs_whole_matrices_says_which_layout_it_takes() -> None:
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         model = nn.Module()
         model.layers = nn.ModuleList([nn.Linear(8, 8)])
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-        with pytest.raises(RunError, match="use dp_replicate alone of all axes, or optimizer 'adamw'"):
-            Optimizers(model, Optimizer(name="muon"), compiled=False)
+        for name in ("muon", "adafactor"):
+            with pytest.raises(RunError, match="use dp_replicate alone of all axes, or optimizer 'adamw'"):
+                Optimizers(model, Optimizer.model_validate({"name": name}), compiled=False)
     finally:
         dist.destroy_process_group()

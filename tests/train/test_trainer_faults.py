@@ -6,12 +6,15 @@ import shutil
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import assert_same, checkpoints, losses, make_run, run_processes, state
+from safetensors import SafetensorError
 
 from torchwright.train.data.shards import DataError
 from torchwright.train.layout import LayoutError
+from torchwright.train.model import weights
 from torchwright.train.run.checkpoint import CheckpointError
 from torchwright.train.run.config import RunError
 from torchwright.train.run.loop import TrainingStopped, train
@@ -89,6 +92,28 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
     assert ".npy at " in told
     assert f"the last good checkpoint is {checkpoints(run)[-1]}" in told
     assert checkpoints(run)[-1].name == f"step-{step - 1:08}"
+
+
+def test_a_disk_that_is_full_for_the_trained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is in the last checkpoint; with room the same command writes the model and makes no step."""
+    run = make_run(tmp_path)
+    full = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    def no_room(*_: Any, **__: Any) -> None:
+        raise full
+
+    with monkeypatch.context() as patched:
+        patched.setattr(weights, "save_file", no_room)
+        with pytest.raises(
+            CheckpointError, match=r"model could not be written.*No space left.*step 6 is whole"
+        ):
+            train(run, live=False)
+    out = run.parent / "out"
+    assert not (out / "model").exists()
+    assert not list(out.glob("*.new"))
+    outcome = train(run, live=False)
+    assert outcome.model == out / "model"
+    assert outcome.loss is None
 
 
 def test_a_damaged_data_shard_stops_the_run_before_it_begins(tmp_path: Path) -> None:

@@ -54,7 +54,9 @@ def test_a_run_learns_and_its_model_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "optimizer", [{"name": "adamw"}, MUON, {"name": "adamw8bit"}], ids=lambda o: o["name"]
+    "optimizer",
+    [MUON, *({"name": name} for name in ("adamw", "adamw8bit", "adamw4bit", "adafactor"))],
+    ids=lambda chosen: chosen["name"],
 )
 def test_resuming_equals_not_stopping(tmp_path: Path, optimizer: dict[str, Any]) -> None:
     """Parameters, optimizer state and losses, bit for bit."""

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from torchwright.cli.options import json_option, quiet_option
-from torchwright.cli.printing import print_result
+from torchwright.cli.printing import console, print_result
 from torchwright.process.interrupts import importing
 
 SIGNALLED = 128
@@ -36,6 +36,15 @@ SIGNALLED = 128
 )
 @click.option("--fresh", is_flag=True, help="Move an earlier run in the same folder aside and begin anew.")
 @click.option("--resume", is_flag=True, help="Insist on a checkpoint to continue from.")
+@click.option(
+    "--watch",
+    metavar="OUT",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="In place of a run file: follow the run that is at work in this folder.",
+)
+@click.option(
+    "--profile", metavar="A:B", help="Record steps A to B: OUT/profile/ has a trace, idle time, every wait."
+)
 @quiet_option
 @json_option
 def command(
@@ -48,6 +57,8 @@ def command(
     out: Path | None,
     fresh: bool,
     resume: bool,
+    watch: Path | None,
+    profile: str | None,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -62,10 +73,21 @@ def command(
     """
     if fresh and resume:
         raise click.UsageError("--fresh begins anew and --resume goes on: give one of them")
+    if watch is not None:
+        if run is not None or model is not None:
+            raise click.UsageError("--watch follows a run that was started elsewhere: give its folder alone")
+        from torchwright.train.run.watch import watch as follow
+
+        follow(watch, console())
+        return 0
     if (run is None) == (model is None):
         raise click.UsageError("give either a run file or --model")
     first = int(os.environ.get("RANK", "0")) == 0
     how: dict[str, Any] = {"fresh": fresh, "resume": resume, "live": not quiet}
+    if profile is not None:
+        with importing():
+            from torchwright.train.run.profiling import parse_steps
+        how["profile"] = parse_steps(profile)
     if run is not None:
         if data or lora is not None or chat or out:
             raise click.UsageError(

@@ -44,7 +44,7 @@ def read(profiler: torch.profiler.profile) -> list[RecordedEvent]:
     events = profiler.profiler.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess]
     threads: dict[int, list[RecordedEvent]] = {}
     for event in events:
-        if event.is_async():
+        if event.is_async() or event.is_python_function():
             continue
         name = event.name()
         found = RecordedEvent(

@@ -95,7 +95,8 @@ class Packed:
             f"{self.shards.paths[self.pieces.shard_P[piece]].name} at {self.pieces.start_P[piece]:,}"
             for piece in firsts
         )
-        return f"windows {first:,} to {first + rows - 1:,} ({named}{', …' if rows > 4 else ''})"
+        which = f"window {first:,}" if rows == 1 else f"windows {first:,} to {first + rows - 1:,}"
+        return f"{which} ({named}{', …' if rows > 4 else ''})"
 
 
 class PackedHeldOut:

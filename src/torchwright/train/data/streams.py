@@ -122,7 +122,8 @@ class Windows:
         pieces = [next(self.stream.pieces(start, 1)) for start in starts]
         paths = self.stream.shards.paths
         named = ", ".join(f"{paths[piece.shard].name} at {piece.start:,}" for piece in pieces)
-        return f"windows {first:,} to {first + rows - 1:,} ({named}{', …' if rows > 4 else ''})"
+        which = f"window {first:,}" if rows == 1 else f"windows {first:,} to {first + rows - 1:,}"
+        return f"{which} ({named}{', …' if rows > 4 else ''})"
 
 
 class HeldOut:

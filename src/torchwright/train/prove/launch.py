@@ -22,7 +22,7 @@ def columns(run: runs.Run) -> tuple[str, ...]:
     """In what a run is proved: in float64, and in its own precision."""
     rounding = [run.qat.scheme] if run.qat else []
     rounding += [run.precision] if run.precision != "fp32" else []
-    rounding += ["adamw8bit"] if run.optimizer.name == "adamw8bit" else []
+    rounding += [run.optimizer.name] if run.optimizer.name in runs.FEW_BITS else []
     return EXACT, "+".join(rounding) or "float32"
 
 

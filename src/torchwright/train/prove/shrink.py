@@ -65,7 +65,7 @@ def rounds(run: runs.Run) -> bool:
 def exact(run: runs.Run) -> runs.Run:
     """The run without what it rounds, to be computed in float64."""
     update: dict[str, object] = {"precision": "fp32", "qat": None}
-    if run.optimizer.name == "adamw8bit":
+    if run.optimizer.name in runs.FEW_BITS:
         update["optimizer"] = run.optimizer.model_copy(update={"name": "adamw"})
     return run.model_copy(update=update)
 
@@ -76,7 +76,9 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
     So the same way of context parallelism is proved. A vocabulary that tp does not divide stays one.
     """
     layers = _kinds(full)
-    blocks = run.precision not in ("fp32", "bf16") or run.qat is not None or run.optimizer.name == "adamw8bit"
+    blocks = (
+        run.precision not in ("fp32", "bf16") or run.qat is not None or run.optimizer.name in runs.FEW_BITS
+    )
     model = BLOCK_MODEL if blocks else MODEL
     ring = layout.cp > 1 and full.kv_heads // run.parallel.tp % run.parallel.cp != 0
     kv_heads = layout.tp if ring else layout.tp * layout.cp

@@ -35,6 +35,8 @@ FREE = (
 )
 """What may change when a run is continued; anything else would make it another run."""
 DECAY_FRACTION, MOMENTUM = 0.2, 0.95
+FEW_BITS = ("adamw8bit", "adamw4bit")
+"""Optimizers whose moments are kept in blocks of codes, which cannot be cut anew for another layout."""
 OF_ONE = (
     ("schedule", "decay_fraction", "wsd"),
     ("schedule", "decay_context", "wsd"),
@@ -68,9 +70,10 @@ class Model(Section):
 class Optimizer(Section):
     """How parameters move."""
 
-    name: Literal["adamw", "adamw8bit", "muon"] = "adamw"
-    """`adamw8bit` keeps both moments in 8 bits (torchao); `muon` takes the layers' matrices, each expert's among them,
-    and AdamW routers, norms, embedding and output layer."""
+    name: Literal["adamw", "adamw8bit", "adamw4bit", "adafactor", "muon"] = "adamw"
+    """`adamw8bit` and `adamw4bit` keep both moments in few bits (torchao); `adafactor` keeps a matrix's second moment
+    as a row and a column, and no first; `muon` takes the layers' matrices, each expert's among them, and AdamW routers,
+    norms, embedding and output layer."""
     lr: Rate = 3e-4
     """Peak learning rate."""
     adam_lr: Rate | None = None
@@ -169,6 +172,8 @@ class Run(Section):
     recompute: Literal["none", "selective", "full"] = "none"
     compile: bool = False
     """Compile each decoder layer and the loss with torch.compile."""
+    deterministic: bool = False
+    """Whether two such runs are equal to the bit; slower where torch has quicker operators that are not."""
     threads: Positive | None = None
     """Of each process; by default torch's own choice."""
     peak_tflops: Rate | None = None
@@ -265,6 +270,11 @@ def check_run(run: Run) -> None:
         part = getattr(run, section)
         if getattr(part, field) is not None and part.name != name:
             raise RunError(f"{section}.{field} is for {section} '{name}'", found=part.name)
+    rates = (run.optimizer.betas, run.optimizer.eps)
+    if run.optimizer.name == "adafactor" and rates != (Optimizer().betas, Optimizer().eps):
+        raise RunError(
+            "optimizer.betas and optimizer.eps are AdamW's", found="adafactor", next="leave them out"
+        )
     if run.qat and run.precision not in ("fp32", "bf16"):
         raise RunError(
             "qat rounds to the kernels' integers and does not go with another low precision",

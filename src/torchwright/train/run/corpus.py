@@ -41,6 +41,12 @@ class Corpus:
         """Of all training shards."""
         return sum(shards.tokens for shards in self.train.values())
 
+    def facts(self) -> dict[str, dict[str, int]]:
+        """Source → its files and tokens."""
+        return {
+            name: {"files": len(shards.paths), "tokens": shards.tokens} for name, shards in self.train.items()
+        }
+
     def digest(self) -> str:
         """Of what training windows hold."""
         each = {name: shards.digest() for name, shards in self.train.items()}

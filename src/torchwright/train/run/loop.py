@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torchwright.ledger import Ledger, process_started
 from torchwright.stuck.watch import Beat, Watch
 from torchwright.train.run.config import Run, read_run, with_merge
+from torchwright.train.run.deterministic import deterministic
 from torchwright.train.run.folder import begin, write_run_file
 from torchwright.train.run.patience import patient
 from torchwright.train.run.setup import Place, check_alike, on_first, processes
@@ -25,12 +26,18 @@ STUCK = "stuck"
 
 
 def train(
-    path: Path, *, merge: bool = False, fresh: bool = False, resume: bool = False, live: bool = True
+    path: Path,
+    *,
+    merge: bool = False,
+    fresh: bool = False,
+    resume: bool = False,
+    live: bool = True,
+    profile: range = range(0),
 ) -> TrainingOutcome:
     """Train what a run file describes, from its last checkpoint on where there is one, bit for bit.
 
     `fresh` moves an earlier run aside and begins anew; `resume` insists on a checkpoint; `merge` writes the model with
-    its adapters in it, also of a run that is at its end.
+    its adapters in it, also of a run that is at its end. The steps of `profile` are made under torch's profiler.
 
     Raises children of `TorchwrightError` for what a user can mend; nothing that was there is overwritten then.
     """
@@ -40,7 +47,7 @@ def train(
     # A run file in the run's own folder is moved aside with it, and is wanted in the new one.
     inside = (path.parent / run.out).resolve() == path.parent.resolve()
     text = path.read_text(encoding="utf-8") if inside else None
-    return train_run(run, path.parent, text=text, fresh=fresh, resume=resume, live=live)
+    return train_run(run, path.parent, text=text, fresh=fresh, resume=resume, live=live, profile=profile)
 
 
 def train_run(
@@ -51,12 +58,14 @@ def train_run(
     fresh: bool = False,
     resume: bool = False,
     live: bool = True,
+    profile: range = range(0),
 ) -> TrainingOutcome:
     """As `train`, a run whose paths are relative to `folder`; `text` is written as RUN/run.toml once it has begun."""
     if run.threads is not None:
         torch.set_num_threads(run.threads)
     out = folder / run.out
     with processes(run.timeout_s) as place, contextlib.ExitStack() as held:
+        held.enter_context(deterministic(run, place.device))
         check_alike(run)
         run.parallel.check_processes(place.world)
         # A name that no other start has, and whether there is something to go on from.
@@ -67,7 +76,7 @@ def train_run(
 
             def whole_run(beat: Beat) -> TrainingOutcome:
                 with ledger.phase("start"), patient(run.timeout_s):
-                    trainer = Trainer(run, folder, out, place, ledger, live=live)
+                    trainer = Trainer(run, folder, out, place, ledger, live=live, profile=profile)
                     if there:
                         trainer.resume()
                     if text is not None:

@@ -18,6 +18,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from torchwright.errors import TorchwrightError
 from torchwright.process.files import replacing
 
 FILE = "metrics.jsonl"
@@ -34,6 +35,7 @@ class RunMetrics:
         self._folder, self._file, self._board = folder, None, None
         self._console = console or Console(stderr=True, highlight=False)
         self._live = live and folder is not None
+        self._at = 0
         self._progress: Progress | None = None
         if self._live and self._console.is_terminal:
             self._progress = Progress(
@@ -53,6 +55,8 @@ class RunMetrics:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, TorchwrightError):
+            self.event("stopped", at=self._at, reason=str(error))
         if self._progress is not None:
             self._progress.stop()
         if self._board is not None:
@@ -61,14 +65,19 @@ class RunMetrics:
             self._file.close()
 
     def begin(self, at: int, **facts: Any) -> None:
-        """Go on after step `at`; lines beyond it, of an attempt that died and whose steps come again, go."""
+        """Go on after step `at`; lines beyond it, whose steps come again, go; why an attempt stopped stays."""
         if self._folder is not None:
             path = self._folder / FILE
-            kept = [text for text, line in _lines(path) if line.get("step", line.get("at", 0)) <= at]
+            kept = [
+                text
+                for text, line in _lines(path)
+                if line.get("step", line.get("at", 0)) <= at or line.get("event") == "stopped"
+            ]
             with replacing(path) as new:
                 new.write_text("".join(f"{text}\n" for text in kept), encoding="utf-8")
             self._file = path.open("a", buffering=1, encoding="utf-8")
             self._board = _tensorboard(self._folder, at)
+        self._at = at
         self.event("start", at=at, **facts)
 
     def event(self, name: str, **facts: Any) -> None:
@@ -82,6 +91,7 @@ class RunMetrics:
 
     def figures(self, step: int, values: Mapping[str, float | None], *, event: str | None = None) -> None:
         """Figures after `step` steps, its own or those of an event; what is None is not known and left out."""
+        self._at = step
         known = {name: value for name, value in values.items() if value is not None}
         self._write({**({"event": event, "at": step} if event else {"step": step}), **known})
         if self._board is not None:
@@ -89,7 +99,7 @@ class RunMetrics:
                 self._board.add_scalar(name, value, step)
         if not self._live:
             return
-        text = _told(known)
+        text = told(known)
         if self._progress is not None:
             self._progress.update(self._task, completed=step, figures=text)
         else:
@@ -118,7 +128,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield text, json.loads(text)
 
 
-def _told(values: Mapping[str, float]) -> str:
+def told(values: Mapping[str, float]) -> str:
     """The figures for people."""
     words = []
     for name in ("loss", "validation_loss", "lr", "grad_norm"):

@@ -21,20 +21,21 @@ PEAK = "peak_lr"
 class Optimizers:
     """One or two `torch.optim` optimizers over a model's parameters.
 
-    AdamW (Loshchilov and Hutter, 2019), its 8-bit form (Dettmers et al., 2022, by torchao), or Muon (Jordan et al.,
-    2024). Muon is for the matrices of the layers, each expert's among them; AdamW takes routers and the rest.
+    AdamW (Loshchilov and Hutter, 2019), its forms with moments in 8 bits (Dettmers et al., 2022) and 4 bits (Li et al.,
+    2023), by torchao, Adafactor (Shazeer and Stern, 2018), or Muon (Jordan et al., 2024). Muon is for the matrices of
+    the layers, each expert's among them; AdamW takes routers and the rest.
     """
 
     def __init__(self, model: nn.Module, chosen: config.Optimizer, *, compiled: bool) -> None:
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._parameters = list(parameters.values())
-        self._eight_bits = chosen.name == "adamw8bit"
-        self._eager = self._eight_bits and not compiled
-        self._matrices = _matrices(parameters) if chosen.name == "muon" else {}
+        self._few_bits = chosen.name in config.FEW_BITS
+        self._eager = self._few_bits and not compiled
+        self._matrices = _matrices(parameters, chosen.name)
         self._names: dict[torch.Tensor, str] = {p: name for name, p in parameters.items()}
         for parameter, matrices in self._matrices.items():
             name = self._names[parameter]
-            one = parameter.dim() == 2
+            one = parameter.dim() < 3
             self._names |= {m: name if one else f"{name}.{expert}" for expert, m in enumerate(matrices)}
         self.optimizers = list(_build(parameters, self._matrices, chosen))
         for group in self._groups():
@@ -72,7 +73,7 @@ class Optimizers:
             for parameter, state in optimizer.state.items():
                 for key, value in state.items():
                     name = f"{self._names[parameter]}.{key}"
-                    found |= _flattened(name, value) if self._eight_bits else {name: value}
+                    found |= _flattened(name, value) if self._few_bits else {name: value}
         return found
 
     def _groups(self) -> Iterable[dict[str, Any]]:
@@ -89,11 +90,18 @@ def _build(
     if chosen.name == "adamw":
         yield torch.optim.AdamW(_groups(parameters, chosen.weight_decay), lr=chosen.lr, fused=True, **common)
         return
-    if chosen.name == "adamw8bit":
+    if chosen.name in config.FEW_BITS:
         with quiet_import():
-            from torchao.optim import AdamW8bit
+            from torchao.optim import AdamW4bit, AdamW8bit
 
-        yield AdamW8bit(_groups(parameters, chosen.weight_decay), lr=chosen.lr, **common)
+        kind = AdamW4bit if chosen.name == "adamw4bit" else AdamW8bit
+        yield kind(_groups(parameters, chosen.weight_decay), lr=chosen.lr, **common)
+        return
+    if chosen.name == "adafactor":
+        whole = [matrix for of_one in matrices.values() for matrix in of_one]
+        decayed, others = ([p for p in whole if (p.dim() >= 2) is decays] for decays in (True, False))
+        groups = [{"params": decayed, "weight_decay": chosen.weight_decay}, {"params": others}]
+        yield torch.optim.Adafactor([group for group in groups if group["params"]], lr=chosen.lr)
         return
     yield torch.optim.Muon(
         [matrix for of_one in matrices.values() for matrix in of_one],
@@ -109,18 +117,20 @@ def _build(
     yield torch.optim.AdamW(groups, lr=chosen.adam_lr or chosen.lr, fused=True, **common)
 
 
-def _matrices(parameters: dict[str, nn.Parameter]) -> dict[nn.Parameter, list[torch.Tensor]]:
-    """What Muon takes: each matrix of the layers but the routers', as tensors that share the parameters' memory.
+def _matrices(parameters: dict[str, nn.Parameter], optimizer: str) -> dict[nn.Parameter, list[torch.Tensor]]:
+    """What Adafactor and Muon take, as whole tensors that share the parameters' memory, each expert's by itself.
 
-    Raises `RunError` where a process does not hold them whole.
+    Adafactor takes all of them, Muon each matrix of the layers but the routers', others none. Raises `RunError` where a
+    process does not hold them whole.
     """
     found: dict[nn.Parameter, list[torch.Tensor]] = {}
     for name, parameter in parameters.items():
-        if parameter.dim() < 2 or not name.startswith("layers.") or name.endswith("router.weight"):
+        inside = parameter.dim() >= 2 and name.startswith("layers.") and not name.endswith("router.weight")
+        if optimizer != "adafactor" and not (optimizer == "muon" and inside):
             continue
         if isinstance(parameter, DTensor) and parameter.to_local().shape != parameter.shape:
             raise RunError(
-                "optimizer 'muon' needs whole matrices, and the layout shards them",
+                f"optimizer '{optimizer}' needs whole matrices, and the layout shards them",
                 found=f"{name} of {tuple(parameter.shape)}, of which a process holds "
                 f"{tuple(parameter.to_local().shape)}",
                 next="use dp_replicate alone of all axes, or optimizer 'adamw'",
@@ -130,9 +140,9 @@ def _matrices(parameters: dict[str, nn.Parameter]) -> dict[nn.Parameter, list[to
 
 
 def _parts(parameter: torch.Tensor) -> list[torch.Tensor]:
-    """A parameter's matrices in this process: itself, or one for each expert."""
+    """A parameter in this process: itself, or a matrix for each expert."""
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return [local] if local.dim() == 2 else list(local.unbind())
+    return [local] if local.dim() < 3 else list(local.unbind())
 
 
 def _groups(parameters: dict[str, nn.Parameter], decay: float) -> list[dict[str, Any]]:
@@ -147,11 +157,12 @@ def _groups(parameters: dict[str, nn.Parameter], decay: float) -> list[dict[str,
 
 
 def _flattened(name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
-    """One tensor of torchao's state under its name; an 8-bit one as its codes and scales."""
+    """One tensor of torchao's state under its name; one of few bits as its codes and scales."""
+    from torchao.optim.subclass_4bit import OptimState4bit
     from torchao.optim.subclass_8bit import OptimState8bit
 
     local = value.to_local() if isinstance(value, DTensor) else value
-    if not isinstance(local, OptimState8bit):
+    if not isinstance(local, OptimState8bit | OptimState4bit):
         return {name: value}
     # Blocks of codes do not follow the rows of a matrix, so that they cannot be cut anew: each process keeps its own.
     own = f".of-{dist.get_rank()}" if isinstance(value, DTensor) else ""

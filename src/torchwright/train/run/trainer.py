@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from torchwright.devices import get_device
 from torchwright.devices.allocator import retain_where_possible
@@ -27,13 +28,16 @@ from torchwright.train.model.lora import merged
 from torchwright.train.run import checkpoint
 from torchwright.train.run.adapt import ADAPTER, base_digests, write_adapters
 from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
-from torchwright.train.run.config import FREE, Run, changed_fields
+from torchwright.train.run.config import FEW_BITS, FREE, Run, changed_fields
 from torchwright.train.run.corpus import open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.folder import MODEL
 from torchwright.train.run.learner import Learner
 from torchwright.train.run.metrics import RunMetrics, perplexity
+from torchwright.train.run.not_finite import Sighting, first_not_finite, told
 from torchwright.train.run.patience import patient
+from torchwright.train.run.profiling import StepProfiler
+from torchwright.train.run.profiling import told as told_profile
 from torchwright.train.run.schedule import ScheduledStep, plan_step, steps
 from torchwright.train.run.setup import (
     Place,
@@ -73,8 +77,17 @@ class Trainer:
     """One process's part of a run."""
 
     def __init__(
-        self, run: Run, folder: Path, out: Path, place: Place, ledger: Ledger, *, live: bool
+        self,
+        run: Run,
+        folder: Path,
+        out: Path,
+        place: Place,
+        ledger: Ledger,
+        *,
+        live: bool,
+        profile: range = range(0),
     ) -> None:
+        """`profile`: steps that are made under torch's profiler."""
         self.run, self.folder, self.out, self.place, self.ledger = run, folder, out, place, ledger
         if place.device == "cpu":
             retain_where_possible()  # activations and gradients come back in the same sizes every step
@@ -85,6 +98,7 @@ class Trainer:
         self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
         self.evaluator = Evaluator(run, self.config, self.source, self.corpus, place.device)
         self.metrics = RunMetrics(out if place.first else None, steps=steps(run), live=live)
+        self.profiler = StepProfiler(profile, out, rank=place.rank, device=place.device)
         self.base = on_first(self._base)
         self.signals, self.device = Signals(), get_device(place.device)
         self.peak_tflops = run.peak_tflops or on_first(lambda: _measured_peak(run, place.device))
@@ -106,8 +120,10 @@ class Trainer:
             )
         different = changed_fields(described.run, now.run, ignore=FREE)
         different += changed_fields(described.facts, now.facts, ignore=("torch",))
-        if self.run.optimizer.name == "adamw8bit":
-            different += changed_fields({"layout": described.run["layout"]}, {"layout": now.run["layout"]})
+        kept = ["layout"] if self.run.optimizer.name in FEW_BITS or self.run.deterministic else []
+        kept += ["threads"] if self.run.deterministic else []
+        then, today = ({name: one.run[name] for name in kept} for one in (described, now))
+        different += changed_fields(then, today)
         if different:
             raise CheckpointError(
                 f"the checkpoint {folder} is of another run",
@@ -132,21 +148,43 @@ class Trainer:
         `beat` is called after each step, and with the patience for it before what may take long.
         """
         last = steps(self.run)
+        self.profiler.check(self.done, last)
         figures = None
         with self.metrics, self.signals.noted():
-            self.metrics.begin(self.done, world=self.place.world, torch=torch.__version__)
+            self.metrics.begin(
+                self.done,
+                world=self.place.world,
+                torch=torch.__version__,
+                steps=last,
+                data=self.corpus.facts(),
+                run=self.run.model_dump(mode="json"),
+            )
             self._tell_broken()
             self._since = time.perf_counter(), self.done
             while self.done < last and not (figures and figures.leave):
-                figures = self.advance()
+                with self.profiler.step(self.done + 1):
+                    figures = self.advance()
                 beat()
+                if self.profiler.ready():
+                    beat(math.inf)
+                    self._write_profile()
+                    beat()
                 if self.done < last and not figures.leave:
                     beat(math.inf)
                     self._between()
                     beat()
             beat(math.inf)
             with patient(self.run.timeout_s):
+                self._write_profile()
                 return self._finish(figures)
+
+    def _write_profile(self) -> None:
+        """What the profiled steps spent their time on, where there are some; it takes longer than a step."""
+        found = self.profiler.finish()
+        if found is not None:
+            self.metrics.event("profile", at=self.done, **dataclasses.asdict(found))
+            self.metrics.show(told_profile(found))
+            self._since = time.perf_counter(), self.done
 
     def _tell_broken(self) -> None:
         """The rows that are left out, by file."""
@@ -177,7 +215,7 @@ class Trainer:
             if figures.failed:
                 self.checkpoints.wait()  # raises its reason
             if not figures.finite:
-                raise self._not_finite(step, figures, windows)
+                raise self._not_finite(step, figures, windows, first_not_finite(self.learner, step, batches))
             self.learner.update(step)
         self.done += 1
         if self.done % self.run.log_every == 0 or self.done == steps(self.run) or figures.leave:
@@ -258,6 +296,7 @@ class Trainer:
         if finished and self.run.qat is not None:
             with self.ledger.phase("evaluation"):
                 on_first(self._write_receipt)
+        self.metrics.event("end" if finished else "left", at=self.done)
         return TrainingOutcome(
             out=self.out,
             steps=self.done,
@@ -295,7 +334,16 @@ class Trainer:
         """RUN/`name`; that of a shorter run goes when the new one is whole."""
         folder, new = self.out / name, self.out / f"{name}.new"
         on_first(lambda: shutil.rmtree(new, ignore_errors=True))
-        save(new)
+        try:
+            save(new)
+        except SafetensorError as error:  # as which safetensors raises what the disk says
+            shutil.rmtree(new, ignore_errors=True)
+            raise CheckpointError(
+                f"{folder} could not be written",
+                found=str(error),
+                allowed=f"the checkpoint of step {self.done} is whole",
+                next="free some space, then start the same command again: no step is made twice",
+            ) from error
 
         def swap() -> None:
             if folder.exists():
@@ -344,12 +392,14 @@ class Trainer:
             },
         )
 
-    def _not_finite(self, step: ScheduledStep, figures: StepFigures, windows: Walk) -> TrainingStopped:
+    def _not_finite(
+        self, step: ScheduledStep, figures: StepFigures, windows: Walk, first: Sighting | None
+    ) -> TrainingStopped:
         self.checkpoints.wait()
         good = checkpoint.whole(self.checkpoints.folder)
         return TrainingStopped(
             f"step {step.number + 1} has a loss of {figures.loss} and a gradient norm of {figures.grad_norm}",
-            found=f"its batch: {windows.describe(step.first, step.rows)}; {step.tokens:,} tokens were seen before it",
+            found=f"{told(first, step, windows)}; {step.tokens:,} tokens were seen before it",
             allowed=f"the last good checkpoint is {good[-1]}" if good else "no checkpoint was written yet",
             next="look at the batch, lower optimizer.lr or clip, and start the same command again",
         )

@@ -1,0 +1,142 @@
+"""Where a step that gave no number first went wrong: the step is done again and every layer is watched.
+
+A layer's input and output are looked at in the forward pass, the gradients of its output and of its parameters in the
+backward pass, in the order in which they come; the first that holds infinity or nan is named, with the rows of the
+batch that it lies in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from torchwright.train.data.mixture import Walk
+from torchwright.train.run.learner import Learner
+from torchwright.train.run.schedule import ScheduledStep
+from torchwright.train.run.step import MicroBatch
+
+NUMBERED = 8
+"""Rows that a message lists at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """The first tensor of a step that is not finite."""
+
+    where: str
+    """As in "the output of layers.3.mlp.down"."""
+    rows: list[int]
+    """Of the step's rows, those that it lies in; none where the tensor has no rows."""
+    looked: int
+    """At how many tensors before it; what is broken in one process breaks the gradients of all later on."""
+
+
+@dataclass
+class _Watch:
+    """Notes the first tensor that is not finite, and the rows of the first that has some (weights have none)."""
+
+    rows: int
+    """Rows of a micro-batch: the first size of the tensors that have them."""
+    looked: int = 0
+    where: str | None = None
+    bad: list[int] = field(default_factory=list)
+
+    def look(self, where: str, tensor: Any) -> None:
+        if self.bad or not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            return
+        self.looked += self.where is None
+        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+        finite = local.isfinite()
+        if bool(finite.all()):
+            return
+        self.where = self.where or where
+        if local.dim() >= 2 and local.shape[0] == self.rows:
+            self.bad = (~finite.flatten(1).all(1)).nonzero().flatten().tolist()
+
+
+def first_not_finite(learner: Learner, step: ScheduledStep, batches: Sequence[MicroBatch]) -> Sighting | None:
+    """Do the step's forward and backward pass again without moving anything; what is first no number in it.
+
+    Every process of the run calls it. None where each layer is finite, as where only a sum overflows.
+    """
+    for name, parameter in learner.model.named_parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        found = None if local.isfinite().all() else Sighting(where=f"the weight {name}", rows=[], looked=0)
+        if first := _of_all(found):
+            return first
+    mine = learner.batches.rows(step.rows)
+    for number, batch in enumerate(batches):
+        rows = batch.ids_BT.shape[0]
+        watch, begin = _Watch(rows), learner.batches.part * mine + number * rows
+        learner.begin(step)
+        with _watched(learner.model, watch), torch.compiler.set_stance("force_eager"):
+            learner.gradients([batch])
+        found = None
+        if watch.where is not None:
+            found = Sighting(where=watch.where, rows=[begin + row for row in watch.bad], looked=watch.looked)
+        if first := _of_all(found):
+            return first
+    return None
+
+
+def told(first: Sighting | None, step: ScheduledStep, windows: Walk) -> str:
+    """The place and the rows, for a message: each row's file and place, or those where the batch begins."""
+    where = f"first in {first.where}" if first else "every layer's own tensors are finite"
+    batch = f"its batch: {windows.describe(step.first, step.rows)}"
+    rows = first.rows if first else []
+    if not 0 < len(rows) < step.rows:
+        return f"{where}; {batch}"
+    named = [f"row {row}, {windows.describe(step.first + row, 1)}" for row in rows[:NUMBERED]]
+    more = f"; and {len(rows) - NUMBERED} more" if len(rows) > NUMBERED else ""
+    return f"{where}, in {'; '.join(named)}{more}; {batch}"
+
+
+def _of_all(found: Sighting | None) -> Sighting | None:
+    """The earliest of all processes', with the rows of all that found it in the same place."""
+    everybodys: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybodys, found)
+    there = [other for other in everybodys if other is not None]
+    if not there:
+        return None
+    first = min(there, key=lambda other: other.looked)
+    rows = {row for other in there if other.where == first.where for row in other.rows}
+    return replace(first, rows=sorted(rows))
+
+
+@contextlib.contextmanager
+def _watched(model: nn.Module, watch: _Watch) -> Generator[None]:
+    """Let `watch` look at what goes into and out of every module, and at the gradients on their way back."""
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name:
+                hooks.enter_context(module.register_forward_pre_hook(partial(_before, watch, name)))
+                hooks.enter_context(module.register_forward_hook(partial(_after, watch, name)))
+        for name, parameter in model.named_parameters():
+            parameter.grad = None
+            if parameter.requires_grad:
+                look = partial(_gradient, watch, name)
+                hooks.enter_context(parameter.register_post_accumulate_grad_hook(look))
+        yield
+
+
+def _before(watch: _Watch, name: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    for tensor in inputs:
+        watch.look(f"the input of {name}", tensor)
+
+
+def _after(watch: _Watch, name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+    watch.look(f"the output of {name}", output)
+    if isinstance(output, torch.Tensor) and output.requires_grad:
+        output.register_hook(partial(watch.look, f"the gradient of the output of {name}"))
+
+
+def _gradient(watch: _Watch, name: str, parameter: torch.Tensor) -> None:
+    watch.look(f"the gradient of {name}", parameter.grad)

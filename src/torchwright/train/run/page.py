@@ -1,0 +1,161 @@
+"""`torchwright report OUT` of a training run: one self-contained page, no script, every word escaped (no torch)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from torchwright.ledger import Account, LedgerError, read_account, show
+from torchwright.ledger.buckets import BUCKETS, NANO
+from torchwright.process.files import replacing
+from torchwright.report import wording
+from torchwright.report.curves import curve
+from torchwright.report.html import environment
+from torchwright.train.run.history import History, read_history
+from torchwright.train.run.metrics import FILE, UNITS
+
+PAGE = "report.html"
+LISTED = 20
+"""Samples, and broken rows of a file, at most."""
+TOLD = ("profile", "stopped", "left", "end", "qat_receipt")
+"""Events with a line of their own."""
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / FILE).is_file()
+
+
+def write(folder: Path) -> Path:
+    """Write OUT/report.html of what the run has told so far; raises `RunError` where there is no run."""
+    page = folder / PAGE
+    text = render(folder, read_history(folder))
+    with replacing(page) as beside:
+        beside.write_text(text, encoding="utf-8")
+    return page
+
+
+def render(folder: Path, history: History) -> str:
+    start = history.of("start")[-1] if history.of("start") else {}
+    run = start.get("run") if isinstance(start.get("run"), dict) else None
+    of_all = f" of {history.steps:,}" if history.steps else ""
+    stopped = [event for event in [history.end] if event and event["event"] == "stopped"]
+    return (
+        environment()
+        .get_template("run.html.j2")
+        .render(
+            name=folder.resolve().name,
+            headline=f"Step {history.step:,}{of_all}; torch {start.get('torch')}, {start.get('world')} processes",
+            stopped=str(stopped[0].get("reason")) if stopped else None,
+            tiles=list(_tiles(history)),
+            plates=list(_plates(history)),
+            account=_account(folder),
+            sources=list(_sources(history, start, run)),
+            skipped=[
+                (event.get("file"), event.get("broken"), _pairs(event.get("rows"))[:LISTED])
+                for event in _latest(history.of("broken_rows"), "file")
+            ],
+            samples=[(event.get("at"), event.get("text")) for event in history.of("sample")[-LISTED:]],
+            events=[(event.get("at"), _told(event)) for event in history.events if event["event"] in TOLD],
+            run=json.dumps(run, indent=1) if run else None,
+        )
+    )
+
+
+def _tiles(history: History) -> Iterator[tuple[str, str]]:
+    latest = history.latest()
+    for name, title in (("loss", "Loss"), ("validation_loss", "Validation loss")):
+        if name in latest:
+            yield title, f"{latest[name]:{UNITS[name]}}"
+    if "tokens" in latest:
+        yield "Tokens", f"{latest['tokens']:,.0f}"
+    if "tokens_per_s" in latest:
+        yield "Tokens per second", f"{latest['tokens_per_s']:,.0f}"
+    if "memory_bytes" in latest:
+        yield "Peak memory", wording.size(latest["memory_bytes"])
+
+
+def _plates(history: History) -> Iterator[tuple[str, Markup]]:
+    losses = {"training": history.series("loss"), "validation": history.series("validation_loss")}
+    figures = [
+        ("loss", "Loss", losses, lambda value: f"{value:.3g}"),
+        ("lr", "Learning rate", {"lr": history.series("lr")}, lambda value: f"{value:.1e}"),
+        ("norm", "Gradient norm", {"norm": history.series("grad_norm")}, lambda value: f"{value:.3g}"),
+        (
+            "speed",
+            "Tokens per second",
+            {"speed": history.series("tokens_per_s")},
+            lambda value: f"{value:,.0f}",
+        ),
+    ]
+    for key, title, lines, words in figures:
+        figure = curve(key, title, lines, words)
+        if figure is not None:
+            yield title, figure
+
+
+def _account(folder: Path) -> dict[str, Any] | None:
+    """The ledger's figures as words; None where the run folder has no ledger."""
+    try:
+        account: Account = read_account(folder)
+    except LedgerError:
+        return None
+    return {
+        "headline": show.headline(account),
+        "buckets": [
+            (name.replace("_", " "), show.duration(seconds), seconds / account.wall, BUCKETS[name])
+            for name, seconds in account.seconds().items()
+            if seconds
+        ],
+        "attempts": [
+            (
+                attempt.number,
+                show.clock(attempt.start),
+                show.duration((attempt.end - attempt.start) / NANO),
+                attempt.world,
+                show.steps_of(attempt),
+                show.how_ended(attempt, last=attempt is account.attempts[-1]),
+            )
+            for attempt in account.attempts
+        ],
+    }
+
+
+def _sources(
+    history: History, start: dict[str, Any], run: dict[str, Any] | None
+) -> Iterator[tuple[str, int, str, str]]:
+    """(source, files, tokens, how often it was read) as the last start found them."""
+    sources = start.get("data")
+    if not isinstance(sources, dict):
+        return
+    mixture = (run or {}).get("data", {}).get("mixture") or {}
+    weights = {name: float(mixture[name]["weight"]) if name in mixture else 1.0 for name in sources}
+    seen = history.latest().get("tokens", 0.0)
+    for name, facts in sources.items():
+        share = weights[name] / sum(weights.values())
+        read = f"{share * seen / facts['tokens']:.2f} times" if facts["tokens"] else wording.MISSING
+        yield name, facts["files"], f"{facts['tokens']:,}", read
+
+
+def _latest(events: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """The last event of each value of `key`: every start tells of the same files again."""
+    return list({str(event.get(key)): event for event in events}.values())
+
+
+def _pairs(rows: Any) -> list[tuple[Any, Any]]:
+    return (
+        [(row[0], row[1]) for row in rows if isinstance(row, list) and len(row) == 2]
+        if isinstance(rows, list)
+        else []
+    )
+
+
+def _told(event: dict[str, Any]) -> str:
+    """An event in one line."""
+    facts = {name: value for name, value in event.items() if name not in ("event", "at")}
+    plain = {name: value for name, value in facts.items() if not isinstance(value, list | dict)}
+    words = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in plain.items())
+    return f"{event['event'].replace('_', ' ')}{': ' if words else ''}{words}"
