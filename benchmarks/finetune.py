@@ -1,11 +1,13 @@
-"""Fine-tuning the bundled model to facts that it cannot know: this trainer against transformers and peft by hand.
+"""Fine-tuning the bundled model to facts that it cannot know: this trainer against transformers and peft by hand, and
+against TRL's `SFTTrainer`.
 
-    pip install peft
+    pip install peft trl
     python benchmarks/finetune.py [--turns N] [--steps S] [--threads T] [--json FILE]
 
 Each contender is a process of its own with the same windows in the same order, fused AdamW, bf16 autocast, and for
 adapters r = 16 on all linear layers over weights in bfloat16. They make some steps in turn; ratios are medians over the
-turns. Before and after, each is asked for every fact and has to give it exactly.
+turns with 95% intervals. Before and after, each is asked for every fact and has to give it exactly. What is not
+installed is left out in words.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,6 +28,8 @@ from typing import Any
 import torch
 
 import turns
+from finetune_peers import Job, by_hand, trl
+from torchwright.measure.clock import paired_speedup
 
 BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "bundled"
 CONTEXT, BATCH_TOKENS, FACTS = 128, 1024, 24
@@ -51,12 +56,13 @@ OURS: dict[str, dict[str, Any] | None] = {
     "torchwright LoRA, compiled": {"r": RANK},
     "torchwright QLoRA (nf4)": {"r": RANK, "base": "nf4"},
 }
-NAMES = (*OURS, "transformers full", "peft LoRA")
-RATIOS = (
-    ("torchwright full", "transformers full"),
-    ("torchwright LoRA", "peft LoRA"),
-    ("torchwright LoRA, compiled", "peft LoRA"),
-    ("torchwright QLoRA (nf4)", "peft LoRA"),
+NEEDS = {"transformers full": "transformers", "peft LoRA": "peft", "TRL full": "trl", "TRL LoRA": "trl"}
+"""Contender → the package that it is made of."""
+NAMES = (*OURS, *NEEDS)
+RATIOS = tuple(
+    (ours, theirs)
+    for ours in OURS
+    for theirs in (("transformers full", "TRL full") if OURS[ours] is None else ("peft LoRA", "TRL LoRA"))
 )
 
 
@@ -111,46 +117,18 @@ def ours(name: str, folder: Path) -> tuple[Callable[[], float], torch.nn.Module]
     return step, trainer.learner.model
 
 
-def theirs(name: str, folder: Path) -> tuple[Callable[[], float], torch.nn.Module]:
-    """What one writes with transformers, and peft."""
-    from transformers import AutoModelForCausalLM
-
-    from torchwright.train.data.shards import Shards
-    from torchwright.train.data.streams import Windows
-    from torchwright.train.data.text import token_shards
-    from torchwright.train.model.foreign import Foreign
-
-    shards = Shards(
-        token_shards([folder / "facts.txt"], ["*.txt"], BUNDLED, 1, folder / f"tokens-{name[:4]}"), 4096
+def job(name: str, folder: Path) -> Job:
+    """What a contender of others is given."""
+    kind = "lora" if name.endswith("LoRA") else "full"
+    return Job(
+        model=BUNDLED,
+        text=folder / "facts.txt",
+        scratch=folder / name.replace(" ", "-"),
+        context=CONTEXT,
+        rows=BATCH_TOKENS // CONTEXT,
+        rank=RANK if kind == "lora" else None,
+        rate=RATES[kind],
     )
-    data = Windows(shards, CONTEXT, 0)
-    kind = "lora" if name == "peft LoRA" else "full"
-    dtype = torch.bfloat16 if kind == "lora" else torch.float32
-    model: Any = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=dtype)
-    if kind == "lora":
-        from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
-
-        settings = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
-        model = get_peft_model(model, settings)
-    model.train()
-    learnt = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(learnt, lr=RATES[kind], betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    done = 0
-
-    def step() -> float:
-        nonlocal done
-        rows = data.batch(done * (BATCH_TOKENS // CONTEXT), BATCH_TOKENS // CONTEXT)
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(input_ids=rows.ids_BT, use_cache=False).logits
-            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows.labels_BT.flatten())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(learnt, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        done += 1
-        return loss.item()
-
-    return step, Foreign(model)
 
 
 def exact_matches(model: torch.nn.Module) -> int:
@@ -166,10 +144,15 @@ def exact_matches(model: torch.nn.Module) -> int:
     return sum(one.strip().startswith(want.strip()) for one, want in zip(told, facts().values(), strict=True))
 
 
-def contender(name: str, folder: str, threads: int, steps: int, pipe: Connection) -> None:
+def contender(name: str, folder: str, threads: int, steps: int, rounds: int, pipe: Connection) -> None:
     """One process: answers each request with the seconds of its steps and their losses, and the last with its score."""
     torch.set_num_threads(threads)
-    step, model = (ours if name in OURS else theirs)(name, Path(folder))
+    if name in OURS:
+        step, model = ours(name, Path(folder))
+    elif name.startswith("TRL"):
+        step, model = trl(job(name, Path(folder)), 1 + rounds * steps)
+    else:
+        step, model = by_hand(job(name, Path(folder)))
     before = exact_matches(model)
     losses = [step()]
     pipe.send(None)
@@ -195,9 +178,9 @@ def main() -> None:
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         write_data(Path(folder))
-        for name in options.only:
+        for name in present(options.only):
             pipes[name], far = server.Pipe()
-            arguments = (name, folder, options.threads, options.steps, far)
+            arguments = (name, folder, options.threads, options.steps, options.turns, far)
             server.Process(target=contender, args=arguments, daemon=True).start()
             far.close()
             pipes[name].recv()  # warm, and waiting
@@ -206,6 +189,14 @@ def main() -> None:
             pipe.send(False)
             rows[name] = pipe.recv() | {"seconds": seconds[name]}
     report(rows, options.json)
+
+
+def present(names: Sequence[str]) -> list[str]:
+    """Those whose package is installed; says which is not."""
+    missing = [name for name in names if name in NEEDS and find_spec(NEEDS[name]) is None]
+    for name in missing:
+        turns.say(f"{name} is left out: {NEEDS[name]} is not installed (pip install {NEEDS[name]})")
+    return [name for name in names if name not in missing]
 
 
 def report(rows: dict[str, dict[str, Any]], json_file: str | None) -> None:
@@ -219,11 +210,17 @@ def report(rows: dict[str, dict[str, Any]], json_file: str | None) -> None:
         told = ", ".join(f"{curve[place]:.2f}" for place in (0, len(curve) // 2, -1))
         score = f"{row['before']} → {row['after']} of {FACTS}"
         print(f"| {name} | {wall:.3f} | {cpu:.3f} | {row['peak_bytes'] / 2**20:.0f} MiB | {told} | {score} |")
-    print("\n| ratio, median over turns | wall | processor time |\n|---|---:|---:|")
+    print(
+        "\n| times faster: median over turns [95%] | wall | processor time | largest difference of losses |"
+    )
+    print("|---|---:|---:|---:|")
     for one, other in RATIOS:
         if one in rows and other in rows:
-            wall, cpu = turns.median_ratios(rows[other]["seconds"], rows[one]["seconds"])
-            print(f"| {one} / {other} | {wall:.2f}x | {cpu:.2f}x |")
+            theirs_by_clock = zip(*rows[other]["seconds"], strict=True)
+            ours_by_clock = zip(*rows[one]["seconds"], strict=True)
+            wall, cpu = (paired_speedup(a, b) for a, b in zip(theirs_by_clock, ours_by_clock, strict=True))
+            apart = max(abs(a - b) for a, b in zip(rows[one]["losses"], rows[other]["losses"], strict=True))
+            print(f"| {one} against {other} | {wall} | {cpu} | {apart:.3f} |")
     turns.write_json(json_file, [{"contender": name, **row} for name, row in rows.items()])
 
 

@@ -25,7 +25,9 @@ from torchwright.decoder.sampling import Sampling
 from torchwright.devices import default_name, get_device
 from torchwright.errors import ArtifactError, ModelError, WorkloadError, unknown
 from torchwright.facts import Recipe
+from torchwright.hub.folder import resolve
 from torchwright.hub.text_stream import TextStream
+from torchwright.hub.trained import trained_scheme
 from torchwright.kernels import ops
 from torchwright.report import view
 from torchwright.workloads.generation import Writer
@@ -74,6 +76,7 @@ def generate(
     kv: str | None,
     dtype: str | None,
     device: str | None,
+    adapter: str | None,
     trust: bool,
     on_text: Callable[[str], None],
     on_notice: Callable[[str], None],
@@ -91,7 +94,9 @@ def generate(
             f"{', '.join(idle)} would change nothing: at temperature 0 the most likely token is taken",
             next="add --temperature, such as 0.8",
         )
-    opened = open_model(target, quantize=quantize, kv=kv, dtype=dtype, device=device, trust=trust)
+    opened = open_model(
+        target, quantize=quantize, kv=kv, dtype=dtype, device=device, adapter=adapter, trust=trust
+    )
     for notice in opened.notices:
         on_notice(notice)
     return ask(
@@ -106,19 +111,22 @@ def open_model(
     kv: str | None = None,
     dtype: str | None = None,
     device: str | None = None,
+    adapter: str | None = None,
     trust: bool = False,
 ) -> OpenedModel:
-    """The language model of an artifact, or of a Hugging Face folder, GGUF file or hub id; None is the bundled one.
+    """The language model of an artifact, or of a Hugging Face folder, training run, GGUF file or hub id; None is the
+    bundled one.
 
-    `quantize` and `kv` are those of `load_decoder`; `dtype` is bf16 or fp32, by default bf16 where the compiled
-    kernels are there; `device` is by default CUDA where there is a card. An artifact has its own, so none of the four
+    `quantize`, `kv` and `adapter` are those of `load_decoder`, but without `quantize` a folder whose weights were
+    trained for a rounding runs in it (`hub/trained.py`); `dtype` is bf16 or fp32, by default bf16 where the compiled
+    kernels are there; `device` is by default CUDA where there is a card. An artifact has its own, so none of the five
     is for it.
 
     Raises `WorkloadError` for options that an artifact does not take, `ArtifactError` for an artifact of another kind
     of model, and what `tw.load` and `load_decoder` raise.
     """
     if target is not None and is_artifact(target):
-        refuse_for_artifact(target, quantize=quantize, kv=kv, dtype=dtype, device=device)
+        refuse_for_artifact(target, quantize=quantize, kv=kv, dtype=dtype, device=device, adapter=adapter)
         loaded = load(target, trust=trust)
         model, recipe, notices = loaded.model, loaded.recipe, tuple(loaded.notices)
         if not isinstance(model, Writer):
@@ -130,8 +138,13 @@ def open_model(
         if recipe.runs_as and loaded.how != recipe.runs_as:
             notices += (f"runs as {loaded.how}; {recipe.speedup} was measured as {recipe.runs_as}",)
     else:
-        model, recipe = _decoder(target, quantize, kv, dtype, device or default_name()), None
+        _check_target(target, dtype)
+        folder, recipe = resolve(str(BUNDLED if target is None else target)), None
+        trained = trained_scheme(folder) if quantize is None else None
+        model = _decoder(folder, quantize or trained, kv, dtype, device or default_name(), adapter)
         notices = () if model.stored is None else (model.stored,)
+        if trained is not None:
+            notices += (f"runs in {trained}, for which it was trained; --quantize none leaves it as it is",)
     fault = ops.fault(model.device.type) if isinstance(model, LoadedDecoder) else None
     if fault is not None:
         notices += (f"no fast kernels: {fault}",)
@@ -207,9 +220,7 @@ def refuse_for_artifact(target: str, **options: str | None) -> None:
         )
 
 
-def _decoder(
-    target: str | None, quantize: str | None, kv: str | None, dtype: str | None, device: str
-) -> LoadedDecoder:
+def _check_target(target: str | None, dtype: str | None) -> None:
     if target is not None and ":" in target and not Path(target).exists():
         raise ModelError(
             f"{target} names a factory; the native decoder runs language models",
@@ -217,9 +228,14 @@ def _decoder(
         )
     if dtype is not None and dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
+
+
+def _decoder(
+    folder: Path, quantize: str | None, kv: str | None, dtype: str | None, device: str, adapter: str | None
+) -> LoadedDecoder:
     get_device(device).start()
     name = dtype or ("bf16" if ops.fault(device) is None else "fp32")
-    return load_decoder(BUNDLED if target is None else target, DTYPES[name], quantize, kv, device=device)
+    return load_decoder(folder, DTYPES[name], quantize, kv, device=device, adapter=adapter)
 
 
 def _check_text(prompt: str) -> None:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import torchwright as tw
 from torchwright.errors import ModelError, UnknownName
+from torchwright.hub.run_folder import ADAPTER
 from torchwright.train.model.four_bit import BLOCK, NF4, FourBit, FourBitLinear
 from torchwright.train.model.lora import (
     adapters,
@@ -25,7 +26,6 @@ from torchwright.train.model.lora import (
 )
 from torchwright.train.prove.processes import ProveError
 from torchwright.train.prove.proof import prove_file
-from torchwright.train.run.adapt import ADAPTER
 from torchwright.train.run.checkpoint import CheckpointError
 from torchwright.train.run.config import RunError
 from torchwright.train.run.loop import train

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import decoder_config
+from torchwright.hub.run_folder import ADAPTER
 from torchwright.train.data.shards import Shards
 from torchwright.train.model import Transformer, save_folder
 from torchwright.train.model.lora import adapters, add_adapters, freeze, reset_adapters
 from torchwright.train.model.lora_files import decoder_targets, save_adapters
-from torchwright.train.run.adapt import ADAPTER
 from torchwright.train.run.config import read_run
 from torchwright.train.run.corpus import windows_of
 from torchwright.train.run.loop import train

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from torchwright.cli.options import decoder_options, device_option, json_option, trust_option
+from torchwright.cli.options import adapter_option, decoder_options, device_option, json_option, trust_option
 from torchwright.cli.printing import print_json
 from torchwright.process.interrupts import importing
 
@@ -41,6 +41,7 @@ from torchwright.process.interrupts import importing
     "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of the draws."
 )
 @decoder_options
+@adapter_option
 @device_option
 @trust_option
 @json_option
@@ -52,6 +53,7 @@ def command(
     quantize: str | None,
     kv: str | None,
     dtype: str | None,
+    adapter: str | None,
     device: str | None,
     trust: bool,
     as_json: bool,
@@ -74,6 +76,7 @@ def command(
         quantize=quantize,
         kv=kv,
         dtype=dtype,
+        adapter=adapter,
         device=device,
         trust=trust,
         on_text=_nothing if as_json else _write,

@@ -62,6 +62,13 @@ def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+adapter_option = click.option(
+    "--adapter",
+    metavar="DIR",
+    help="LoRA or DoRA as peft and `torchwright train` write it, added to the weights.",
+)
+
+
 def decoder_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How a language model runs on the native decoder where no search has decided it. The decoder knows the values."""
     for name, metavar, default, help in reversed(
@@ -69,7 +76,7 @@ def decoder_options(command: Callable[..., Any]) -> Callable[..., Any]:
             (
                 "--quantize",
                 f"none|{'|'.join(ASKED)}[:group_size=N]",
-                "none",
+                "what it was trained for, else none",
                 "Weights: as they are, 8 bits, or 4 bits in groups of 32, 64 or 128, rounded to nearest.",
             ),
             ("--kv", "bf16|int8|fp32", "the dtype's", "Cached keys and values."),

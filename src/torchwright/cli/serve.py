@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from torchwright.cli.options import decoder_options, trust_option
+from torchwright.cli.options import adapter_option, decoder_options, trust_option
 from torchwright.errors import TorchwrightError
 from torchwright.process.interrupts import importing
 from torchwright.serve.options import EngineOptions, ServerOptions
@@ -135,6 +135,7 @@ def _serve_command() -> ModuleType:
     help="The same request gives the same answer, alone or in any company.",
 )
 @decoder_options
+@adapter_option
 @trust_option
 def command(model: str | None, **options: Any) -> int:
     """Serve a language model or a sentence encoder by OpenAI's API.

@@ -15,6 +15,7 @@ from torchwright.decoder.repack import repack, repack_as_stored
 from torchwright.decoder.weights import DecoderWeights, MakeLinear, Repack, plain_linear
 from torchwright.devices import get_device
 from torchwright.errors import ModelError, unknown
+from torchwright.hub.adapter import AdaptedCheckpoint
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.folder import read_config, resolve
 from torchwright.kernels import ops
@@ -33,6 +34,7 @@ def load_decoder(
     kv: str | None = None,
     make_linear: MakeLinear | None = None,
     device: str = "cpu",
+    adapter: str | Path | None = None,
 ) -> LoadedDecoder:
     """The language model of a Hugging Face folder, GGUF file or hub id on Torchwright's own decoder.
 
@@ -40,7 +42,8 @@ def load_decoder(
     or 128) where it is not 32; weights are rounded to nearest, and `optimize` chooses them with calibration. `kv` is
     the type of cached keys and values: fp32, bf16 or int8, by default the model's own. `make_linear(weight (N, K),
     bias (N,) or None)` makes every linear layer but the experts' routers, in place of `quantize`. `device` is cpu or
-    cuda, which is the current card; each layer goes there once it is packed.
+    cuda, which is the current card; each layer goes there once it is packed. `adapter` is a folder of LoRA or DoRA as
+    peft writes it, added to the weights as they are read (`hub/adapter.py`).
 
     Raises `UnsupportedArchitecture` for a family that is not in `FAMILIES`, and `ModelError`, naming the file, for
     weights or configurations that cannot be used, and `TorchwrightError` for a device that this machine does not have.
@@ -58,11 +61,15 @@ def load_decoder(
     make_linear = make_linear or _linear_maker(scheme, dtype, place)
     path = resolve(str(folder))
     config = read_decoder_config(path)
-    checkpoint = Checkpoint(path, read_config(path))
+    described = read_config(path)
+    adapted = None if adapter is None else AdaptedCheckpoint(path, described, Path(adapter))
+    checkpoint = adapted or Checkpoint(path, described)
     weights = DecoderWeights(
         config, checkpoint, dtype, make_linear, place, rounded=scheme is not None, repack=keep
     )
     decoder = Decoder(config, weights).eval()
+    if adapted is not None:
+        adapted.finish()
     stored = None
     if checkpoint.quantized:
         stored = f"{checkpoint.format}: {_became(weights.repacked, scheme, dtype)}"

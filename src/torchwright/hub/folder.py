@@ -9,6 +9,7 @@ from typing import Any
 
 from torchwright.errors import ModelError
 from torchwright.hub.gguf.folder import opened
+from torchwright.hub.run_folder import trained_model
 
 WEIGHTS = ("*.safetensors", "*.gguf")
 """Files of tensors."""
@@ -55,12 +56,18 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def resolve(target: str) -> Path:
-    """A local folder for a path, a GGUF file or a hub id; hub ids are downloaded by transformers' own library.
+    """A local folder for a path, a GGUF file, a training run's folder or a hub id, which is downloaded by
+    transformers' own library.
 
     Raises `ModelError` when it is none of them.
     """
     path = Path(target)
-    return opened(path) if path.exists() or not is_hub_id(target) else download(target, allowed=TARGETS)
+    return local(path) if path.exists() or not is_hub_id(target) else download(target, allowed=TARGETS)
+
+
+def local(path: Path) -> Path:
+    """The model folder of a GGUF file or a training run; any other path as it is."""
+    return opened(trained_model(path))
 
 
 def is_hub_id(target: str) -> bool:

@@ -116,7 +116,12 @@ def _print_preflight(target: ServeTarget, options: EngineOptions, say: Callable[
 
 
 def _refuse_for_artifact(target: ServeTarget, options: EngineOptions) -> None:
-    settled = {"--quantize": options.quantize, "--kv": options.kv, "--dtype": options.dtype}
+    settled = {
+        "--quantize": options.quantize,
+        "--kv": options.kv,
+        "--dtype": options.dtype,
+        "--adapter": options.adapter,
+    }
     given = [f"{flag} {value}" for flag, value in settled.items() if value is not None]
     if given:
         raise WorkloadError(

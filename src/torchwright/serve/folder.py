@@ -9,8 +9,7 @@ from typing import Any
 
 from torchwright.artifact.folder import MANIFEST, MODEL, RECIPE
 from torchwright.errors import ArtifactError, ModelError
-from torchwright.hub.folder import download, is_hub_id
-from torchwright.hub.gguf.folder import opened
+from torchwright.hub.folder import download, is_hub_id, local
 
 BUNDLED_NAME = "torchwright-bundled"
 TARGETS = "an artifact folder, a Hugging Face folder, or a hub id"
@@ -49,7 +48,7 @@ def find(target: str | None) -> ServeTarget:
         reads = served_as == "reader"
         return ServeTarget(name=path.resolve().name, folder=path / MODEL, artifact=path, encoder=reads)
     if path.exists():
-        path, name = opened(path), path.resolve().name
+        path, name = local(path), path.resolve().name
     elif is_hub_id(target):
         path, name = download(target, allowed=TARGETS), target
     else:

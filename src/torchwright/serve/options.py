@@ -24,6 +24,8 @@ class EngineOptions:
     quantize: str | None = None
     kv: str | None = None
     dtype: str | None = None
+    adapter: str | None = None
+    """A folder of LoRA or DoRA that is added to the weights."""
     trust: bool = False
     """Load compiled code that somebody else built."""
     kv_memory: int | None = None

@@ -16,6 +16,7 @@ from typing import Any
 from torchwright.errors import ModelError
 from torchwright.hub.folder import find_object
 from torchwright.hub.tensor_header import read_header
+from torchwright.hub.trained import trained_scheme
 from torchwright.paths import cache_folder
 from torchwright.scheme import ASKED, BF16, Scheme, read_scheme
 from torchwright.serve.folder import ServeTarget
@@ -68,7 +69,7 @@ def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
     if target.encoder:
         return None
     config = find_object(target.folder / "config.json")
-    scheme = read_scheme(options.quantize)
+    scheme = _scheme(target, options)
     kv = options.kv or options.dtype or "bf16"
     plain = _plain(options)
     if config.get("quantization_config") is not None and target.artifact is None:
@@ -94,6 +95,13 @@ def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
         tpot_s=tpot,
         advice=_advice(options, scheme, kv, weights, room, kv_bytes, context, token_bytes),
     )
+
+
+def _scheme(target: ServeTarget, options: EngineOptions) -> Scheme | None:
+    """What layers are rounded to here: as asked, or as the folder's weights were trained for."""
+    if options.quantize is None and target.artifact is None:
+        return read_scheme(trained_scheme(target.folder))
+    return read_scheme(options.quantize)
 
 
 def available_bytes() -> int:

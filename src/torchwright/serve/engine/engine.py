@@ -23,6 +23,7 @@ import torch
 from torchwright.decoder.cache import PAGE, PagedCache
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.rope import BY_LENGTH
+from torchwright.errors import ModelError
 from torchwright.serve.engine.admission import Bounds, refuse
 from torchwright.serve.engine.cores import CoreShare
 from torchwright.serve.engine.fingerprint import fingerprint
@@ -68,7 +69,7 @@ class ServingEngine:
         context = min(config.context, options.max_context or config.context)
         self.context = min(context, pages * PAGE)
         """Tokens of one sequence at most, prompt and answer together."""
-        self.fingerprint = f"{fingerprint(loaded.decoder)}-{str(loaded.kv_dtype).removeprefix('torch.')}"
+        self.fingerprint = _fingerprint(loaded)
         self._bounds = Bounds(
             vocabulary=config.vocabulary,
             context=context,
@@ -133,6 +134,34 @@ class ServingEngine:
         else:
             self._loading.append(first)
         return None
+
+    def load_weights(self, loaded: LoadedDecoder) -> None:
+        """Go on with other weights of the same model from the next step on, as training changes them.
+
+        Called between steps, so that no step sees both. Running requests keep their tokens; what was computed of them
+        and the prefix cache are let go, and are computed again: from here on they answer as if they had been submitted
+        with their tokens so far. Raises `ModelError` for another configuration, type or device, `WorkloadError` as the
+        class does; then nothing has changed.
+        """
+        old = self.loaded
+        kept = ("config", "kv_dtype", "device", "stop")
+        different = [name for name in kept if getattr(loaded, name) != getattr(old, name)]
+        if different:
+            raise ModelError(
+                f"the weights in {loaded.folder} are not of the model that runs",
+                found=", ".join(f"another {name}" for name in different),
+                allowed=f"other values for {old.folder}",
+            )
+        if self.options.deterministic:
+            require_invariance(loaded.decoder)
+        now = self._clock()
+        for sequence in self._scheduler.preempt_all():
+            self._preempted(sequence, now)
+            if not sequence.told:
+                sequence.prompt_logprobs.clear()
+        self.loaded, self.fingerprint = loaded, _fingerprint(loaded)
+        self._pages.forget(self.fingerprint)
+        self._runner.decoder = loaded.decoder
 
     def cancel(self, cancel: Cancel) -> None:
         """End a request, or one of its sequences; their pages are free when this returns. Unknown ids have ended."""
@@ -259,11 +288,14 @@ class ServingEngine:
             self._queries += len(sequence.submit.ids)
             self._hits += sequence.cached_tokens
         for sequence in plan.preempted:
-            sequence.enter("preempted", now)
-            sequence.preemptions += 1
-            self._preemptions += 1
+            self._preempted(sequence, now)
         for sequence, tokens in plan.tokens.items():
             sequence.computed_tokens += tokens
+
+    def _preempted(self, sequence: Sequence, now: float) -> None:
+        sequence.enter("preempted", now)
+        sequence.preemptions += 1
+        self._preemptions += 1
 
     def _take(self, answer: StepResult) -> None:
         """Tell a sequence's new tokens, and its end."""
@@ -359,3 +391,7 @@ class ServingEngine:
 
     def _lives(self, sequence: Sequence) -> bool:
         return self._live.get(sequence.submit.id, {}).get(sequence.index) is sequence
+
+
+def _fingerprint(loaded: LoadedDecoder) -> str:
+    return f"{fingerprint(loaded.decoder)}-{str(loaded.kv_dtype).removeprefix('torch.')}"

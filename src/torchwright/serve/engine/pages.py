@@ -60,6 +60,12 @@ class Pages:
         if self.tree and short > 0:
             self.tree.evict(short)
 
+    def forget(self, fingerprint: str) -> None:
+        """Let go of all that was computed by other weights than these; no sequence may hold pages."""
+        if self.tree:
+            self.tree.evict(self.tree.evictable)
+            self.tree.fingerprint = fingerprint
+
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raise `AssertionError` unless every page's users are these sequences and the tree."""
         holders = [list(sequence.cache.pages) for sequence in sequences]

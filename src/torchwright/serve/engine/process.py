@@ -174,7 +174,13 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Ser
     """The model of the options, ready to answer; raises `TorchwrightError` for what cannot be served."""
     channel.send(Loading(text=f"loading {options.model or 'the bundled model'}"))
     if options.model is not None and is_artifact(options.model):
-        refuse_for_artifact(options.model, quantize=options.quantize, kv=options.kv, dtype=options.dtype)
+        refuse_for_artifact(
+            options.model,
+            quantize=options.quantize,
+            kv=options.kv,
+            dtype=options.dtype,
+            adapter=options.adapter,
+        )
         loaded = load(options.model, trust=options.trust)
         model, notices = loaded.model, loaded.notices
         if isinstance(model, TextAnswerer):
@@ -186,6 +192,7 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Ser
             kv=options.kv,
             dtype=options.dtype,
             device="cpu",
+            adapter=options.adapter,
             trust=options.trust,
         )
         model, notices = opened.model, list(opened.notices)

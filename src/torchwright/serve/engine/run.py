@@ -66,7 +66,7 @@ class Runner:
     """A model with its cache: computes plans."""
 
     def __init__(self, decoder: Decoder, cache: PagedCache, pages: Pages, grammars: Grammars) -> None:
-        self._decoder, self._cache, self._pages, self._grammars = decoder, cache, pages, grammars
+        self.decoder, self._cache, self._pages, self._grammars = decoder, cache, pages, grammars
 
     def run(self, plan: StepPlan) -> list[StepResult]:
         """Compute a plan's tokens and choose those that follow; sequences that share a prompt part here."""
@@ -93,11 +93,11 @@ class Runner:
         rows = [torch.from_numpy(rows_N).to(batch.ids_T.device) for rows_N in numbers]
         reports = [piece for piece in pieces if piece.sequence.wants_prompt_logprobs]
         if len(rows) == 1 and not reports:
-            return iter([self._decoder.answer(batch, self._cache, rows[0]).cpu()])
-        hidden_TE = self._decoder(batch, self._cache)
+            return iter([self.decoder.answer(batch, self._cache, rows[0]).cpu()])
+        hidden_TE = self.decoder(batch, self._cache)
         for piece in reports:
             self._report_prompt(piece, hidden_TE)
-        return (Logits(self._decoder.logits(hidden_TE[rows_N])).cpu() for rows_N in rows)
+        return (Logits(self.decoder.logits(hidden_TE[rows_N])).cpu() for rows_N in rows)
 
     def _masks(self, pieces: list[StepPiece]) -> Masks | None:
         wanted, rows = [], 0
@@ -119,7 +119,7 @@ class Runner:
         for first in range(len(found) - 1, last, LOGIT_ROWS):
             stop = min(last, first + LOGIT_ROWS)
             at = piece.row - start
-            logits_NV = self._decoder.logits(hidden_TE[at + first : at + stop]).cpu()
+            logits_NV = self.decoder.logits(hidden_TE[at + first : at + stop]).cpu()
             for position, logits_V in zip(range(first, stop), logits_NV, strict=True):
                 found.append(logprob(logits_V, ids[position + 1], top))
 

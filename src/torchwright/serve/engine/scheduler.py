@@ -90,6 +90,14 @@ class Scheduler:
             if heir is not None:
                 self.submit(heir)
 
+    def preempt_all(self) -> list[Sequence]:
+        """Let every running sequence give its pages back and wait for its turn; says which."""
+        preempted, self.running = self.running, []
+        for sequence in preempted:
+            self.submit(sequence)
+            self._room.release(sequence)
+        return preempted
+
     def plan(self) -> StepPlan:
         """The next step; admits and preempts."""
         plan = StepPlan(budget=self._step_tokens)

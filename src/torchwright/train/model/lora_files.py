@@ -18,12 +18,11 @@ from torch import nn
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.errors import unknown
+from torchwright.hub.adapter import CONFIG, MAGNITUDE, PREFIX, WEIGHTS, A, B
 from torchwright.train.model.fill import whole
 from torchwright.train.model.four_bit import FourBitLinear
 from torchwright.train.model.lora import Adapter, adapters
 from torchwright.train.model.weights import file_tensors
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +81,7 @@ def save_adapters(
         transposed |= not isinstance(model.get_submodule(target.modules[0]), nn.Linear | FourBitLinear)
         ranks[target.leaf] = len(parts) * settings["r"]
         for name, value in _tensors(parts):
-            tensors[f"base_model.model.{target.name}.{name}"] = value.cpu().contiguous()
+            tensors[f"{PREFIX}{target.name}.{name}"] = value.cpu().contiguous()
     if folder is None:
         return
     folder.mkdir(parents=True)
@@ -106,8 +105,8 @@ def save_adapters(
 
 
 def _tensors(parts: list[Adapter]) -> Iterator[tuple[str, torch.Tensor]]:
-    yield "lora_A.weight", torch.cat([whole(part.A.detach()) for part in parts])
-    yield "lora_B.weight", torch.block_diag(*(whole(part.B.detach()) for part in parts))
+    yield A, torch.cat([whole(part.A.detach()) for part in parts])
+    yield B, torch.block_diag(*(whole(part.B.detach()) for part in parts))
     magnitudes = [whole(part.magnitude.detach()) for part in parts if part.magnitude is not None]
     if magnitudes:
-        yield "lora_magnitude_vector", torch.cat(magnitudes)
+        yield MAGNITUDE, torch.cat(magnitudes)

@@ -19,6 +19,7 @@ from torchwright.errors import ModelError
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.files import INDEX
 from torchwright.hub.folder import model_files, read_object
+from torchwright.hub.trained import FILE as TRAINED
 from torchwright.train.model.fill import fill, whole
 from torchwright.train.model.four_bit import FourBit
 from torchwright.train.model.transformer import Transformer
@@ -226,7 +227,7 @@ def _name_shards(folder: Path, weight_map: list[list[str]], total: int) -> None:
 
 def _copy_files(source: Path, folder: Path, dtype: torch.dtype) -> None:
     for name, file in model_files(source, weights=False).items():
-        if name != INDEX:
+        if name not in (INDEX, TRAINED):  # what the source was trained for is not said of other weights
             shutil.copyfile(file, folder / name)
     config = read_object(source / "config.json")
     for key in ("dtype", "torch_dtype"):

@@ -14,9 +14,6 @@ from torchwright.train.model.lora import adapters, add_adapters, freeze
 from torchwright.train.model.lora_files import Target, chosen, decoder_targets, save_adapters
 from torchwright.train.run.config import Lora, Precision
 
-ADAPTER = "adapter"
-"""The part of a run folder that holds the trained adapters."""
-
 
 def adapt(model: Transformer | Foreign, lora: Lora, precision: Precision) -> None:
     """Freeze a model and hang adapters on it, empty still. Raises `UnknownName` for a target that it does not have."""

@@ -6,14 +6,13 @@ import contextlib
 import os
 from pathlib import Path
 
+from torchwright.hub.run_folder import MODEL
 from torchwright.process.files import replacing
 from torchwright.process.folders import try_lock
 from torchwright.train.run import checkpoint, torchrun
 from torchwright.train.run.checkpoint import CheckpointError
 from torchwright.train.run.config import RunError
 
-MODEL = "model"
-"""The part of a run folder that holds the trained model."""
 LOCK, RUN_FILE = "lock", "run.toml"
 
 

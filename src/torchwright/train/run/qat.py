@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from torchwright.decoder import read_decoder_config
 from torchwright.decoder.load import load_decoder
+from torchwright.hub.trained import trained_scheme
 from torchwright.kernels import pack, reference
 from torchwright.kernels.linear import PackedLinear
 from torchwright.scheme import scheme_of
@@ -167,9 +168,7 @@ def write_receipt(folder: Path, ids_BT: torch.Tensor, qat: Qat, out: Path) -> Re
         group_size=qat.group_size,
         tokens=ids_BT.numel(),
         converted=difference(trained, converted(ids_BT)),
-        served=difference(
-            trained, load_decoder(folder, quantize=str(scheme_of(qat.scheme, qat.group_size))).logits(ids_BT)
-        ),
+        served=difference(trained, load_decoder(folder, quantize=trained_scheme(folder)).logits(ids_BT)),
         unquantized=difference(trained, fresh(rounded=False)(ids_BT)),
     )
     (out / RECEIPT).write_text(json.dumps(asdict(receipt), indent=1))

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torchwright.decoder.families import decoder_config
 from torchwright.errors import TorchwrightError, first_line
 from torchwright.hub.chat_template import TEMPLATES
+from torchwright.hub.run_folder import SOURCE
 from torchwright.stuck.watch import turn_on
 from torchwright.train.data.batch import WindowBatch
 from torchwright.train.model import Transformer, explicit_attention, load_weights
@@ -43,8 +44,6 @@ from torchwright.train.run.schedule import ScheduledStep
 from torchwright.train.run.step import MicroBatch, compile_blocks, recompute
 
 T = TypeVar("T")
-SOURCE = "source"
-"""The part of a run folder that holds the model's config.json and tokenizer."""
 CONFIG = "config.json"
 COPIED = (
     "tokenizer.json",

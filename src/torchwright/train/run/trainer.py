@@ -18,7 +18,10 @@ from safetensors import SafetensorError
 from torchwright.devices import get_device
 from torchwright.devices.allocator import retain_where_possible
 from torchwright.errors import TorchwrightError
+from torchwright.hub.run_folder import ADAPTER, MODEL
+from torchwright.hub.trained import write_trained_scheme
 from torchwright.ledger import Ledger
+from torchwright.scheme import scheme_of
 from torchwright.stuck.watch import Beat
 from torchwright.train.data.mixture import Walk
 from torchwright.train.data.streams import ORDER, Windows
@@ -26,12 +29,11 @@ from torchwright.train.model import save_folder
 from torchwright.train.model.foreign import Foreign, ForeignConfig, read_model_config, save_foreign
 from torchwright.train.model.lora import merged
 from torchwright.train.run import checkpoint
-from torchwright.train.run.adapt import ADAPTER, base_digests, write_adapters
+from torchwright.train.run.adapt import base_digests, write_adapters
 from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
 from torchwright.train.run.config import FEW_BITS, FREE, Run, changed_fields
 from torchwright.train.run.corpus import open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
-from torchwright.train.run.folder import MODEL
 from torchwright.train.run.learner import Learner
 from torchwright.train.run.metrics import RunMetrics, perplexity
 from torchwright.train.run.not_finite import Sighting, first_not_finite, told
@@ -316,6 +318,8 @@ class Trainer:
             return
         assert not isinstance(self.config, ForeignConfig)
         save_folder(model, self.config, folder, source=self.source, value=merged(model) if adapted else None)
+        if self.run.qat is not None and self.place.first:
+            write_trained_scheme(folder, scheme_of(self.run.qat.scheme, self.run.qat.group_size))
 
     def _save_adapters(self, folder: Path) -> None:
         lora, base = self.run.lora, self.run.model.folder

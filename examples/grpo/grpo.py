@@ -1,0 +1,219 @@
+"""An example: group relative policy optimization (GRPO, Shao et al., 2024) on sums, in one program.
+
+    python examples/grpo/grpo.py OUT [--steps 100] [--kl 0.0]
+
+1. `torchwright train` teaches a small model the form of the task, and a part of its content.
+2. The serving engine draws groups of answers with their log-probabilities; a reward is 1 for the right sum, else 0.
+3. The trainer's model learns from them, and its weights go into the engine while other answers are being drawn.
+
+OUT/model is served like any other (`torchwright serve OUT/model`). OUT/rewards.jsonl and rewards.svg have the curve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from curve import draw
+from rollouts import Answer, Rollouts, exact_match
+from sums import CONFIG, CONTEXT, END, Sum, encode, question, sums, write_examples, write_tokenizer
+from torchwright.decoder import load_decoder, read_decoder_config
+from torchwright.serve.engine.engine import ServingEngine
+from torchwright.serve.options import EngineOptions
+from torchwright.train.model import Transformer, load_weights, save_folder
+from torchwright.train.run.config import parse_run
+from torchwright.train.run.loop import train_run
+
+CLIP = 0.2
+"""How far the ratio of a token's probabilities may move its own gradient."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Answers behind their questions, one a row; labels are shifted already."""
+
+    ids_BT: torch.Tensor
+    labels_BT: torch.Tensor
+    answer_BT: torch.Tensor
+    """Whether the label is a token of the answer."""
+    drawn_BT: torch.Tensor
+    """Its log-probability when it was drawn."""
+    advantage_B: torch.Tensor
+
+
+def batch_of(groups: list[list[Answer]]) -> Batch:
+    """Advantages are rewards less their group's mean, by its deviation: a group of equals teaches nothing."""
+    rows, masks, drawn, advantages = [], [], [], []
+    for group in groups:
+        reward_G = torch.tensor([answer.reward for answer in group])
+        advantages.append((reward_G - reward_G.mean()) / (reward_G.std(correction=0) + 1e-4))
+        for answer in group:
+            asked = encode(question(answer.asked))
+            rows.append(torch.tensor(asked + answer.tokens))
+            masks.append(torch.tensor([False] * len(asked) + [True] * len(answer.tokens)))
+            drawn.append(torch.tensor([0.0] * len(asked) + answer.logprobs))
+    ids_BT = pad_sequence(rows, batch_first=True, padding_value=END)
+    return Batch(
+        ids_BT[:, :-1],
+        ids_BT[:, 1:],
+        pad_sequence(masks, batch_first=True)[:, 1:],
+        pad_sequence(drawn, batch_first=True)[:, 1:],
+        torch.cat(advantages),
+    )
+
+
+def logprobs(model: Transformer, batch: Batch) -> torch.Tensor:
+    """(B, T), of each label."""
+    logits_BTV = model(batch.ids_BT).float()
+    return logits_BTV.log_softmax(-1).gather(-1, batch.labels_BT[..., None])[..., 0]
+
+
+def loss_of(model: Transformer, reference: Transformer | None, batch: Batch, kl: float) -> torch.Tensor:
+    """The clipped objective, a mean over the answers' tokens, and `kl` times the divergence from the reference.
+
+    The ratio is taken to the probabilities by which each token was drawn, be it with earlier weights, or in the
+    engine's bfloat16. The divergence is estimated as r - log r - 1 with r = reference / model (Schulman, 2020).
+    """
+    now_BT = logprobs(model, batch)
+    ratio_BT = (now_BT - batch.drawn_BT).exp()
+    advantage_B1 = batch.advantage_B[:, None]
+    gain_BT = torch.minimum(ratio_BT * advantage_B1, ratio_BT.clamp(1 - CLIP, 1 + CLIP) * advantage_B1)
+    if reference is not None:
+        with torch.no_grad():
+            log_r_BT = logprobs(reference, batch)
+        log_r_BT = log_r_BT - now_BT
+        gain_BT = gain_BT - kl * (log_r_BT.exp() - log_r_BT - 1)
+    return -gain_BT[batch.answer_BT].mean()
+
+
+def teach_form(out: Path, steps: int) -> Path:
+    """Supervised training by `torchwright train`; the folder of its model."""
+    write_tokenizer(out / "tokenizer")
+    write_examples(out / "sums.jsonl", sums()[0])
+    run = {
+        "out": "form",
+        "tokens": steps * 128 * CONTEXT,
+        "batch_tokens": 128 * CONTEXT,
+        "context": CONTEXT,
+        "precision": "fp32",
+        "peak_tflops": 1.0,
+        "model": {"config": CONFIG, "tokenizer": "tokenizer"},
+        "data": {"train": ["sums.jsonl"]},
+        "optimizer": {"lr": 2e-3},
+        "schedule": {"warmup_tokens": 20 * 128 * CONTEXT, "final": 0.1},
+    }
+    model = train_run(parse_run(run), out, live=False).model
+    assert model is not None
+    return model
+
+
+class Policy:
+    """The trained model and the engine that draws from it."""
+
+    def __init__(self, folder: Path, scratch: Path) -> None:
+        self.config = read_decoder_config(folder)
+        self.source, self.scratch = folder, scratch
+        self.model = Transformer(self.config)
+        load_weights(self.model, folder)
+        loaded = load_decoder(folder, torch.bfloat16)
+        # Where the compiled kernels are missing, answers depend on their company, which matters nothing here.
+        options = EngineOptions(deterministic=False, max_running=512, step_tokens=4096, speculate="none")
+        self.engine = ServingEngine(loaded, pages=2048, options=options)
+
+    def save(self, folder: Path) -> None:
+        save_folder(self.model, self.config, folder, source=self.source)
+
+    def publish(self) -> None:
+        """The model's weights into the engine, whatever is under way there."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.save(self.scratch)
+        self.engine.load_weights(load_decoder(self.scratch, torch.bfloat16))
+
+
+def endless(questions: list[Sum], seed: int) -> Iterator[Sum]:
+    draw = random.Random(seed)
+    while True:
+        yield draw.choice(questions)
+
+
+def learn(
+    policy: Policy, out: Path, *, steps: int, questions: int, group: int, updates: int, rate: float, kl: float
+) -> list[dict[str, float]]:
+    """GRPO: a line of figures for each step, written to OUT/rewards.jsonl as they come."""
+    model, engine = policy.model, policy.engine
+    reference = copy.deepcopy(model).requires_grad_(False) if kl else None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+    rollouts = Rollouts(engine, endless(sums()[0], 1), group=group, load=questions)
+    begun, curve = time.perf_counter(), []
+    with (out / "rewards.jsonl").open("w") as file:
+        for step in range(1, steps + 1):
+            groups = rollouts.take(questions)
+            batch = batch_of(groups)
+            for _ in range(updates):
+                loss = loss_of(model, reference, batch, kl)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            policy.publish()
+            rewards = [answer.reward for answers in groups for answer in answers]
+            figures = {
+                "step": step,
+                "reward": sum(rewards) / len(rewards),
+                "loss": loss.item(),
+                "under_way": rollouts.under_way,
+                "seconds": time.perf_counter() - begun,
+            }
+            curve.append(figures)
+            file.write(json.dumps(figures) + "\n")
+            file.flush()
+            if step % 10 == 0:
+                print(f"step {step}  reward {figures['reward']:.3f}  {figures['seconds']:.0f} s", flush=True)
+    engine.cancel_all("training has ended")
+    while not engine.idle:
+        engine.step()
+    return curve
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path, help="a new folder")
+    parser.add_argument("--form-steps", type=int, default=150, help="of supervised training before it")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--questions", type=int, default=32, help="of a step")
+    parser.add_argument("--group", type=int, default=16, help="answers to each question")
+    parser.add_argument("--updates", type=int, default=2, help="of the weights in a step")
+    parser.add_argument("--rate", type=float, default=3e-4)
+    parser.add_argument("--kl", type=float, default=0.0, help="weight of the divergence from the first model")
+    parser.add_argument("--threads", type=int, default=1, help="more gain little with a model this small")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    out = options.out
+    out.mkdir(parents=True)
+    policy = Policy(teach_form(out, options.form_steps), out / "published")
+    held_out = sums()[1]
+    before = exact_match(policy.engine, held_out)
+    print(f"held-out sums right after supervised training: {before:.1%}", flush=True)
+    settings = {
+        name: getattr(options, name) for name in ("steps", "questions", "group", "updates", "rate", "kl")
+    }
+    curve = learn(policy, out, **settings)
+    after = exact_match(policy.engine, held_out)
+    policy.engine.close()
+    policy.save(out / "model")
+    draw(curve, before, after, out / "rewards.svg")
+    print(f"and after GRPO: {after:.1%}")
+
+
+if __name__ == "__main__":
+    main()
