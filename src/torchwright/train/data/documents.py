@@ -37,10 +37,13 @@ class RowsAs:
     """What is read → the column that holds it."""
     strict: bool = False
     """Whether a broken row ends it all."""
+    longest: int | None = None
+    """Places that the documents of a row may take together; a row with more is broken."""
 
     def digest(self) -> str:
         """Of what decides the tokens."""
-        return hashlib.sha256(json.dumps([VERSION, self.form, dict(self.columns)]).encode()).hexdigest()
+        decides = [VERSION, self.form, dict(self.columns), *([self.longest] if self.longest else [])]
+        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +115,8 @@ def read_documents(
         documents = iter(encoder.encode([text for _, texts in some for text in texts]))
         for number, texts in some:
             found = [next(documents) for _ in texts]
-            if not all(document.trained.any() for document in found):
-                _refuse(
-                    path, number, "nothing of the row is trained on: it has no token to predict", how, report
-                )
+            if fault := _fault(found, how.longest):
+                _refuse(path, number, fault, how, report)
                 continue
             report.documents += len(found)
             report.tokens += sum(len(document.ids) for document in found)
@@ -129,6 +130,16 @@ def read_documents(
             + (f" ({reasons})" if reasons else ""),
             next="`torchwright data check` lists them",
         )
+
+
+def _fault(found: list[Document], longest: int | None) -> str | None:
+    """What is wrong with the documents of a row."""
+    if not all(document.trained.any() for document in found):
+        return "nothing of the row is trained on: it has no token to predict"
+    places = sum(len(document.ids) - 1 for document in found)  # the last token is a label alone
+    if longest is not None and places > longest:
+        return f"it takes {places:,} places, and a window has {longest:,}"
+    return None
 
 
 def _rendered(
@@ -221,3 +232,14 @@ def read_report(shard: Path) -> Report:
     with safe_open(shard, "np") as file:
         told = json.loads(file.metadata()["report"])
     return Report(**{**told, "listed": [(number, reason) for number, reason in told["listed"]]})
+
+
+def form_of(shard: Path) -> Form | None:
+    """What the rows were that a shard was made of; None where it does not say."""
+    from safetensors import safe_open
+
+    if shard.suffix != ".safetensors":
+        return None
+    with safe_open(shard, "np") as file:
+        told = (file.metadata() or {}).get("report")
+    return None if told is None else json.loads(told)["form"]

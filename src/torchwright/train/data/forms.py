@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
@@ -82,13 +83,21 @@ def render(
         return [_conversation(parts[0], chat, tools)]
     if form == "completion":
         return [_answered(*parts, chat=chat, tools=tools)]
-    prompt = values.get(columns["prompt"])
-    return [
-        _conversation(part, chat, tools)
-        if prompt is None
-        else _answered(prompt, part, chat=chat, tools=tools)
-        for part in parts
-    ]
+    return _pair(values.get(columns["prompt"]), *parts, chat=chat, tools=tools)
+
+
+def _pair(prompt: Any, chosen: Any, rejected: Any, *, chat: ChatTemplate, tools: Any) -> list[Marked]:
+    """The chosen and the rejected answer, each behind the prompt; without one, behind the messages that both share."""
+    if chosen == rejected:
+        raise RowFault("the chosen and the rejected answer are the same: nothing is preferred")
+    if prompt is not None:
+        return [_answered(prompt, answer, chat=chat, tools=tools) for answer in (chosen, rejected)]
+    shared = 0
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        shared = sum(
+            1 for _ in takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))
+        )
+    return [_conversation(answer, chat, tools, first=shared) for answer in (chosen, rejected)]
 
 
 def _answered(prompt: Any, answer: Any, *, chat: ChatTemplate, tools: Any) -> Marked:

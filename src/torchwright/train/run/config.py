@@ -14,8 +14,10 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from torchwright.errors import TorchwrightError, unknown
+from torchwright.train.data.documents import RowsAs
 from torchwright.train.layout import Layout
-from torchwright.train.run.data_section import Data, Section
+from torchwright.train.run.data_section import Data, RunError, Section
+from torchwright.train.run.objective_section import Preference, check_objective, rows_as
 
 Precision = Literal[
     "fp32",
@@ -42,10 +44,6 @@ OF_ONE = (
     ("optimizer", "momentum", "muon"),
 )
 """Section, field and the one name with which the field says anything; None where it is not given."""
-
-
-class RunError(TorchwrightError):
-    """A run file that cannot be read, or that asks for what does not fit together."""
 
 
 class Model(Section):
@@ -185,6 +183,7 @@ class Run(Section):
     """Degrees of parallelism by axis."""
     qat: Qat | None = None
     lora: Lora | None = None
+    preference: Preference | None = None
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
 
@@ -197,6 +196,11 @@ class Run(Section):
     def keeps_model(self) -> bool:
         """Whether RUN/model is written at the end; a run of adapters writes it where they are merged."""
         return self.lora is None or self.lora.merge
+
+    @property
+    def rows_as(self) -> RowsAs:
+        """How rows are read."""
+        return rows_as(self)
 
     def digest(self) -> str:
         """Of every value, to compare processes by."""
@@ -281,6 +285,7 @@ def check_run(run: Run) -> None:
         )
     if run.lora is not None:
         _check_lora(run)
+    check_objective(run)
     if run.data.validation and run.evaluation.tokens < run.context:
         raise RunError(
             f"evaluation.tokens={run.evaluation.tokens} holds no window",

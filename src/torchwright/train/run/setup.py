@@ -38,9 +38,10 @@ from torchwright.train.parallel.foreign import shard_foreign
 from torchwright.train.run import torchrun
 from torchwright.train.run.adapt import adapt
 from torchwright.train.run.config import Run, RunError, changed_fields
+from torchwright.train.run.objective import MicroBatch
 from torchwright.train.run.precision import convert
 from torchwright.train.run.schedule import ScheduledStep
-from torchwright.train.run.step import MicroBatch, compile_blocks, recompute
+from torchwright.train.run.step import compile_blocks, recompute
 
 T = TypeVar("T")
 SOURCE = "source"
@@ -296,6 +297,7 @@ def check_foreign(run: Run, config: ForeignConfig) -> None:
         ("layout", layout.cp * layout.tp * layout.ep > 1, "dp_replicate and dp_shard"),
         ("precision", run.precision not in ("fp32", "bf16"), "fp32, bf16"),
         ("qat", run.qat is not None, "no [qat]"),
+        ("preference", run.preference is not None, "no [preference]"),
         ("compile", run.compile, "compile = false"),
         ("optimizer", run.optimizer.name == "muon", "adamw, adamw8bit"),
         (
@@ -354,4 +356,5 @@ class Batches:
             labels_BT=labels_BT[:, own_T],
             positions_BT=positions,
             documents_BS=documents_BT,
+            reference_BT=None if windows.reference_BT is None else windows.reference_BT.to(self._device),
         )

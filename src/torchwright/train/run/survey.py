@@ -76,7 +76,7 @@ def survey(run: Run, folder: Path) -> list[FileSurvey]:
                 if seen.holds == "ids":
                     _look_at_ids(seen, run, config, end)
                 else:
-                    _look_at_text(seen, run, config, Maker(source, end, run.data.rows_as))
+                    _look_at_text(seen, run, config, Maker(source, end, run.rows_as))
             except DataError as error:
                 seen.refused = str(error)
             found.append(seen)
@@ -134,7 +134,7 @@ def pack(run: Run, folder: Path, out: Path) -> list[tuple[Path, Report | None]]:
         if out.exists() and any(out.iterdir()):
             raise DataError(f"{out} is not empty", next="choose another folder")
         try:
-            shards = token_shards(files, run.data.text, source, end, out, run.data.rows_as)
+            shards = token_shards(files, run.data.text, source, end, out, run.rows_as)
         except DataError:
             shutil.rmtree(out, ignore_errors=True)
             raise

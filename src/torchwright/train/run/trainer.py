@@ -28,12 +28,14 @@ from torchwright.train.run import checkpoint
 from torchwright.train.run.adapt import ADAPTER, base_digests, write_adapters
 from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
 from torchwright.train.run.config import FREE, Run, changed_fields
-from torchwright.train.run.corpus import open_data, walk_of
+from torchwright.train.run.corpus import TOKENS, open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.folder import MODEL
 from torchwright.train.run.learner import Learner
-from torchwright.train.run.metrics import RunMetrics, perplexity
+from torchwright.train.run.metrics import HELD_OUT, RunMetrics, perplexity
+from torchwright.train.run.objective import NextToken
 from torchwright.train.run.patience import patient
+from torchwright.train.run.reference import with_reference
 from torchwright.train.run.schedule import ScheduledStep, plan_step, steps
 from torchwright.train.run.setup import (
     Place,
@@ -82,6 +84,7 @@ class Trainer:
         self.config = read_model_config(self.source)
         self.corpus = open_data(run, self.config, folder, self.source, out)
         self.learner = Learner(run, self.config, folder, place.device)
+        self.corpus = with_reference(run, self.corpus, self.learner, folder, out / TOKENS)
         self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
         self.evaluator = Evaluator(run, self.config, self.source, self.corpus, place.device)
         self.metrics = RunMetrics(out if place.first else None, steps=steps(run), live=live)
@@ -207,10 +210,13 @@ class Trainer:
 
     def _evaluate(self) -> None:
         with self.ledger.phase("evaluation"), self.learner.evaluating():
-            self.validation_loss = nll = self.evaluator.loss(self.learner.loss, self.learner.batches)
-            if nll is not None:
-                figures = {"validation_loss": nll, "validation_perplexity": perplexity(nll)}
-                self.metrics.figures(self.done, figures, event="evaluation")
+            figures = self.evaluator.measure(self.learner.objective, self.learner.batches)
+            if figures:
+                self.validation_loss = figures["loss"]
+                if isinstance(self.learner.objective, NextToken):
+                    figures["perplexity"] = perplexity(figures["loss"])
+                told = {f"{HELD_OUT}{name}": value for name, value in figures.items()}
+                self.metrics.figures(self.done, told, event="evaluation")
             for text in self.evaluator.samples(self.learner.model):
                 self.metrics.event("sample", at=self.done, text=text)
                 self.metrics.show(f"step {self.done}: {text}")
@@ -227,6 +233,7 @@ class Trainer:
             {
                 "tokens": self.done * self.run.batch_tokens,
                 "loss": figures.loss,
+                **figures.more,
                 "lr": step.rate * self.run.optimizer.lr,
                 "grad_norm": figures.grad_norm,
                 "tokens_per_s": tokens_per_s,
