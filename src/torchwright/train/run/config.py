@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -17,7 +18,7 @@ from torchwright.errors import TorchwrightError, unknown
 from torchwright.train.data.documents import RowsAs
 from torchwright.train.layout import Layout
 from torchwright.train.run.data_section import Data, RunError, Section
-from torchwright.train.run.objective_section import Preference, check_objective, rows_as
+from torchwright.train.run.objective_section import Preference
 
 Precision = Literal[
     "fp32",
@@ -44,6 +45,8 @@ OF_ONE = (
     ("optimizer", "momentum", "muon"),
 )
 """Section, field and the one name with which the field says anything; None where it is not given."""
+OF_ONE_LOSS = (("label_smoothing", "dpo"), ("margin", "simpo"))
+"""The same for fields of [preference] and its losses."""
 
 
 class Model(Section):
@@ -199,8 +202,11 @@ class Run(Section):
 
     @property
     def rows_as(self) -> RowsAs:
-        """How rows are read."""
-        return rows_as(self)
+        """How rows are read: as the data says, and as what is minimized needs them."""
+        if self.preference is None:
+            return self.data.rows_as
+        longest = min(self.context, self.schedule.decay_context or self.context)
+        return replace(self.data.rows_as, form="preference", longest=longest)
 
     def digest(self) -> str:
         """Of every value, to compare processes by."""
@@ -285,7 +291,8 @@ def check_run(run: Run) -> None:
         )
     if run.lora is not None:
         _check_lora(run)
-    check_objective(run)
+    if run.preference is not None:
+        _check_preference(run, run.preference)
     if run.data.validation and run.evaluation.tokens < run.context:
         raise RunError(
             f"evaluation.tokens={run.evaluation.tokens} holds no window",
@@ -318,6 +325,25 @@ def _check_lora(run: Run) -> None:
             found=str(layout),
             allowed="dp_replicate, dp_shard and cp with lora",
         )
+
+
+def _check_preference(run: Run, chosen: Preference) -> None:
+    """Raise `RunError` for what does not go with pairs of answers."""
+    for field, loss in OF_ONE_LOSS:
+        if getattr(chosen, field) is not None and chosen.loss != loss:
+            raise RunError(f"preference.{field} is for the loss '{loss}'", found=chosen.loss)
+    layout = run.parallel
+    refused = [
+        ("model.config", run.model.folder is None, "a trained model: set model.folder"),
+        ("layout", layout.cp * layout.tp * layout.ep > 1, "dp_replicate and dp_shard"),
+        ("qat", run.qat is not None, "no [qat]"),
+        ("data.form", run.data.form not in (None, "preference"), "rows with chosen and rejected"),
+        ("data.packing", run.data.packing == "stream", "whole pairs: leave data.packing out"),
+        ("data.begin_every", run.data.begin_every > 0, "leave data.begin_every out"),
+    ]
+    for field, asked, allowed in refused:
+        if asked:
+            raise RunError(f"[preference] does not go with this `{field}`", allowed=allowed)
 
 
 def with_merge(run: Run) -> Run:

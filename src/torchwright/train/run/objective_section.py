@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from torchwright.train.data.documents import RowsAs
-from torchwright.train.run.data_section import RunError, Section
-
-if TYPE_CHECKING:
-    from torchwright.train.run.config import Run
+from torchwright.train.run.data_section import Section
 
 LossName = Literal["dpo", "ipo", "hinge", "orpo", "simpo"]
 BETA: dict[LossName, float] = {"dpo": 0.1, "ipo": 0.1, "hinge": 0.1, "orpo": 0.1, "simpo": 2.0}
 MARGIN = 0.5
-OF_ONE_LOSS = {"label_smoothing": "dpo", "margin": "simpo"}
 
 
 class Preference(Section):
@@ -40,34 +34,3 @@ class Preference(Section):
     def needs_reference(self) -> bool:
         """Whether the loss compares with the model that the run starts from."""
         return self.loss in ("dpo", "ipo", "hinge")
-
-
-def rows_as(run: Run) -> RowsAs:
-    """How the run's rows are read: as its data says, and as what it minimizes needs them."""
-    how = run.data.rows_as
-    if run.preference is None:
-        return how
-    longest = min(run.context, run.schedule.decay_context or run.context)
-    return dataclasses.replace(how, form="preference", longest=longest)
-
-
-def check_objective(run: Run) -> None:
-    """Raise `RunError` for what does not go with the run's objective."""
-    chosen = run.preference
-    if chosen is None:
-        return
-    for field, loss in OF_ONE_LOSS.items():
-        if getattr(chosen, field) is not None and chosen.loss != loss:
-            raise RunError(f"preference.{field} is for the loss '{loss}'", found=chosen.loss)
-    layout = run.parallel
-    refused = [
-        ("model.config", run.model.folder is None, "a trained model: set model.folder"),
-        ("layout", layout.cp * layout.tp * layout.ep > 1, "dp_replicate and dp_shard"),
-        ("qat", run.qat is not None, "no [qat]"),
-        ("data.form", run.data.form not in (None, "preference"), "rows with chosen and rejected"),
-        ("data.packing", run.data.packing == "stream", "whole pairs: leave data.packing out"),
-        ("data.begin_every", run.data.begin_every > 0, "leave data.begin_every out"),
-    ]
-    for field, asked, allowed in refused:
-        if asked:
-            raise RunError(f"[preference] does not go with this `{field}`", allowed=allowed)
