@@ -39,10 +39,14 @@ class RowsAs:
     """Whether a broken row ends it all."""
     longest: int | None = None
     """Places that the documents of a row may take together; a row with more is broken."""
+    labels: tuple[str, ...] = ()
+    """The names of classes."""
 
     def digest(self) -> str:
         """Of what decides the tokens."""
-        decides = [VERSION, self.form, dict(self.columns), *([self.longest] if self.longest else [])]
+        decides = [VERSION, self.form, dict(self.columns)]
+        if self.longest is not None:
+            decides += [self.longest, *self.labels]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
@@ -87,10 +91,15 @@ class Encoder:
 
     def encode(self, texts: list[Marked]) -> list[Document]:
         """Raises `RowFault`, as the answer of a text, where no label is left."""
-        encoded = self.tokenizer.encode_batch([text.text for text in texts], add_special_tokens=False)
+        # A text that is read as a whole has the special tokens that it will have in use.
+        special = any(text.closing is not None for text in texts)
+        encoded = self.tokenizer.encode_batch([text.text for text in texts], add_special_tokens=special)
         return [self._document(text, *found) for text, found in zip(texts, map(_parts, encoded), strict=True)]
 
     def _document(self, text: Marked, ids: np.ndarray, offsets_N2: np.ndarray) -> Document:
+        if text.closing is not None:
+            closed = np.append(ids, text.closing)
+            return Document(ids=closed, trained=np.arange(len(closed)) == max(1, len(ids)))
         trained = np.ones(len(ids), bool) if text.spans is None else covered(offsets_N2, text.spans)
         if text.ended and self._end is not None:
             ids, trained = np.append(ids, self._end), np.append(trained, True)
@@ -164,7 +173,7 @@ def _texts(path: Path, row: Row, chat: ChatTemplate, how: RowsAs, report: Report
         raise RowFault(row.fault)
     if report.form is None:  # the first whole row says what all are
         report.form = find_form(row.values, how.columns, how.form, str(path))
-    return render(report.form, row.values, how.columns, chat)
+    return render(report.form, row.values, how.columns, chat, how.labels)
 
 
 def _refuse(path: Path, number: int, reason: str, how: RowsAs, report: Report) -> None:

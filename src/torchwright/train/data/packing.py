@@ -200,7 +200,10 @@ def cut_pairs(shards: Shards, context: int) -> Pieces:
     for shard, size in enumerate(shards.sizes):
         starts = shards.starts(shard)
         if starts is None or len(starts) % 2:
-            raise DataError(f"{shards.paths[shard]} holds no pairs of answers", found="token ids alone")
+            raise DataError(
+                f"{shards.paths[shard]} holds no pairs",
+                found="an odd number of documents, or token ids alone",
+            )
         lengths_P = (np.diff(starts, append=size) - 1).reshape(-1, 2).sum(1)
         if lengths_P.max() > context:
             raise DataError(

@@ -88,10 +88,10 @@ def prove_file(
             "prove compares every parameter's gradient, and adapters leave most without one",
             next="prove the run without [lora]: its layout, precision and compilation are the same",
         )
-    if run.preference is not None:
+    if run.needs is not None:
         raise ProveError(
-            "prove compares the loss of the next token on tokens of its own, and the run has [preference]",
-            next="prove the run without [preference]: its layout, precision and compilation are the same",
+            "prove compares the loss of the next token, and the run has [preference] or [head]",
+            next="prove the run without it: its layout, precision and compilation are the same",
         )
     return prove(str(path), [run], read_model(run, path.parent), processes, announce=announce)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from torchwright.train.data.documents import Report, form_of, read_report
-from torchwright.train.data.forms import Form
+from torchwright.train.data.forms import SAID, Form
 from torchwright.train.data.mixture import Mixture, Walk
 from torchwright.train.data.packing import Packed, PackedHeldOut
 from torchwright.train.data.rows import is_rows
@@ -23,6 +23,8 @@ from torchwright.train.run.setup import on_first
 
 TOKENS = "tokens"
 """The part of a run folder that holds what its text and rows became."""
+PAIRED = ("preference", "embedding")
+"""Forms of which two documents belong together."""
 ONE = "train"
 """The name of the only source."""
 
@@ -116,22 +118,28 @@ def open_data(run: Run, config: ModelConfig, folder: Path, source: Path, out: Pa
 
 def check_form(run: Run, file: Path, form: Form | None) -> None:
     """Raise `DataError` for a file that holds something else than what the run minimizes a loss of."""
-    if run.preference is None and form == "preference":
+    if run.needs is None and form == "preference":
         raise DataError(
             f"{file} holds pairs of answers, and the run would learn the rejected ones as well",
             next="add [preference] to the run file (with --model: --dpo), or leave the file out",
         )
-    if run.preference is not None and form != "preference":
+    if run.needs is None and form in SAID:
         raise DataError(
-            f"{file} holds no pairs of answers, which [preference] learns from",
+            f"{file} holds texts whose last label is no token",
+            found=form,
+            next=f'add [head] with kind = "{form}" to the run file, or leave the file out',
+        )
+    if run.needs is not None and form != run.needs:
+        raise DataError(
+            f"{file} holds no rows of {run.needs}, which the run learns from",
             found=form or "text or token ids",
-            allowed="rows with prompt, chosen and rejected, or what `torchwright data pack` makes of them",
+            allowed="rows, or what `torchwright data pack` makes of them with this run file",
         )
 
 
 def _packed(run: Run, opened: Sequence[Shards]) -> bool:
     """Whether windows hold whole documents: as the run says, else where a part of the tokens is not trained on."""
-    if run.preference is not None:
+    if run.needs is not None:
         return True
     partly = any(shards.partly_trained() for shards in opened)
     if partly and run.data.packing == "stream":
@@ -156,7 +164,7 @@ def walk_of(run: Run, corpus: Corpus, context: int, begin: int | None, phase: in
             context,
             _seed(run, phase),
             end=corpus.end,
-            pairs=run.preference is not None,
+            pairs=run.needs in PAIRED,
             reference_P2=corpus.reference.get(name),
         )
         if corpus.packed
@@ -181,7 +189,7 @@ def held_out(run: Run, corpus: Corpus, begin: int | None) -> HeldOut | PackedHel
         run.context,
         run.evaluation.tokens,
         end=corpus.end,
-        pairs=run.preference is not None,
+        pairs=run.needs in PAIRED,
         reference_P2=corpus.held_out_reference,
     )
 

@@ -15,6 +15,7 @@ from torch import nn
 from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import ModelConfig
 from torchwright.train.run.config import Run
+from torchwright.train.run.heads import Classes, Vectors
 from torchwright.train.run.objective import MicroBatch, NextToken, Objective
 from torchwright.train.run.optimizer import Optimizers
 from torchwright.train.run.precision import autocast
@@ -37,10 +38,14 @@ class Learner:
         """Whether a step draws anything at random."""
 
     def _objective(self) -> Objective:
-        if self.run.preference is None:
-            return NextToken(self.model, compiled=self.run.compile)
-        assert isinstance(self.model, Transformer)
-        return Preferences(self.model, self.run.preference)
+        run, model = self.run, self.model
+        if run.needs is None:
+            return NextToken(model, compiled=run.compile)
+        assert isinstance(model, Transformer)
+        if run.preference is not None:
+            return Preferences(model, run.preference)
+        assert run.head is not None
+        return Classes(model) if run.head.labels is not None else Vectors(model, run.head)
 
     def begin(self, step: ScheduledStep) -> None:
         """What a step draws at random depends on the run's seed, the step and the process alone."""

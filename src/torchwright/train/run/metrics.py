@@ -27,6 +27,8 @@ UNITS = {
     "grad_norm": ".3f",
     "reward_margin": ".3f",
     "reward_accuracy": ".1%",
+    "accuracy": ".1%",
+    "recall_at_1": ".1%",
 }
 HELD_OUT = "validation_"
 

@@ -18,12 +18,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import decoder_config
 from torchwright.errors import TorchwrightError, first_line
 from torchwright.hub.chat_template import TEMPLATES
 from torchwright.stuck.watch import turn_on
 from torchwright.train.data.batch import WindowBatch
 from torchwright.train.model import Transformer, explicit_attention, load_weights
+from torchwright.train.model.classifier import classifier, reset_scores
 from torchwright.train.model.foreign import (
     Foreign,
     ForeignConfig,
@@ -32,6 +34,7 @@ from torchwright.train.model.foreign import (
     read_model_config,
 )
 from torchwright.train.model.lora import reset_adapters
+from torchwright.train.model.transformer import SCORE
 from torchwright.train.parallel import make_mesh, parallelize
 from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
 from torchwright.train.parallel.foreign import shard_foreign
@@ -248,7 +251,7 @@ def build_model(
     if isinstance(config, ForeignConfig):
         return _build_foreign(run, config, folder, mesh, device), mesh
     with torch.device("meta"):
-        model = Transformer(config)
+        model = decoder_of(run, config)
     convert(model, run.precision, device)
     if run.qat is not None:
         from torchwright.train.run.qat import fake_quantize
@@ -271,9 +274,23 @@ def build_model(
         model.reset_parameters(run.seed)
     if run.lora is not None:
         reset_adapters(model, run.seed)
+    if model.output == SCORE:
+        reset_scores(model, run.seed)
     if run.compile:
         compile_blocks(model)
     return model, mesh
+
+
+def decoder_of(run: Run, config: DecoderConfig) -> Transformer:
+    """The decoder that the run trains, on the default device, without weights."""
+    if run.head is None:
+        return Transformer(config)
+    if run.head.labels is not None:
+        return classifier(config, len(run.head.labels))
+    model = Transformer(config)
+    if not config.tied:
+        model.head.requires_grad_(False)  # vectors come before it
+    return model
 
 
 def _build_foreign(run: Run, config: ForeignConfig, folder: Path, mesh: DeviceMesh, device: str) -> Foreign:
@@ -298,6 +315,7 @@ def check_foreign(run: Run, config: ForeignConfig) -> None:
         ("precision", run.precision not in ("fp32", "bf16"), "fp32, bf16"),
         ("qat", run.qat is not None, "no [qat]"),
         ("preference", run.preference is not None, "no [preference]"),
+        ("head", run.head is not None, "no [head]"),
         ("compile", run.compile, "compile = false"),
         ("optimizer", run.optimizer.name == "muon", "adamw, adamw8bit"),
         (

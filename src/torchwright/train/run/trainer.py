@@ -31,6 +31,7 @@ from torchwright.train.run.config import FREE, Run, changed_fields
 from torchwright.train.run.corpus import TOKENS, open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.folder import MODEL
+from torchwright.train.run.heads import class_of_transformers, write_head
 from torchwright.train.run.learner import Learner
 from torchwright.train.run.metrics import HELD_OUT, RunMetrics, perplexity
 from torchwright.train.run.objective import NextToken
@@ -82,6 +83,8 @@ class Trainer:
             retain_where_possible()  # activations and gradients come back in the same sizes every step
         self.source = on_first(lambda: write_source(run, folder, out))
         self.config = read_model_config(self.source)
+        if run.head is not None and run.head.labels is not None:
+            class_of_transformers(self.source)
         self.corpus = open_data(run, self.config, folder, self.source, out)
         self.learner = Learner(run, self.config, folder, place.device)
         self.corpus = with_reference(run, self.corpus, self.learner, folder, out / TOKENS)
@@ -282,8 +285,9 @@ class Trainer:
         if isinstance(model, Foreign):
             save_foreign(model, folder, source=self.source, writes=self.place.first)
             return
-        assert not isinstance(self.config, ForeignConfig)
-        save_folder(model, self.config, folder, source=self.source, value=merged(model) if adapted else None)
+        save_folder(model, model.config, folder, source=self.source, value=merged(model) if adapted else None)
+        if self.run.head is not None and self.place.first:
+            write_head(self.run.head, folder)
 
     def _save_adapters(self, folder: Path) -> None:
         lora, base = self.run.lora, self.run.model.folder
