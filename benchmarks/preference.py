@@ -1,10 +1,10 @@
 """DPO, IPO and the hinge loss on the bundled model: this trainer and TRL's DPOTrainer on the same pairs, step by step.
 
     pip install trl
-    python benchmarks/preference.py [--pairs N] [--steps S] [--lora]
+    python benchmarks/preference.py [--pairs N] [--steps S]
 
 Every step takes all pairs, so that no order of batches is between the two; float32, AdamW at one rate, clipping at 1.
-Prints the losses, reward margins and log-probabilities of each step, and the largest difference of each.
+Adapters are not compared: they begin at other random numbers. Prints the losses, reward margins and log-probabilities of each step, and the largest difference of each.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WORDS = [
     "slice",
     "class",
 ]
-CONTEXT, RATE, BETA, RANK = 128, 1e-5, 0.1, 8
+CONTEXT, RATE, BETA = 128, 1e-5, 0.1
 BEGIN = "<|begin|>"
 """The bundled tokenizer puts it before what TRL gives it; rows are read here as they are written."""
 LOSSES = {"dpo": "sigmoid", "ipo": "ipo", "hinge": "hinge"}
@@ -61,7 +61,6 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=16)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--lora", action="store_true")
     options = parser.parse_args()
     import trl  # pyright: ignore[reportMissingImports]
 
@@ -72,8 +71,8 @@ def main() -> None:
         for loss in LOSSES:
             folder = Path(temporary) / loss
             folder.mkdir()
-            ours = trained_here(folder, pairs, loss, options.steps, options.lora)
-            theirs = trained_by_trl(folder, pairs, loss, options.steps, options.lora)
+            ours = trained_here(folder, pairs, loss, options.steps)
+            theirs = trained_by_trl(folder, pairs, loss, options.steps)
             report(loss, ours, theirs)
 
 
@@ -92,9 +91,7 @@ def made_pairs(count: int) -> list[dict[str, str]]:
     return rows
 
 
-def trained_here(
-    folder: Path, pairs: list[dict[str, str]], loss: str, steps: int, lora: bool
-) -> list[dict[str, float]]:
+def trained_here(folder: Path, pairs: list[dict[str, str]], loss: str, steps: int) -> list[dict[str, float]]:
     begun = [{**row, "prompt": BEGIN + row["prompt"]} for row in pairs]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in begun))
     values: dict[str, Any] = {
@@ -111,8 +108,6 @@ def trained_here(
         "schedule": {"name": "wsd"},
         "preference": {"loss": loss, "beta": BETA},
     }
-    if lora:
-        values["lora"] = {"r": RANK, "base": "fp32"}
     batch = CONTEXT * windows(folder, values)
     # The rate falls in the last step alone, which is one more than is compared.
     run = parse_run(
@@ -138,17 +133,12 @@ def windows(folder: Path, values: dict[str, Any]) -> int:
 
 
 def trained_by_trl(
-    folder: Path, pairs: list[dict[str, str]], loss: str, steps: int, lora: bool
+    folder: Path, pairs: list[dict[str, str]], loss: str, steps: int
 ) -> list[dict[str, float]]:
     import trl  # pyright: ignore[reportMissingImports]
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    adapters: dict[str, Any] = {}
-    if lora:
-        from peft import LoraConfig
-
-        adapters["peft_config"] = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear")
     trainer = trl.DPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32),
         processing_class=AutoTokenizer.from_pretrained(BUNDLED),
@@ -173,7 +163,6 @@ def trained_by_trl(
             disable_tqdm=True,
             save_strategy="no",
         ),
-        **adapters,
     )
     trainer.train()
     lines = [line for line in trainer.state.log_history if "rewards/margins" in line]
