@@ -4,7 +4,8 @@
     python benchmarks/preference.py [--pairs N] [--steps S]
 
 Every step takes all pairs, so that no order of batches is between the two; float32, AdamW at one rate, clipping at 1.
-Adapters are not compared: they begin at other random numbers. Prints the losses, reward margins and log-probabilities of each step, and the largest difference of each.
+Adapters are not compared: they begin at other random numbers. Prints the losses, reward margins and log-probabilities
+of each step, and the largest difference of each.
 """
 
 from __future__ import annotations

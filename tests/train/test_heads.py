@@ -227,7 +227,9 @@ def test_what_heads_do_not_go_with(tmp_path: Path, base: Path, changes: dict[str
 
 
 def test_rows_of_another_kind_are_refused(tmp_path: Path, base: Path) -> None:
-    run = head_run(tmp_path, base, "embedding")
+    run = head_run(tmp_path, base, "embedding", data={"train": ["rows.jsonl"]})
+    assert main(["data", "pack", str(run), "--out", str(tmp_path / "packed")]) == 0
+    (shard,) = (tmp_path / "packed").glob("*.safetensors")
     (tmp_path / "other.jsonl").write_text('{"text": "a", "label": 1}\n')
     with pytest.raises(DataError, match=r"no columns that are known.*'anchor' and 'positive'"):
         train(head_run(tmp_path, base, "embedding", data={"train": ["other.jsonl"]}), live=False)
@@ -239,8 +241,6 @@ def test_rows_of_another_kind_are_refused(tmp_path: Path, base: Path) -> None:
         tokens=256,
     )
     assert math.isfinite(train(plain, live=False).loss or math.nan)
-    assert main(["data", "pack", str(run), "--out", str(tmp_path / "packed")]) == 0
-    (shard,) = {*(tmp_path / "packed").glob("*.safetensors")}
     plain = make_run(tmp_path / "wrong", model={"folder": str(base)}, data={"train": [str(shard)]})
     with pytest.raises(DataError, match=r"add \[head\]"):
         train(plain, live=False)

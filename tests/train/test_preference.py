@@ -267,17 +267,20 @@ def test_pairs_and_other_data_are_told_apart(
     tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = pairs_run(tmp_path, base)
+    assert main(["data", "pack", str(run), "--out", str(tmp_path / "packed")]) == 0
     plain = tmp_path / "plain.toml"
     plain.write_text(run.read_text().replace("[preference]\nbeta = 0.5", ""))
     assert main(["train", str(plain), "--quiet"]) == 2
     assert "add [preference]" in capsys.readouterr().err
     text = tmp_path / "text.jsonl"
     text.write_text('{"text": "one"}\n')
-    for name, message in (("text.jsonl", "no columns that are known"), ("a.npy", "holds no pairs")):
+    for name, message in (
+        ("text.jsonl", "no columns that are known"),
+        ("a.npy", "holds no rows of preference"),
+    ):
         with pytest.raises(DataError, match=message):
             train(pairs_run(tmp_path, base, out=f"out-{name}", data={"train": [name]}), live=False)
     # Shards of pairs are read as rows are, and refused where windows are too short for them.
-    assert main(["data", "pack", str(run), "--out", str(tmp_path / "packed")]) == 0
     (shard,) = (tmp_path / "packed").glob("*.safetensors")
     packed = pairs_run(tmp_path, base, out="packed-out", data={"train": [str(shard)]}, tokens=256)
     assert train(packed, live=False).loss == pytest.approx(math.log(2), abs=1e-4)

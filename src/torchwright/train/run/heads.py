@@ -1,4 +1,4 @@
-"""Classes and vectors of whole texts: what [head] minimizes, and what is written beside the weights.
+"""Classes and vectors of whole texts: what [head] minimizes, of which model, and what is written beside the weights.
 
 A text is a document whose only label stands behind its last token: its class, or that it ends there.
 """
@@ -13,10 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from torchwright.decoder.config import DecoderConfig
 from torchwright.hub.folder import read_object
 from torchwright.train.model import Transformer
+from torchwright.train.model.classifier import classifier
 from torchwright.train.model.vocabulary import IGNORE
-from torchwright.train.run.config import RunError
+from torchwright.train.run.config import Run, RunError
 from torchwright.train.run.objective import MicroBatch
 from torchwright.train.run.objective_section import TEMPERATURE, Head
 
@@ -109,6 +111,18 @@ class _Gathered(torch.autograd.Function):
         gradient_QE = gradients[0].clone()
         dist.all_reduce(gradient_QE)
         return gradient_QE[ctx.own], None, None
+
+
+def decoder_of(run: Run, config: DecoderConfig) -> Transformer:
+    """The decoder that the run trains, on the default device, without weights."""
+    if run.head is None:
+        return Transformer(config)
+    if run.head.labels is not None:
+        return classifier(config, len(run.head.labels))
+    model = Transformer(config)
+    if not config.tied:
+        model.head.requires_grad_(False)  # vectors come before it
+    return model
 
 
 def class_of_transformers(folder: Path) -> str:

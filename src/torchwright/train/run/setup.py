@@ -5,27 +5,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import decoder_config
 from torchwright.errors import TorchwrightError, first_line
 from torchwright.hub.chat_template import TEMPLATES
 from torchwright.stuck.watch import turn_on
 from torchwright.train.data.batch import WindowBatch
 from torchwright.train.model import Transformer, explicit_attention, load_weights
-from torchwright.train.model.classifier import classifier, reset_scores
+from torchwright.train.model.classifier import reset_scores
 from torchwright.train.model.foreign import (
     Foreign,
     ForeignConfig,
@@ -41,6 +38,7 @@ from torchwright.train.parallel.foreign import shard_foreign
 from torchwright.train.run import torchrun
 from torchwright.train.run.adapt import adapt
 from torchwright.train.run.config import Run, RunError, changed_fields
+from torchwright.train.run.heads import decoder_of
 from torchwright.train.run.objective import MicroBatch
 from torchwright.train.run.precision import convert
 from torchwright.train.run.schedule import ScheduledStep
@@ -58,27 +56,6 @@ COPIED = (
     "LICENSE.txt",
     *TEMPLATES,
 )
-
-
-class Signals:
-    """Notes the first SIGTERM or SIGINT; a second one ends the process at once."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-
-    @contextmanager
-    def noted(self) -> Generator[None]:
-        before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None:
-            raise KeyboardInterrupt
-        self.number = number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,18 +256,6 @@ def build_model(
     if run.compile:
         compile_blocks(model)
     return model, mesh
-
-
-def decoder_of(run: Run, config: DecoderConfig) -> Transformer:
-    """The decoder that the run trains, on the default device, without weights."""
-    if run.head is None:
-        return Transformer(config)
-    if run.head.labels is not None:
-        return classifier(config, len(run.head.labels))
-    model = Transformer(config)
-    if not config.tied:
-        model.head.requires_grad_(False)  # vectors come before it
-    return model
 
 
 def _build_foreign(run: Run, config: ForeignConfig, folder: Path, mesh: DeviceMesh, device: str) -> Foreign:

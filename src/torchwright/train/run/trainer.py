@@ -31,19 +31,14 @@ from torchwright.train.run.config import FREE, Run, changed_fields
 from torchwright.train.run.corpus import TOKENS, open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.folder import MODEL
-from torchwright.train.run.heads import class_of_transformers, write_head
+from torchwright.train.run.heads import write_head
 from torchwright.train.run.learner import Learner
-from torchwright.train.run.metrics import HELD_OUT, RunMetrics, perplexity
-from torchwright.train.run.objective import NextToken
+from torchwright.train.run.metrics import HELD_OUT, RunMetrics
 from torchwright.train.run.patience import patient
 from torchwright.train.run.reference import with_reference
 from torchwright.train.run.schedule import ScheduledStep, plan_step, steps
-from torchwright.train.run.setup import (
-    Place,
-    Signals,
-    on_first,
-    write_source,
-)
+from torchwright.train.run.setup import Place, on_first, write_source
+from torchwright.train.run.signals import Signals
 from torchwright.train.run.step import StepFigures
 from torchwright.train.shape import Shape
 
@@ -83,8 +78,6 @@ class Trainer:
             retain_where_possible()  # activations and gradients come back in the same sizes every step
         self.source = on_first(lambda: write_source(run, folder, out))
         self.config = read_model_config(self.source)
-        if run.head is not None and run.head.labels is not None:
-            class_of_transformers(self.source)
         self.corpus = open_data(run, self.config, folder, self.source, out)
         self.learner = Learner(run, self.config, folder, place.device)
         self.corpus = with_reference(run, self.corpus, self.learner, folder, out / TOKENS)
@@ -215,11 +208,8 @@ class Trainer:
         with self.ledger.phase("evaluation"), self.learner.evaluating():
             figures = self.evaluator.measure(self.learner.objective, self.learner.batches)
             if figures:
-                self.validation_loss = figures["loss"]
-                if isinstance(self.learner.objective, NextToken):
-                    figures["perplexity"] = perplexity(figures["loss"])
-                told = {f"{HELD_OUT}{name}": value for name, value in figures.items()}
-                self.metrics.figures(self.done, told, event="evaluation")
+                self.validation_loss = figures[f"{HELD_OUT}loss"]
+                self.metrics.figures(self.done, figures, event="evaluation")
             for text in self.evaluator.samples(self.learner.model):
                 self.metrics.event("sample", at=self.done, text=text)
                 self.metrics.show(f"step {self.done}: {text}")
