@@ -20,7 +20,7 @@ from torchwright.train.data.shards import DataError
 from torchwright.train.model import Transformer
 from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.run.config import RunError, read_run
-from torchwright.train.run.heads import Vectors
+from torchwright.train.run.heads import Vectors, class_of_transformers
 from torchwright.train.run.loop import train
 from torchwright.train.run.metrics import read_figures
 from torchwright.train.run.objective import MicroBatch
@@ -224,6 +224,12 @@ def test_broken_rows_are_told_and_data_is_shown(
 def test_what_heads_do_not_go_with(tmp_path: Path, base: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RunError, match=message):
         read_run(head_run(tmp_path, base, "classification", **changes))
+
+
+def test_a_model_without_a_classifier_in_transformers_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "nothing"}')
+    with pytest.raises(RunError, match="no classifier of model_type 'nothing'"):
+        class_of_transformers(tmp_path)
 
 
 def test_rows_of_another_kind_are_refused(tmp_path: Path, base: Path) -> None:

@@ -16,7 +16,8 @@ from torchwright.decoder.text import FolderTokenizer
 from torchwright.train.model.foreign import ModelConfig
 from torchwright.train.run.config import Precision, Run, RunError
 from torchwright.train.run.corpus import Corpus, held_out
-from torchwright.train.run.objective import Objective
+from torchwright.train.run.metrics import HELD_OUT, perplexity
+from torchwright.train.run.objective import NextToken, Objective
 from torchwright.train.run.precision import autocast
 from torchwright.train.run.setup import Batches
 
@@ -42,7 +43,7 @@ class Evaluator:
 
     @torch.no_grad()
     def measure(self, objective: Objective, batches: Batches) -> dict[str, float]:
-        """`loss` and the objective's figures on the held-out windows, over all processes; empty where there are none.
+        """The loss and the objective's figures of the held-out windows, over all processes; empty without any.
 
         The rows of a training micro-batch are computed at once, so that nothing is compiled for another shape; what
         the last of them are more than there are windows holds no label.
@@ -61,7 +62,12 @@ class Evaluator:
         if dist.get_world_size() > 1:
             dist.all_reduce(told)  # those along tp count the same tokens, in all sums
         count, *totals = told.tolist()
-        return {name: total / count for name, total in zip(("loss", *objective.figures), totals, strict=True)}
+        means = [total / count for total in totals]
+        names = ("loss", *objective.figures)
+        figures = {f"{HELD_OUT}{name}": mean for name, mean in zip(names, means, strict=True)}
+        if isinstance(objective, NextToken):
+            figures[f"{HELD_OUT}perplexity"] = perplexity(means[0])
+        return figures
 
     def samples(self, model: nn.Module) -> list[str]:
         """The prompts with their most likely continuations."""

@@ -113,11 +113,16 @@ class _Gathered(torch.autograd.Function):
         return gradient_QE[ctx.own], None, None
 
 
-def decoder_of(run: Run, config: DecoderConfig) -> Transformer:
-    """The decoder that the run trains, on the default device, without weights."""
+def decoder_of(run: Run, config: DecoderConfig, folder: Path) -> Transformer:
+    """The decoder that the run trains, on the default device, without weights; its paths start from `folder`.
+
+    Raises `RunError` for classes of a model that transformers has no classifier for.
+    """
     if run.head is None:
         return Transformer(config)
     if run.head.labels is not None:
+        assert run.model.folder is not None
+        class_of_transformers(folder / run.model.folder)
         return classifier(config, len(run.head.labels))
     model = Transformer(config)
     if not config.tied:

@@ -228,7 +228,7 @@ def build_model(
     if isinstance(config, ForeignConfig):
         return _build_foreign(run, config, folder, mesh, device), mesh
     with torch.device("meta"):
-        model = decoder_of(run, config)
+        model = decoder_of(run, config, folder)
     convert(model, run.precision, device)
     if run.qat is not None:
         from torchwright.train.run.qat import fake_quantize
