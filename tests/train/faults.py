@@ -25,6 +25,7 @@ from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel import apply, experts, parallelize, ring
 from torchwright.train.parallel.context import HeadExchange
 from torchwright.train.run import learner, setup, step
+from torchwright.train.run.objective import NextToken, Objective
 from torchwright.train.run.optimizer import Optimizers
 from torchwright.train.run.setup import Batches
 
@@ -215,29 +216,35 @@ def _same_rows() -> Any:
 def _mean_of_means() -> Any:
     """Each process divides by its own number of labels, and the means are averaged."""
 
-    def own(batches: Sequence[step.MicroBatch], copies: int) -> torch.Tensor:
-        count = torch.stack([(batch.labels_BT != IGNORE).sum() for batch in batches]).sum().double()
+    def own(objective: Objective, batches: Sequence[step.MicroBatch], copies: int) -> torch.Tensor:
+        count = torch.stack([objective.count(batch) for batch in batches]).sum().double()
         return count * dist.get_world_size() / copies
 
-    return patch.object(step, "labels_everywhere", own)
+    return patch.object(step, "counted_everywhere", own)
 
 
 def _means_of_micro_batches() -> Any:
     """Each micro-batch is a mean of its own, however few labels it holds."""
     real = learner.gradients
 
-    def wrong(model: Any, loss: Any, batches: Sequence[step.MicroBatch], *, copies: int, **rest: Any) -> Any:
-        everywhere = step.labels_everywhere(batches, copies)
+    def wrong(
+        model: Any, objective: NextToken, batches: Sequence[step.MicroBatch], *, copies: int, **rest: Any
+    ) -> Any:
+        everywhere = step.counted_everywhere(objective, batches, copies)
         shares = {
-            id(batch.labels_BT): everywhere / (len(batches) * step.labels_everywhere([batch], copies))
+            id(batch): everywhere / (len(batches) * step.counted_everywhere(objective, [batch], copies))
             for batch in batches
         }
 
-        def weighed(ids: torch.Tensor, labels: torch.Tensor, *places: Any) -> Any:
-            nll, valid = loss(ids, labels, *places)
-            return nll * shares[id(labels)].to(nll.dtype), valid
+        class Weighed(NextToken):
+            def __init__(self) -> None:
+                self._loss = objective._loss
 
-        return real(model, weighed, batches, copies=copies, **rest)
+            def __call__(self, batch: step.MicroBatch) -> Any:
+                nll, more = super().__call__(batch)
+                return nll * shares[id(batch)].to(nll.dtype), more
+
+        return real(model, Weighed(), batches, copies=copies, **rest)
 
     return patch.object(learner, "gradients", wrong)
 

@@ -27,6 +27,7 @@ from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.run.config import Data, Run, parse_run
 from torchwright.train.run.corpus import ONE, Corpus, windows_of
 from torchwright.train.run.evaluate import Evaluator
+from torchwright.train.run.objective import NextToken
 from torchwright.train.run.schedule import plan_step, steps
 from torchwright.train.run.setup import Batches, processes
 
@@ -244,12 +245,14 @@ def test_an_evaluation_reads_the_same_labels_in_each_layout(
         read.extend(labels[labels != IGNORE].tolist())
         return torch.tensor(0.0), torch.tensor(1)
 
+    model: Any = SimpleNamespace(loss=loss)
+
     config: Any = SimpleNamespace(bos=None)
     opened = Corpus(train={ONE: corpus}, validation=corpus, packed=False, end=None, reports={})
     evaluator = Evaluator(run, config, tmp_path, opened, "cpu")
     with processes(10.0):
         for batches in processes_of(run):
-            evaluator.loss(loss, batches)
+            evaluator.measure(NextToken(model, compiled=False), batches)
     wanted = HeldOut(corpus, 512, 5 * 512).batch(0, 5).labels_BT
     assert sorted(read) == sorted(wanted.flatten().tolist())
 

@@ -10,9 +10,9 @@ import pytest
 from runs import BUNDLED, make_run
 
 from torchwright.cli import main
-from torchwright.train.run.config import RunError, check_run, parse_run, read_run
+from torchwright.train.run.config import Lora, RunError, check_run, parse_run, read_run
 from torchwright.train.run.loop import train
-from torchwright.train.run.quick import quick_run, read_lora, to_toml
+from torchwright.train.run.quick import quick_run, read_fields, to_toml
 
 WORDS = ["--lora", "r=2,targets=q_proj+v_proj", "--quiet", "--json"]
 
@@ -71,7 +71,7 @@ def test_sizes_follow_from_the_data(tmp_path: Path, world: int) -> None:
 
 def test_words_that_say_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"--lora takes name=value, not 'r16'.*Allowed: r, alpha"):
-        read_lora("r16")
+        read_fields("--lora", "r16", Lora)
     with pytest.raises(RunError, match="--merge puts adapters into a model"):
         quick_run(str(BUNDLED), [str(BUNDLED / "eval.txt")], merge=True)
     with pytest.raises(RunError, match="there is no file"):

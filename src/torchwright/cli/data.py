@@ -31,10 +31,11 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
         what: tuple[str, ...],
         model: Path | None,
         context: int | None,
+        dpo: bool,
         settings: tuple[str, ...],
         **rest: Any,
     ) -> Any:
-        return command(*_run(what, model, context, settings), **rest)
+        return command(*_run(what, model, context, dpo, settings), **rest)
 
     for option in (
         click.option(
@@ -44,6 +45,7 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="NAME=VALUE",
             help="A field of the run file's [data], as JSON or text. Repeatable.",
         ),
+        click.option("--dpo", is_flag=True, help="FILES: rows are pairs of answers, one preferred."),
         click.option("--context", type=click.IntRange(min=1), metavar="N", help="FILES: tokens of a window."),
         click.option(
             "--model",
@@ -146,7 +148,7 @@ def pack(run: Run, folder: Path, out: Path, strict: bool, as_json: bool) -> None
 
 
 def _run(
-    what: tuple[str, ...], model: Path | None, context: int | None, settings: tuple[str, ...]
+    what: tuple[str, ...], model: Path | None, context: int | None, dpo: bool, settings: tuple[str, ...]
 ) -> tuple[Run, Path]:
     """The run, and the folder that its paths start from. That of files has no `out`."""
     with importing():
@@ -155,9 +157,9 @@ def _run(
 
     fields = dict(_setting(text) for text in settings)
     if len(what) == 1 and what[0].endswith(".toml"):
-        if model is not None or context is not None:
+        if model is not None or context is not None or dpo:
             raise WorkloadError(
-                "--model and --context are for files", found=what[0], next="change the run file"
+                "--model, --context and --dpo are for files", found=what[0], next="change the run file"
             )
         path = Path(what[0])
         run = read_run(path)
@@ -169,6 +171,8 @@ def _run(
     data = {"train": list(what), **fields}
     described = {"out": "", "tokens": size, "batch_tokens": size, "context": size, "precision": "fp32"}
     described |= {"model": {"folder": str((model or BUNDLED).absolute())}, "data": data}
+    if dpo:
+        described["preference"] = {}
     return parse_run(described, "the command line"), Path.cwd()
 
 

@@ -29,6 +29,13 @@ SIGNALLED = 128
     metavar="r=16,alpha=32,…",
     help="With --model: train adapters; the fields of [lora], several targets as q_proj+v_proj.",
 )
+@click.option(
+    "--dpo",
+    is_flag=False,
+    flag_value="",
+    metavar="beta=0.1,loss=…",
+    help="With --model: learn which answer is preferred, from pairs; the fields of [preference].",
+)
 @click.option("--chat", is_flag=True, help="With --model: rows are conversations; the answers are learnt.")
 @click.option("--merge", is_flag=True, help="Write the model with its adapters in it as well.")
 @click.option(
@@ -52,6 +59,7 @@ def command(
     model: str | None,
     data: tuple[str, ...],
     lora: str | None,
+    dpo: str | None,
     chat: bool,
     merge: bool,
     out: Path | None,
@@ -89,16 +97,18 @@ def command(
             from torchwright.train.run.profiling import parse_steps
         how["profile"] = parse_steps(profile)
     if run is not None:
-        if data or lora is not None or chat or out:
+        if data or lora is not None or dpo is not None or chat or out:
             raise click.UsageError(
-                "--data, --lora, --chat and --out go with --model: a run file says them itself"
+                "--data, --lora, --dpo, --chat and --out go with --model: a run file says them itself"
             )
         outcome = _from_file(run, merge, how)
     else:
         assert model is not None
         if not data or out is None:
             raise click.UsageError("--model needs --data and --out")
-        options = {"lora": lora, "chat": chat, "merge": merge}
+        if dpo is not None and chat:
+            raise click.UsageError("--chat learns from conversations and --dpo from pairs: give one of them")
+        options = {"lora": lora, "dpo": dpo, "chat": chat, "merge": merge}
         outcome = _from_words(model, data, out, options, how, show=first and not quiet)
     if first:
         title = "Trained" if outcome.signal is None else "Saved, and left as asked; the same command goes on"

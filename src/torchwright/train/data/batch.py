@@ -17,6 +17,9 @@ class WindowBatch:
     documents_BT: torch.Tensor | None = None
     """For each token the place in its row at which its document begins, never falling along a row. A token attends to
     its own document alone, and its position is counted from there. None: a row is one text."""
+    reference_BT: torch.Tensor | None = None
+    """float32: at each place the log-probability of its document's labels by the model that a run of preferences
+    starts from, all of them together."""
 
 
 def of_windows(windows_BT: torch.Tensor) -> WindowBatch:

@@ -37,10 +37,17 @@ class RowsAs:
     """What is read → the column that holds it."""
     strict: bool = False
     """Whether a broken row ends it all."""
+    longest: int | None = None
+    """Places that the documents of a row may take together; a row with more is broken."""
+    labels: tuple[str, ...] = ()
+    """The names of classes."""
 
     def digest(self) -> str:
         """Of what decides the tokens."""
-        return hashlib.sha256(json.dumps([VERSION, self.form, dict(self.columns)]).encode()).hexdigest()
+        decides = [VERSION, self.form, dict(self.columns)]
+        if self.longest is not None:
+            decides += [self.longest, *self.labels]
+        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +91,15 @@ class Encoder:
 
     def encode(self, texts: list[Marked]) -> list[Document]:
         """Raises `RowFault`, as the answer of a text, where no label is left."""
-        encoded = self.tokenizer.encode_batch([text.text for text in texts], add_special_tokens=False)
+        # A text that is read as a whole has the special tokens that it will have in use.
+        special = any(text.closing is not None for text in texts)
+        encoded = self.tokenizer.encode_batch([text.text for text in texts], add_special_tokens=special)
         return [self._document(text, *found) for text, found in zip(texts, map(_parts, encoded), strict=True)]
 
     def _document(self, text: Marked, ids: np.ndarray, offsets_N2: np.ndarray) -> Document:
+        if text.closing is not None:
+            closed = np.append(ids, text.closing)
+            return Document(ids=closed, trained=np.arange(len(closed)) == max(1, len(ids)))
         trained = np.ones(len(ids), bool) if text.spans is None else covered(offsets_N2, text.spans)
         if text.ended and self._end is not None:
             ids, trained = np.append(ids, self._end), np.append(trained, True)
@@ -112,10 +124,8 @@ def read_documents(
         documents = iter(encoder.encode([text for _, texts in some for text in texts]))
         for number, texts in some:
             found = [next(documents) for _ in texts]
-            if not all(document.trained.any() for document in found):
-                _refuse(
-                    path, number, "nothing of the row is trained on: it has no token to predict", how, report
-                )
+            if fault := _fault(found, how.longest):
+                _refuse(path, number, fault, how, report)
                 continue
             report.documents += len(found)
             report.tokens += sum(len(document.ids) for document in found)
@@ -129,6 +139,16 @@ def read_documents(
             + (f" ({reasons})" if reasons else ""),
             next="`torchwright data check` lists them",
         )
+
+
+def _fault(found: list[Document], longest: int | None) -> str | None:
+    """What is wrong with the documents of a row."""
+    if not all(document.trained.any() for document in found):
+        return "nothing of the row is trained on: it has no token to predict"
+    places = sum(len(document.ids) - 1 for document in found)  # the last token is a label alone
+    if longest is not None and places > longest:
+        return f"it takes {places:,} places, and a window has {longest:,}"
+    return None
 
 
 def _rendered(
@@ -153,7 +173,7 @@ def _texts(path: Path, row: Row, chat: ChatTemplate, how: RowsAs, report: Report
         raise RowFault(row.fault)
     if report.form is None:  # the first whole row says what all are
         report.form = find_form(row.values, how.columns, how.form, str(path))
-    return render(report.form, row.values, how.columns, chat)
+    return render(report.form, row.values, how.columns, chat, how.labels)
 
 
 def _refuse(path: Path, number: int, reason: str, how: RowsAs, report: Report) -> None:
@@ -221,3 +241,14 @@ def read_report(shard: Path) -> Report:
     with safe_open(shard, "np") as file:
         told = json.loads(file.metadata()["report"])
     return Report(**{**told, "listed": [(number, reason) for number, reason in told["listed"]]})
+
+
+def form_of(shard: Path) -> Form | None:
+    """What the rows were that a shard was made of; None where it does not say."""
+    from safetensors import safe_open
+
+    if shard.suffix != ".safetensors":
+        return None
+    with safe_open(shard, "np") as file:
+        told = (file.metadata() or {}).get("report")
+    return None if told is None else json.loads(told)["form"]

@@ -1,4 +1,5 @@
-"""What a row says: text, a conversation, a prompt with its completion, or a preference; and the texts it stands for.
+"""What a row says: text, a conversation, a prompt with its completion, a preference, a text of a class, or two that are
+alike; and the texts it stands for.
 
 Of conversations and completions a part is trained on: the assistant's words. It is marked in the rendered text, by
 places between characters, so that tokens find it by the places they come from.
@@ -7,8 +8,9 @@ places between characters, so that tokens find it by the places they come from.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
@@ -16,13 +18,17 @@ import numpy as np
 from torchwright.hub.chat_template import ChatTemplate, TemplateRefused
 from torchwright.train.data.shards import DataError
 
-Form = Literal["text", "chat", "completion", "preference"]
+Form = Literal["text", "chat", "completion", "preference", "classification", "embedding"]
 NEEDS: dict[Form, tuple[str, ...]] = {
     "text": ("text",),
     "chat": ("messages",),
     "completion": ("prompt", "completion"),
     "preference": ("chosen", "rejected"),
+    "classification": ("text", "label"),
+    "embedding": ("anchor", "positive"),
 }
+SAID = ("classification", "embedding")
+"""Forms that no columns say: rows with a text and a label may be wanted for their text."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ASSISTANT = "assistant"
 
@@ -39,11 +45,14 @@ class Marked:
     spans: tuple[tuple[int, int], ...] | None = None
     ended: bool = True
     """Whether the end token belongs behind it, trained on: a chat template writes its own."""
+    closing: int | None = None
+    """What stands behind it in place of the end token and is its only label, for what is told of a text as a whole:
+    its class, or 0."""
 
 
 def find_form(present: Mapping[str, Any], columns: Mapping[str, str], form: Form | None, where: str) -> Form:
     """The form whose columns a row has, or `form` if it has those. Raises `DataError`, which names what is there."""
-    forms: list[Form] = [form] if form else list(NEEDS)
+    forms: list[Form] = [form] if form else [kind for kind in NEEDS if kind not in SAID]
     found: list[Form] = [kind for kind in forms if all(columns[need] in present for need in NEEDS[kind])]
     if len(found) == 1:
         return found[0]
@@ -64,11 +73,15 @@ def find_form(present: Mapping[str, Any], columns: Mapping[str, str], form: Form
 
 
 def render(
-    form: Form, values: Mapping[str, Any], columns: Mapping[str, str], chat: ChatTemplate
+    form: Form,
+    values: Mapping[str, Any],
+    columns: Mapping[str, str],
+    chat: ChatTemplate,
+    labels: Sequence[str] = (),
 ) -> list[Marked]:
     """The texts of a row: one, of a preference the chosen and the rejected one; none where its text is empty.
 
-    Raises `RowFault`.
+    `labels` are the names of classes. Raises `RowFault`.
     """
     missing = [columns[need] for need in NEEDS[form] if values.get(columns[need]) is None]
     if missing:
@@ -77,18 +90,33 @@ def render(
     if form == "text":
         text = _text(parts[0], columns["text"])
         return [Marked(text=text)] if text.strip() else []
+    if form == "classification":
+        return [Marked(text=_filled(parts[0], columns["text"]), closing=_class(parts[1], labels))]
+    if form == "embedding":
+        return [
+            Marked(text=_filled(part, columns[name]), closing=0)
+            for part, name in zip(parts, NEEDS[form], strict=True)
+        ]
     tools = values.get("tools") or None
     if form == "chat":
         return [_conversation(parts[0], chat, tools)]
     if form == "completion":
         return [_answered(*parts, chat=chat, tools=tools)]
-    prompt = values.get(columns["prompt"])
-    return [
-        _conversation(part, chat, tools)
-        if prompt is None
-        else _answered(prompt, part, chat=chat, tools=tools)
-        for part in parts
-    ]
+    return _pair(values.get(columns["prompt"]), *parts, chat=chat, tools=tools)
+
+
+def _pair(prompt: Any, chosen: Any, rejected: Any, *, chat: ChatTemplate, tools: Any) -> list[Marked]:
+    """The chosen and the rejected answer, each behind the prompt; without one, behind the messages that both share."""
+    if chosen == rejected:
+        raise RowFault("the chosen and the rejected answer are the same: nothing is preferred")
+    if prompt is not None:
+        return [_answered(prompt, answer, chat=chat, tools=tools) for answer in (chosen, rejected)]
+    shared = 0
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        shared = sum(
+            1 for _ in takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))
+        )
+    return [_conversation(answer, chat, tools, first=shared) for answer in (chosen, rejected)]
 
 
 def _answered(prompt: Any, answer: Any, *, chat: ChatTemplate, tools: Any) -> Marked:
@@ -105,6 +133,22 @@ def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise RowFault(f"'{name}' is no text, but {type(value).__name__}")
     return value
+
+
+def _filled(value: Any, name: str) -> str:
+    text = _text(value, name)
+    if not text.strip():
+        raise RowFault(f"'{name}' is empty")
+    return text
+
+
+def _class(label: Any, labels: Sequence[str]) -> int:
+    """The place of a class that is named, or that is its place already."""
+    if isinstance(label, str) and label in labels:
+        return labels.index(label)
+    if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(labels):
+        return label
+    raise RowFault(f"the unknown class {str(label)[:40]!r} (head.labels: {', '.join(labels)[:200]})")
 
 
 def _conversation(messages: Any, chat: ChatTemplate, tools: Any, first: int = 0) -> Marked:

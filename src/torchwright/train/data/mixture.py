@@ -48,10 +48,12 @@ class Mixture:
             source, window = self.place(number)
             parts.append(self._walks[source].batch(window, 1))
         documents = [part.documents_BT for part in parts if part.documents_BT is not None]
+        references = [part.reference_BT for part in parts if part.reference_BT is not None]
         return WindowBatch(
             ids_BT=torch.cat([part.ids_BT for part in parts]),
             labels_BT=torch.cat([part.labels_BT for part in parts]),
             documents_BT=torch.cat(documents) if documents else None,
+            reference_BT=torch.cat(references) if references else None,
         )
 
     def describe(self, first: int, rows: int) -> str:

@@ -8,8 +8,9 @@ shuffle each epoch. Window number i of a run is a function of the seed and i alo
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,15 +36,40 @@ class Pieces:
     """Documents of which the end is left out."""
     dropped: int = 0
     """Documents that are left out: of a single token, or with nothing left to train on."""
+    second_P: np.ndarray | None = None
+    """Of pairs: where the second of a piece's two documents starts."""
+
+    def documents(self, piece: int) -> Iterator[tuple[int, int]]:
+        """(start, places) of each document of a piece."""
+        start, length = int(self.start_P[piece]), int(self.length_P[piece])
+        if self.second_P is None:
+            yield start, length
+        else:
+            second = int(self.second_P[piece])
+            yield start, second - start - 1
+            yield second, length - (second - start - 1)
 
 
 class Packed:
     """An endless walk over windows of whole documents, a source as `Windows`."""
 
-    def __init__(self, shards: Shards, context: int, seed: int, *, end: int | None) -> None:
-        """In shards that do not say where documents begin, one ends with each token `end`."""
-        self.shards, self.context, self.seed = shards, context, seed
-        self.pieces = cut_documents(shards, context, end)
+    def __init__(
+        self,
+        shards: Shards,
+        context: int,
+        seed: int,
+        *,
+        end: int | None,
+        pairs: bool = False,
+        reference_P2: np.ndarray | None = None,
+    ) -> None:
+        """In shards that do not say where documents begin, one ends with each token `end`.
+
+        Of `pairs` both documents lie in one window, the first one first; `reference_P2` is what `WindowBatch` says of
+        them.
+        """
+        self.shards, self.context, self.seed, self.reference_P2 = shards, context, seed, reference_P2
+        self.pieces = cut_pairs(shards, context) if pairs else cut_documents(shards, context, end)
         if not len(self.pieces.length_P):
             raise DataError(
                 "no document holds a token to predict",
@@ -61,7 +87,29 @@ class Packed:
 
     def batch(self, first: int, rows: int) -> WindowBatch:
         """Windows `first` … `first + rows`. Raises `DataError`, naming the shard, for an id that the model lacks."""
-        return stacked([self.row(self.window(number)) for number in range(first, first + rows)])
+        return self.rows([self.window(number) for number in range(first, first + rows)])
+
+    def rows(self, windows: Sequence[int | None]) -> WindowBatch:
+        """These windows; None is one without any document."""
+        ids_BT, labels_BT, documents_BT = torch.from_numpy(
+            np.stack([self.row(window) for window in windows], 1)
+        )
+        reference_BT = None
+        if self.reference_P2 is not None:
+            reference_BT = torch.from_numpy(np.stack([self._reference(window) for window in windows]))
+        return WindowBatch(
+            ids_BT=ids_BT, labels_BT=labels_BT, documents_BT=documents_BT, reference_BT=reference_BT
+        )
+
+    def _reference(self, window: int | None) -> np.ndarray:
+        """(T,): at each place what the reference says of its document."""
+        assert self.reference_P2 is not None
+        row = np.zeros(self.context, self.reference_P2.dtype)
+        if window is not None:
+            held = self.held(window)
+            places = [places for piece in held for _, places in self.pieces.documents(piece)]
+            row[: sum(places)] = np.repeat(self.reference_P2[held].ravel(), places)
+        return row
 
     def row(self, window: int | None) -> np.ndarray:
         """(3, T): ids, labels and where documents begin; what is left over is a document without labels.
@@ -72,15 +120,15 @@ class Packed:
         row[1] = IGNORE
         place = 0
         for piece in () if window is None else self.held(window):
-            shard, start = int(self.pieces.shard_P[piece]), int(self.pieces.start_P[piece])
-            length = int(self.pieces.length_P[piece])
-            ids = self.shards.read(shard, start, length + 1)
-            trained = self.shards.trained(shard, start, length + 1)
-            here = slice(place, place + length)
-            row[0, here] = ids[:-1]
-            row[1, here] = np.where(trained[1:], ids[1:], IGNORE)
-            row[2, here] = place
-            place += length
+            shard = int(self.pieces.shard_P[piece])
+            for start, length in self.pieces.documents(piece):
+                ids = self.shards.read(shard, start, length + 1)
+                trained = self.shards.trained(shard, start, length + 1)
+                here = slice(place, place + length)
+                row[0, here] = ids[:-1]
+                row[1, here] = np.where(trained[1:], ids[1:], IGNORE)
+                row[2, here] = place
+                place += length
         row[2, place:] = place
         return row
 
@@ -102,24 +150,17 @@ class Packed:
 class PackedHeldOut:
     """The windows of documents that every evaluation reads: as many as `tokens` hold."""
 
-    def __init__(self, shards: Shards, context: int, tokens: int, *, end: int | None) -> None:
-        self._packed = Packed(shards, context, 0, end=end)
+    def __init__(self, shards: Shards, context: int, tokens: int, **how: Any) -> None:
+        """`how` is as of `Packed`."""
+        self._packed = Packed(shards, context, 0, **how)
         self.count = min(tokens // context, self._packed.count)
 
     def batch(self, first: int, rows: int) -> WindowBatch:
         """Windows `first` … `first + rows`; without labels where there is no window."""
         numbers = range(first, first + rows)
-        return stacked(
-            [
-                self._packed.row(self._packed.window(number) if number < self.count else None)
-                for number in numbers
-            ]
+        return self._packed.rows(
+            [self._packed.window(number) if number < self.count else None for number in numbers]
         )
-
-
-def stacked(rows: list[np.ndarray]) -> WindowBatch:
-    ids_BT, labels_BT, documents_BT = torch.from_numpy(np.stack(rows, 1))
-    return WindowBatch(ids_BT=ids_BT, labels_BT=labels_BT, documents_BT=documents_BT)
 
 
 def cut_documents(shards: Shards, context: int, end: int | None) -> Pieces:
@@ -149,6 +190,31 @@ def cut_documents(shards: Shards, context: int, end: int | None) -> Pieces:
                 dropped += 1
     shard_P, start_P, length_P = np.array(found, np.int64).reshape(-1, 3).T
     return Pieces(shard_P=shard_P, start_P=start_P, length_P=length_P, cut=cut, dropped=dropped)
+
+
+def cut_pairs(shards: Shards, context: int) -> Pieces:
+    """The pairs of all shards: each document with the one that follows it.
+
+    Raises `DataError` for a shard that holds no pairs, or one that does not fit into a window.
+    """
+    found: list[np.ndarray] = []
+    for shard, size in enumerate(shards.sizes):
+        starts = shards.starts(shard)
+        if starts is None or len(starts) % 2:
+            raise DataError(
+                f"{shards.paths[shard]} holds no pairs",
+                found="an odd number of documents, or token ids alone",
+            )
+        lengths_P = (np.diff(starts, append=size) - 1).reshape(-1, 2).sum(1)
+        if lengths_P.max() > context:
+            raise DataError(
+                f"{shards.paths[shard]} holds pairs that are longer than a window of {context:,} tokens",
+                found=f"{(lengths_P > context).sum():,} of {len(lengths_P):,}, of up to {lengths_P.max():,} places",
+                next="use a larger context, or make the shard again with `torchwright data pack` and this run file",
+            )
+        found.append(np.stack([np.full(len(lengths_P), shard), starts[::2], lengths_P, starts[1::2]]))
+    shard_P, start_P, length_P, second_P = np.concatenate(found, 1)
+    return Pieces(shard_P=shard_P, start_P=start_P, length_P=length_P, second_P=second_P)
 
 
 def document_starts(shards: Shards, shard: int, end: int | None) -> np.ndarray:

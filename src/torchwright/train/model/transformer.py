@@ -13,6 +13,9 @@ from torchwright.train.model.fill import initialize
 from torchwright.train.model.loss import token_loss
 from torchwright.train.model.rotary import Rotary
 
+SCORE = "score"
+"""What files call the output layer of a classifier."""
+
 
 class Layer(nn.Module):
     """Attention and feed-forward block, each with a norm before it, after it, or both."""
@@ -62,7 +65,7 @@ class Transformer(nn.Module):
             part: getattr(names, part) is not None
             for part in ("pre_attention", "post_attention", "pre_mlp", "post_mlp")
         }
-        self.config = config
+        self.config, self.output = config, "lm_head"
         self.embedding = nn.Embedding(config.vocabulary, config.model)
         self.layers = nn.ModuleList(Layer(config, layer, norms) for layer in range(config.layers))
         self.norm = RMSNorm(config.model, config.eps, config.norm_offset)

@@ -22,7 +22,7 @@ from torchwright.hub.folder import model_files, read_object
 from torchwright.hub.trained import FILE as TRAINED
 from torchwright.train.model.fill import fill, whole
 from torchwright.train.model.four_bit import FourBit
-from torchwright.train.model.transformer import Transformer
+from torchwright.train.model.transformer import SCORE, Transformer
 
 SHARD_BYTES = 4 * 2**30
 """The most bytes of one file, unless a single tensor is larger."""
@@ -37,15 +37,15 @@ class FileTensor:
     expert: int | None = None
 
 
-def file_tensors(config: DecoderConfig) -> Iterator[FileTensor]:
-    """Every tensor of the model's files, in the order of the layers."""
+def file_tensors(config: DecoderConfig, output: str = "lm_head") -> Iterator[FileTensor]:
+    """Every tensor of the model's files, in the order of the layers; `output` is what they call the output layer."""
     names = FAMILIES[config.architecture].names
     yield FileTensor(name="model.embed_tokens.weight", parameters=("embedding.weight",))
     for layer in range(config.layers):
         yield from _layer_tensors(config, names, layer)
     yield FileTensor(name="model.norm.weight", parameters=("norm.weight",))
     if not config.tied:
-        yield FileTensor(name="lm_head.weight", parameters=("head.weight",))
+        yield FileTensor(name=f"{output}.weight", parameters=("head.weight",))
 
 
 def _layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[FileTensor]:
@@ -93,6 +93,8 @@ def _layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[
 def load_weights(model: Transformer, folder: Path) -> None:
     """Fill the model from a folder's safetensors, in the parameters' own dtype; sharded ones take their part.
 
+    A classifier's output layer is left as it is.
+
     Raises `ModelError`, naming file and tensor, for what is missing, damaged or of another shape.
     """
     checkpoint = Checkpoint(folder, read_object(folder / "config.json"))
@@ -105,7 +107,9 @@ def load_weights(model: Transformer, folder: Path) -> None:
     parameters |= {name: part for name, part in model.named_modules() if isinstance(part, FourBit)}
     # An expert's matrix is read when its turn comes; the parameter of all of them is filled when they are complete.
     gathered: dict[str, list[torch.Tensor]] = {}
-    for tensor in file_tensors(model.config):
+    for tensor in file_tensors(model.config, model.output):
+        if tensor.name == f"{SCORE}.weight":
+            continue
         shapes = [tuple(parameters[name].shape) for name in tensor.parameters]
         if tensor.expert is not None:
             (name,), (shape,) = tensor.parameters, shapes
@@ -154,7 +158,7 @@ def save_folder(
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        dtype = _write_tensors(value, config, temporary)
+        dtype = _write_tensors(value, file_tensors(config, model.output), temporary)
         if temporary is not None:
             if source is not None:
                 _copy_files(source, temporary, dtype)
@@ -171,7 +175,7 @@ def parameter_values(model: Transformer) -> Callable[[str], torch.Tensor]:
 
 
 def _write_tensors(
-    whole_value: Callable[[str], torch.Tensor], config: DecoderConfig, folder: Path | None
+    whole_value: Callable[[str], torch.Tensor], tensors: Iterator[FileTensor], folder: Path | None
 ) -> torch.dtype:
     """Write the shards and their index, and say what type they have; with no folder only take part in gathering."""
     dtype: torch.dtype | None = None
@@ -186,7 +190,7 @@ def _write_tensors(
             save_file(files[-1], folder / f"part-{len(weight_map)}", metadata={"format": "pt"})
         files[-1] = {}
 
-    for tensor in file_tensors(config):
+    for tensor in tensors:
         if tensor.expert is None:
             value = torch.cat([whole_value(name) for name in tensor.parameters])
         else:

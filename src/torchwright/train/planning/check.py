@@ -24,10 +24,11 @@ from torchwright.train.parallel.ring import INSIDE
 from torchwright.train.planning.accepted import run_fields
 from torchwright.train.planning.job import Job, LayoutPlan
 from torchwright.train.run.config import parse_run
+from torchwright.train.run.objective import NextToken
 from torchwright.train.run.optimizer import Optimizers
 from torchwright.train.run.precision import autocast
 from torchwright.train.run.setup import Batches, build_model
-from torchwright.train.run.step import gradients, loss_function
+from torchwright.train.run.step import gradients
 
 
 class LiveBytes(TorchDispatchMode):
@@ -111,7 +112,7 @@ def count_step(config: DecoderConfig, job: Job, plan: LayoutPlan) -> Counted:
     assert not job.compile
     run = parse_run(run_fields(job, plan))
     model, mesh = build_model(run, config, Path(), "cpu")
-    optimizers, loss = Optimizers(model, run.optimizer, compiled=False), loss_function(model, compiled=False)
+    optimizers, loss = Optimizers(model, run.optimizer, compiled=False), NextToken(model, compiled=False)
     batches = Batches(run, mesh, "cpu")
     windows_BT = torch.randint(config.vocabulary, (plan.micro_batch, job.context + 1))
     micro_batches = [batches.prepare(of_windows(windows_BT))] * plan.micro_batches

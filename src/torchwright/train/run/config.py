@@ -8,14 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from torchwright.errors import TorchwrightError, unknown
+from torchwright.train.data.documents import RowsAs
+from torchwright.train.data.forms import Form
 from torchwright.train.layout import Layout
-from torchwright.train.run.data_section import Data, Section
+from torchwright.train.run.data_section import Data, RunError, Section
+from torchwright.train.run.objective_section import OF_ONE_LOSS, Head, Preference
 
 Precision = Literal[
     "fp32",
@@ -44,10 +48,6 @@ OF_ONE = (
     ("optimizer", "momentum", "muon"),
 )
 """Section, field and the one name with which the field says anything; None where it is not given."""
-
-
-class RunError(TorchwrightError):
-    """A run file that cannot be read, or that asks for what does not fit together."""
 
 
 class Model(Section):
@@ -190,6 +190,8 @@ class Run(Section):
     """Degrees of parallelism by axis."""
     qat: Qat | None = None
     lora: Lora | None = None
+    preference: Preference | None = None
+    head: Head | None = None
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
 
@@ -202,6 +204,25 @@ class Run(Section):
     def keeps_model(self) -> bool:
         """Whether RUN/model is written at the end; a run of adapters writes it where they are merged."""
         return self.lora is None or self.lora.merge
+
+    @property
+    def rows_as(self) -> RowsAs:
+        """How rows are read: as the data says, and as what is minimized needs them."""
+        how = self.data.rows_as
+        if self.needs is None:
+            return how
+        longest = min(self.context, self.schedule.decay_context or self.context)
+        columns, labels = how.columns, ()
+        if self.head is not None:
+            columns, labels = {**columns, **self.head.columns}, tuple(self.head.labels or ())
+        return replace(how, form=self.needs, columns=columns, longest=longest, labels=labels)
+
+    @property
+    def needs(self) -> Form | None:
+        """What rows have to hold for what is minimized; None: any text."""
+        if self.preference is not None:
+            return "preference"
+        return None if self.head is None else self.head.kind
 
     def digest(self) -> str:
         """Of every value, to compare processes by."""
@@ -291,6 +312,8 @@ def check_run(run: Run) -> None:
         )
     if run.lora is not None:
         _check_lora(run)
+    if run.needs is not None:
+        _check_objective(run)
     if run.data.validation and run.evaluation.tokens < run.context:
         raise RunError(
             f"evaluation.tokens={run.evaluation.tokens} holds no window",
@@ -323,6 +346,36 @@ def _check_lora(run: Run) -> None:
             found=str(layout),
             allowed="dp_replicate, dp_shard and cp with lora",
         )
+
+
+def _check_objective(run: Run) -> None:
+    """Raise `RunError` for what does not go with another loss than that of the next token."""
+    section = "preference" if run.head is None else "head"
+    for field, loss in OF_ONE_LOSS:
+        if run.preference and getattr(run.preference, field) is not None and run.preference.loss != loss:
+            raise RunError(f"preference.{field} is for the loss '{loss}'", found=run.preference.loss)
+    for fault in run.head.faults if run.head else ():
+        raise RunError(fault)
+    layout = run.parallel
+    refused = [
+        ("model.config", run.model.folder is None, "a trained model: set model.folder"),
+        ("layout", layout.cp * layout.tp * layout.ep > 1, "dp_replicate and dp_shard"),
+        ("qat", run.qat is not None, "no [qat]"),
+        ("data.form", run.data.form not in (None, run.needs), f"rows of {run.needs}: leave data.form out"),
+        ("data.packing", run.data.packing == "stream", "whole rows: leave data.packing out"),
+        ("data.begin_every", run.data.begin_every > 0, "leave data.begin_every out"),
+    ]
+    if run.head is not None:
+        refused += [
+            ("preference", run.preference is not None, "one of them"),
+            ("lora", run.lora is not None, "all weights trained: leave [lora] out"),
+            ("precision", run.precision not in ("fp32", "bf16"), "fp32, bf16"),
+            ("compile", run.compile, "compile = false"),
+            ("evaluation.prompts", bool(run.evaluation.prompts), "leave evaluation.prompts out"),
+        ]
+    for field, asked, allowed in refused:
+        if asked:
+            raise RunError(f"[{section}] does not go with this `{field}`", allowed=allowed)
 
 
 def with_merge(run: Run) -> Run:

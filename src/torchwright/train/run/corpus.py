@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchwright.train.data.documents import Report, read_report
+import numpy as np
+
+from torchwright.train.data.documents import Report, form_of, read_report
+from torchwright.train.data.forms import SAID, Form
 from torchwright.train.data.mixture import Mixture, Walk
-from torchwright.train.data.packing import Packed
+from torchwright.train.data.packing import Packed, PackedHeldOut
 from torchwright.train.data.rows import is_rows
 from torchwright.train.data.shards import DataError, Shards, verify_shards
-from torchwright.train.data.streams import Windows
+from torchwright.train.data.streams import HeldOut, Windows
 from torchwright.train.data.text import expand, token_shards
 from torchwright.train.model.foreign import ModelConfig, end_token
 from torchwright.train.run.config import Run, RunError
 from torchwright.train.run.setup import on_first
 
+TOKENS = "tokens"
+"""The part of a run folder that holds what its text and rows became."""
+PAIRED = ("preference", "embedding")
+"""Forms of which two documents belong together."""
 ONE = "train"
 """The name of the only source."""
 
@@ -35,6 +42,9 @@ class Corpus:
     """The token that ends documents in shards that do not say where they begin."""
     reports: dict[str, Report]
     """What became of the rows of each file that holds any."""
+    reference: dict[str, np.ndarray] = field(default_factory=dict)
+    """Source → (pairs, 2): what the model that a run of preferences starts from thinks of them (`reference.py`)."""
+    held_out_reference: np.ndarray | None = None
 
     @property
     def tokens(self) -> int:
@@ -76,7 +86,7 @@ def open_data(run: Run, config: ModelConfig, folder: Path, source: Path, out: Pa
 
         def shards_of(patterns: Sequence[str]) -> list[Path]:
             files = expand(patterns, folder)
-            paths = token_shards(files, run.data.text, source, end, out / "tokens", run.data.rows_as)
+            paths = token_shards(files, run.data.text, source, end, out / TOKENS, run.rows_as)
             reports.update(
                 (str(file), read_report(shard))
                 for file, shard in zip(files, paths, strict=True)
@@ -84,6 +94,8 @@ def open_data(run: Run, config: ModelConfig, folder: Path, source: Path, out: Pa
             )
             if run.data.verify:
                 verify_shards(paths)
+            for file, shard in zip(files, paths, strict=True):
+                check_form(run, file, form_of(shard))
             return paths
 
         train = {name: shards_of(patterns) for name, patterns in sources.items()}
@@ -110,8 +122,31 @@ def open_data(run: Run, config: ModelConfig, folder: Path, source: Path, out: Pa
     return corpus
 
 
+def check_form(run: Run, file: Path, form: Form | None) -> None:
+    """Raise `DataError` for a file that holds something else than what the run minimizes a loss of."""
+    if run.needs is None and form == "preference":
+        raise DataError(
+            f"{file} holds pairs of answers, and the run would learn the rejected ones as well",
+            next="add [preference] to the run file (with --model: --dpo), or leave the file out",
+        )
+    if run.needs is None and form in SAID:
+        raise DataError(
+            f"{file} holds texts whose last label is no token",
+            found=form,
+            next=f'add [head] with kind = "{form}" to the run file, or leave the file out',
+        )
+    if run.needs is not None and form != run.needs:
+        raise DataError(
+            f"{file} holds no rows of {run.needs}, which the run learns from",
+            found=form or "text or token ids",
+            allowed="rows, or what `torchwright data pack` makes of them with this run file",
+        )
+
+
 def _packed(run: Run, opened: Sequence[Shards]) -> bool:
     """Whether windows hold whole documents: as the run says, else where a part of the tokens is not trained on."""
+    if run.needs is not None:
+        return True
     partly = any(shards.partly_trained() for shards in opened)
     if partly and run.data.packing == "stream":
         raise RunError(
@@ -130,7 +165,14 @@ def _packed(run: Run, opened: Sequence[Shards]) -> bool:
 def walk_of(run: Run, corpus: Corpus, context: int, begin: int | None, phase: int) -> Walk:
     """The walk of a phase of the run over its training data."""
     walks: dict[str, Walk] = {
-        name: Packed(shards, context, _seed(run, phase), end=corpus.end)
+        name: Packed(
+            shards,
+            context,
+            _seed(run, phase),
+            end=corpus.end,
+            pairs=run.needs in PAIRED,
+            reference_P2=corpus.reference.get(name),
+        )
         if corpus.packed
         else windows_of(run, shards, context, begin, phase)
         for name, shards in corpus.train.items()
@@ -138,6 +180,24 @@ def walk_of(run: Run, corpus: Corpus, context: int, begin: int | None, phase: in
     if run.data.mixture is None:
         return walks[ONE]
     return Mixture(walks, {name: mixed.weight for name, mixed in run.data.mixture.items()})
+
+
+def held_out(run: Run, corpus: Corpus, begin: int | None) -> HeldOut | PackedHeldOut | None:
+    """The windows that every evaluation reads, where there are any."""
+    if corpus.validation is None:
+        return None
+    if not corpus.packed:
+        # A held-out window begins as a text does, if the model was told where texts begin.
+        lead = begin if run.data.begin_every else None
+        return HeldOut(corpus.validation, run.context, run.evaluation.tokens, begin=lead)
+    return PackedHeldOut(
+        corpus.validation,
+        run.context,
+        run.evaluation.tokens,
+        end=corpus.end,
+        pairs=run.needs in PAIRED,
+        reference_P2=corpus.held_out_reference,
+    )
 
 
 def windows_of(run: Run, shards: Shards, context: int, begin: int | None, phase: int) -> Windows:

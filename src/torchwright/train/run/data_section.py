@@ -6,8 +6,13 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from torchwright.errors import TorchwrightError
 from torchwright.train.data.documents import COLUMNS, RowsAs
 from torchwright.train.data.forms import Form
+
+
+class RunError(TorchwrightError):
+    """A run file that cannot be read, or that asks for what does not fit together."""
 
 
 class Section(BaseModel):

@@ -13,14 +13,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from torchwright.decoder.text import FolderTokenizer
-from torchwright.train.data.packing import PackedHeldOut
-from torchwright.train.data.streams import HeldOut
 from torchwright.train.model.foreign import ModelConfig
 from torchwright.train.run.config import Precision, Run, RunError
-from torchwright.train.run.corpus import Corpus
+from torchwright.train.run.corpus import Corpus, held_out
+from torchwright.train.run.metrics import HELD_OUT, perplexity
+from torchwright.train.run.objective import NextToken, Objective
 from torchwright.train.run.precision import autocast
 from torchwright.train.run.setup import Batches
-from torchwright.train.run.step import LossFunction
 
 PADDING = 64
 """Texts are computed at a multiple of this length and of tp, which divides sequences."""
@@ -32,15 +31,7 @@ class Evaluator:
     def __init__(self, run: Run, config: ModelConfig, source: Path, corpus: Corpus, device: str) -> None:
         """Raises `RunError` for prompts without a tokenizer, or longer than a window."""
         self.run, self.config, self.device = run, config, device
-        self.windows = None
-        if corpus.validation is not None and corpus.packed:
-            self.windows = PackedHeldOut(
-                corpus.validation, run.context, run.evaluation.tokens, end=corpus.end
-            )
-        elif corpus.validation is not None:
-            # A held-out window begins as a text does, if the model was told where texts begin.
-            begin = config.bos if run.data.begin_every else None
-            self.windows = HeldOut(corpus.validation, run.context, run.evaluation.tokens, begin=begin)
+        self.windows = held_out(run, corpus, config.bos)
         self.prompts: list[list[int]] = []
         if run.evaluation.prompts:
             if not (source / "tokenizer.json").is_file():
@@ -51,27 +42,32 @@ class Evaluator:
             self.prompts = [self.text.encode(prompt) for prompt in run.evaluation.prompts]
 
     @torch.no_grad()
-    def loss(self, loss: LossFunction, batches: Batches) -> float | None:
-        """Mean nats per token of the held-out windows over all processes, None where there are none.
+    def measure(self, objective: Objective, batches: Batches) -> dict[str, float]:
+        """The loss and the objective's figures of the held-out windows, over all processes; empty without any.
 
         The rows of a training micro-batch are computed at once, so that nothing is compiled for another shape; what
         the last of them are more than there are windows holds no label.
         """
         if self.windows is None:
-            return None
+            return {}
         run = self.run
         rows = batches.rows(run.batch_tokens // run.context) // run.micro_batches
         everywhere = rows * run.parallel.batch_ways
-        told = torch.zeros(2, dtype=torch.float64, device=self.device)
+        told = torch.zeros(2 + len(objective.figures), dtype=torch.float64, device=self.device)
         for first in range(0, self.windows.count, everywhere):
             batch = batches.prepare(self.windows.batch(first + batches.part * rows, rows))
             with autocast(run.precision, self.device):
-                nll, valid = loss(batch.ids_BT, batch.labels_BT, batch.positions_BT, batch.documents_BS)
-            told += torch.stack([nll, valid]).double()
+                loss, more = objective(batch)
+            told += torch.cat([objective.count(batch)[None].double(), loss[None].double(), more.double()])
         if dist.get_world_size() > 1:
-            dist.all_reduce(told)  # those along tp count the same tokens, in both sums
-        total, tokens = told.tolist()
-        return total / tokens
+            dist.all_reduce(told)  # those along tp count the same tokens, in all sums
+        count, *totals = told.tolist()
+        means = [total / count for total in totals]
+        names = ("loss", *objective.figures)
+        figures = {f"{HELD_OUT}{name}": mean for name, mean in zip(names, means, strict=True)}
+        if isinstance(objective, NextToken):
+            figures[f"{HELD_OUT}perplexity"] = perplexity(means[0])
+        return figures
 
     def samples(self, model: nn.Module) -> list[str]:
         """The prompts with their most likely continuations."""

@@ -12,13 +12,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import ModelConfig
 from torchwright.train.run.config import Run
+from torchwright.train.run.heads import Classes, Vectors
+from torchwright.train.run.objective import MicroBatch, NextToken, Objective
 from torchwright.train.run.optimizer import Optimizers
 from torchwright.train.run.precision import autocast
+from torchwright.train.run.preference import Preferences
 from torchwright.train.run.schedule import ScheduledStep
 from torchwright.train.run.setup import Batches, build_model
-from torchwright.train.run.step import MicroBatch, StepFigures, gradients, loss_function
+from torchwright.train.run.step import StepFigures, gradients
 
 
 class Learner:
@@ -28,10 +32,20 @@ class Learner:
         self.run, self.device, self.clip = run, device, run.clip
         self.model, self.mesh = build_model(run, config, folder, device)
         self.optimizers = Optimizers(self.model, run.optimizer, compiled=run.compile)
-        self.loss = loss_function(self.model, compiled=run.compile)
+        self.objective = self._objective()
         self.batches = Batches(run, self.mesh, device)
         self.random = any(isinstance(module, nn.Dropout) for module in self.model.modules())
         """Whether a step draws anything at random."""
+
+    def _objective(self) -> Objective:
+        run, model = self.run, self.model
+        if run.needs is None:
+            return NextToken(model, compiled=run.compile)
+        assert isinstance(model, Transformer)
+        if run.preference is not None:
+            return Preferences(model, run.preference)
+        assert run.head is not None
+        return Classes(model) if run.head.labels is not None else Vectors(model, run.head)
 
     def begin(self, step: ScheduledStep) -> None:
         """What a step draws at random depends on the run's seed, the step and the process alone."""
@@ -52,7 +66,7 @@ class Learner:
         """Every parameter's gradient of the step, summed over all processes and clipped; see `gradients`."""
         return gradients(
             self.model,
-            self.loss,
+            self.objective,
             batches,
             copies=self.run.parallel.tp,
             precision=autocast(self.run.precision, self.device),

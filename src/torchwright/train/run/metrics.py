@@ -22,7 +22,16 @@ from torchwright.errors import TorchwrightError
 from torchwright.process.files import replacing
 
 FILE = "metrics.jsonl"
-UNITS = {"lr": ".2e", "loss": ".4f", "validation_loss": ".4f", "grad_norm": ".3f"}
+UNITS = {
+    "loss": ".4f",
+    "lr": ".2e",
+    "grad_norm": ".3f",
+    "reward_margin": ".3f",
+    "reward_accuracy": ".1%",
+    "accuracy": ".1%",
+    "recall_at_1": ".1%",
+}
+HELD_OUT = "validation_"
 
 
 class RunMetrics:
@@ -131,9 +140,9 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def told(values: Mapping[str, float]) -> str:
     """The figures for people."""
     words = []
-    for name in ("loss", "validation_loss", "lr", "grad_norm"):
-        if name in values:
-            words.append(f"{name.replace('_', ' ')} {values[name]:{UNITS[name]}}")
+    for name, value in values.items():
+        if unit := UNITS.get(name.removeprefix(HELD_OUT)):
+            words.append(f"{name.replace('_', ' ')} {value:{unit}}")
     if "tokens_per_s" in values:
         words.append(f"{values['tokens_per_s']:,.0f} tok/s")
     if "mfu" in values:

@@ -16,6 +16,8 @@ from torchwright.hub.tokenizer import find_tokenizer
 from torchwright.train.data.rows import is_dataset
 from torchwright.train.data.text import SHARD_SUFFIXES
 from torchwright.train.run.config import Lora, RunError
+from torchwright.train.run.data_section import Section
+from torchwright.train.run.objective_section import Preference
 
 SAMPLE_BYTES = 1 << 20
 """Text by which the tokens of all of it are estimated."""
@@ -30,6 +32,8 @@ MANY_TOKENS = 10_000_000
 EPOCHS = 3
 RATES = {"full": 2e-5, "lora": 2e-4}
 """Peak learning rates for models of `LARGE` parameters or more; smaller ones take `SMALLER` times as much."""
+DPO_RATES = {"full": 1e-6, "lora": 1e-5}
+"""The same for preferences, of which a step says more about a whole answer."""
 LARGE, SMALLER = 1_000_000_000, 5.0
 
 
@@ -38,25 +42,30 @@ def quick_run(
     data: Sequence[str],
     *,
     lora: str | None = None,
+    dpo: str | None = None,
     chat: bool = False,
     merge: bool = False,
     world: int = 1,
 ) -> dict[str, Any]:
     """The values of a run file that lies in the run's own folder. Raises `RunError` for what cannot be read.
 
-    `lora` is `read_lora`'s; `world` is how many processes share the model and the batch.
+    `lora` and `dpo` are `read_fields`' of [lora] and [preference]; `world` is how many processes share the model and
+    the batch.
     """
     folder = resolve(model).resolve()
     config = read_config(folder)
     train = [pattern for path in data for pattern in _patterns(Path(path))]
     tokens = _tokens(train, folder)
     longest = config.get("max_position_embeddings") or config.get("n_positions") or CONTEXT
-    context = _power_of_two(min(CONTEXT, int(longest), max(32, tokens // STEPS)))
+    # A pair is not cut: windows are as long as they may be.
+    wanted = CONTEXT if dpo is not None else max(32, tokens // STEPS)
+    context = _power_of_two(min(CONTEXT, int(longest), wanted))
     rows = world * max(1, min(ROWS // world, _power_of_two(max(1, tokens // context // STEPS // world))))
     step = rows * context
     total = step * max(1, round(tokens * (1 if tokens >= MANY_TOKENS else EPOCHS) / step))
     small = _parameters(folder) < LARGE
-    rate = RATES["full" if lora is None else "lora"] * (SMALLER if small else 1)
+    rates = RATES if dpo is None else DPO_RATES
+    rate = rates["full" if lora is None else "lora"] * (SMALLER if small else 1)
     values: dict[str, Any] = {
         "out": ".",
         "tokens": total,
@@ -73,22 +82,28 @@ def quick_run(
     if world > 1:
         values["layout"] = {"dp_shard": world}
     if lora is not None:
-        values["lora"] = read_lora(lora) | ({"merge": True} if merge else {})
+        values["lora"] = (
+            {"r": Lora().r} | read_fields("--lora", lora, Lora) | ({"merge": True} if merge else {})
+        )
     elif merge:
         raise RunError("--merge puts adapters into a model", next="give --lora as well, or leave --merge out")
+    if dpo is not None:
+        values["preference"] = {"loss": Preference().loss} | read_fields("--dpo", dpo, Preference)
     return values
 
 
-def read_lora(text: str) -> dict[str, Any]:
-    """`r=16,alpha=32,targets=q_proj+v_proj,dora=true` as the fields of `[lora]`; empty text is their defaults.
+def read_fields(option: str, text: str, section: type[Section]) -> dict[str, Any]:
+    """`r=16,alpha=32,targets=q_proj+v_proj,dora=true` as the fields of a section; empty text is none.
 
     Names and values are checked with the rest of the run. Raises `RunError` for a word that is no `name=value`.
     """
-    found: dict[str, Any] = {"r": Lora().r}
+    found: dict[str, Any] = {}
     for word in filter(None, text.split(",")):
         name, equals, value = word.partition("=")
         if not equals:
-            raise RunError(f"--lora takes name=value, not '{word}'", allowed=", ".join(Lora.model_fields))
+            raise RunError(
+                f"{option} takes name=value, not '{word}'", allowed=", ".join(section.model_fields)
+            )
         if name == "targets":
             found[name] = value.split("+")
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchwright.hub.tokenizer import find_tokenizer
 from torchwright.train.data.batch import WindowBatch
@@ -12,6 +13,9 @@ from torchwright.train.run.config import Run
 from torchwright.train.run.corpus import open_data, walk_of
 from torchwright.train.run.setup import processes
 from torchwright.train.run.survey import source_beside
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +63,18 @@ def sample(run: Run, folder: Path, number: int) -> Sample:
                     position=position,
                     trained=trained,
                     ids=ids,
-                    text="" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=False),
+                    text=_told(run, tokenizer, ids, trained),
                 )
                 for document, position, trained, ids in pieces
             ],
         )
+
+
+def _told(run: Run, tokenizer: Tokenizer | None, ids: list[int], trained: bool) -> str:
+    """What tokens say; a head's label is none."""
+    if run.head is not None and trained:
+        return run.head.labels[ids[0]] if run.head.labels else ""
+    return "" if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def split(batch: WindowBatch) -> list[tuple[int, int, bool, list[int]]]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -25,6 +23,7 @@ from torchwright.hub.run_folder import SOURCE
 from torchwright.stuck.watch import turn_on
 from torchwright.train.data.batch import WindowBatch
 from torchwright.train.model import Transformer, explicit_attention, load_weights
+from torchwright.train.model.classifier import reset_scores
 from torchwright.train.model.foreign import (
     Foreign,
     ForeignConfig,
@@ -33,15 +32,18 @@ from torchwright.train.model.foreign import (
     read_model_config,
 )
 from torchwright.train.model.lora import reset_adapters
+from torchwright.train.model.transformer import SCORE
 from torchwright.train.parallel import make_mesh, parallelize
 from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
 from torchwright.train.parallel.foreign import shard_foreign
 from torchwright.train.run import torchrun
 from torchwright.train.run.adapt import adapt
 from torchwright.train.run.config import Run, RunError, changed_fields
+from torchwright.train.run.heads import decoder_of
+from torchwright.train.run.objective import MicroBatch
 from torchwright.train.run.precision import convert
 from torchwright.train.run.schedule import ScheduledStep
-from torchwright.train.run.step import MicroBatch, compile_blocks, recompute
+from torchwright.train.run.step import compile_blocks, recompute
 
 T = TypeVar("T")
 CONFIG = "config.json"
@@ -53,27 +55,6 @@ COPIED = (
     "LICENSE.txt",
     *TEMPLATES,
 )
-
-
-class Signals:
-    """Notes the first SIGTERM or SIGINT; a second one ends the process at once."""
-
-    def __init__(self) -> None:
-        self.number: int | None = None
-
-    @contextmanager
-    def noted(self) -> Generator[None]:
-        before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None:
-            raise KeyboardInterrupt
-        self.number = number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +227,7 @@ def build_model(
     if isinstance(config, ForeignConfig):
         return _build_foreign(run, config, folder, mesh, device), mesh
     with torch.device("meta"):
-        model = Transformer(config)
+        model = decoder_of(run, config, folder)
     convert(model, run.precision, device)
     if run.qat is not None:
         from torchwright.train.run.qat import fake_quantize
@@ -269,6 +250,8 @@ def build_model(
         model.reset_parameters(run.seed)
     if run.lora is not None:
         reset_adapters(model, run.seed)
+    if model.output == SCORE:
+        reset_scores(model, run.seed)
     if run.compile:
         compile_blocks(model)
     return model, mesh
@@ -295,6 +278,8 @@ def check_foreign(run: Run, config: ForeignConfig) -> None:
         ("layout", layout.cp * layout.tp * layout.ep > 1, "dp_replicate and dp_shard"),
         ("precision", run.precision not in ("fp32", "bf16"), "fp32, bf16"),
         ("qat", run.qat is not None, "no [qat]"),
+        ("preference", run.preference is not None, "no [preference]"),
+        ("head", run.head is not None, "no [head]"),
         ("compile", run.compile, "compile = false"),
         ("optimizer", run.optimizer.name == "muon", "any other"),
         (
@@ -353,4 +338,5 @@ class Batches:
             labels_BT=labels_BT[:, own_T],
             positions_BT=positions,
             documents_BS=documents_BT,
+            reference_BT=None if windows.reference_BT is None else windows.reference_BT.to(self._device),
         )

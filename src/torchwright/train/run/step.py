@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -19,12 +19,9 @@ from torch.utils import checkpoint
 
 from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import Foreign
-from torchwright.train.model.loss import token_loss
-from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel import clip_grad_norm, grad_norm
-
-LossFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-"""(ids, labels, positions or None, documents or None) → (sum of the negative log-likelihood, labels that count)."""
+from torchwright.train.run.objective import MicroBatch as MicroBatch
+from torchwright.train.run.objective import Objective
 
 _SAVED = (
     torch.ops.aten.mm.default,
@@ -45,17 +42,6 @@ _MARKS = (
 )
 """The profiler's marks. FSDP sets them around experts, which it gathers within a layer, more often when a layer is
 computed again; torch 2.13 counts every operator and takes that for another computation."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MicroBatch:
-    """What one process computes at once: its part of rows and of sequences."""
-
-    ids_BT: torch.Tensor
-    labels_BT: torch.Tensor
-    positions_BT: torch.Tensor | None = None
-    documents_BS: torch.Tensor | None = None
-    """Where the document of each token of the whole rows begins, as `WindowBatch.documents_BT`."""
 
 
 def recompute(model: Transformer | Foreign, how: Literal["none", "selective", "full"]) -> None:
@@ -81,39 +67,20 @@ def compile_blocks(model: Transformer) -> None:
         layer.compile(dynamic=False)
 
 
-def loss_function(model: Transformer | Foreign, *, compiled: bool) -> LossFunction:
-    """The model's loss, with the final norm, output layer and logarithm compiled as one if asked for."""
-    if not compiled or isinstance(model, Foreign):
-        return model.loss
-
-    def tail(hidden_BTE: torch.Tensor, labels_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return token_loss(model.logits(hidden_BTE), labels_BT)
-
-    compiled_tail = torch.compile(tail, dynamic=False)
-
-    def loss(
-        ids_BT: torch.Tensor,
-        labels_BT: torch.Tensor,
-        positions_BT: torch.Tensor | None = None,
-        documents_BS: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return compiled_tail(model.hidden(ids_BT, positions_BT, documents_BS), labels_BT)
-
-    return loss
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepFigures:
     """What a step says, the same on every process."""
 
     loss: float
-    """Nats per token of the batch, before the update."""
+    """Its mean over the batch, before the update: nats per token where tokens are what counts."""
     grad_norm: float
     """Before clipping."""
     leave: bool
     """Whether any process was asked to leave."""
     failed: bool
     """Whether any process has something in the background that failed."""
+    more: Mapping[str, float] = field(default_factory=dict)
+    """What the objective tells beside its loss."""
 
     @property
     def finite(self) -> bool:
@@ -122,7 +89,7 @@ class StepFigures:
 
 def gradients(
     model: nn.Module,
-    loss: LossFunction,
+    objective: Objective,
     batches: Sequence[MicroBatch],
     *,
     copies: int,
@@ -133,29 +100,35 @@ def gradients(
 ) -> StepFigures:
     """Gradients of one step, clipped to the norm `clip`; the optimizers have not moved yet.
 
-    Every sum is divided by the number of labels over all micro-batches of all processes, so that a token weighs the
-    same wherever it is computed and whatever company it keeps. `copies` processes see the same tokens (tensor
+    Every sum is divided by what counts (labels, pairs) over all micro-batches of all processes, so that a token weighs
+    the same wherever it is computed and whatever company it keeps. `copies` processes see the same tokens (tensor
     parallelism).
     """
-    labels = labels_everywhere(batches, copies)
-    total = torch.zeros_like(labels)
+    count = counted_everywhere(objective, batches, copies)
+    total = count.new_zeros(1 + len(objective.figures))
     for batch in batches:
         with precision:
-            nll, _ = loss(batch.ids_BT, batch.labels_BT, batch.positions_BT, batch.documents_BS)
-        (nll / labels.to(nll.dtype)).backward()
-        total += nll.detach()
+            loss, more = objective(batch)
+        (loss / count.to(loss.dtype)).backward()
+        total += torch.cat([loss.detach()[None], more])
     # One message for the loss and for what one process must tell the others.
-    told = torch.stack([total / (labels * copies), total.new_tensor(leave), total.new_tensor(failed)])
+    told = torch.cat([total / (count * copies), total.new_tensor([leave, failed])])
     if dist.get_world_size() > 1:
         dist.all_reduce(told)
-    mean, leaving, failing = told.tolist()
+    mean, *more, leaving, failing = told.tolist()
     norm = grad_norm(model.parameters()) if clip is None else clip_grad_norm(model.parameters(), clip)
-    return StepFigures(loss=mean, grad_norm=float(norm), leave=leaving > 0, failed=failing > 0)
+    return StepFigures(
+        loss=mean,
+        grad_norm=float(norm),
+        leave=leaving > 0,
+        failed=failing > 0,
+        more=dict(zip(objective.figures, more, strict=True)),
+    )
 
 
-def labels_everywhere(batches: Sequence[MicroBatch], copies: int) -> torch.Tensor:
-    """How many labels count in a step, over all processes of which `copies` see the same."""
-    count = torch.stack([(batch.labels_BT != IGNORE).sum() for batch in batches]).sum().double()
+def counted_everywhere(objective: Objective, batches: Sequence[MicroBatch], copies: int) -> torch.Tensor:
+    """How much counts in a step, over all processes of which `copies` see the same."""
+    count = torch.stack([objective.count(batch) for batch in batches]).sum().double()
     if dist.get_world_size() > 1:
         dist.all_reduce(count)
     return count / copies

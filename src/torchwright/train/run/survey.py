@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from torchwright.train.data.documents import Report, read_documents, read_report
+from torchwright.train.data.documents import Report, form_of, read_documents, read_report
 from torchwright.train.data.packing import document_starts
 from torchwright.train.data.shards import DataError, Shards
 from torchwright.train.data.text import Maker, expand, kind_of, token_shards, tokenize
 from torchwright.train.model.foreign import ModelConfig, end_token, read_model_config
 from torchwright.train.run.config import Run
+from torchwright.train.run.corpus import check_form
 from torchwright.train.run.setup import write_source
 
 READ_AT_ONCE = 1 << 22
@@ -76,7 +77,9 @@ def survey(run: Run, folder: Path) -> list[FileSurvey]:
                 if seen.holds == "ids":
                     _look_at_ids(seen, run, config, end)
                 else:
-                    _look_at_text(seen, run, config, Maker(source, end, run.data.rows_as))
+                    _look_at_text(seen, run, config, Maker(source, end, run.rows_as))
+                if run.out:  # files that no run names are only looked at
+                    check_form(run, path, form_of(path) if seen.holds == "ids" else seen.report.form)
             except DataError as error:
                 seen.refused = str(error)
             found.append(seen)
@@ -134,7 +137,7 @@ def pack(run: Run, folder: Path, out: Path) -> list[tuple[Path, Report | None]]:
         if out.exists() and any(out.iterdir()):
             raise DataError(f"{out} is not empty", next="choose another folder")
         try:
-            shards = token_shards(files, run.data.text, source, end, out, run.data.rows_as)
+            shards = token_shards(files, run.data.text, source, end, out, run.rows_as)
         except DataError:
             shutil.rmtree(out, ignore_errors=True)
             raise

@@ -32,21 +32,19 @@ from torchwright.train.run import checkpoint
 from torchwright.train.run.adapt import base_digests, write_adapters
 from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
 from torchwright.train.run.config import FEW_BITS, FREE, Run, changed_fields
-from torchwright.train.run.corpus import open_data, walk_of
+from torchwright.train.run.corpus import TOKENS, open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
+from torchwright.train.run.heads import write_head
 from torchwright.train.run.learner import Learner
-from torchwright.train.run.metrics import RunMetrics, perplexity
+from torchwright.train.run.metrics import HELD_OUT, RunMetrics
 from torchwright.train.run.not_finite import Sighting, first_not_finite, told
 from torchwright.train.run.patience import patient
 from torchwright.train.run.profiling import StepProfiler
 from torchwright.train.run.profiling import told as told_profile
+from torchwright.train.run.reference import with_reference
 from torchwright.train.run.schedule import ScheduledStep, plan_step, steps
-from torchwright.train.run.setup import (
-    Place,
-    Signals,
-    on_first,
-    write_source,
-)
+from torchwright.train.run.setup import Place, on_first, write_source
+from torchwright.train.run.signals import Signals
 from torchwright.train.run.step import StepFigures
 from torchwright.train.shape import Shape
 
@@ -97,6 +95,7 @@ class Trainer:
         self.config = read_model_config(self.source)
         self.corpus = open_data(run, self.config, folder, self.source, out)
         self.learner = Learner(run, self.config, folder, place.device)
+        self.corpus = with_reference(run, self.corpus, self.learner, folder, out / TOKENS)
         self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
         self.evaluator = Evaluator(run, self.config, self.source, self.corpus, place.device)
         self.metrics = RunMetrics(out if place.first else None, steps=steps(run), live=live)
@@ -247,9 +246,9 @@ class Trainer:
 
     def _evaluate(self) -> None:
         with self.ledger.phase("evaluation"), self.learner.evaluating():
-            self.validation_loss = nll = self.evaluator.loss(self.learner.loss, self.learner.batches)
-            if nll is not None:
-                figures = {"validation_loss": nll, "validation_perplexity": perplexity(nll)}
+            figures = self.evaluator.measure(self.learner.objective, self.learner.batches)
+            if figures:
+                self.validation_loss = figures[f"{HELD_OUT}loss"]
                 self.metrics.figures(self.done, figures, event="evaluation")
             for text in self.evaluator.samples(self.learner.model):
                 self.metrics.event("sample", at=self.done, text=text)
@@ -267,6 +266,7 @@ class Trainer:
             {
                 "tokens": self.done * self.run.batch_tokens,
                 "loss": figures.loss,
+                **figures.more,
                 "lr": step.rate * self.run.optimizer.lr,
                 "grad_norm": figures.grad_norm,
                 "tokens_per_s": tokens_per_s,
@@ -316,10 +316,13 @@ class Trainer:
         if isinstance(model, Foreign):
             save_foreign(model, folder, source=self.source, writes=self.place.first)
             return
-        assert not isinstance(self.config, ForeignConfig)
-        save_folder(model, self.config, folder, source=self.source, value=merged(model) if adapted else None)
-        if self.run.qat is not None and self.place.first:
+        save_folder(model, model.config, folder, source=self.source, value=merged(model) if adapted else None)
+        if not self.place.first:
+            return
+        if self.run.qat is not None:
             write_trained_scheme(folder, scheme_of(self.run.qat.scheme, self.run.qat.group_size))
+        if self.run.head is not None:
+            write_head(self.run.head, folder)
 
     def _save_adapters(self, folder: Path) -> None:
         lora, base = self.run.lora, self.run.model.folder

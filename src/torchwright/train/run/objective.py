@@ -1,0 +1,79 @@
+"""What a step minimizes: what a process computes at once, the loss of it, and what else is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from torchwright.train.model import Transformer
+from torchwright.train.model.foreign import Foreign
+from torchwright.train.model.loss import token_loss
+from torchwright.train.model.vocabulary import IGNORE
+
+LossFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""(ids, labels, positions or None, documents or None) → (sum of the negative log-likelihood, labels that count)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """What one process computes at once: its part of rows and of sequences."""
+
+    ids_BT: torch.Tensor
+    labels_BT: torch.Tensor
+    positions_BT: torch.Tensor | None = None
+    documents_BS: torch.Tensor | None = None
+    """Where the document of each token of the whole rows begins, as `WindowBatch.documents_BT`."""
+    reference_BT: torch.Tensor | None = None
+    """As `WindowBatch.reference_BT`."""
+
+
+class Objective(Protocol):
+    """A loss that is a mean over what counts in a step, wherever it is computed."""
+
+    figures: tuple[str, ...]
+    """What is told beside the loss: means over the same."""
+
+    def count(self, batch: MicroBatch) -> torch.Tensor:
+        """How much of what counts a micro-batch holds: labels, pairs."""
+        ...
+
+    def __call__(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The losses' sum over a micro-batch, and (F,) those of the figures, without gradient."""
+        ...
+
+
+class NextToken:
+    """The negative log-likelihood of each label."""
+
+    figures: tuple[str, ...] = ()
+
+    def __init__(self, model: Transformer | Foreign, *, compiled: bool) -> None:
+        """`compiled`: the final norm, output layer and logarithm as one."""
+        self._loss = _compiled_loss(model) if compiled and isinstance(model, Transformer) else model.loss
+
+    def count(self, batch: MicroBatch) -> torch.Tensor:
+        return (batch.labels_BT != IGNORE).sum()
+
+    def __call__(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        nll, _ = self._loss(batch.ids_BT, batch.labels_BT, batch.positions_BT, batch.documents_BS)
+        return nll, nll.new_zeros(0)
+
+
+def _compiled_loss(model: Transformer) -> LossFunction:
+    def tail(hidden_BTE: torch.Tensor, labels_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return token_loss(model.logits(hidden_BTE), labels_BT)
+
+    compiled_tail = torch.compile(tail, dynamic=False)
+
+    def loss(
+        ids_BT: torch.Tensor,
+        labels_BT: torch.Tensor,
+        positions_BT: torch.Tensor | None = None,
+        documents_BS: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return compiled_tail(model.hidden(ids_BT, positions_BT, documents_BS), labels_BT)
+
+    return loss
