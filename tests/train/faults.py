@@ -169,7 +169,7 @@ def _norms_not_summed() -> Any:
 def _norm_of_own_shard() -> Any:
     """torchtune#2420: clipping by the norm of what a process holds itself."""
 
-    def wrong(parameters: Any) -> torch.Tensor:
+    def wrong(parameters: Any, _stages: int) -> torch.Tensor:
         gradients = [p.grad for p in parameters if p.grad is not None]
         own = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
         return torch.stack([gradient.norm() for gradient in own]).norm()

@@ -105,6 +105,8 @@ def load_weights(model: Transformer, folder: Path) -> None:
     # An expert's matrix is read when its turn comes; the parameter of all of them is filled when they are complete.
     gathered: dict[str, list[torch.Tensor]] = {}
     for tensor in file_tensors(model.config):
+        if tensor.parameters[0] not in parameters:  # of another process's pipeline stage
+            continue
         shapes = [tuple(parameters[name].shape) for name in tensor.parameters]
         if tensor.expert is not None:
             (name,), (shape,) = tensor.parameters, shapes

@@ -151,7 +151,7 @@ def prove(
     Raises `LayoutError` for a layout that the model does not allow, and `ProveError` where a process fails.
     """
     run = ways[0]
-    check_fits(full, run.parallel)
+    check_fits(full, run.parallel, run.pipeline.stages)
     room = max(1, min(processes, usable_memory_bytes() // PROCESS_BYTES))
     chosen, extrapolated = choose(run.parallel, room)
     trials = _Trials(full, around)

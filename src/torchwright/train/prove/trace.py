@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from torchwright.train.model import Transformer
 from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm
 from torchwright.train.model.fill import whole
+from torchwright.train.parallel.stages import Staged
 
 WATCHED = (nn.Embedding, nn.Linear, RMSNorm, Attention, FeedForward, MixtureOfExperts)
 
@@ -32,11 +33,28 @@ class Trace:
     nll_BT: torch.Tensor | None = None
     """The first step's loss token by token, of the reference."""
 
+    def merge(self, traces: Sequence[Trace]) -> None:
+        """Take what the others of a pipeline have as well, in the order in which a batch passes the layers."""
+        found = {name: value for trace in traces for name, value in trace.values.items()}
+        self.values = {name: found[name] for name in sorted(found, key=_passed)}
+
     def add(self, name: str, value: torch.Tensor) -> None:
         """Keep a value; a micro-batch's comes below those of the ones before it."""
         value = value.detach().clone()
         before = self.values.get(name)
         self.values[name] = value if before is None else torch.cat([before, value])
+
+
+def _passed(name: str) -> tuple[int, float]:
+    """When a step computes a value: what is forward layer by layer, what is backward from the last layer on."""
+    kind, _, rest = name.partition("/")
+    kinds = ("ids", "labels", "forward", "recomputed", "backward", "gradient")
+    if kind not in kinds:
+        return len(kinds), 0.0
+    first, *more = rest.split(".")
+    layer = float(more[0]) if first == "layers" else -1.0 if first == "embedding" else math.inf
+    forward = kinds.index(kind) < kinds.index("recomputed")
+    return (kinds.index(kind), layer) if forward else (min(kinds.index(kind), 4 + (kind == "gradient")), -layer)
 
 
 class Recorder:
@@ -48,9 +66,13 @@ class Recorder:
         for name, module in model.named_modules():
             if isinstance(module, WATCHED) and module is not model.head:
                 self._watch(name, module)
-        # Modules that run between the last norm and the next embedding run once more, for the backward pass.
-        self.handles.append(model.embedding.register_forward_pre_hook(self._begin))
-        self.handles.append(model.norm.register_forward_hook(self._end))
+        # Modules that run outside of these run once more, for the backward pass.
+        ends: Any = [(model.embedding, model.norm)]
+        if isinstance(model, Staged):
+            ends = [(stage, stage) for stage in model.stages.values()]
+        for first, last in ends:
+            self.handles.append(first.register_forward_pre_hook(self._begin))
+            self.handles.append(last.register_forward_hook(self._end))
 
     def stop(self) -> None:
         for handle in self.handles:

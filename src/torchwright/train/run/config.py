@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from torchwright.errors import TorchwrightError, unknown
 from torchwright.train.layout import Layout
 from torchwright.train.run.data_section import Data, Section
+from torchwright.train.run.pipeline_section import Pipeline, check_pipeline
 
 Precision = Literal[
     "fp32",
@@ -30,7 +31,17 @@ Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 FREE = (
-    *("tokens", "evaluation", "checkpoint", "layout", "threads", "out", "peak_tflops", "timeout_s"),
+    *(
+        "tokens",
+        "evaluation",
+        "checkpoint",
+        "layout",
+        "pipeline",
+        "threads",
+        "out",
+        "peak_tflops",
+        "timeout_s",
+    ),
     "lora.merge",
 )
 """What may change when a run is continued; anything else would make it another run."""
@@ -183,6 +194,7 @@ class Run(Section):
     schedule: Schedule = Schedule()
     layout: dict[str, int] = Field(default_factory=dict)
     """Degrees of parallelism by axis."""
+    pipeline: Pipeline = Pipeline()
     qat: Qat | None = None
     lora: Lora | None = None
     evaluation: Evaluation = Evaluation()
@@ -255,12 +267,7 @@ def check_run(run: Run) -> None:
             )
         if run.data.begin_every and context == 1:
             raise RunError("data.begin_every leaves no room for text in windows of 1 token")
-    if layout.pp > 1:
-        raise RunError(
-            "the trainer does not run pipeline stages",
-            found=f"pp={layout.pp}",
-            next="use dp_shard, tp or cp; `torchwright plan-layout` ranks them",
-        )
+    check_pipeline(run)
     for section, field, name in OF_ONE:
         part = getattr(run, section)
         if getattr(part, field) is not None and part.name != name:

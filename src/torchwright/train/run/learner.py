@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from torchwright.train.model.foreign import ModelConfig
+from torchwright.train.parallel.pipeline import Pipeline
+from torchwright.train.parallel.stages import Staged
 from torchwright.train.run.config import Run
 from torchwright.train.run.optimizer import Optimizers
 from torchwright.train.run.precision import autocast
@@ -29,6 +32,11 @@ class Learner:
         self.model, self.mesh = build_model(run, config, folder, device)
         self.optimizers = Optimizers(self.model, run.optimizer, compiled=run.compile)
         self.loss = loss_function(self.model, compiled=run.compile)
+        self.pipeline: Pipeline | None = None
+        if isinstance(self.model, Staged):
+            self.pipeline = Pipeline(
+                self.model, run.pipeline.schedule, partial(autocast, run.precision, device)
+            )
         self.batches = Batches(run, self.mesh, device)
         self.random = any(isinstance(module, nn.Dropout) for module in self.model.modules())
         """Whether a step draws anything at random."""
@@ -54,9 +62,10 @@ class Learner:
             self.model,
             self.loss,
             batches,
-            copies=self.run.parallel.tp,
+            copies=self.run.parallel.tp * self.run.parallel.pp,
             precision=autocast(self.run.precision, self.device),
             clip=self.clip,
+            pipeline=self.pipeline,
             leave=leave,
             failed=failed,
         )

@@ -35,6 +35,8 @@ from torchwright.train.model.lora import reset_adapters
 from torchwright.train.parallel import make_mesh, parallelize
 from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
 from torchwright.train.parallel.foreign import shard_foreign
+from torchwright.train.parallel.pipeline import owners
+from torchwright.train.parallel.stages import Staged
 from torchwright.train.run import torchrun
 from torchwright.train.run.adapt import adapt
 from torchwright.train.run.config import Run, RunError, changed_fields
@@ -247,7 +249,11 @@ def build_model(
     if isinstance(config, ForeignConfig):
         return _build_foreign(run, config, folder, mesh, device), mesh
     with torch.device("meta"):
-        model = Transformer(config)
+        if layout.pp > 1:
+            turns = owners(run.pipeline.schedule, layout.pp, run.pipeline.stages)
+            model = Staged(config, turns, mesh["pp"])
+        else:
+            model = Transformer(config)
     convert(model, run.precision, device)
     if run.qat is not None:
         from torchwright.train.run.qat import fake_quantize
@@ -293,7 +299,7 @@ def check_foreign(run: Run, config: ForeignConfig) -> None:
     layout = run.parallel
     refused = [
         ("model.config", run.model.folder is None, "weights to begin with: set model.folder"),
-        ("layout", layout.cp * layout.tp * layout.ep > 1, "dp_replicate and dp_shard"),
+        ("layout", layout.pp * layout.cp * layout.tp * layout.ep > 1, "dp_replicate and dp_shard"),
         ("precision", run.precision not in ("fp32", "bf16"), "fp32, bf16"),
         ("qat", run.qat is not None, "no [qat]"),
         ("compile", run.compile, "compile = false"),

@@ -19,9 +19,10 @@ from torch.utils import checkpoint
 
 from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import Foreign
-from torchwright.train.model.loss import token_loss
 from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel import clip_grad_norm, grad_norm
+from torchwright.train.parallel.pipeline import Pipeline
+from torchwright.train.parallel.stages import Staged
 
 LossFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """(ids, labels, positions or None, documents or None) → (sum of the negative log-likelihood, labels that count)."""
@@ -86,10 +87,10 @@ def loss_function(model: Transformer | Foreign, *, compiled: bool) -> LossFuncti
     if not compiled or isinstance(model, Foreign):
         return model.loss
 
-    def tail(hidden_BTE: torch.Tensor, labels_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return token_loss(model.logits(hidden_BTE), labels_BT)
-
-    compiled_tail = torch.compile(tail, dynamic=False)
+    compiled_tail = torch.compile(model.tail, dynamic=False)
+    if isinstance(model, Staged):
+        model.tail = compiled_tail
+        return model.loss
 
     def loss(
         ids_BT: torch.Tensor,
@@ -128,6 +129,7 @@ def gradients(
     copies: int,
     precision: AbstractContextManager[Any],
     clip: float | None,
+    pipeline: Pipeline | None = None,
     leave: bool = False,
     failed: bool = False,
 ) -> StepFigures:
@@ -135,11 +137,13 @@ def gradients(
 
     Every sum is divided by the number of labels over all micro-batches of all processes, so that a token weighs the
     same wherever it is computed and whatever company it keeps. `copies` processes see the same tokens (tensor
-    parallelism).
+    parallelism and pipeline stages). A `pipeline` takes the micro-batches in the order of its schedule.
     """
-    labels = labels_everywhere(batches, copies)
+    labels, stages = labels_everywhere(batches, copies), 1
     total = torch.zeros_like(labels)
-    for batch in batches:
+    if pipeline is not None:
+        total, stages = pipeline.backward(batches, labels), pipeline.processes
+    for batch in batches if pipeline is None else ():
         with precision:
             nll, _ = loss(batch.ids_BT, batch.labels_BT, batch.positions_BT, batch.documents_BS)
         (nll / labels.to(nll.dtype)).backward()
@@ -149,7 +153,8 @@ def gradients(
     if dist.get_world_size() > 1:
         dist.all_reduce(told)
     mean, leaving, failing = told.tolist()
-    norm = grad_norm(model.parameters()) if clip is None else clip_grad_norm(model.parameters(), clip)
+    parameters = model.parameters()
+    norm = grad_norm(parameters, stages) if clip is None else clip_grad_norm(parameters, clip, stages)
     return StepFigures(loss=mean, grad_norm=float(norm), leave=leaving > 0, failed=failing > 0)
 
 
