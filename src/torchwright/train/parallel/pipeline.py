@@ -97,16 +97,12 @@ class Pipeline:
         from torch.distributed.pipelining import PipelineStage  # seconds, for it brings the compiler
 
         # Shapes are told, so that nothing has to be computed to find them.
-        between = torch.empty(
-            *ids_BT.shape,
-            self.model.config.model,
-            dtype=self.model.activation,
-            device="meta",
-            requires_grad=True,
-        )
-        loss = torch.empty(
-            (), dtype=torch.promote_types(between.dtype, torch.float32), device="meta", requires_grad=True
-        )
+        def told(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+
+        dtype = self.model.activation
+        between = told(self.model.between(ids_BT), dtype)
+        loss = told((), torch.promote_types(dtype, torch.float32))
         return PipelineStage(
             stage,
             stage.number,

@@ -49,10 +49,16 @@ class Staged(Transformer):
     the last stage gives. They take the stages one after the other; `Pipeline` trains.
     """
 
-    def __init__(self, config: DecoderConfig, owners: Sequence[int], mesh: DeviceMesh) -> None:
-        """`owners` names for each stage, from the first to the last, the process along `mesh` that holds it."""
+    def __init__(
+        self, config: DecoderConfig, owners: Sequence[int], mesh: DeviceMesh, token_ways: int = 1
+    ) -> None:
+        """`owners` names for each stage, from the first to the last, the process along `mesh` that holds it.
+
+        Between layers a process holds one of `token_ways` parts of the tokens (sequence parallelism).
+        """
         super().__init__(config)
         self.owners, self.count, self.group = list(owners), len(owners), mesh.get_group()
+        self.token_ways = token_ways
         self.cuts = cut(config.layers, self.count)
         self.activation = torch.get_default_dtype()
         """What stages hand on is of this type."""
@@ -62,6 +68,11 @@ class Staged(Transformer):
                 for name in (*self.ends(number), *(f"layers.{layer}" for layer in self.cuts[number])):
                     self.set_submodule(name, Elsewhere())
         self.stages = {number: Stage(self, number) for number, owner in enumerate(owners) if owner == here}
+
+    def between(self, ids_BT: torch.Tensor) -> tuple[int, int, int]:
+        """The shape of what one stage hands on to the next."""
+        B, T = ids_BT.shape
+        return B, T // self.token_ways, self.config.model
 
     def ends(self, number: int) -> tuple[str, ...]:
         """What a stage holds besides layers."""
@@ -81,7 +92,8 @@ class Staged(Transformer):
         The last one gives the summed negative log-likelihood of labels, and logits without them.
         """
         if positions_BT is None:
-            positions_BT = torch.arange(x.shape[1], device=x.device)
+            tokens = x.shape[1] * (1 if number == 0 else self.token_ways)
+            positions_BT = torch.arange(tokens, device=x.device)
         x_BTE = self.embed(x) if number == 0 else x
         x_BTE = self.through(x_BTE, self.cuts[number], positions_BT, documents_BS)
         if number < self.count - 1:
@@ -122,7 +134,7 @@ class Staged(Transformer):
 
         def value(name: str) -> torch.Tensor:
             owner = self.owners[self._stage_of(name)]
-            own = whole(self.get_parameter(name)) if owner == dist.get_rank(self.group) else None
+            own = self.get_parameter(name) if owner == dist.get_rank(self.group) else None
             return self._from(owner, own, shapes[name], like.dtype, like.device)
 
         return value
@@ -144,9 +156,7 @@ class Staged(Transformer):
                     assert x is not None
                     dist.send(x.contiguous(), group=self.group, group_dst=owner)
                 elif owner == here:
-                    x = torch.empty(
-                        *ids_BT.shape, self.config.model, dtype=self.activation, device=ids_BT.device
-                    )
+                    x = torch.empty(self.between(ids_BT), dtype=self.activation, device=ids_BT.device)
                     dist.recv(x, group=self.group, group_src=self.owners[number - 1])
             x = self.stages[number](x, **rows) if owner == here else None
         return x
@@ -162,6 +172,6 @@ class Staged(Transformer):
         """`value` of the process `owner`, on every process."""
         if value is None:
             value = torch.empty(tuple(shape), dtype=dtype, device=device)
-        value = value.detach().to(dtype).contiguous()
+        value = whole(value.detach()).to(dtype).contiguous()
         dist.broadcast(value, group=self.group, group_src=owner)
         return value

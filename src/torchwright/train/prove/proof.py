@@ -114,6 +114,7 @@ def prove_layout(
         precision="fp32",
         model=runs.Model(folder=str(target)),
         data=runs.Data(train=[""]),
+        micro_batches=layout.pp,
         layout={axis: getattr(layout, axis) for axis in used(layout)},
     )
     compiled = plain.model_copy(update={"compile": True})
@@ -263,6 +264,8 @@ class _Trials:
         for feature, update in PLAIN.items():
             without = smallest.model_copy(update=update)
             if without == smallest or (feature == "qat" and column == EXACT):
+                continue
+            if feature == "accumulation" and smallest.parallel.pp > 1:  # stages need micro-batches
                 continue
             if self._wrong(without, column):
                 smallest = without

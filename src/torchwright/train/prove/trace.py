@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,16 +47,17 @@ class Trace:
         self.values[name] = value if before is None else torch.cat([before, value])
 
 
+PASSED = {"ids": 0, "labels": 1, "forward": 2, "recomputed": 3, "backward": 3, "gradient": 4}
+
+
 def _passed(name: str) -> tuple[int, float]:
-    """When a step computes a value: what is forward layer by layer, what is backward from the last layer on."""
+    """When a step computes a value: forward layer by layer, backward from the last layer on, then all the rest."""
     kind, _, rest = name.partition("/")
-    kinds = ("ids", "labels", "forward", "recomputed", "backward", "gradient")
-    if kind not in kinds:
-        return len(kinds), 0.0
+    if kind not in PASSED:
+        return max(PASSED.values()) + 1, 0.0
     first, *more = rest.split(".")
     layer = float(more[0]) if first == "layers" else -1.0 if first == "embedding" else math.inf
-    forward = kinds.index(kind) < kinds.index("recomputed")
-    return (kinds.index(kind), layer) if forward else (min(kinds.index(kind), 4 + (kind == "gradient")), -layer)
+    return PASSED[kind], layer if kind == "forward" else -layer
 
 
 class Recorder:
@@ -88,18 +91,27 @@ class Recorder:
         def before(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             first, *rest = inputs
             self._keep(f"{'forward' if self.forward else 'recomputed'}/{name}.input", first)
-            return _Watched.apply(
-                first, lambda gradient: self._keep(f"backward/{name}.input", gradient)
-            ), *rest
+            return _Watched.apply(first, self._gradient(f"{name}.input")), *rest
 
         def behind(_module: nn.Module, _inputs: Any, output: Any) -> None:
             self._keep(f"{'forward' if self.forward else 'recomputed'}/{name}", output)
             if self.forward:
-                output.register_hook(lambda gradient: self._keep(f"backward/{name}", gradient))
+                output.register_hook(self._gradient(name))
 
         if not isinstance(module, nn.Embedding):
             self.handles.append(module.register_forward_pre_hook(before, prepend=True))
         self.handles.append(module.register_forward_hook(behind))
+
+    def _gradient(self, name: str) -> Callable[[torch.Tensor], None]:
+        """What keeps one gradient, once: zero-bubble schedules come by again for those of the weights."""
+        told: list[bool] = []
+
+        def tell(gradient: torch.Tensor) -> None:
+            if not told:
+                told.append(True)
+                self._keep(f"backward/{name}", gradient)
+
+        return tell
 
     def _keep(self, name: str, value: torch.Tensor) -> None:
         value = whole(value.detach())

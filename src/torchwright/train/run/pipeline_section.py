@@ -60,15 +60,15 @@ def check_pipeline(run: Run) -> None:
             found=f"pipeline.pieces={chosen.pieces}",
             next="use '1f1b' for one",
         )
-    rounds = max(1, run.micro_batches // layout.pp)
-    if run.micro_batches < layout.pp or (chosen.schedule not in FIXED and run.micro_batches % rounds):
+    even = chosen.schedule in FIXED or run.micro_batches % layout.pp == 0
+    if run.micro_batches < layout.pp or not even:
         raise LayoutError(
             f"micro_batches={run.micro_batches} do not keep pp={layout.pp} stages busy",
             allowed=f"{layout.pp} or more, and with 'interleaved' and 'zero_bubble' a multiple of it",
-            next=f"set micro_batches = {layout.pp * max(1, rounds)}",
+            next=f"set micro_batches = {layout.pp * max(1, run.micro_batches // layout.pp)}",
         )
     refused = [
-        ("layout", layout.cp * layout.tp * layout.ep > 1, "dp_replicate and dp_shard beside pp"),
+        ("layout", layout.ep > 1, "all other axes beside pp"),
         ("lora", run.lora is not None, "no [lora]"),
         ("qat", run.qat is not None, "no [qat]"),
         (

@@ -251,7 +251,7 @@ def build_model(
     with torch.device("meta"):
         if layout.pp > 1:
             turns = owners(run.pipeline.schedule, layout.pp, run.pipeline.stages)
-            model = Staged(config, turns, mesh["pp"])
+            model = Staged(config, turns, mesh["pp"], layout.tp)
         else:
             model = Transformer(config)
     convert(model, run.precision, device)
