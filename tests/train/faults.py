@@ -24,6 +24,7 @@ from torchwright.train.model.loss import shift_labels
 from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel import apply, experts, parallelize, ring
 from torchwright.train.parallel.context import HeadExchange
+from torchwright.train.parallel.stages import Stage
 from torchwright.train.run import learner, setup, step
 from torchwright.train.run.objective import NextToken, Objective
 from torchwright.train.run.optimizer import Optimizers
@@ -170,7 +171,7 @@ def _norms_not_summed() -> Any:
 def _norm_of_own_shard() -> Any:
     """torchtune#2420: clipping by the norm of what a process holds itself."""
 
-    def wrong(parameters: Any) -> torch.Tensor:
+    def wrong(parameters: Any, _stages: int) -> torch.Tensor:
         gradients = [p.grad for p in parameters if p.grad is not None]
         own = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
         return torch.stack([gradient.norm() for gradient in own]).norm()
@@ -247,6 +248,35 @@ def _means_of_micro_batches() -> Any:
         return real(model, Weighed(), batches, copies=copies, **rest)
 
     return patch.object(learner, "gradients", wrong)
+
+
+# Pipeline stages
+
+
+def _micro_batch_dropped() -> Any:
+    """Every second micro-batch's gradient never arrives at the stage before."""
+    real = Stage.forward
+    passed: dict[int, int] = {}
+
+    def wrong(self: Stage, x: torch.Tensor, **rows: torch.Tensor) -> torch.Tensor:
+        passed[self.number] = passed.get(self.number, 0) + 1
+        if not self.first and passed[self.number] % 2 == 0:
+            x = _Dropped.apply(x)  # type: ignore[assignment]
+        return real(self, x, **rows)
+
+    return patch.object(Stage, "forward", wrong)
+
+
+class _Dropped(torch.autograd.Function):
+    """Identity whose gradient is nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(gradients[0])
 
 
 # Attention
@@ -365,6 +395,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "same rows": _same_rows,
     "mean of means": _mean_of_means,
     "means of micro-batches": _means_of_micro_batches,
+    "micro-batch dropped": _micro_batch_dropped,
     "own tokens alone": _own_tokens_alone,
     "ring forgets": _ring_forgets,
     "recomputed otherwise": _recomputed_otherwise,

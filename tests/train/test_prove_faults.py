@@ -95,6 +95,12 @@ NAMED: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "accumulation",
         "a mean of means on accumulation",
     ),
+    "micro-batch dropped": (
+        {"layout": {"pp": 2, "dp_shard": 2}, "micro_batches": 2, **UNTIED},
+        "backward/layers.0.mlp.down",
+        "pp",
+        "a gradient incomplete on pp, in what follows layers.0.mlp.down",
+    ),
     "own tokens alone": (
         {"layout": {"cp": 2}},
         "forward/layers.0.attention.o.input",

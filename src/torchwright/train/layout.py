@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Self
+from typing import Literal, Self
 
 from torchwright.errors import TorchwrightError, unknown
+
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"]
+"""The order in which pipeline stages take micro-batches forward and backward."""
 
 
 class LayoutError(TorchwrightError):
@@ -107,3 +110,9 @@ class Layout:
             found=f"{world} processes",
             next=f"start {self.processes} processes, or use {fits}",
         )
+
+
+def cut(layers: int, stages: int) -> list[range]:
+    """The layers of each of `stages` pipeline stages, as even as they come; the first ones have one less."""
+    ends = [layers * (stage + 1) // stages for stage in range(stages)]
+    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]

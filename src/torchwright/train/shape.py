@@ -8,6 +8,7 @@ from functools import cached_property
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import FAMILIES
+from torchwright.train.layout import cut
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +92,14 @@ class Shape:
     def stages(self, pp: int) -> list[Stage]:
         """`pp` stages, as even as they come; the first ones have a layer less where the layers do not divide."""
         if pp not in self._stages:
-            ends = [len(self.kinds) * (index + 1) // pp for index in range(pp)]
             self._stages[pp] = [
                 Stage(
                     index=index,
-                    layers=tuple(Counter(self.kinds[start:end]).items()),
+                    layers=tuple(Counter(self.kinds[layer] for layer in layers).items()),
                     embeds=index == 0,
                     heads=index == pp - 1,
                 )
-                for index, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
+                for index, layers in enumerate(cut(len(self.kinds), pp))
             ]
         return self._stages[pp]
 

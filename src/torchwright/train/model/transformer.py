@@ -97,18 +97,35 @@ class Transformer(nn.Module):
         documents_BS: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states (B, T, E) after the final norm."""
-        T = ids_BT.shape[1]
-        positions = torch.arange(T, device=ids_BT.device) if positions_BT is None else positions_BT
+        if positions_BT is None:
+            positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device)
+        x_BTE = self.through(self.embed(ids_BT), range(len(self.layers)), positions_BT, documents_BS)
+        return self.norm(x_BTE)
+
+    def embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        """What the first layer is given (B, T, E)."""
         x_BTE = self.embedding(ids_BT)
         if self.config.embedding_scale != 1:
             # Gemma scales by the factor as the model's dtype rounds it.
             x_BTE = x_BTE * torch.full(
                 (), self.config.embedding_scale, dtype=x_BTE.dtype, device=x_BTE.device
             )
-        turns: list[Turn] = [rotary(positions, T) for rotary in self.rotaries]
-        for layer, rotary in zip(self.layers, self._rotary_of, strict=True):
-            x_BTE = layer(x_BTE, None if rotary is None else turns[rotary], documents_BS)
-        return self.norm(x_BTE)
+        return x_BTE
+
+    def through(
+        self,
+        x_BTE: torch.Tensor,
+        layers: range,
+        positions_BT: torch.Tensor,
+        documents_BS: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What these layers, one after the other, make of `x_BTE`."""
+        T = positions_BT.shape[-1]
+        turns: list[Turn] = [rotary(positions_BT, T) for rotary in self.rotaries]
+        for layer in layers:
+            rotary = self._rotary_of[layer]
+            x_BTE = self.layers[layer](x_BTE, None if rotary is None else turns[rotary], documents_BS)
+        return x_BTE
 
     def logits(self, hidden_BTE: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V) of hidden states (B, T, E)."""
@@ -127,7 +144,11 @@ class Transformer(nn.Module):
         documents_BS: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The summed negative log-likelihood and the number of labels that count (`token_loss`)."""
-        return token_loss(self.logits(self.hidden(ids_BT, positions_BT, documents_BS)), labels_BT)
+        return self.tail(self.hidden(ids_BT, positions_BT, documents_BS), labels_BT)
+
+    def tail(self, hidden_BTE: torch.Tensor, labels_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`loss` of hidden states."""
+        return token_loss(self.logits(hidden_BTE), labels_BT)
 
     def tie(self) -> None:
         """Share the embedding's parameter with the output layer where the configuration says so.

@@ -108,7 +108,8 @@ def load_weights(model: Transformer, folder: Path) -> None:
     # An expert's matrix is read when its turn comes; the parameter of all of them is filled when they are complete.
     gathered: dict[str, list[torch.Tensor]] = {}
     for tensor in file_tensors(model.config, model.output):
-        if tensor.name == f"{SCORE}.weight":
+        elsewhere = tensor.parameters[0] not in parameters  # of another process's pipeline stage
+        if elsewhere or tensor.name == f"{SCORE}.weight":
             continue
         shapes = [tuple(parameters[name].shape) for name in tensor.parameters]
         if tensor.expert is not None:

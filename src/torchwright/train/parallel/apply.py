@@ -22,6 +22,7 @@ from torchwright.train.model.transformer import Transformer
 from torchwright.train.parallel.context import apply_context_parallel
 from torchwright.train.parallel.experts import apply_expert_parallel
 from torchwright.train.parallel.mesh import experts_shard_mesh, make_experts_mesh, shard_mesh
+from torchwright.train.parallel.stages import Staged
 from torchwright.train.parallel.tensor import apply_tensor_parallel
 
 
@@ -43,7 +44,7 @@ def parallelize(
 
     Raises `LayoutError` for a layout that the model's shape does not allow.
     """
-    check_fits(model.config, layout)
+    check_fits(model.config, layout, len(model.stages) if isinstance(model, Staged) else 1)
     if layout.tp > 1:
         apply_tensor_parallel(model, mesh["tp"])
     experts = [module.experts for module in model.modules() if isinstance(module, MixtureOfExperts)]
@@ -67,22 +68,47 @@ def parallelize(
             block,
             mesh=part if experts_mesh is mesh else experts_shard_mesh(experts_mesh, layout),
             mp_policy=policy,
-            reshard_after_forward=reshard_after_forward,
+            # A stage's parameters stay gathered for all its micro-batches.
+            reshard_after_forward=reshard_after_forward and layout.pp == 1,
             shard_placement_fn=_expert_placement(layout),
         )
+    if isinstance(model, Staged):
+        _shard_stages(model, part, policy)
+        return
     for layer in model.layers:
         fully_shard(layer, mesh=part, mp_policy=policy, reshard_after_forward=reshard_after_forward)
     tied = model.head.weight is model.embedding.weight
     if compute is not None:
-        # A row of the embedding's gradient is a sum over all places of a token, of which bfloat16 keeps the first 256:
-        # the table stays as it is, and what it gives is rounded.
-        model.embedding.register_forward_hook(lambda _module, _inputs, x_BTE: x_BTE.to(compute))
+        _keep_embedding_wide(model.embedding, compute)
         if not tied:
             fully_shard(model.embedding, mesh=part, reshard_after_forward=False)
     fully_shard(model, mesh=part, mp_policy=MixedPrecisionPolicy() if tied else policy)
     for method in ("loss", "hidden"):
         register_fsdp_forward_method(model, method)
     sum_gradients(model)
+
+
+def _shard_stages(model: Staged, part: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    """Each stage of this process is a root of its own, and stays gathered for all its micro-batches."""
+    compute = policy.param_dtype
+    if compute is not None:
+        model.activation = compute
+    for stage in model.stages.values():
+        for layer in stage.layers:
+            fully_shard(layer, mesh=part, mp_policy=policy, reshard_after_forward=False)
+        if stage.first and compute is not None:
+            _keep_embedding_wide(model.embedding, compute)
+            fully_shard(model.embedding, mesh=part, reshard_after_forward=False)
+        fully_shard(stage, mesh=part, mp_policy=policy, reshard_after_forward=False)
+        sum_gradients(stage)
+
+
+def _keep_embedding_wide(embedding: nn.Embedding, compute: torch.dtype) -> None:
+    """The table stays as it is, and what it gives is rounded.
+
+    A row of its gradient is a sum over all places of a token, of which bfloat16 keeps the first 256.
+    """
+    embedding.register_forward_hook(lambda _module, _inputs, x_BTE: x_BTE.to(compute))
 
 
 def sum_gradients(model: nn.Module) -> None:
@@ -96,12 +122,19 @@ def sum_gradients(model: nn.Module) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-def check_fits(config: DecoderConfig, layout: Layout) -> None:
-    """Raise `LayoutError` for the first degree that the model's shape does not allow."""
-    if layout.pp > 1:
+def check_fits(config: DecoderConfig, layout: Layout, pieces: int = 1) -> None:
+    """Raise `LayoutError` for the first degree that the model's shape does not allow; a process has `pieces` stages."""
+    if layout.pp > 1 and layout.pp * pieces > config.layers:
         raise LayoutError(
-            f"the layout has {layout.pp} pipeline stages, and training runs without any",
-            allowed="pp=1",
+            f"the layout has pp={layout.pp} with {pieces} stages a process, more stages than the model has layers",
+            found=f"{config.layers} layers for {layout.pp * pieces} stages",
+            next="choose a smaller pp, or fewer stages a process",
+        )
+    if layout.pp > 1 and config.tied:
+        raise LayoutError(
+            f"the layout has pp={layout.pp}, and the model's output layer is its embedding",
+            found="tied embeddings, of which the first stage and the last would each need the whole",
+            allowed="pp=1, or a model with an output layer of its own",
             next="use dp_shard or tp in its place",
         )
     if layout.ep > 1 and config.experts is None:

@@ -12,10 +12,11 @@ from torch.distributed.tensor.placement_types import Replicate
 
 
 @torch.no_grad()
-def grad_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+def grad_norm(parameters: Iterable[torch.Tensor], stages: int = 1) -> torch.Tensor:
     """The 2-norm of all gradients as if one process held them, whatever mix of shards and copies they are.
 
-    A shard counts once however many processes hold a copy of it. Every process of the run must call it.
+    A shard counts once however many processes hold a copy of it. Every process of the run must call it; with pipeline
+    parallelism over `stages` processes each has other parameters.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -23,7 +24,7 @@ def grad_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
         return torch.zeros(())
     exact = torch.promote_types(gradients[0].dtype, torch.float32)
     norms = torch.stack(torch._foreach_norm(_local(gradients), dtype=exact))  # pyright: ignore[reportPrivateImportUsage]
-    copies = torch.tensor([world / _shards(gradient) for gradient in gradients], device=norms.device)
+    copies = torch.tensor([world / stages / _shards(gradient) for gradient in gradients], device=norms.device)
     total = (norms.square() / copies).sum()
     if world > 1:
         dist.all_reduce(total)
@@ -31,13 +32,13 @@ def grad_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def clip_grad_norm(parameters: Iterable[torch.Tensor], largest: float) -> torch.Tensor:
+def clip_grad_norm(parameters: Iterable[torch.Tensor], largest: float, stages: int = 1) -> torch.Tensor:
     """Scale all gradients so that their global norm is at most `largest`; returns the norm before.
 
     Nothing waits for the host: where the norm is smaller, gradients are multiplied by 1.
     """
     parameters = list(parameters)
-    norm = grad_norm(parameters)
+    norm = grad_norm(parameters, stages)
     factor = (largest / (norm + 1e-6)).clamp(max=1.0)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if gradients:

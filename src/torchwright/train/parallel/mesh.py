@@ -9,13 +9,13 @@ from torchwright.train.layout import Layout
 
 
 def make_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """The mesh (dp_replicate, dp_shard, cp, tp) over all processes; unused dimensions are there, of size 1.
+    """The mesh (dp_replicate, dp_shard, pp, cp, tp) over all processes; unused dimensions are there, of size 1.
 
     Raises `LayoutError` where the number of processes is not the layout's.
     """
     layout.check_processes(dist.get_world_size())
-    sizes = (layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp)
-    return init_device_mesh(device_type, sizes, mesh_dim_names=("dp_replicate", "dp_shard", "cp", "tp"))
+    sizes = (layout.dp_replicate, layout.dp_shard, layout.pp, layout.cp, layout.tp)
+    return init_device_mesh(device_type, sizes, mesh_dim_names=("dp_replicate", "dp_shard", "pp", "cp", "tp"))
 
 
 def shard_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:

@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 
 from torchwright.train.model.blocks import MixtureOfExperts
 from torchwright.train.model.transformer import Layer, Transformer
+from torchwright.train.parallel.stages import Elsewhere
 
 TOKENS, FEATURES, HEADS = Shard(1), Shard(-1), 2
 NORMS = ("pre_attention", "post_attention", "pre_mlp", "post_mlp")
@@ -35,28 +36,23 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
 
     `hidden` then gives a replicated DTensor of all tokens, `logits` one divided over the vocabulary.
     """
-    parallelize_module(
-        model,
-        mesh,
-        {
-            "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS),
-            "norm": SequenceParallel(),
-            "head": ColwiseParallel(
-                input_layouts=Replicate(), output_layouts=FEATURES, use_local_output=False
-            ),
-        },
-    )
-    model.embedding.register_forward_hook(_arrived)
-    # A DTensor, because the gradients of the output layer's calls are partial sums: a chunked loss adds them up as
-    # such, and they are summed over processes once.
-    gather = PrepareModuleOutput(
-        output_layouts=TOKENS, desired_output_layouts=Replicate(), use_local_output=False
-    )
-    parallelize_module(model.norm, mesh, gather)
+    if not isinstance(model.embedding, Elsewhere):
+        style = RowwiseParallel(input_layouts=Replicate(), output_layouts=TOKENS)
+        parallelize_module(model.embedding, mesh, style)
+        model.embedding.register_forward_hook(_arrived)
+    if not isinstance(model.head, Elsewhere):
+        style = ColwiseParallel(input_layouts=Replicate(), output_layouts=FEATURES, use_local_output=False)
+        parallelize_module(model, mesh, {"norm": SequenceParallel(), "head": style})
+        # A DTensor, because the gradients of the output layer's calls are partial sums: a chunked loss adds them up as
+        # such, and they are summed over processes once.
+        gather = PrepareModuleOutput(
+            output_layouts=TOKENS, desired_output_layouts=Replicate(), use_local_output=False
+        )
+        parallelize_module(model.norm, mesh, gather)
     model.tie()
     for layer in model.layers:
-        assert isinstance(layer, Layer)
-        parallelize_module(layer, mesh, _layer_plan(layer))
+        if isinstance(layer, Layer):
+            parallelize_module(layer, mesh, _layer_plan(layer))
 
 
 def _arrived(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:

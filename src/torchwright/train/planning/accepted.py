@@ -14,6 +14,7 @@ from torchwright.train.run.config import check_run, parse_run
 
 def run_fields(job: Job, plan: LayoutPlan) -> dict[str, Any]:
     """A run file that trains as planned; model and data are not in it."""
+    pipeline = {"schedule": "interleaved", "pieces": plan.interleave} if plan.interleave > 1 else {}
     return {
         "out": "planned",
         "tokens": job.tokens_per_step,
@@ -25,6 +26,7 @@ def run_fields(job: Job, plan: LayoutPlan) -> dict[str, Any]:
         "compile": job.compile,
         "optimizer": {"name": job.optimizer},
         "layout": asdict(plan.layout),
+        **({"pipeline": pipeline} if plan.layout.pp > 1 else {}),
         "model": {"config": {}},
         "data": {"train": ["planned"]},
     }
@@ -34,7 +36,7 @@ def refusal(config: DecoderConfig, job: Job, plan: LayoutPlan) -> str:
     """Why the trainer does not take the plan, in its own words; empty where it does."""
     try:
         check_run(parse_run(run_fields(job, plan)))
-        check_fits(config, plan.layout)
+        check_fits(config, plan.layout, plan.interleave)
     except TorchwrightError as error:
         return str(error)
     return ""

@@ -76,7 +76,7 @@ def plans(job: Job, shape: Shape, layout: Layout) -> Iterator[list[LayoutPlan]]:
                 micro_batch=size,
                 micro_batches=micro_batches,
                 recompute=recompute,
-                interleave=pieces if micro_batches >= layout.pp else 1,
+                interleave=pieces if micro_batches % layout.pp == 0 else 1,
             )
             for recompute in RECOMPUTE
         ]

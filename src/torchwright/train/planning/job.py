@@ -94,6 +94,11 @@ class LayoutPlan:
     interleave: int = 1
     """Pieces of a pipeline stage that lie apart, so that micro-batches fill the stages sooner."""
 
+    @property
+    def bubble(self) -> float:
+        """How long a stage waits in a step, in micro-batches (Narayanan et al., 2021)."""
+        return (self.layout.pp - 1) / self.interleave
+
     def tokens(self, job: Job) -> int:
         """Tokens of a micro-batch on one device; tensor-parallel neighbours share them."""
         return self.micro_batch * job.context // self.layout.cp

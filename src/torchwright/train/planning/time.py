@@ -94,7 +94,7 @@ class Clock:
             )
             # 1F1B: the first micro-batch fills the stages and the last one drains them; its edges are waited for.
             # Interleaved, a piece of a stage is enough to go on, and there are more edges (Narayanan et al., 2021).
-            parts["pipeline"] = (pp - 1) / plan.interleave * slowest.total
+            parts["pipeline"] = plan.bubble * slowest.total
             parts["pipeline"] += 2 * (pp - 1 + plan.micro_batches * plan.interleave) * edge
             parts["fsdp"] = parts.get("fsdp", 0.0) + self._once(plan, groups, slowest.total)
         parts["optimizer"] = self._optimizer(plan)

@@ -119,6 +119,7 @@ def prove_layout(
         precision="fp32",
         model=runs.Model(folder=str(target)),
         data=runs.Data(train=[""]),
+        micro_batches=layout.pp,
         layout={axis: getattr(layout, axis) for axis in used(layout)},
     )
     compiled = plain.model_copy(update={"compile": True})
@@ -156,7 +157,7 @@ def prove(
     Raises `LayoutError` for a layout that the model does not allow, and `ProveError` where a process fails.
     """
     run = ways[0]
-    check_fits(full, run.parallel)
+    check_fits(full, run.parallel, run.pipeline.stages)
     room = max(1, min(processes, usable_memory_bytes() // PROCESS_BYTES))
     chosen, extrapolated = choose(run.parallel, room)
     trials = _Trials(full, around)
@@ -268,6 +269,8 @@ class _Trials:
         for feature, update in PLAIN.items():
             without = smallest.model_copy(update=update)
             if without == smallest or (feature == "qat" and column == EXACT):
+                continue
+            if feature == "accumulation" and smallest.parallel.pp > 1:  # stages need micro-batches
                 continue
             if self._wrong(without, column):
                 smallest = without

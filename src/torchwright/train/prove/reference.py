@@ -5,6 +5,7 @@ Whole batches, no micro-batches, no recomputation, no compiler; AdamW as in its 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -46,8 +47,9 @@ class Rows:
 
 def fill_weights(model: Transformer) -> None:
     """Weights that make every part of the model matter: no norm is the identity, no bias zero."""
-    generator = torch.Generator().manual_seed(7)
     for name, parameter in model.named_parameters():
+        # By name: a pipeline's process has some of them.
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.ndim == 1:
             centre = 1 - model.config.norm_offset if name.endswith("weight") else 0.0

@@ -75,7 +75,7 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
 
     So the same way of context parallelism is proved. A vocabulary that tp does not divide stays one.
     """
-    layers = _kinds(full)
+    layers = _kinds(full, layout.pp * run.pipeline.stages if layout.pp > 1 else 1)
     blocks = (
         run.precision not in ("fp32", "bf16") or run.qat is not None or run.optimizer.name in runs.FEW_BITS
     )
@@ -123,14 +123,18 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
     )
 
 
-def _kinds(config: DecoderConfig) -> list[int]:
-    """One layer of each kind, at least two layers: the first must not be the only one that receives gradients."""
+def _kinds(config: DecoderConfig, stages: int) -> list[int]:
+    """One layer of each kind, at least two layers: the first must not be the only one that receives gradients.
+
+    Of a pipeline, at least a layer for each stage.
+    """
     first: dict[tuple[object, ...], int] = {}
     for layer in range(config.layers):
         kind = (config.ropes[layer], config.windows[layer] > 0, config.sparse[layer])
         first.setdefault(kind, layer)
     layers = sorted(first.values())
-    return layers if len(layers) > 1 else [layers[0], layers[0]]
+    times = -(-max(2, stages) // len(layers))
+    return layers * times
 
 
 def _shrink_rope(rope: Rope, head_dim: int, head: int, tokens: int) -> Rope:

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchwright.train.model import Transformer
 from torchwright.train.model.fill import whole
+from torchwright.train.parallel.stages import Staged
 from torchwright.train.prove.reference import Rows, fill_weights, numbered
 from torchwright.train.prove.shrink import STEPS, Small
 from torchwright.train.prove.trace import Recorder, Trace
@@ -53,6 +55,10 @@ def train_steps(small: Small, dtype: torch.dtype) -> tuple[Trace, DeviceMesh]:
         learner.update(step)
     for name, parameter in learner.model.named_parameters():
         trace.add(f"parameter/{name}", whole(parameter))
+    if isinstance(learner.model, Staged):
+        traces: list[Trace] = [trace] * dist.get_world_size(learner.model.group)
+        dist.all_gather_object(traces, trace, group=learner.model.group)
+        trace.merge(traces)
     trace.values = {name: trace.values[name] for name in sorted(trace.values, key=_turn)}
     return trace, learner.mesh
 

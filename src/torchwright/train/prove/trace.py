@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from torchwright.train.model import Transformer
 from torchwright.train.model.blocks import Attention, FeedForward, MixtureOfExperts, RMSNorm
 from torchwright.train.model.fill import whole
+from torchwright.train.parallel.stages import Staged
 
 WATCHED = (nn.Embedding, nn.Linear, RMSNorm, Attention, FeedForward, MixtureOfExperts)
 
@@ -32,11 +35,29 @@ class Trace:
     nll_BT: torch.Tensor | None = None
     """The first step's loss token by token, of the reference."""
 
+    def merge(self, traces: Sequence[Trace]) -> None:
+        """Take what the others of a pipeline have as well, in the order in which a batch passes the layers."""
+        found = {name: value for trace in traces for name, value in trace.values.items()}
+        self.values = {name: found[name] for name in sorted(found, key=_passed)}
+
     def add(self, name: str, value: torch.Tensor) -> None:
         """Keep a value; a micro-batch's comes below those of the ones before it."""
         value = value.detach().clone()
         before = self.values.get(name)
         self.values[name] = value if before is None else torch.cat([before, value])
+
+
+PASSED = {"ids": 0, "labels": 1, "forward": 2, "recomputed": 3, "backward": 3, "gradient": 4}
+
+
+def _passed(name: str) -> tuple[int, float]:
+    """When a step computes a value: forward layer by layer, backward from the last layer on, then all the rest."""
+    kind, _, rest = name.partition("/")
+    if kind not in PASSED:
+        return max(PASSED.values()) + 1, 0.0
+    first, *more = rest.split(".")
+    layer = float(more[0]) if first == "layers" else -1.0 if first == "embedding" else math.inf
+    return PASSED[kind], layer if kind == "forward" else -layer
 
 
 class Recorder:
@@ -48,9 +69,13 @@ class Recorder:
         for name, module in model.named_modules():
             if isinstance(module, WATCHED) and module is not model.head:
                 self._watch(name, module)
-        # Modules that run between the last norm and the next embedding run once more, for the backward pass.
-        self.handles.append(model.embedding.register_forward_pre_hook(self._begin))
-        self.handles.append(model.norm.register_forward_hook(self._end))
+        # Modules that run outside of these run once more, for the backward pass.
+        ends: Any = [(model.embedding, model.norm)]
+        if isinstance(model, Staged):
+            ends = [(stage, stage) for stage in model.stages.values()]
+        for first, last in ends:
+            self.handles.append(first.register_forward_pre_hook(self._begin))
+            self.handles.append(last.register_forward_hook(self._end))
 
     def stop(self) -> None:
         for handle in self.handles:
@@ -66,18 +91,27 @@ class Recorder:
         def before(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             first, *rest = inputs
             self._keep(f"{'forward' if self.forward else 'recomputed'}/{name}.input", first)
-            return _Watched.apply(
-                first, lambda gradient: self._keep(f"backward/{name}.input", gradient)
-            ), *rest
+            return _Watched.apply(first, self._gradient(f"{name}.input")), *rest
 
         def behind(_module: nn.Module, _inputs: Any, output: Any) -> None:
             self._keep(f"{'forward' if self.forward else 'recomputed'}/{name}", output)
             if self.forward:
-                output.register_hook(lambda gradient: self._keep(f"backward/{name}", gradient))
+                output.register_hook(self._gradient(name))
 
         if not isinstance(module, nn.Embedding):
             self.handles.append(module.register_forward_pre_hook(before, prepend=True))
         self.handles.append(module.register_forward_hook(behind))
+
+    def _gradient(self, name: str) -> Callable[[torch.Tensor], None]:
+        """What keeps one gradient, once: zero-bubble schedules come by again for those of the weights."""
+        told: list[bool] = []
+
+        def tell(gradient: torch.Tensor) -> None:
+            if not told:
+                told.append(True)
+                self._keep(f"backward/{name}", gradient)
+
+        return tell
 
     def _keep(self, name: str, value: torch.Tensor) -> None:
         value = whole(value.detach())

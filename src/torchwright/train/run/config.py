@@ -20,6 +20,7 @@ from torchwright.train.data.forms import Form
 from torchwright.train.layout import Layout
 from torchwright.train.run.data_section import Data, RunError, Section
 from torchwright.train.run.objective_section import OF_ONE_LOSS, Head, Preference
+from torchwright.train.run.pipeline_section import Pipeline, check_pipeline
 
 Precision = Literal[
     "fp32",
@@ -34,7 +35,17 @@ Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 FREE = (
-    *("tokens", "evaluation", "checkpoint", "layout", "threads", "out", "peak_tflops", "timeout_s"),
+    *(
+        "tokens",
+        "evaluation",
+        "checkpoint",
+        "layout",
+        "pipeline",
+        "threads",
+        "out",
+        "peak_tflops",
+        "timeout_s",
+    ),
     "lora.merge",
 )
 """What may change when a run is continued; anything else would make it another run."""
@@ -188,6 +199,7 @@ class Run(Section):
     schedule: Schedule = Schedule()
     layout: dict[str, int] = Field(default_factory=dict)
     """Degrees of parallelism by axis."""
+    pipeline: Pipeline = Pipeline()
     qat: Qat | None = None
     lora: Lora | None = None
     preference: Preference | None = None
@@ -281,12 +293,7 @@ def check_run(run: Run) -> None:
             )
         if run.data.begin_every and context == 1:
             raise RunError("data.begin_every leaves no room for text in windows of 1 token")
-    if layout.pp > 1:
-        raise RunError(
-            "the trainer does not run pipeline stages",
-            found=f"pp={layout.pp}",
-            next="use dp_shard, tp or cp; `torchwright plan-layout` ranks them",
-        )
+    check_pipeline(run)
     for section, field, name in OF_ONE:
         part = getattr(run, section)
         if getattr(part, field) is not None and part.name != name:
@@ -359,7 +366,7 @@ def _check_objective(run: Run) -> None:
     layout = run.parallel
     refused = [
         ("model.config", run.model.folder is None, "a trained model: set model.folder"),
-        ("layout", layout.cp * layout.tp * layout.ep > 1, "dp_replicate and dp_shard"),
+        ("layout", layout.pp * layout.cp * layout.tp * layout.ep > 1, "dp_replicate and dp_shard"),
         ("qat", run.qat is not None, "no [qat]"),
         ("data.form", run.data.form not in (None, run.needs), f"rows of {run.needs}: leave data.form out"),
         ("data.packing", run.data.packing == "stream", "whole rows: leave data.packing out"),

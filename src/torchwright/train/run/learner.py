@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ from torch import nn
 
 from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import ModelConfig
+from torchwright.train.parallel.pipeline import Pipeline
+from torchwright.train.parallel.stages import Staged
 from torchwright.train.run.config import Run
 from torchwright.train.run.heads import Classes, Vectors
 from torchwright.train.run.objective import MicroBatch, NextToken, Objective
@@ -33,6 +36,11 @@ class Learner:
         self.model, self.mesh = build_model(run, config, folder, device)
         self.optimizers = Optimizers(self.model, run.optimizer, compiled=run.compile)
         self.objective = self._objective()
+        self.pipeline: Pipeline | None = None
+        if isinstance(self.model, Staged):
+            self.pipeline = Pipeline(
+                self.model, run.pipeline.schedule, partial(autocast, run.precision, device)
+            )
         self.batches = Batches(run, self.mesh, device)
         self.random = any(isinstance(module, nn.Dropout) for module in self.model.modules())
         """Whether a step draws anything at random."""
@@ -68,9 +76,10 @@ class Learner:
             self.model,
             self.objective,
             batches,
-            copies=self.run.parallel.tp,
+            copies=self.run.parallel.tp * self.run.parallel.pp,
             precision=autocast(self.run.precision, self.device),
             clip=self.clip,
+            pipeline=self.pipeline,
             leave=leave,
             failed=failed,
         )

@@ -10,8 +10,8 @@ import torch
 
 from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import Foreign
-from torchwright.train.model.loss import token_loss
 from torchwright.train.model.vocabulary import IGNORE
+from torchwright.train.parallel.stages import Staged
 
 LossFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """(ids, labels, positions or None, documents or None) → (sum of the negative log-likelihood, labels that count)."""
@@ -63,10 +63,10 @@ class NextToken:
 
 
 def _compiled_loss(model: Transformer) -> LossFunction:
-    def tail(hidden_BTE: torch.Tensor, labels_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return token_loss(model.logits(hidden_BTE), labels_BT)
-
-    compiled_tail = torch.compile(tail, dynamic=False)
+    compiled_tail = torch.compile(model.tail, dynamic=False)
+    if isinstance(model, Staged):
+        model.tail = compiled_tail
+        return model.loss
 
     def loss(
         ids_BT: torch.Tensor,

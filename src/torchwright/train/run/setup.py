@@ -36,6 +36,8 @@ from torchwright.train.model.transformer import SCORE
 from torchwright.train.parallel import make_mesh, parallelize
 from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
 from torchwright.train.parallel.foreign import shard_foreign
+from torchwright.train.parallel.pipeline import owners
+from torchwright.train.parallel.stages import Staged
 from torchwright.train.run import torchrun
 from torchwright.train.run.adapt import adapt
 from torchwright.train.run.config import Run, RunError, changed_fields
@@ -227,7 +229,11 @@ def build_model(
     if isinstance(config, ForeignConfig):
         return _build_foreign(run, config, folder, mesh, device), mesh
     with torch.device("meta"):
-        model = decoder_of(run, config, folder)
+        if layout.pp > 1:
+            turns = owners(run.pipeline.schedule, layout.pp, run.pipeline.stages)
+            model = Staged(config, turns, mesh["pp"], layout.tp)
+        else:
+            model = decoder_of(run, config, folder)
     convert(model, run.precision, device)
     if run.qat is not None:
         from torchwright.train.run.qat import fake_quantize
@@ -275,7 +281,7 @@ def check_foreign(run: Run, config: ForeignConfig) -> None:
     layout = run.parallel
     refused = [
         ("model.config", run.model.folder is None, "weights to begin with: set model.folder"),
-        ("layout", layout.cp * layout.tp * layout.ep > 1, "dp_replicate and dp_shard"),
+        ("layout", layout.pp * layout.cp * layout.tp * layout.ep > 1, "dp_replicate and dp_shard"),
         ("precision", run.precision not in ("fp32", "bf16"), "fp32, bf16"),
         ("qat", run.qat is not None, "no [qat]"),
         ("preference", run.preference is not None, "no [preference]"),

@@ -20,6 +20,7 @@ from torch.utils import checkpoint
 from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import Foreign
 from torchwright.train.parallel import clip_grad_norm, grad_norm
+from torchwright.train.parallel.pipeline import Pipeline
 from torchwright.train.run.objective import MicroBatch as MicroBatch
 from torchwright.train.run.objective import Objective
 
@@ -95,6 +96,7 @@ def gradients(
     copies: int,
     precision: AbstractContextManager[Any],
     clip: float | None,
+    pipeline: Pipeline | None = None,
     leave: bool = False,
     failed: bool = False,
 ) -> StepFigures:
@@ -102,11 +104,13 @@ def gradients(
 
     Every sum is divided by what counts (labels, pairs) over all micro-batches of all processes, so that a token weighs
     the same wherever it is computed and whatever company it keeps. `copies` processes see the same tokens (tensor
-    parallelism).
+    parallelism and pipeline stages). A `pipeline` takes the micro-batches in the order of its schedule.
     """
-    count = counted_everywhere(objective, batches, copies)
+    count, stages = counted_everywhere(objective, batches, copies), 1
     total = count.new_zeros(1 + len(objective.figures))
-    for batch in batches:
+    if pipeline is not None:
+        total, stages = pipeline.backward(batches, count)[None], pipeline.processes
+    for batch in batches if pipeline is None else ():
         with precision:
             loss, more = objective(batch)
         (loss / count.to(loss.dtype)).backward()
@@ -116,7 +120,8 @@ def gradients(
     if dist.get_world_size() > 1:
         dist.all_reduce(told)
     mean, *more, leaving, failing = told.tolist()
-    norm = grad_norm(model.parameters()) if clip is None else clip_grad_norm(model.parameters(), clip)
+    parameters = model.parameters()
+    norm = grad_norm(parameters, stages) if clip is None else clip_grad_norm(parameters, clip, stages)
     return StepFigures(
         loss=mean,
         grad_norm=float(norm),

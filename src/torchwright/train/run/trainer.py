@@ -28,6 +28,7 @@ from torchwright.train.data.streams import ORDER, Windows
 from torchwright.train.model import save_folder
 from torchwright.train.model.foreign import Foreign, ForeignConfig, read_model_config, save_foreign
 from torchwright.train.model.lora import merged
+from torchwright.train.parallel.stages import Staged
 from torchwright.train.run import checkpoint
 from torchwright.train.run.adapt import base_digests, write_adapters
 from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
@@ -316,7 +317,8 @@ class Trainer:
         if isinstance(model, Foreign):
             save_foreign(model, folder, source=self.source, writes=self.place.first)
             return
-        save_folder(model, model.config, folder, source=self.source, value=merged(model) if adapted else None)
+        values = merged(model) if adapted else model.values() if isinstance(model, Staged) else None
+        save_folder(model, model.config, folder, source=self.source, value=values)
         if not self.place.first:
             return
         if self.run.qat is not None:

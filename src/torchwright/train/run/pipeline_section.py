@@ -1,0 +1,91 @@
+"""`[pipeline]` of a run file: the order in which the stages of `layout.pp` take the micro-batches (no torch)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from torchwright.train.layout import LayoutError, Schedule
+from torchwright.train.run.data_section import Section
+
+if TYPE_CHECKING:
+    from torchwright.train.run.config import Run
+
+PIECES: dict[Schedule, int] = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1, "zbv": 2}
+"""Stages of a process where `pieces` does not say."""
+FIXED = ("gpipe", "1f1b", "zbv")
+"""Schedules of that many and no other."""
+SPLIT = ("zero_bubble", "zbv")
+"""Schedules that take the gradients of weights apart from those of inputs, and later."""
+
+
+class Pipeline(Section):
+    """How the stages of `layout.pp` take turns; the micro-batches are the run's."""
+
+    schedule: Schedule = "1f1b"
+    """`gpipe`: all forward, then all backward (Huang et al., 2019). `1f1b` keeps fewer micro-batches (Narayanan et
+    al., 2019), `interleaved` has several stages a process (Narayanan et al., 2021), `zero_bubble` (ZB1P) and `zbv`
+    fill the bubble with the gradients of weights (Qi et al., 2023)."""
+    pieces: Annotated[int, Field(gt=0)] | None = None
+    """Stages of each process; by default 2 with `interleaved` and `zbv`, else 1."""
+
+    @property
+    def stages(self) -> int:
+        """Of each process."""
+        return PIECES[self.schedule] if self.pieces is None else self.pieces
+
+
+def check_pipeline(run: Run) -> None:
+    """Raise `LayoutError` for what a pipeline does not go with."""
+    layout, chosen = run.parallel, run.pipeline
+    if layout.pp == 1:
+        if chosen != Pipeline():
+            raise LayoutError(
+                "[pipeline] says how stages take turns, and the layout has none",
+                found="pp=1",
+                next="set layout.pp, or leave [pipeline] out",
+            )
+        return
+    if chosen.schedule in FIXED and chosen.stages != PIECES[chosen.schedule]:
+        raise LayoutError(
+            f"pipeline.schedule '{chosen.schedule}' has {PIECES[chosen.schedule]} stages a process",
+            found=f"pipeline.pieces={chosen.pieces}",
+            next="leave `pieces` out, or use 'interleaved'",
+        )
+    least = 2 if chosen.schedule == "interleaved" else 1
+    if chosen.stages < least:
+        raise LayoutError(
+            f"pipeline.schedule '{chosen.schedule}' has {least} stages a process or more",
+            found=f"pipeline.pieces={chosen.pieces}",
+            next="use '1f1b' for one",
+        )
+    even = chosen.schedule in FIXED or run.micro_batches % layout.pp == 0
+    if run.micro_batches < layout.pp or not even:
+        raise LayoutError(
+            f"micro_batches={run.micro_batches} do not keep pp={layout.pp} stages busy",
+            allowed=f"{layout.pp} or more, and with 'interleaved' and 'zero_bubble' a multiple of it",
+            next=f"set micro_batches = {layout.pp * max(1, run.micro_batches // layout.pp)}",
+        )
+    refused = [
+        ("layout", layout.ep > 1, "all other axes beside pp"),
+        ("lora", run.lora is not None, "no [lora]"),
+        ("qat", run.qat is not None, "no [qat]"),
+        (
+            "compile",
+            run.compile and chosen.schedule in SPLIT,
+            "compile with 'gpipe', '1f1b' and 'interleaved'",
+        ),
+        (
+            "recompute",
+            run.recompute != "none" and chosen.schedule in SPLIT,
+            "recompute with the other schedules",
+        ),
+    ]
+    for field, asked, allowed in refused:
+        if asked:
+            raise LayoutError(
+                f"pipeline stages (pp={layout.pp}, '{chosen.schedule}') do not go with this `{field}`",
+                allowed=allowed,
+                next="change the run file; `torchwright plan-layout` ranks other layouts",
+            )
