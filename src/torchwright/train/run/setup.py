@@ -37,7 +37,7 @@ from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
 from torchwright.train.parallel.foreign import shard_foreign
 from torchwright.train.run import torchrun
 from torchwright.train.run.adapt import adapt
-from torchwright.train.run.config import Run, RunError, changed_fields
+from torchwright.train.run.config import Run, RunError, RunFile, changed_fields
 from torchwright.train.run.precision import convert
 from torchwright.train.run.schedule import ScheduledStep
 from torchwright.train.run.step import MicroBatch, compile_blocks, recompute
@@ -147,7 +147,7 @@ def _infrastructure() -> Generator[None]:
         ) from error
 
 
-def check_alike(run: Run) -> None:
+def check_alike(run: RunFile) -> None:
     """Raise `RunError` on every process unless all have the same run; it names process and field."""
     runs: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(runs, run.model_dump(mode="json"))
