@@ -21,7 +21,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torchwright.process.files import replacing
 
 FILE = "metrics.jsonl"
-UNITS = {"lr": ".2e", "loss": ".4f", "validation_loss": ".4f", "grad_norm": ".3f"}
+UNITS = {
+    "loss": ".4f",
+    "validation_loss": ".4f",
+    "auc": ".4f",
+    "normalized_entropy": ".4f",
+    "lr": ".2e",
+    "grad_norm": ".3f",
+}
+RATES = {"tokens_per_s": "tok/s", "samples_per_s": "rows/s"}
 
 
 class RunMetrics:
@@ -120,12 +128,12 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _told(values: Mapping[str, float]) -> str:
     """The figures for people."""
-    words = []
-    for name in ("loss", "validation_loss", "lr", "grad_norm"):
-        if name in values:
-            words.append(f"{name.replace('_', ' ')} {values[name]:{UNITS[name]}}")
-    if "tokens_per_s" in values:
-        words.append(f"{values['tokens_per_s']:,.0f} tok/s")
+    words: list[str] = []
+    words += [
+        f"{name.replace('_', ' ')} {values[name]:{form}}" for name, form in UNITS.items() if name in values
+    ]
+    words += [f"{name} {value:.3f}" for name, value in values.items() if name.startswith("recall@")]
+    words += [f"{values[name]:,.0f} {unit}" for name, unit in RATES.items() if name in values]
     if "mfu" in values:
         words.append(f"MFU {values['mfu']:.0%}")
     if "memory_bytes" in values:
