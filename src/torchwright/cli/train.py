@@ -86,9 +86,9 @@ def command(
 
 def _from_file(path: Path, merge: bool, how: dict[str, Any]) -> Any:
     with importing():
-        from torchwright.train.kinds import verb
+        from torchwright.train.kinds import kind_of, verb
 
-        train = verb(path, "train")
+        train = verb(kind_of(path), "train")
     return train(path, merge=merge, **how)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,22 @@ KINDS: dict[str, dict[str, str]] = {
     DEFAULT: {
         "train": "torchwright.train.run.loop:train",
         "prove": "torchwright.train.prove.proof:prove_file",
+        "prove_render": "torchwright.train.prove.render",
+        "read": "torchwright.train.run.config:read_run",
+        "data check": "torchwright.train.run.survey:survey",
+        "data show": "torchwright.train.run.sample:sample",
+        "data pack": "torchwright.train.run.survey:pack",
     },
     "recommender": {
         "train": "torchwright.train.recommender.trainer:train_recommender",
+        "prove": "torchwright.train.recommender.prove:prove_file",
+        "prove_render": "torchwright.train.recommender.prove_render",
+        "read": "torchwright.train.recommender.config:read_recommender",
+        "data check": "torchwright.train.recommender.survey:survey",
+        "plan-layout": "torchwright.train.recommender.planned:plan_file",
     },
 }
-"""Kind → verb → module:function, whose first argument is the run file."""
+"""Kind → verb → what it runs: a function as module:function, or a module."""
 
 
 class KindError(TorchwrightError):
@@ -35,11 +44,11 @@ def kind_of(path: Path) -> str:
     return kind
 
 
-def verb(path: Path, name: str) -> Callable[..., Any]:
-    """What `torchwright NAME` does with a run file. Raises as `kind_of`, and `KindError`."""
-    kind = kind_of(path)
+def verb(kind: str, name: str) -> Any:
+    """What `torchwright NAME` runs for a kind. Raises `KindError`."""
     if name not in KINDS[kind]:
         others = ", ".join(other for other, verbs in KINDS.items() if name in verbs)
         raise KindError(f"`{name}` has nothing to do with a run of kind {kind}", allowed=others)
     module, _, function = KINDS[kind][name].partition(":")
-    return getattr(importlib.import_module(module), function)
+    found = importlib.import_module(module)
+    return getattr(found, function) if function else found

@@ -17,10 +17,10 @@ import numpy as np
 from torchwright.process.files import replacing
 from torchwright.train.data.shards import DataError
 from torchwright.train.recommender.config import CATEGORIES, LABEL, NUMBERS
-from torchwright.train.recommender.store import form_of
+from torchwright.train.recommender.reading import form_of
 
 Shape = Literal["criteo", "pairs"]
-BLOCK = 1 << 14
+BLOCK = 1 << 12
 HIDDEN = 6
 """Numbers of a hidden vector."""
 MISSING_NUMBER, MISSING_CATEGORY = 0.1, 0.03

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,6 @@ from torchwright.train.recommender.config import Embeddings, RecommenderRun
 from torchwright.train.recommender.models import tables_of
 from torchwright.train.recommender.store import Batch
 from torchwright.train.run.setup import on_first
-
-FILE = "placement.json"
-"""The part of a run folder that says which process holds what: kept, since measuring again gives other seconds."""
 
 
 def topology_of(chosen: Embeddings, world: int) -> Topology:
@@ -61,18 +59,18 @@ def look_ups(run: RecommenderRun, batch: Batch) -> Inputs:
 
 
 def placement(run: RecommenderRun, batch: Batch, out: Path) -> ShardPlan:
-    """The plan for a group's processes by the seconds that each table takes for `batch`: RUN/placement.json, which the
-    first process makes unless it is there.
+    """The plan for a group's processes by the seconds that each table takes for `batch`.
+
+    The first process makes it, and keeps it as RUN/placement-DIGEST.json by what it is for: measured again the seconds
+    are others.
     """
-    processes = dist.get_world_size() // run.embeddings.groups
+    tables, processes = tables_of(run), dist.get_world_size() // run.embeddings.groups
+    key = hashlib.sha256(f"{tables} {processes} {run.embeddings.optimizer}".encode()).hexdigest()[:12]
 
     def made() -> ShardPlan:
-        path = out / FILE
+        path = out / f"placement-{key}.json"
         if path.is_file():
-            found = read_plan(json.loads(path.read_text("utf-8")))
-            if found.processes == processes:
-                return found
-        tables = tables_of(run)
+            return read_plan(json.loads(path.read_text("utf-8")))
         costs = measure(tables, look_ups(run, batch), row_optimizer(run.embeddings))
         found = plan(tables, processes, costs)
         with replacing(path) as new:
@@ -80,7 +78,7 @@ def placement(run: RecommenderRun, batch: Batch, out: Path) -> ShardPlan:
         return found
 
     found = on_first(made)
-    found.check(tables_of(run))
+    found.check(tables)
     return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from torchwright.embeddings import ShardedEmbeddings, ShardPlan, Topology
 from torchwright.train.recommender.config import RecommenderRun
@@ -45,7 +44,6 @@ class Learner:
             device=torch.device(device),
         )
         self.dense = build_dense(run).to(device, dtype)
-        self.parallel: nn.Module = self.dense if topology.world == 1 else DistributedDataParallel(self.dense)
         chosen = run.optimizer
         self.optimizer = torch.optim.Adam(
             self.dense.parameters(), chosen.lr, betas=chosen.betas, eps=chosen.eps
@@ -56,8 +54,9 @@ class Learner:
 
         `batch` is this process's part, as large as every other's.
         """
-        loss = self.loss(self.parallel(batch.numbers_BD, self.tables(look_ups(self.run, batch))), batch)
+        loss = self.loss(self.dense(batch.numbers_BD, self.tables(look_ups(self.run, batch))), batch)
         loss.backward()
+        mean_gradients(self.dense)
         told = torch.stack([loss.detach().double(), *(loss.new_tensor(x).double() for x in (leave, failed))])
         if dist.get_world_size() > 1:
             dist.all_reduce(told)
@@ -93,3 +92,21 @@ class Learner:
                 found[f"optimizer.{name}.{key}"] = value
         tables = self.tables.named_tensors()
         return found | {f"tables.{self.replica}.{name}": value for name, value in tables}
+
+
+def mean_gradients(model: nn.Module) -> None:
+    """Set every gradient to its mean over all processes, in one message.
+
+    Not DistributedDataParallel: it orders its messages anew after its first step, so that a run that starts again adds
+    up in another order than one that went on.
+    """
+    if dist.get_world_size() == 1:
+        return
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for gradient, mean in zip(
+        gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True
+    ):
+        gradient.copy_(mean.view_as(gradient))

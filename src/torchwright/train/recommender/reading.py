@@ -136,7 +136,22 @@ def _texts(row: Row, columns: Columns) -> list[str] | str:
     strange = next((value for value in values if not isinstance(value, str | int | float | None)), None)
     if strange is not None:
         return f"a value is of type {type(strange).__name__}"
-    return [
-        "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
-        for value in values
-    ]
+    return [_text(value) for value in values]
+
+
+def _text(value: str | float | None) -> str:
+    """Whole numbers may be kept as floats, and missing ones as NaN, where a column has both."""
+    if value is None or value != value:
+        return ""
+    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return str(int(value)) if whole else str(value)
+
+
+def form_of(path: Path) -> str:
+    """The suffix that says how a file is read; raises `DataError` for another."""
+    for form in FORMS:
+        if path.name.endswith(form):
+            return form
+    raise DataError(
+        f"{path} is of no known form", found=path.name, allowed=", ".join(f"*{form}" for form in FORMS)
+    )

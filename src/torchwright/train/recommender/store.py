@@ -21,11 +21,10 @@ from torchwright.errors import TorchwrightError
 from torchwright.paths import file_digest
 from torchwright.process.files import replacing
 from torchwright.train.data.documents import Report
-from torchwright.train.data.shards import DataError
 from torchwright.train.data.text import expand
 from torchwright.train.recommender.columns import Columns
 from torchwright.train.recommender.config import RecommenderRun
-from torchwright.train.recommender.reading import FORMS, read_blocks
+from torchwright.train.recommender.reading import form_of, read_blocks
 
 FOLDER = "rows"
 VERSION = 1
@@ -141,13 +140,3 @@ def convert_file(
     with replacing(kept) as new:
         new.write_text(json.dumps(vars(report)), "utf-8")
     return made, report
-
-
-def form_of(path: Path) -> str:
-    """The suffix that says how a file is read; raises `DataError` for another."""
-    for form in FORMS:
-        if path.name.endswith(form):
-            return form
-    raise DataError(
-        f"{path} is of no known form", found=path.name, allowed=", ".join(f"*{form}" for form in FORMS)
-    )

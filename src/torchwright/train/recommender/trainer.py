@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 import torch
 
 from torchwright.ledger import Ledger
+from torchwright.process.files import replacing
 from torchwright.train.recommender.config import FREE, RecommenderRun, read_recommender
 from torchwright.train.recommender.layout import placement, topology_of
 from torchwright.train.recommender.learner import Learner
 from torchwright.train.recommender.losses import make_loss
 from torchwright.train.recommender.quality import Figures, measure_quality
+from torchwright.train.recommender.report import make_report, told
 from torchwright.train.recommender.saved import save_recommender
 from torchwright.train.recommender.store import Batch, open_clicks
 from torchwright.train.run import checkpoint
@@ -25,6 +28,9 @@ from torchwright.train.run.session import Session
 from torchwright.train.run.setup import Place
 from torchwright.train.run.step import StepFigures
 from torchwright.train.run.trainer import TrainingStopped
+
+REPORT = "report.json"
+"""The part of a run folder that says how the layout did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +133,8 @@ class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
             self.evaluate()
             with self.ledger.phase("checkpoint"):
                 self.write(MODEL, self._save_model)
+            with self.ledger.phase("evaluation"):
+                self._report()
         return RecommenderOutcome(
             out=self.out,
             steps=self.done,
@@ -174,6 +182,16 @@ class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
                 "effective_time": self.ledger.effective(),
             },
         )
+
+    def _report(self) -> None:
+        report = make_report(self.run, self.plan, self.clicks.train, self.learner.loss, self.place.device)
+        if report is None or not self.place.first:
+            return
+        report["seconds"] = self.ledger.seconds()
+        with replacing(self.out / REPORT) as new:
+            new.write_text(json.dumps(report, indent=1), "utf-8")
+        for line in told(report):
+            self.metrics.show(line)
 
     def _save_model(self, folder: Path) -> None:
         save_recommender(self.run, self.learner, folder if self.place.first else None)
