@@ -26,11 +26,11 @@ import torch.distributed as dist  # noqa: E402
 
 from torchwright.cli.failures import exit_code  # noqa: E402
 from torchwright.train.data.shards import DataError  # noqa: E402
+from torchwright.train.kinds import kind_of, verb  # noqa: E402
 from torchwright.train.run import (  # noqa: E402
     checkpoint,
     corpus,
     learner,
-    loop,
     setup,
     trainer,
 )
@@ -133,7 +133,7 @@ def one_process(path: Path, place: int, fault: str, resume: bool) -> int:
     learner.gradients = FaultyStep(fault, path.parent / "out" / checkpoint.FOLDER)
 
     def run(words: list[str]) -> int:
-        outcome = loop.train(path, resume=resume, live=False)
+        outcome = verb(kind_of(path), "train")(path, resume=resume, live=False)
         return 0 if outcome.signal is None else 128 + outcome.signal
 
     return exit_code(run, [])

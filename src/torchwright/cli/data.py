@@ -35,7 +35,12 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
         settings: tuple[str, ...],
         **rest: Any,
     ) -> Any:
-        return command(*_run(what, model, context, dpo, settings), **rest)
+        run, folder = _run(what, model, context, dpo, settings)
+        with importing():
+            from torchwright.train.kinds import DEFAULT, verb
+
+            work = verb(run.kind or DEFAULT, f"data {command.__name__}")
+        return command(run, folder, work, **rest)
 
     for option in (
         click.option(
@@ -62,7 +67,7 @@ def _what(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group("data")
 def command() -> None:
-    """Look at training data, and make shards of it.
+    """Look at training data, and make shards of it, or rows for a recommender.
 
     It is that of RUN.toml, or FILES (globs and folders too) that a model is to be trained on. docs/train.md says which
     forms are read.
@@ -73,15 +78,13 @@ def command() -> None:
 @_what
 @click.option("--strict", is_flag=True, help="Exit code 2 where a row is broken, as where a file is refused.")
 @json_option
-def check(run: Run, folder: Path, strict: bool, as_json: bool) -> int:
+def check(run: Any, folder: Path, survey: Any, strict: bool, as_json: bool) -> int:
     """Say what is read, skipped and refused, with the line of each broken row. Writes nothing."""
-    from torchwright.train.run.survey import survey
-
-    found = survey(run, folder)
+    found, context = survey(run, folder), getattr(run, "context", None)
     if as_json:
-        print_json({"context": run.context, "files": found})
+        print_json({"context": context, "files": found})
     else:
-        _print_survey(found, run.context)
+        _print_survey(found, context)
     return 2 if any(seen.refused or (strict and seen.report.broken) for seen in found) else 0
 
 
@@ -96,13 +99,11 @@ def check(run: Run, folder: Path, strict: bool, as_json: bool) -> int:
     help="Which one, in the order of training.",
 )
 @json_option
-def show(run: Run, folder: Path, window: int, as_json: bool) -> None:
+def show(run: Run, folder: Path, sample: Any, window: int, as_json: bool) -> None:
     """Show a window as the model sees it: documents, positions, and the tokens that are trained on.
 
     Tokens are kept where the run keeps them; those of FILES go again.
     """
-    from torchwright.train.run.sample import sample
-
     with tempfile.TemporaryDirectory() as temporary:
         if not run.out:
             run = run.model_copy(update={"out": temporary})
@@ -129,10 +130,8 @@ def show(run: Run, folder: Path, window: int, as_json: bool) -> None:
 )
 @click.option("--strict", is_flag=True, help="Stop at the first broken row.")
 @json_option
-def pack(run: Run, folder: Path, out: Path, strict: bool, as_json: bool) -> None:
+def pack(run: Run, folder: Path, write: Any, out: Path, strict: bool, as_json: bool) -> None:
     """Write token shards with masks and document starts, which a run reads without a tokenizer."""
-    from torchwright.train.run.survey import pack as write
-
     if strict:
         run = run.model_copy(update={"data": run.data.model_copy(update={"strict": True})})
     made = write(run, folder, out)
@@ -147,12 +146,38 @@ def pack(run: Run, folder: Path, out: Path, strict: bool, as_json: bool) -> None
         console().print(f"{path}{told}", markup=False, soft_wrap=True)
 
 
+@command.command("clicks")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--shape", type=click.Choice(["criteo", "pairs"]), default="criteo", show_default=True)
+@click.option("--rows", type=click.IntRange(min=1), default=100_000, show_default=True)
+@click.option(
+    "--first",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Rows of the world before these.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the world.")
+def clicks(file: Path, shape: Any, rows: int, first: int, seed: int) -> None:
+    """Make up FILE (*.tsv, *.tsv.gz, *.parquet) for a recommender: what a hidden model clicks.
+
+    `criteo` has a label, 13 numbers and 26 hexadecimal categories, as Criteo's files; `pairs` has users with an item
+    that each took. Rows with another `--first` are others of the same world: held-out ones.
+    """
+    with importing():
+        from torchwright.train.recommender.generate import generate
+
+    generate(file, shape, rows, seed=seed, first=first)
+    console().print(f"{file}: {rows:,} rows", markup=False, soft_wrap=True)
+
+
 def _run(
     what: tuple[str, ...], model: Path | None, context: int | None, dpo: bool, settings: tuple[str, ...]
-) -> tuple[Run, Path]:
-    """The run, and the folder that its paths start from. That of files has no `out`."""
+) -> tuple[Any, Path]:
+    """The run, of any kind, and the folder that its paths start from. That of files has no `out`."""
     with importing():
-        from torchwright.train.run.config import parse_run, read_run
+        from torchwright.train.kinds import DEFAULT, kind_of, verb
+        from torchwright.train.run.config import parse_run
         from torchwright.workloads.texts import BUNDLED
 
     fields = dict(_setting(text) for text in settings)
@@ -162,7 +187,10 @@ def _run(
                 "--model, --context and --dpo are for files", found=what[0], next="change the run file"
             )
         path = Path(what[0])
-        run = read_run(path)
+        kind = kind_of(path)
+        run = verb(kind, "read")(path)
+        if fields and kind != DEFAULT:
+            raise WorkloadError("--set is for language models", found=what[0], next="change the run file")
         if fields:
             told = run.model_dump(mode="json", exclude_none=True)
             run = parse_run({**told, "data": {**told["data"], **fields}}, str(path))
@@ -186,13 +214,14 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _print_survey(found: list[FileSurvey], context: int) -> None:
+def _print_survey(found: list[FileSurvey], context: int | None) -> None:
+    """`context` is a language model's; other rows are not of tokens."""
     from rich.table import Table
     from rich.text import Text
 
     screen = console()
     table = Table(box=None, padding=(0, 1))
-    for name in (
+    names = [
         "file",
         "of",
         "holds",
@@ -203,14 +232,18 @@ def _print_survey(found: list[FileSurvey], context: int) -> None:
         "tokens",
         "trained",
         f"over {context}",
-    ):
+    ]
+    if context is None:
+        names = [*names[:6], "kept"]
+    for name in names:
         table.add_column(name, justify="left" if name in ("file", "of", "holds") else "right")
     for seen in found:
         report = seen.report
         counts = [report.rows, report.empty, report.broken, report.documents, report.tokens, report.trained]
         counts.append(seen.longer)
         holds = report.form or seen.holds
-        table.add_row(Text(seen.file.name), Text(seen.source), holds, *(f"{count:,}" for count in counts))
+        told = (f"{count:,}" for count in counts[: len(names) - 3])
+        table.add_row(Text(seen.file.name), Text(seen.source), holds, *told)
     screen.print(table)
     for seen in found:
         for number, reason in seen.report.listed[:BROKEN_SHOWN]:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
 from torchwright.cli.options import json_option
 from torchwright.cli.printing import console, print_json
 from torchwright.process.interrupts import importing
 
+if TYPE_CHECKING:
+    from torchwright.train.planning.cluster import Cluster
+
+OF_TOKENS = ("tokens_per_step", "context", "precision", "optimizer", "eager", "fix", "tp_across_nodes")
+"""Parameters that are for language models."""
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -83,7 +91,8 @@ def command(
 ) -> None:
     """Rank the layouts in which a model could train on a cluster.
 
-    MODEL is a Hugging Face folder, a config.json, or a well-known name such as llama-3.1-8b. Nothing is run: memory and
+    MODEL is a Hugging Face folder, a config.json, a well-known name such as llama-3.1-8b, or a recommender's RUN.toml,
+    which says batch and tables itself. Nothing is run: memory and
     time are estimated from the model's shape and a few published numbers of the device and its links.
     """
     with importing():
@@ -94,10 +103,14 @@ def command(
         from torchwright.train.planning.rank import rank, read_degrees
 
     described = this_machine(devices_per_node) if device == "cpu" else read_device(device)
+    cluster = Cluster(device=described, nodes=nodes, devices_per_node=devices_per_node)
+    if model.endswith(".toml"):
+        _recommender(Path(model), cluster, top, as_json)
+        return
     ranking = rank(
         read_model(model),
         make_job(tokens_per_step, context, precision, optimizer, compile=not eager),
-        Cluster(device=described, nodes=nodes, devices_per_node=devices_per_node),
+        cluster,
         fixed=read_degrees(fix),
         tp_across_nodes=tp_across_nodes,
     )
@@ -105,3 +118,22 @@ def command(
         print_json(render.plain(ranking, top=top))
     else:
         console().print(render.table(ranking, top=top))
+
+
+def _recommender(path: Path, cluster: Cluster, top: int, as_json: bool) -> None:
+    """Rank the groups and intervals of a recommender's tables."""
+    context = click.get_current_context()
+    for name in OF_TOKENS:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} is for language models: {path} says what is trained"
+            )
+    with importing():
+        from torchwright.train.kinds import kind_of, verb
+        from torchwright.train.recommender import plan_render
+
+    found = verb(kind_of(path), "plan-layout")(path, cluster)
+    if as_json:
+        print_json(plan_render.plain(found[:top], len(found)))
+    else:
+        console().print(plan_render.table(found[:top], len(found)))

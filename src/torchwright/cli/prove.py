@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -30,14 +31,16 @@ def command(target: str, layout: str | None, processes: int, as_json: bool) -> N
     RUN.toml is proved with all that it says: layout, compilation, recomputation, micro-batches, precision, optimizer.
     MODEL is a Hugging Face folder or hub id, and is proved in --layout; only its config.json is read. A small model of
     the same kind takes three of the trainer's own steps, in float64 and in the run's precision. Every value is compared
-    with the same steps written down plainly. Where one differs the exit code is 1, and the first one is named, with
+    with the same steps written down plainly; of a recommender a small one, its tables cut in every way, in groups that
+    meet as the file says. Where one differs the exit code is 1, and the first one is named, with
     its axis, its layer and the likely cause.
     """
     with importing():
+        from torchwright.train.kinds import DEFAULT, kind_of, verb
         from torchwright.train.layout import Layout
-        from torchwright.train.prove import Part, prove_file, prove_layout, render
+        from torchwright.train.prove import prove_layout
 
-    def announce(part: Part) -> None:
+    def announce(part: Any) -> None:
         if not as_json:
             screen.print(render.line(part))
 
@@ -46,8 +49,10 @@ def command(target: str, layout: str | None, processes: int, as_json: bool) -> N
         raise click.UsageError(
             "--layout goes with a model; a run file has its own" if is_file else "give --layout"
         )
+    kind = kind_of(Path(target)) if is_file else DEFAULT
+    render = verb(kind, "prove_render")
     if layout is None:
-        proof = prove_file(Path(target), processes, announce)
+        proof = verb(kind, "prove")(Path(target), processes, announce)
     else:
         proof = prove_layout(target, Layout.parse(layout), processes, announce)
     if as_json:

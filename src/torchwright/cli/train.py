@@ -1,4 +1,4 @@
-"""`torchwright train`: a run from its file, or from a model and its data; alone or under torchrun."""
+"""`torchwright train`: a run from its file, or from a language model and its data; alone or under torchrun."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Train a language model.
+    """Train a language model or a recommender.
 
-    The run file says what is trained, and how; docs/train.md has one to begin with. `--model DIR --data FILE -o OUT`
-    needs none: the one that it makes is printed, and stays in OUT.
+    The run file says what is trained, and how; docs/train.md and docs/recommenders.md have some to begin with.
+    `--model DIR --data FILE -o OUT` needs none: the one that it makes is printed, and stays in OUT.
 
     The same command goes on from the last checkpoint of a run that ended before its time, bit for bit; SIGTERM and
     Ctrl-C save one and leave. Under torchrun every process runs this command, and a process that dies has all of them
@@ -118,8 +118,9 @@ def command(
 
 def _from_file(path: Path, merge: bool, how: dict[str, Any]) -> Any:
     with importing():
-        from torchwright.train.run.loop import train
+        from torchwright.train.kinds import kind_of, verb
 
+        train = verb(kind_of(path), "train")
     return train(path, merge=merge, **how)
 
 

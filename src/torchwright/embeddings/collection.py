@@ -105,7 +105,7 @@ class ShardedEmbeddings(nn.Module):
     def full(self, name: str) -> torch.Tensor:
         """A whole table (rows, dim), gathered from the group's processes, all of which must call this."""
         table = self.tables[name]
-        out = torch.zeros(table.rows, table.dim, device=self._anchor.device)
+        out = torch.zeros(table.rows, table.dim, dtype=self._anchor.dtype, device=self._anchor.device)
         for shard, tensors in self._own.items():
             if shard.table == name:
                 out[slice(*shard.rows), slice(*shard.columns)] = tensors.weight_RC

@@ -45,6 +45,8 @@ class RecommenderJob:
     """Of a device's batch."""
     width: int = 2
     """Bytes of a table's entry, and of one in an exchange."""
+    compute: str = "bfloat16"
+    """What the dense layers compute in."""
 
     @property
     def table_bytes(self) -> float:
@@ -135,7 +137,7 @@ def estimate(model: RecommenderJob, cluster: Cluster, sharding: Sharding) -> Est
     sharing, copies = _groups(group, replicas, sharding.contiguous_replicas)
     placed = place(model, group)
     bandwidth = device.memory_bandwidth * device.memory_efficiency
-    rate = device.flops["bfloat16"] * device.matmul_efficiency
+    rate = device.flops[model.compute] * device.matmul_efficiency
 
     vectors = model.samples * placed.vectors * model.width
     rows = model.samples * sum(kind.count * kind.pooling * kind.dim * model.width for kind in model.tables)

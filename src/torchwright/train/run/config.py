@@ -10,7 +10,7 @@ import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
@@ -34,6 +34,7 @@ Precision = Literal[
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+AnyRun = TypeVar("AnyRun", bound="RunFile")
 FREE = (
     *(
         "tokens",
@@ -162,11 +163,38 @@ class Checkpoint(Section):
     """Whole checkpoints that are kept, the newest."""
 
 
-class Run(Section):
-    """A run file."""
+class RunFile(Section):
+    """What a run file of any kind says."""
 
     out: str
     """The run's folder: checkpoints, metrics, ledger and the trained model."""
+    seed: int = Field(default=0, ge=0)
+    """Of the initial weights."""
+    deterministic: bool = False
+    """Whether two such runs are equal to the bit; slower where torch has quicker operators that are not."""
+    threads: Positive | None = None
+    """Of each process; by default torch's own choice."""
+    timeout_s: Rate = 600.0
+    """How long a collective of a step may take before the run stops and says why."""
+    log_every: Positive = 10
+    """Steps between two lines of metrics."""
+    checkpoint: Checkpoint = Checkpoint()
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps; 0 is only at the end."""
+        raise NotImplementedError
+
+    def check_processes(self, world: int) -> None:
+        """Raise `TorchwrightError` for a number of processes on which the run cannot be."""
+        raise NotImplementedError
+
+
+class Run(RunFile):
+    """A language model's run file."""
+
+    kind: Literal["language-model"] | None = None
+    """What is trained; None is a language model too."""
     tokens: Positive
     """Tokens to train on, all together."""
     batch_tokens: Positive
@@ -175,24 +203,14 @@ class Run(Section):
     """Tokens of a window."""
     micro_batches: Positive = 1
     """Pieces in which each process computes its rows."""
-    seed: int = Field(default=0, ge=0)
-    """Of the initial weights."""
     clip: Rate | None = 1.0
     """The largest norm of all gradients together; false in the file turns clipping off."""
     precision: Precision = "bf16"
     recompute: Literal["none", "selective", "full"] = "none"
     compile: bool = False
     """Compile each decoder layer and the loss with torch.compile."""
-    deterministic: bool = False
-    """Whether two such runs are equal to the bit; slower where torch has quicker operators that are not."""
-    threads: Positive | None = None
-    """Of each process; by default torch's own choice."""
     peak_tflops: Rate | None = None
     """What MFU is a share of, for each process; by default the rate that `doctor` measures."""
-    timeout_s: Rate = 600.0
-    """How long a collective of a step may take before the run stops and says why."""
-    log_every: Positive = 10
-    """Steps between two lines of metrics."""
     model: Model
     data: Data
     optimizer: Optimizer = Optimizer()
@@ -205,7 +223,6 @@ class Run(Section):
     preference: Preference | None = None
     head: Head | None = None
     evaluation: Evaluation = Evaluation()
-    checkpoint: Checkpoint = Checkpoint()
 
     @property
     def parallel(self) -> Layout:
@@ -236,6 +253,13 @@ class Run(Section):
             return "preference"
         return None if self.head is None else self.head.kind
 
+    @property
+    def evaluate_every(self) -> int:
+        return self.evaluation.every_steps
+
+    def check_processes(self, world: int) -> None:
+        self.parallel.check_processes(world)
+
     def digest(self) -> str:
         """Of every value, to compare processes by."""
         return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
@@ -243,28 +267,37 @@ class Run(Section):
 
 def read_run(path: Path) -> Run:
     """The run of a file. Raises `RunError`, or `UnknownName` with the nearest field, naming file and key."""
+    run = parse_run(read_toml(path), str(path))
+    check_run(run)
+    return run
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """What a run file of any kind says; raises `RunError` where there is none."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RunError(
             f"there is no run file {path}", next="see docs/train.md for one to begin with"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise RunError(f"{path} is not a TOML file", found=str(error)) from error
-    run = parse_run(data, str(path))
-    check_run(run)
-    return run
 
 
 def parse_run(data: dict[str, Any], source: str = "the run") -> Run:
     """A run from plain data; `source` is named in errors."""
     if data.get("clip") is False:  # TOML has no null
         data = {**data, "clip": None}
+    return parse_file(Run, data, source)
+
+
+def parse_file(kind: type[AnyRun], data: dict[str, Any], source: str, page: str = "docs/train.md") -> AnyRun:
+    """A run of any kind from plain data; `page` has all of its fields. Raises as `read_run`."""
     try:
         # Through JSON's rules, by which a list may stand for a tuple.
-        return Run.model_validate_json(json.dumps(data))
+        return kind.model_validate_json(json.dumps(data))
     except ValidationError as error:
-        raise _readable(error, source) from error
+        raise _readable(error, kind, source, page) from error
     except TypeError as error:  # a date or a time, which TOML has and JSON has not
         raise RunError(f"{source} holds a value of an unexpected type", found=str(error)) from error
 
@@ -414,26 +447,24 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:79] + "…"
 
 
-def _readable(error: ValidationError, source: str) -> TorchwrightError:
+def _readable(error: ValidationError, kind: type[BaseModel], source: str, page: str) -> TorchwrightError:
     """The first fault as one sentence; an unknown field before others, since it may be a missing one misspelt."""
     errors = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
     first = errors[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        section = _section(first["loc"][:-1])
+        section = _section(kind, first["loc"][:-1])
         return unknown(f"field of {source}", where, _names(section, first["loc"][:-1]))
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     given = first.get("input")
     found = f"{where} = {_short(given)}" if isinstance(given, str | int | float | bool) else None
     message = first["msg"].removeprefix("Value error, ")
-    return RunError(
-        f"{source}: {where or 'the file'}: {message}{more}", found=found, next="see docs/train.md"
-    )
+    return RunError(f"{source}: {where or 'the file'}: {message}{more}", found=found, next=f"see {page}")
 
 
-def _section(path: tuple[int | str, ...]) -> type[BaseModel]:
+def _section(kind: type[BaseModel], path: tuple[int | str, ...]) -> type[BaseModel]:
     """The model of the section at `path`."""
-    section: type[BaseModel] = Run
+    section = kind
     for part in path:
         if field := section.model_fields.get(str(part)):  # else a name in a table of sections
             kinds = _within(field.annotation)

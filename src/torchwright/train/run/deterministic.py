@@ -11,13 +11,13 @@ import torch
 from torch._inductor import config as inductor
 
 from torchwright.errors import first_line
-from torchwright.train.run.config import Run, RunError
+from torchwright.train.run.config import RunError, RunFile
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 @contextmanager
-def deterministic(run: Run, device: str) -> Generator[None]:
+def deterministic(run: RunFile, device: str) -> Generator[None]:
     """Let torch take operators that give the same bits every time, where the run asks for it, while the block lasts.
 
     Raises `RunError` naming the first operator that has no such form. What a step draws at random depends on the seed,

@@ -11,6 +11,8 @@ from typing import Any
 from torchwright.train.run.config import RunError
 from torchwright.train.run.metrics import FILE
 
+COUNTED = ("tokens", "samples")
+"""What runs count: language models the one, recommenders the other."""
 ENDS = ("end", "left", "stopped")
 """Of all its steps; as it was asked to; with a fault that is told."""
 

@@ -14,10 +14,11 @@ import torch.distributed as dist
 
 from torchwright.ledger import Ledger, process_started
 from torchwright.stuck.watch import Beat, Watch
-from torchwright.train.run.config import Run, read_run, with_merge
+from torchwright.train.run.config import AnyRun, Run, read_run, with_merge
 from torchwright.train.run.deterministic import deterministic
 from torchwright.train.run.folder import begin, write_run_file
 from torchwright.train.run.patience import patient
+from torchwright.train.run.session import Outcome, Session
 from torchwright.train.run.setup import Place, check_alike, on_first, processes
 from torchwright.train.run.trainer import Trainer, TrainingOutcome, TrainingStopped
 
@@ -61,36 +62,49 @@ def train_run(
     profile: range = range(0),
 ) -> TrainingOutcome:
     """As `train`, a run whose paths are relative to `folder`; `text` is written as RUN/run.toml once it has begun."""
+    return in_session(Trainer, run, folder, text=text, fresh=fresh, resume=resume, live=live, profile=profile)
+
+
+def in_session(
+    kind: Callable[..., Session[AnyRun, Outcome]],
+    run: AnyRun,
+    folder: Path,
+    *,
+    text: str | None = None,
+    fresh: bool = False,
+    resume: bool = False,
+    live: bool = True,
+    profile: range = range(0),
+) -> Outcome:
+    """As `train_run`, a run of any kind: `kind(run, folder, out, place, ledger, live=…)` is its session."""
     if run.threads is not None:
         torch.set_num_threads(run.threads)
     out = folder / run.out
     with processes(run.timeout_s) as place, contextlib.ExitStack() as held:
         held.enter_context(deterministic(run, place.device))
         check_alike(run)
-        run.parallel.check_processes(place.world)
+        run.check_processes(place.world)
         # A name that no other start has, and whether there is something to go on from.
         launch, there = on_first(lambda: (secrets.token_hex(8), begin(out, held, fresh=fresh, resume=resume)))
         with Ledger(
             out, rank=place.rank, world=place.world, launch=launch, started=process_started()
         ) as ledger:
 
-            def whole_run(beat: Beat) -> TrainingOutcome:
+            def whole_run(beat: Beat) -> Outcome:
                 with ledger.phase("start"), patient(run.timeout_s):
-                    trainer = Trainer(run, folder, out, place, ledger, live=live, profile=profile)
+                    session = kind(run, folder, out, place, ledger, live=live, profile=profile)
                     if there:
-                        trainer.resume()
+                        session.resume()
                     if text is not None:
                         on_first(partial(write_run_file, out, text))
-                return trainer.go(beat)
+                return session.go(beat)
 
             if place.world == 1:
                 return whole_run(lambda patience=0.0: None)
             return _watched(whole_run, place, out / STUCK, run.timeout_s)
 
 
-def _watched(
-    whole_run: Callable[[Beat], TrainingOutcome], place: Place, folder: Path, timeout_s: float
-) -> TrainingOutcome:
+def _watched(whole_run: Callable[[Beat], Outcome], place: Place, folder: Path, timeout_s: float) -> Outcome:
     """Train while every process watches for one that is stuck or gone; then the first says which and where."""
     try:
         # A collective that hangs ends by itself after the time-out; what hangs elsewhere is noticed a little later.

@@ -26,12 +26,15 @@ UNITS = {
     "loss": ".4f",
     "lr": ".2e",
     "grad_norm": ".3f",
+    "auc": ".4f",
+    "normalized_entropy": ".4f",
     "reward_margin": ".3f",
     "reward_accuracy": ".1%",
     "accuracy": ".1%",
     "recall_at_1": ".1%",
 }
 HELD_OUT = "validation_"
+RATES = {"tokens_per_s": "tok/s", "samples_per_s": "rows/s"}
 
 
 class RunMetrics:
@@ -139,12 +142,13 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def told(values: Mapping[str, float]) -> str:
     """The figures for people."""
-    words = []
+    words: list[str] = []
     for name, value in values.items():
         if unit := UNITS.get(name.removeprefix(HELD_OUT)):
             words.append(f"{name.replace('_', ' ')} {value:{unit}}")
-    if "tokens_per_s" in values:
-        words.append(f"{values['tokens_per_s']:,.0f} tok/s")
+        if name.startswith("recall@"):
+            words.append(f"{name} {value:.3f}")
+    words += [f"{values[name]:,.0f} {unit}" for name, unit in RATES.items() if name in values]
     if "mfu" in values:
         words.append(f"MFU {values['mfu']:.0%}")
     if "memory_bytes" in values:

@@ -15,7 +15,7 @@ from torchwright.process.files import replacing
 from torchwright.report import wording
 from torchwright.report.curves import curve
 from torchwright.report.html import environment
-from torchwright.train.run.history import History, read_history
+from torchwright.train.run.history import COUNTED, History, read_history
 from torchwright.train.run.metrics import FILE, UNITS
 
 PAGE = "report.html"
@@ -70,10 +70,11 @@ def _tiles(history: History) -> Iterator[tuple[str, str]]:
     for name, title in (("loss", "Loss"), ("validation_loss", "Validation loss")):
         if name in latest:
             yield title, f"{latest[name]:{UNITS[name]}}"
-    if "tokens" in latest:
-        yield "Tokens", f"{latest['tokens']:,.0f}"
-    if "tokens_per_s" in latest:
-        yield "Tokens per second", f"{latest['tokens_per_s']:,.0f}"
+    for unit in COUNTED:
+        if unit in latest:
+            yield unit.capitalize(), f"{latest[unit]:,.0f}"
+        if f"{unit}_per_s" in latest:
+            yield f"{unit.capitalize()} per second", f"{latest[f'{unit}_per_s']:,.0f}"
     if "memory_bytes" in latest:
         yield "Peak memory", wording.size(latest["memory_bytes"])
 
@@ -86,8 +87,8 @@ def _plates(history: History) -> Iterator[tuple[str, Markup]]:
         ("norm", "Gradient norm", {"norm": history.series("grad_norm")}, lambda value: f"{value:.3g}"),
         (
             "speed",
-            "Tokens per second",
-            {"speed": history.series("tokens_per_s")},
+            "Tokens or rows per second",
+            {unit: line for unit in COUNTED if (line := history.series(f"{unit}_per_s"))},
             lambda value: f"{value:,.0f}",
         ),
     ]
@@ -127,17 +128,17 @@ def _account(folder: Path) -> dict[str, Any] | None:
 def _sources(
     history: History, start: dict[str, Any], run: dict[str, Any] | None
 ) -> Iterator[tuple[str, int, str, str]]:
-    """(source, files, tokens, how often it was read) as the last start found them."""
+    """(source, files, tokens or rows, how often it was read) as the last start found them."""
     sources = start.get("data")
     if not isinstance(sources, dict):
         return
     mixture = (run or {}).get("data", {}).get("mixture") or {}
     weights = {name: float(mixture[name]["weight"]) if name in mixture else 1.0 for name in sources}
-    seen = history.latest().get("tokens", 0.0)
+    seen = next((history.latest()[unit] for unit in COUNTED if unit in history.latest()), 0.0)
     for name, facts in sources.items():
-        share = weights[name] / sum(weights.values())
-        read = f"{share * seen / facts['tokens']:.2f} times" if facts["tokens"] else wording.MISSING
-        yield name, facts["files"], f"{facts['tokens']:,}", read
+        share, held = weights[name] / sum(weights.values()), facts.get("tokens", facts.get("samples", 0))
+        read = f"{share * seen / held:.2f} times" if held else wording.MISSING
+        yield name, facts["files"], f"{held:,}", read
 
 
 def _latest(events: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ from torchwright.train.parallel.pipeline import owners
 from torchwright.train.parallel.stages import Staged
 from torchwright.train.run import torchrun
 from torchwright.train.run.adapt import adapt
-from torchwright.train.run.config import Run, RunError, changed_fields
+from torchwright.train.run.config import Run, RunError, RunFile, changed_fields
 from torchwright.train.run.heads import decoder_of
 from torchwright.train.run.objective import MicroBatch
 from torchwright.train.run.precision import convert
@@ -129,7 +129,7 @@ def _infrastructure() -> Generator[None]:
         ) from error
 
 
-def check_alike(run: Run) -> None:
+def check_alike(run: RunFile) -> None:
     """Raise `RunError` on every process unless all have the same run; it names process and field."""
     runs: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(runs, run.model_dump(mode="json"))

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-import shutil
 import signal
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from torchwright.devices import get_device
-from torchwright.devices.allocator import retain_where_possible
 from torchwright.errors import TorchwrightError
 from torchwright.hub.run_folder import ADAPTER, MODEL
 from torchwright.hub.trained import write_trained_scheme
 from torchwright.ledger import Ledger
 from torchwright.scheme import scheme_of
-from torchwright.stuck.watch import Beat
 from torchwright.train.data.mixture import Walk
 from torchwright.train.data.streams import ORDER, Windows
 from torchwright.train.model import save_folder
@@ -31,21 +25,18 @@ from torchwright.train.model.lora import merged
 from torchwright.train.parallel.stages import Staged
 from torchwright.train.run import checkpoint
 from torchwright.train.run.adapt import base_digests, write_adapters
-from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
+from torchwright.train.run.checkpoint import CheckpointError, Described
 from torchwright.train.run.config import FEW_BITS, FREE, Run, changed_fields
 from torchwright.train.run.corpus import TOKENS, open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.heads import write_head
 from torchwright.train.run.learner import Learner
-from torchwright.train.run.metrics import HELD_OUT, RunMetrics
+from torchwright.train.run.metrics import HELD_OUT
 from torchwright.train.run.not_finite import Sighting, first_not_finite, told
-from torchwright.train.run.patience import patient
-from torchwright.train.run.profiling import StepProfiler
-from torchwright.train.run.profiling import told as told_profile
 from torchwright.train.run.reference import with_reference
 from torchwright.train.run.schedule import ScheduledStep, plan_step, steps
+from torchwright.train.run.session import Session
 from torchwright.train.run.setup import Place, on_first, write_source
-from torchwright.train.run.signals import Signals
 from torchwright.train.run.step import StepFigures
 from torchwright.train.shape import Shape
 
@@ -74,8 +65,10 @@ class TrainingOutcome:
     """The signal that asked it to leave."""
 
 
-class Trainer:
-    """One process's part of a run."""
+class Trainer(Session[Run, TrainingOutcome]):
+    """One process's part of a language model's run."""
+
+    unit, free = "tokens", FREE
 
     def __init__(
         self,
@@ -88,107 +81,39 @@ class Trainer:
         live: bool,
         profile: range = range(0),
     ) -> None:
-        """`profile`: steps that are made under torch's profiler."""
-        self.run, self.folder, self.out, self.place, self.ledger = run, folder, out, place, ledger
-        if place.device == "cpu":
-            retain_where_possible()  # activations and gradients come back in the same sizes every step
+        super().__init__(run, out, place, ledger, steps=steps(run), live=live, profile=profile)
+        self.folder = folder
         self.source = on_first(lambda: write_source(run, folder, out))
         self.config = read_model_config(self.source)
         self.corpus = open_data(run, self.config, folder, self.source, out)
         self.learner = Learner(run, self.config, folder, place.device)
         self.corpus = with_reference(run, self.corpus, self.learner, folder, out / TOKENS)
-        self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
         self.evaluator = Evaluator(run, self.config, self.source, self.corpus, place.device)
-        self.metrics = RunMetrics(out if place.first else None, steps=steps(run), live=live)
-        self.profiler = StepProfiler(profile, out, rank=place.rank, device=place.device)
         self.base = on_first(self._base)
-        self.signals, self.device = Signals(), get_device(place.device)
         self.peak_tflops = run.peak_tflops or on_first(lambda: _measured_peak(run, place.device))
-        self.done, self.validation_loss = 0, None
-        self._since = time.perf_counter(), 0
+        self.validation_loss: float | None = None
         self._walks: dict[int, Walk] = {}
         self._compiled: set[int] = set()
 
-    def resume(self) -> None:
-        """Take the state of the last checkpoint. Raises `CheckpointError` where it is damaged or of another run."""
-        folder = checkpoint.whole(self.checkpoints.folder)[-1]
-        described = checkpoint.describe(folder)
-        now = self._described()
-        if described.facts.get("order") != ORDER:
+    def prepare(self) -> None:
+        self.learner.optimizers.prepare()
+
+    def unlike(self, told: Described, now: Described) -> list[str]:
+        if told.facts.get("order") != ORDER:
             raise CheckpointError(
-                f"the checkpoint {folder} was made by a version that read the training data in another order",
+                f"the checkpoint of step {told.step} was made by a version "
+                "that read the training data in another order",
                 found="windows cut file by file, without the ends of files; its place in that order means nothing here",
                 next="finish the run with the version that began it, or train anew into another `out`",
             )
-        different = changed_fields(described.run, now.run, ignore=FREE)
-        different += changed_fields(described.facts, now.facts, ignore=("torch",))
-        kept = ["layout"] if self.run.optimizer.name in FEW_BITS or self.run.deterministic else []
-        kept += ["threads"] if self.run.deterministic else []
-        then, today = ({name: one.run[name] for name in kept} for one in (described, now))
-        different += changed_fields(then, today)
-        if different:
-            raise CheckpointError(
-                f"the checkpoint {folder} is of another run",
-                found="; ".join(different),
-                allowed=f"changes of {', '.join(FREE)}",
-                next="set the old values, or another `out` for a run of its own, or begin anew with --fresh",
-            )
-        if described.step > steps(self.run):
-            raise CheckpointError(
-                f"the checkpoint {folder} has gone further than the run file asks for",
-                found=f"{described.tokens:,} tokens; the run file has {self.run.tokens:,}",
-                next="set `tokens` to more, or train from an earlier checkpoint by moving this one away",
-            )
-        self.learner.optimizers.prepare()
-        checkpoint.load(folder, self._tensors())
-        self.done = described.step
-        self.ledger.resumed(step=self.done)
+        if self.run.optimizer.name in FEW_BITS or self.run.deterministic:
+            return changed_fields({"layout": told.run["layout"]}, {"layout": now.run["layout"]})
+        return []
 
-    def go(self, beat: Beat) -> TrainingOutcome:
-        """Steps until the end, or until a signal asks to leave; both end in a checkpoint.
+    def data_facts(self) -> dict[str, Any]:
+        return self.corpus.facts()
 
-        `beat` is called after each step, and with the patience for it before what may take long.
-        """
-        last = steps(self.run)
-        self.profiler.check(self.done, last)
-        figures = None
-        with self.metrics, self.signals.noted():
-            self.metrics.begin(
-                self.done,
-                world=self.place.world,
-                torch=torch.__version__,
-                steps=last,
-                data=self.corpus.facts(),
-                run=self.run.model_dump(mode="json"),
-            )
-            self._tell_broken()
-            self._since = time.perf_counter(), self.done
-            while self.done < last and not (figures and figures.leave):
-                with self.profiler.step(self.done + 1):
-                    figures = self.advance()
-                beat()
-                if self.profiler.ready():
-                    beat(math.inf)
-                    self._write_profile()
-                    beat()
-                if self.done < last and not figures.leave:
-                    beat(math.inf)
-                    self._between()
-                    beat()
-            beat(math.inf)
-            with patient(self.run.timeout_s):
-                self._write_profile()
-                return self._finish(figures)
-
-    def _write_profile(self) -> None:
-        """What the profiled steps spent their time on, where there are some; it takes longer than a step."""
-        found = self.profiler.finish()
-        if found is not None:
-            self.metrics.event("profile", at=self.done, **dataclasses.asdict(found))
-            self.metrics.show(told_profile(found))
-            self._since = time.perf_counter(), self.done
-
-    def _tell_broken(self) -> None:
+    def begin(self) -> None:
         """The rows that are left out, by file."""
         for file, report in self.corpus.reports.items():
             if report.broken:
@@ -220,7 +145,7 @@ class Trainer:
                 raise self._not_finite(step, figures, windows, first_not_finite(self.learner, step, batches))
             self.learner.update(step)
         self.done += 1
-        if self.done % self.run.log_every == 0 or self.done == steps(self.run) or figures.leave:
+        if self.done % self.run.log_every == 0 or self.done == self.last or figures.leave:
             self._show(step, figures)
         return figures
 
@@ -231,21 +156,7 @@ class Trainer:
             )
         return self._walks[step.phase]
 
-    def _between(self) -> None:
-        """Evaluation and checkpoint, where their intervals say so; their time is not the steps'."""
-        evaluate, save = (
-            bool(every) and self.done % every == 0
-            for every in (self.run.evaluation.every_steps, self.run.checkpoint.every_steps)
-        )
-        if evaluate:
-            self._evaluate()
-        if save:
-            with self.ledger.phase("checkpoint"):
-                self.checkpoints.save(self._tensors(), self._described())
-        if evaluate or save:
-            self._since = time.perf_counter(), self.done
-
-    def _evaluate(self) -> None:
+    def evaluate(self) -> None:
         with self.ledger.phase("evaluation"), self.learner.evaluating():
             figures = self.evaluator.measure(self.learner.objective, self.learner.batches)
             if figures:
@@ -256,9 +167,7 @@ class Trainer:
                 self.metrics.show(f"step {self.done}: {text}")
 
     def _show(self, step: ScheduledStep, figures: StepFigures) -> None:
-        (since, counted), now = self._since, time.perf_counter()
-        self._since = now, self.done
-        tokens_per_s, mfu = (self.done - counted) * self.run.batch_tokens / (now - since), None
+        tokens_per_s, mfu = self.steps_per_s() * self.run.batch_tokens, None
         if self.peak_tflops is not None:
             achieved = self._flops(step.context) * tokens_per_s / self.place.world
             mfu = achieved / (self.peak_tflops * 1e12)
@@ -285,17 +194,17 @@ class Trainer:
         shape = Shape(self.config)
         return shape.model_flops(context) - (2 * shape.matrices if self.run.lora else 0)
 
-    def _finish(self, figures: StepFigures | None) -> TrainingOutcome:
-        finished = self.done == steps(self.run)
+    def finish(self, figures: StepFigures | None) -> TrainingOutcome:
+        finished = self.done == self.last
         if finished:
-            self._evaluate()
+            self.evaluate()
         with self.ledger.phase("checkpoint"):
-            self.checkpoints.save(self._tensors(), self._described())
+            self.save()
             self.checkpoints.wait()
             if finished and self.run.lora is not None:
-                self._write(ADAPTER, self._save_adapters)
+                self.write(ADAPTER, self._save_adapters)
             if finished and self.run.keeps_model:
-                self._write(MODEL, self._save_model)
+                self.write(MODEL, self._save_model)
         if finished and self.run.qat is not None:
             with self.ledger.phase("evaluation"):
                 on_first(self._write_receipt)
@@ -339,28 +248,6 @@ class Trainer:
             return {}
         return base_digests(self.folder / self.run.model.folder)
 
-    def _write(self, name: str, save: Callable[[Path], None]) -> None:
-        """RUN/`name`; that of a shorter run goes when the new one is whole."""
-        folder, new = self.out / name, self.out / f"{name}.new"
-        on_first(lambda: shutil.rmtree(new, ignore_errors=True))
-        try:
-            save(new)
-        except SafetensorError as error:  # as which safetensors raises what the disk says
-            shutil.rmtree(new, ignore_errors=True)
-            raise CheckpointError(
-                f"{folder} could not be written",
-                found=str(error),
-                allowed=f"the checkpoint of step {self.done} is whole",
-                next="free some space, then start the same command again: no step is made twice",
-            ) from error
-
-        def swap() -> None:
-            if folder.exists():
-                shutil.rmtree(folder)
-            new.rename(folder)
-
-        on_first(swap)
-
     def _write_receipt(self) -> None:
         """That what is served is what was trained; on the first process, which loads the written model afresh."""
         from torchwright.train.run.qat import write_receipt
@@ -376,7 +263,7 @@ class Trainer:
             f"{receipt.served.relative:.2e} (relative), top-1 agreement {receipt.served.top1_agreement:.1%}"
         )
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, torch.Tensor]:
         """Everything that a step changes, by name."""
         parameters = {
             f"model.{name}": value.detach()
@@ -387,7 +274,7 @@ class Trainer:
             f"optimizer.{name}": value for name, value in self.learner.optimizers.tensors().items()
         }
 
-    def _described(self) -> Described:
+    def described(self) -> Described:
         return Described(
             step=self.done,
             tokens=self.done * self.run.batch_tokens,

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from torchwright.ledger.show import duration
 from torchwright.report import wording
-from torchwright.train.run.history import History, Tail
+from torchwright.train.run.history import COUNTED, History, Tail
 from torchwright.train.run.metrics import told
 
 ENDED = {"end": "finished", "left": "left as it was asked to", "stopped": "stopped"}
@@ -66,10 +66,11 @@ def screen(folder: Path, history: History, quiet: float, *, width: int) -> Rende
 def remaining(history: History) -> float | None:
     """Seconds until the last step, at the speed of the last figures; evaluations and checkpoints come on top."""
     latest = history.latest()
-    speed, tokens = latest.get("tokens_per_s"), latest.get("tokens")
-    if not history.steps or not speed or not tokens or history.end is not None:
-        return None
-    return (history.steps - history.step) * tokens / history.step / speed
+    for unit in COUNTED:
+        speed, seen = latest.get(f"{unit}_per_s"), latest.get(unit)
+        if history.steps and speed and seen and history.end is None:
+            return (history.steps - history.step) * seen / history.step / speed
+    return None
 
 
 def _progress(history: History, quiet: float) -> RenderableType:

@@ -1,0 +1,54 @@
+"""What a run file's `kind` chooses: the code behind each verb (no torch until it is asked for)."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from torchwright.errors import TorchwrightError, unknown
+from torchwright.train.run.config import read_toml
+
+DEFAULT = "language-model"
+KINDS: dict[str, dict[str, str]] = {
+    DEFAULT: {
+        "train": "torchwright.train.run.loop:train",
+        "prove": "torchwright.train.prove.proof:prove_file",
+        "prove_render": "torchwright.train.prove.render",
+        "read": "torchwright.train.run.config:read_run",
+        "data check": "torchwright.train.run.survey:survey",
+        "data show": "torchwright.train.run.sample:sample",
+        "data pack": "torchwright.train.run.survey:pack",
+    },
+    "recommender": {
+        "train": "torchwright.train.recommender.trainer:train_recommender",
+        "prove": "torchwright.train.recommender.prove:prove_file",
+        "prove_render": "torchwright.train.recommender.prove_render",
+        "read": "torchwright.train.recommender.config:read_recommender",
+        "data check": "torchwright.train.recommender.survey:survey",
+        "plan-layout": "torchwright.train.recommender.planned:plan_file",
+    },
+}
+"""Kind → verb → what it runs: a function as module:function, or a module."""
+
+
+class KindError(TorchwrightError):
+    """A verb that runs of a kind do not have."""
+
+
+def kind_of(path: Path) -> str:
+    """A run file's kind. Raises `RunError` for no TOML file, `UnknownName` for a kind that is none."""
+    kind = read_toml(path).get("kind", DEFAULT)
+    if kind not in KINDS:
+        raise unknown(f"kind of {path}", str(kind), KINDS)
+    return kind
+
+
+def verb(kind: str, name: str) -> Any:
+    """What `torchwright NAME` runs for a kind. Raises `KindError`."""
+    if name not in KINDS[kind]:
+        others = ", ".join(other for other, verbs in KINDS.items() if name in verbs)
+        raise KindError(f"`{name}` has nothing to do with a run of kind {kind}", allowed=others)
+    module, _, function = KINDS[kind][name].partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, function) if function else found

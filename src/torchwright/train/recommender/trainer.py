@@ -1,0 +1,229 @@
+"""One process's part of a recommender's run."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchwright.hub.run_folder import MODEL
+from torchwright.ledger import Ledger
+from torchwright.process.files import replacing
+from torchwright.train.recommender.config import FREE, RecommenderRun, read_recommender
+from torchwright.train.recommender.layout import placement, topology_of
+from torchwright.train.recommender.learner import Learner
+from torchwright.train.recommender.losses import make_loss
+from torchwright.train.recommender.quality import Figures, measure_quality
+from torchwright.train.recommender.report import make_report, told
+from torchwright.train.recommender.saved import save_recommender
+from torchwright.train.recommender.store import Batch, open_clicks
+from torchwright.train.run import checkpoint
+from torchwright.train.run.checkpoint import Described
+from torchwright.train.run.config import RunError
+from torchwright.train.run.loop import in_session
+from torchwright.train.run.session import Session
+from torchwright.train.run.setup import Place
+from torchwright.train.run.step import StepFigures
+from torchwright.train.run.trainer import TrainingStopped
+
+REPORT = "report.json"
+"""The part of a run folder that says how the layout did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecommenderOutcome:
+    """How a call of `train_recommender` ended."""
+
+    out: Path
+    steps: int
+    samples: int
+    loss: float | None
+    """Of the last step; None where there was none left to do."""
+    quality: Figures | None
+    """Of the held-out rows at the end."""
+    effective_time: float
+    """Share of this process's time that went into steps."""
+    model: Path | None
+    """The trained model's folder; None where the run was asked to leave before its end."""
+    signal: int | None
+    """The signal that asked it to leave."""
+
+
+def train_recommender(
+    path: Path,
+    *,
+    merge: bool = False,
+    fresh: bool = False,
+    resume: bool = False,
+    live: bool = True,
+    profile: range = range(0),
+) -> RecommenderOutcome:
+    """As `train` of language models; there is nothing to `merge`."""
+    run = read_recommender(path)
+    if merge:
+        raise RunError("--merge puts adapters into a language model", next="leave --merge out")
+    return in_session(
+        RecommenderTrainer, run, path.parent, fresh=fresh, resume=resume, live=live, profile=profile
+    )
+
+
+class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
+    """One process's part of a run."""
+
+    unit, free = "samples", FREE
+
+    def __init__(
+        self,
+        run: RecommenderRun,
+        folder: Path,
+        out: Path,
+        place: Place,
+        ledger: Ledger,
+        *,
+        live: bool,
+        profile: range = range(0),
+    ) -> None:
+        super().__init__(run, out, place, ledger, steps=run.steps, live=live, profile=profile)
+        self.clicks = open_clicks(run, folder, out)
+        self.plan = placement(run, self._batch(0), out)
+        self.learner = Learner(
+            run,
+            topology_of(run.embeddings, place.world),
+            self.plan,
+            make_loss(run, self.clicks, place.device),
+            place.device,
+        )
+        self.quality: Figures | None = None
+
+    def prepare(self) -> None:
+        self.learner.prepare()
+
+    def unlike(self, told: Described, now: Described) -> list[str]:
+        return []
+
+    def data_facts(self) -> dict[str, Any]:
+        return {"train": {"files": len(self.clicks.reports), "samples": len(self.clicks.train)}}
+
+    def begin(self) -> None:
+        """The rows that are left out, by file."""
+        for file, report in self.clicks.reports.items():
+            if report.broken:
+                number, reason = report.listed[0]
+                self.metrics.event("broken_rows", file=file, broken=report.broken, rows=report.listed)
+                self.metrics.show(
+                    f"{file}: {report.broken:,} of {report.rows:,} rows are broken and left out, the first in line "
+                    f"{number}: {reason}"
+                )
+
+    def advance(self) -> StepFigures:
+        with self.ledger.phase("data_wait"):
+            batch = self._batch(self.done)
+        with self.ledger.phase("step", step=self.done + 1):
+            figures = self.learner.gradients(
+                batch, leave=self.signals.number is not None, failed=self.checkpoints.failed
+            )
+            if figures.failed:
+                self.checkpoints.wait()  # raises its reason
+            if not figures.finite:
+                raise self._not_finite(figures)
+            self.learner.update(self.done)
+        self.done += 1
+        if self.done % self.run.log_every == 0 or self.done == self.last or figures.leave:
+            self._show(figures)
+        return figures
+
+    def evaluate(self) -> None:
+        with self.ledger.phase("evaluation"):
+            self.quality = measure_quality(self.run, self.learner, self.clicks, self.place.device)
+            if self.quality is not None:
+                self.metrics.figures(self.done, self.quality, event="evaluation")
+
+    def finish(self, figures: StepFigures | None) -> RecommenderOutcome:
+        finished = self.done == self.last
+        with self.ledger.phase("checkpoint"):
+            self.save()
+            self.checkpoints.wait()
+        if finished:
+            # After the checkpoint: a longer run goes on with the copies as they are.
+            self.learner.tables.sync()
+            self.evaluate()
+            with self.ledger.phase("checkpoint"):
+                self.write(MODEL, self._save_model)
+            with self.ledger.phase("evaluation"):
+                self._report()
+        return RecommenderOutcome(
+            out=self.out,
+            steps=self.done,
+            samples=self.done * self.run.batch,
+            loss=None if figures is None else figures.loss,
+            quality=self.quality,
+            effective_time=self.ledger.effective(),
+            model=self.out / MODEL if finished else None,
+            signal=None if finished else (self.signals.number or signal.SIGTERM),
+        )
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return self.learner.tensors()
+
+    def described(self) -> Described:
+        return Described(
+            step=self.done,
+            tokens=self.done * self.run.batch,
+            run=self.run.model_dump(mode="json"),
+            facts={
+                "torch": torch.__version__,
+                "processes": self.place.world,
+                "train_rows": len(self.clicks.train),
+                "train_files": self.clicks.digest,
+                "placement": [[s.table, s.owner, list(s.rows), list(s.columns)] for s in self.plan.shards],
+            },
+        )
+
+    def _batch(self, number: int) -> Batch:
+        """This process's part of a step's rows, which follow those of the step before."""
+        own = self.run.batch // self.place.world
+        return self.clicks.train.batch(
+            number * self.run.batch + self.place.rank * own, own, self.place.device
+        )
+
+    def _show(self, figures: StepFigures) -> None:
+        self.metrics.figures(
+            self.done,
+            {
+                "samples": self.done * self.run.batch,
+                "loss": figures.loss,
+                "grad_norm": figures.grad_norm,
+                "samples_per_s": self.steps_per_s() * self.run.batch,
+                "memory_bytes": self.device.peak_memory_bytes(),
+                "effective_time": self.ledger.effective(),
+            },
+        )
+
+    def _report(self) -> None:
+        report = make_report(self.run, self.plan, self.clicks.train, self.learner.loss, self.place.device)
+        if report is None or not self.place.first:
+            return
+        report["seconds"] = self.ledger.seconds()
+        with replacing(self.out / REPORT) as new:
+            new.write_text(json.dumps(report, indent=1), "utf-8")
+        for line in told(report):
+            self.metrics.show(line)
+
+    def _save_model(self, folder: Path) -> None:
+        save_recommender(self.run, self.learner, folder if self.place.first else None)
+
+    def _not_finite(self, figures: StepFigures) -> TrainingStopped:
+        self.checkpoints.wait()
+        good = checkpoint.whole(self.checkpoints.folder)
+        first = self.done * self.run.batch
+        return TrainingStopped(
+            f"step {self.done + 1} has a loss of {figures.loss} and a gradient norm of {figures.grad_norm}",
+            found=f"its batch: rows {first:,} to {first + self.run.batch - 1:,} of {len(self.clicks.train):,}, "
+            "counted on from file to file",
+            allowed=f"the last good checkpoint is {good[-1]}" if good else "no checkpoint was written yet",
+            next="look at the batch, lower optimizer.lr or embeddings.lr, and start the same command again",
+        )

@@ -1,0 +1,221 @@
+"""What runs of every kind share in one process: steps until the end or a signal, what comes between, how they go on.
+
+A kind of run is a `Session` of its own, which knows its data, its model, what a step is and what is left at the end.
+`loop.in_session` gives it a folder, a lock, the other processes, a ledger and a watch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from safetensors import SafetensorError
+
+from torchwright.devices import get_device
+from torchwright.devices.allocator import retain_where_possible
+from torchwright.ledger import Ledger
+from torchwright.stuck.watch import Beat
+from torchwright.train.run import checkpoint
+from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
+from torchwright.train.run.config import AnyRun, changed_fields
+from torchwright.train.run.metrics import RunMetrics
+from torchwright.train.run.patience import patient
+from torchwright.train.run.profiling import StepProfiler
+from torchwright.train.run.profiling import told as told_profile
+from torchwright.train.run.setup import Place, on_first
+from torchwright.train.run.signals import Signals
+from torchwright.train.run.step import StepFigures
+
+Outcome = TypeVar("Outcome", covariant=True)
+
+
+class Session(ABC, Generic[AnyRun, Outcome]):
+    """One process's part of a run."""
+
+    unit: ClassVar[str]
+    """What the run counts, and the field of its file that says how many."""
+    free: ClassVar[tuple[str, ...]]
+    """Fields that may change when a run is continued."""
+
+    def __init__(
+        self,
+        run: AnyRun,
+        out: Path,
+        place: Place,
+        ledger: Ledger,
+        *,
+        steps: int,
+        live: bool,
+        profile: range = range(0),
+    ) -> None:
+        """`steps` is the run's last; those in `profile` are made under torch's profiler."""
+        self.run, self.out, self.place, self.ledger, self.last = run, out, place, ledger, steps
+        if place.device == "cpu":
+            retain_where_possible()  # activations and gradients come back in the same sizes every step
+        self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
+        self.metrics = RunMetrics(out if place.first else None, steps=steps, live=live)
+        self.profiler = StepProfiler(profile, out, rank=place.rank, device=place.device)
+        self.signals, self.device = Signals(), get_device(place.device)
+        self.done = 0
+        self._since = time.perf_counter(), 0
+
+    @abstractmethod
+    def data_facts(self) -> dict[str, Any]:
+        """What was read of the run's data, for its report."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Tell what is known before the first step."""
+
+    @abstractmethod
+    def advance(self) -> StepFigures:
+        """One step, and its figures where they are due."""
+
+    @abstractmethod
+    def evaluate(self) -> None:
+        """Measure on what is held out, and tell."""
+
+    @abstractmethod
+    def finish(self, figures: StepFigures | None) -> Outcome:
+        """A checkpoint, and at the run's end what it was for; `figures` are the last step's."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make the optimizers' state exist, for a checkpoint to fill."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that a step changes, by name."""
+
+    @abstractmethod
+    def described(self) -> Described:
+        """What a checkpoint says of itself."""
+
+    @abstractmethod
+    def unlike(self, told: Described, now: Described) -> list[str]:
+        """What else of a checkpoint's run is not as now; raises `CheckpointError` where it cannot be compared."""
+
+    def resume(self) -> None:
+        """Take the state of the last checkpoint. Raises `CheckpointError` where it is damaged or of another run."""
+        folder = checkpoint.whole(self.checkpoints.folder)[-1]
+        told, now = checkpoint.describe(folder), self.described()
+        unlike = self.unlike(told, now)
+        different = changed_fields(told.run, now.run, ignore=self.free)
+        different += [*changed_fields(told.facts, now.facts, ignore=("torch",)), *unlike]
+        if self.run.deterministic:
+            different += changed_fields({"threads": told.run["threads"]}, {"threads": now.run["threads"]})
+        if different:
+            raise CheckpointError(
+                f"the checkpoint {folder} is of another run",
+                found="; ".join(different),
+                allowed=f"changes of {', '.join(self.free)}",
+                next="set the old values, or another `out` for a run of its own, or begin anew with --fresh",
+            )
+        if told.step > self.last:
+            raise CheckpointError(
+                f"the checkpoint {folder} has gone further than the run file asks for",
+                found=f"{told.tokens:,} {self.unit}; the run file has {getattr(self.run, self.unit):,}",
+                next=f"set `{self.unit}` to more, or train from an earlier checkpoint by moving this one away",
+            )
+        self.prepare()
+        checkpoint.load(folder, self.tensors())
+        self.done = told.step
+        self.ledger.resumed(step=self.done)
+
+    def go(self, beat: Beat) -> Outcome:
+        """Steps until the end, or until a signal asks to leave; both end in a checkpoint.
+
+        `beat` is called after each step, and with the patience for it before what may take long.
+        """
+        self.profiler.check(self.done, self.last)
+        figures = None
+        with self.metrics, self.signals.noted():
+            self.metrics.begin(
+                self.done,
+                world=self.place.world,
+                torch=torch.__version__,
+                steps=self.last,
+                data=self.data_facts(),
+                run=self.run.model_dump(mode="json"),
+            )
+            self.begin()
+            self._since = time.perf_counter(), self.done
+            while self.done < self.last and not (figures and figures.leave):
+                with self.profiler.step(self.done + 1):
+                    figures = self.advance()
+                beat()
+                if self.profiler.ready():
+                    beat(math.inf)
+                    self._write_profile()
+                    beat()
+                if self.done < self.last and not figures.leave:
+                    beat(math.inf)
+                    self._between()
+                    beat()
+            beat(math.inf)
+            with patient(self.run.timeout_s):
+                self._write_profile()
+                outcome = self.finish(figures)
+            self.metrics.event("end" if self.done == self.last else "left", at=self.done)
+            return outcome
+
+    def _write_profile(self) -> None:
+        """What the profiled steps spent their time on, where there are some; it takes longer than a step."""
+        found = self.profiler.finish()
+        if found is not None:
+            self.metrics.event("profile", at=self.done, **dataclasses.asdict(found))
+            self.metrics.show(told_profile(found))
+            self._since = time.perf_counter(), self.done
+
+    def save(self) -> None:
+        """Begin to write a checkpoint of the state as it is."""
+        self.checkpoints.save(self.tensors(), self.described())
+
+    def write(self, name: str, save: Callable[[Path], None]) -> None:
+        """RUN/`name`; that of a shorter run goes when the new one is whole."""
+        folder, new = self.out / name, self.out / f"{name}.new"
+        on_first(lambda: shutil.rmtree(new, ignore_errors=True))
+        try:
+            save(new)
+        except SafetensorError as error:  # as which safetensors raises what the disk says
+            shutil.rmtree(new, ignore_errors=True)
+            raise CheckpointError(
+                f"{folder} could not be written",
+                found=str(error),
+                allowed=f"the checkpoint of step {self.done} is whole",
+                next="free some space, then start the same command again: no step is made twice",
+            ) from error
+
+        def swap() -> None:
+            if folder.exists():
+                shutil.rmtree(folder)
+            new.rename(folder)
+
+        on_first(swap)
+
+    def steps_per_s(self) -> float:
+        """Since this was asked last, or since what came between steps."""
+        (since, counted), now = self._since, time.perf_counter()
+        self._since = now, self.done
+        return (self.done - counted) / (now - since)
+
+    def _between(self) -> None:
+        """Evaluation and checkpoint, where their intervals say so; their time is not the steps'."""
+        evaluate, save = (
+            bool(every) and self.done % every == 0
+            for every in (self.run.evaluate_every, self.run.checkpoint.every_steps)
+        )
+        if evaluate:
+            self.evaluate()
+        if save:
+            with self.ledger.phase("checkpoint"):
+                self.save()
+        if evaluate or save:
+            self._since = time.perf_counter(), self.done

@@ -1,0 +1,55 @@
+"""Figures of held-out rows and the in-batch loss against counts by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from torchwright.train.recommender.columns import Columns
+from torchwright.train.recommender.losses import InBatchLoss, log_frequency
+from torchwright.train.recommender.quality import auc, click_figures
+from torchwright.train.recommender.store import Batch, Rows
+from torchwright.train.run.setup import processes
+
+
+@pytest.mark.parametrize("values", [5, 10**9], ids=["many equal", "all different"])
+def test_auc_counts_every_pair(values: int) -> None:
+    scores, clicked = torch.randint(values, (400,)).double(), torch.randint(2, (400,)).double()
+    clicked[:2] = torch.tensor([0.0, 1.0])
+    ones, zeros = scores[clicked > 0], scores[clicked == 0]
+    wanted = ((ones[:, None] > zeros).double() + (ones[:, None] == zeros).double() / 2).mean()
+    assert auc(scores, clicked) == pytest.approx(float(wanted), abs=1e-12)
+
+
+def test_normalized_entropy_of_the_mean_is_one() -> None:
+    clicked = torch.tensor([1.0, 0, 0, 0]).double()
+    figures = click_figures(torch.full((4,), math.log(1 / 3)).double(), clicked)
+    assert figures["normalized_entropy"] == pytest.approx(1)
+    assert figures["auc"] == 0.5
+    assert set(click_figures(torch.zeros(4).double(), torch.zeros(4).double())) == {"validation_loss"}
+
+
+def test_in_batch_loss_row_by_row() -> None:
+    """Frequent items are held back, and the row's own item is no wrong answer where it stands again."""
+    users, items = torch.randn(5, 3).double(), torch.randn(5, 3).double()
+    ids = torch.tensor([[9, 1], [9, 2], [9, 1], [9, 3], [9, 1]])
+    log_q = torch.randn(4).double()
+    batch = Batch(numbers_BD=torch.empty(5, 0), categories_BC=ids, clicked_B=torch.ones(5))
+    with processes(60):
+        found = InBatchLoss(0.3, log_q, 1)((users, items), batch)
+    total = 0.0
+    for row in range(5):
+        scores = [float(users[row] @ items[i]) / 0.3 - float(log_q[ids[i, 1]]) for i in range(5)]
+        others = [i for i in range(5) if i == row or ids[i, 1] != ids[row, 1]]
+        total -= scores[row] - math.log(sum(math.exp(scores[i]) for i in others))
+    assert float(found) == pytest.approx(total / 5, rel=1e-12)
+
+
+def test_frequencies_are_counted() -> None:
+    columns = Columns(labelled=False, numbers=(), tables=(("a", 5), ("b", 5)), hexadecimal=False)
+    whole = np.array([[0, 1, 4], [0, 1, 4], [0, 2, 4], [0, 1, 0]], np.int32)
+    found = log_frequency(Rows([whole], columns), 1, 5).exp()
+    torch.testing.assert_close(found, torch.tensor([0.25, 0.25, 0.25, 0.25, 0.75]))
