@@ -30,7 +30,7 @@ Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 FREE = (
-    *("tokens", "evaluation", "checkpoint", "layout", "threads", "out", "peak_tflops", "timeout_s"),
+    *("tokens", "evaluation", "checkpoint", "layout", "threads", "out", "peak_tflops", "timeout_s", "wandb"),
     "lora.merge",
 )
 """What may change when a run is continued; anything else would make it another run."""
@@ -144,6 +144,14 @@ class Evaluation(Section):
     sample_tokens: Positive = 64
 
 
+class Wandb(Section):
+    """Tell the run's figures to Weights & Biases as well."""
+
+    project: str
+    mode: Literal["offline", "online"] = "offline"
+    """`offline` writes RUN/wandb, which `wandb sync` sends; `online` sends as the run goes, by the user's own login."""
+
+
 class Checkpoint(Section):
     every_steps: int = Field(default=0, ge=0)
     """0: only at the end and when the run is asked to leave."""
@@ -192,6 +200,8 @@ class Run(Section):
     lora: Lora | None = None
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    wandb: Wandb | None = None
+    """Without it nothing is written for others or sent."""
 
     @property
     def parallel(self) -> Layout:

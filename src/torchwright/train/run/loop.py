@@ -20,6 +20,7 @@ from torchwright.train.run.folder import begin, write_run_file
 from torchwright.train.run.patience import patient
 from torchwright.train.run.setup import Place, check_alike, on_first, processes
 from torchwright.train.run.trainer import Trainer, TrainingOutcome, TrainingStopped
+from torchwright.train.run.wandb_run import check_wandb
 
 STUCK = "stuck"
 """The part of a run folder that holds what the processes recorded before they got stuck."""
@@ -63,6 +64,7 @@ def train_run(
     """As `train`, a run whose paths are relative to `folder`; `text` is written as RUN/run.toml once it has begun."""
     if run.threads is not None:
         torch.set_num_threads(run.threads)
+    check_wandb(run.wandb)
     out = folder / run.out
     with processes(run.timeout_s) as place, contextlib.ExitStack() as held:
         held.enter_context(deterministic(run, place.device))

@@ -97,7 +97,7 @@ class Trainer:
         self.learner = Learner(run, self.config, folder, place.device)
         self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
         self.evaluator = Evaluator(run, self.config, self.source, self.corpus, place.device)
-        self.metrics = RunMetrics(out if place.first else None, steps=steps(run), live=live)
+        self.metrics = RunMetrics(out if place.first else None, steps=steps(run), live=live, wandb=run.wandb)
         self.profiler = StepProfiler(profile, out, rank=place.rank, device=place.device)
         self.base = on_first(self._base)
         self.signals, self.device = Signals(), get_device(place.device)
