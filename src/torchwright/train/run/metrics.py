@@ -67,7 +67,8 @@ class RunMetrics:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, TorchwrightError):
-            self.event("stopped", at=self._at, reason=str(error))
+            with contextlib.suppress(OSError):  # a disk that is full is told by the fault itself
+                self.event("stopped", at=self._at, reason=str(error))
         if self._progress is not None:
             self._progress.stop()
         if self._board is not None:
@@ -75,7 +76,8 @@ class RunMetrics:
         if self._wandb_run is not None:
             self._wandb_run.finish(exit_code=0 if error is None else 1)
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
+                self._file.close()
 
     def begin(self, at: int, **facts: Any) -> None:
         """Go on after step `at`; lines beyond it, whose steps come again, go; why an attempt stopped stays."""
