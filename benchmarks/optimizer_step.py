@@ -1,6 +1,6 @@
 """What one optimizer step costs, by how it is computed: each update on the bundled model's parameters, in turns.
 
-    python benchmarks/optimizer_step.py [--turns N] [--threads T] [--model FOLDER] [--json FILE]
+    python benchmarks/optimizer_step.py [--turns N] [--threads T] [--model FOLDER] [--json FILE] [--only …]
 
 The gradients are the same random ones for all. Ratios are medians over the turns, against fused AdamW, which is what
 `torchwright train` takes. `foreach_map` is AdamW in the operators of `torch._higher_order_ops.foreach_map`, compiled.
@@ -25,6 +25,7 @@ from torchwright.train.run.optimizer import Optimizers
 
 BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "bundled"
 RATE, BETAS, EPS, DECAY = 3e-4, (0.9, 0.95), 1e-8, 0.1
+FUSED = "adamw, fused"
 Step = Callable[[], None]
 
 
@@ -85,7 +86,7 @@ def ours(folder: Path, name: str) -> Step:
 
 
 CONTENDERS: dict[str, Callable[[Path], Step]] = {
-    "adamw, fused": lambda folder: adamw(folder, fused=True),
+    FUSED: lambda folder: adamw(folder, fused=True),
     "adamw, foreach": lambda folder: adamw(folder, foreach=True),
     "adamw, one by one": lambda folder: adamw(folder, foreach=False),
     "adamw, compiled": lambda folder: adamw(folder, compiled=True, foreach=True),
@@ -105,13 +106,14 @@ def main() -> None:
         "--model", type=Path, default=BUNDLED, help="a folder whose config.json has the shape"
     )
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=CONTENDERS, help="and fused AdamW")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     turns.print_machine()
     steps: dict[str, Step] = {}
     first: dict[str, float] = {}
-    for name, make in CONTENDERS.items():
-        steps[name] = make(options.model)
+    for name in dict.fromkeys((FUSED, *options.only)):
+        steps[name] = CONTENDERS[name](options.model)
         start = time.perf_counter()
         try:
             steps[name]()
@@ -127,7 +129,7 @@ def main() -> None:
             start = time.perf_counter()
             step()
             times[name].append(time.perf_counter() - start)
-    base = times["adamw, fused"]
+    base = times[FUSED]
     print("| step | ms, median | against fused | first two calls, s |\n|---|---:|---:|---:|")
     rows = []
     for name, found in times.items():

@@ -18,6 +18,7 @@ from torchwright.decoder import read_decoder_config
 from torchwright.devices.base import Ceilings
 from torchwright.train.model import Transformer, explicit_attention
 from torchwright.train.run import trainer as loop_trainer
+from torchwright.train.run.checkpoint import CheckpointError
 from torchwright.train.run.metrics import FILE, RunMetrics, perplexity, read_figures
 from torchwright.train.shape import Shape
 
@@ -73,6 +74,19 @@ def test_each_step_is_there_once_after_a_kill(tmp_path: Path) -> None:
     assert [line["step"] for line in lines if "step" in line] == [1, 2, 3]
     assert [line["text"] for line in lines if line.get("event") == "sample"] == ["1", "2"]
     assert [line["at"] for line in lines if line.get("event") == "start"] == [0, 2]
+
+
+def test_a_full_disk_hides_no_fault(tmp_path: Path) -> None:
+    metrics = RunMetrics(tmp_path, steps=4, live=False)
+    metrics.begin(0)
+
+    def go_on() -> None:
+        with Path("/dev/full").open("a", buffering=1) as full, metrics:
+            metrics._file = full
+            raise CheckpointError("the checkpoint of step 2 could not be written")
+
+    with pytest.raises(CheckpointError, match="the checkpoint of step 2 could not be written"):
+        go_on()
 
 
 def test_a_file_gets_a_line_for_each_set_of_figures(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@
     terminal.py   LiveProgress, waterfall, plain
     figures.py    the recipe's figures as inline SVG
     html.py       render: report.html.j2 with report.css.j2 and the figures
+    curves.py     figures over the steps of a training run, for run.html.j2
 
 Nothing here imports torch: a recipe can be read on a machine that cannot run it.
 """

@@ -14,7 +14,7 @@ PAGE = "docs/recommenders.md"
 LABEL = "label"
 NUMBERS, CATEGORIES = [f"I{i}" for i in range(1, 14)], [f"C{i}" for i in range(1, 27)]
 """The columns of Criteo's files, in their order behind the label."""
-FREE = ("samples", "evaluation", "checkpoint", "report", "threads", "out", "timeout_s", "log_every")
+FREE = ("samples", "evaluation", "checkpoint", "report", "threads", "out", "timeout_s", "log_every", "wandb")
 """What may change when a run is continued; anything else would make it another run."""
 Rows = Annotated[int, Field(ge=2, lt=2**31)]
 """Of a table: the first is for what is missing."""

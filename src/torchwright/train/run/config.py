@@ -46,6 +46,7 @@ FREE = (
         "out",
         "peak_tflops",
         "timeout_s",
+        "wandb",
     ),
     "lora.merge",
 )
@@ -156,6 +157,14 @@ class Evaluation(Section):
     sample_tokens: Positive = 64
 
 
+class Wandb(Section):
+    """Tell the run's figures to Weights & Biases as well."""
+
+    project: str
+    mode: Literal["offline", "online"] = "offline"
+    """`offline` writes RUN/wandb, which `wandb sync` sends; `online` sends as the run goes, by the user's own login."""
+
+
 class Checkpoint(Section):
     every_steps: int = Field(default=0, ge=0)
     """0: only at the end and when the run is asked to leave."""
@@ -179,6 +188,8 @@ class RunFile(Section):
     log_every: Positive = 10
     """Steps between two lines of metrics."""
     checkpoint: Checkpoint = Checkpoint()
+    wandb: Wandb | None = None
+    """Without it nothing is written for others or sent."""
 
     @property
     def evaluate_every(self) -> int:

@@ -21,6 +21,7 @@ from torchwright.train.run.patience import patient
 from torchwright.train.run.session import Outcome, Session
 from torchwright.train.run.setup import Place, check_alike, on_first, processes
 from torchwright.train.run.trainer import Trainer, TrainingOutcome, TrainingStopped
+from torchwright.train.run.wandb_run import check_wandb
 
 STUCK = "stuck"
 """The part of a run folder that holds what the processes recorded before they got stuck."""
@@ -79,6 +80,7 @@ def in_session(
     """As `train_run`, a run of any kind: `kind(run, folder, out, place, ledger, live=…)` is its session."""
     if run.threads is not None:
         torch.set_num_threads(run.threads)
+    check_wandb(run.wandb)
     out = folder / run.out
     with processes(run.timeout_s) as place, contextlib.ExitStack() as held:
         held.enter_context(deterministic(run, place.device))

@@ -1,4 +1,6 @@
-"""What a run tells while it runs: a line of JSON, TensorBoard where it is installed, and a live line in the terminal.
+"""What a run tells while it runs: a line of JSON, a live line in the terminal, TensorBoard where it is installed.
+
+Weights & Biases are told where the run asks for it.
 
 RUN/metrics.jsonl   {"step": 40, "tokens": 327680, "loss": 5.1, …}, each step once: what a restart does again goes first
                     {"event": "evaluation", "at": 40, "validation_loss": 5.2, …}
@@ -20,6 +22,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from torchwright.errors import TorchwrightError
 from torchwright.process.files import replacing
+from torchwright.train.run.config import Wandb
+from torchwright.train.run.wandb_run import wandb_run
 
 FILE = "metrics.jsonl"
 UNITS = {
@@ -41,10 +45,17 @@ class RunMetrics:
     """The run's figures, on the first process; a process that shows nothing makes one with `folder=None`."""
 
     def __init__(
-        self, folder: Path | None, *, steps: int, live: bool, console: Console | None = None
+        self,
+        folder: Path | None,
+        *,
+        steps: int,
+        live: bool,
+        console: Console | None = None,
+        wandb: Wandb | None = None,
     ) -> None:
         """`live`: show a line that moves in the terminal, or in a file one line for each set of figures."""
         self._folder, self._file, self._board = folder, None, None
+        self._wandb, self._wandb_run = wandb, None
         self._console = console or Console(stderr=True, highlight=False)
         self._live = live and folder is not None
         self._at = 0
@@ -68,13 +79,17 @@ class RunMetrics:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, TorchwrightError):
-            self.event("stopped", at=self._at, reason=str(error))
+            with contextlib.suppress(OSError):  # a disk that is full is told by the fault itself
+                self.event("stopped", at=self._at, reason=str(error))
         if self._progress is not None:
             self._progress.stop()
         if self._board is not None:
             self._board.close()
+        if self._wandb_run is not None:
+            self._wandb_run.finish(exit_code=0 if error is None else 1)
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
+                self._file.close()
 
     def begin(self, at: int, **facts: Any) -> None:
         """Go on after step `at`; lines beyond it, whose steps come again, go; why an attempt stopped stays."""
@@ -89,6 +104,8 @@ class RunMetrics:
                 new.write_text("".join(f"{text}\n" for text in kept), encoding="utf-8")
             self._file = path.open("a", buffering=1, encoding="utf-8")
             self._board = _tensorboard(self._folder, at)
+            if self._wandb is not None:
+                self._wandb_run = wandb_run(self._folder, self._wandb, facts)
         self._at = at
         self.event("start", at=at, **facts)
 
@@ -109,6 +126,8 @@ class RunMetrics:
         if self._board is not None:
             for name, value in known.items():
                 self._board.add_scalar(name, value, step)
+        if self._wandb_run is not None:
+            self._wandb_run.log(known, step=step)
         if not self._live:
             return
         text = told(known)

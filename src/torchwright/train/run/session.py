@@ -60,7 +60,7 @@ class Session(ABC, Generic[AnyRun, Outcome]):
         if place.device == "cpu":
             retain_where_possible()  # activations and gradients come back in the same sizes every step
         self.checkpoints = Checkpoints(out, run.checkpoint.keep, ledger.checkpointed)
-        self.metrics = RunMetrics(out if place.first else None, steps=steps, live=live)
+        self.metrics = RunMetrics(out if place.first else None, steps=steps, live=live, wandb=run.wandb)
         self.profiler = StepProfiler(profile, out, rank=place.rank, device=place.device)
         self.signals, self.device = Signals(), get_device(place.device)
         self.done = 0
