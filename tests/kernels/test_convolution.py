@@ -55,11 +55,12 @@ def poison(like: torch.Tensor) -> None:
     torch.full_like(like, torch.nan)
 
 
-def check(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
+def check(got: torch.Tensor, wanted: torch.Tensor, sums: torch.Tensor, dtype: torch.dtype) -> None:
+    """`sums` are what the activation was given: few of them may be left of it."""
     assert got.dtype == dtype
     assert got.shape == wanted.shape
     assert got.is_contiguous(memory_format=torch.channels_last)
-    error = (got.double() - wanted).norm() / wanted.norm().clamp_min(1e-3)
+    error = (got.double() - wanted).norm() / torch.maximum(wanted.norm(), sums.norm())
     assert float(error) <= ERROR[dtype]
 
 
@@ -69,7 +70,7 @@ def check(got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> None:
 def test_a_dense_convolution(
     isa: str, native: Any, threads: int, window: tuple[int, int], name: str, dtype: torch.dtype
 ) -> None:
-    for channels, features in ((random.choice(CHANNELS), random.choice((5, *CHANNELS))) for _ in range(3)):
+    for channels, features in ((random.choice(CHANNELS), random.choice((5, *CHANNELS))) for _ in range(2)):
         stride, padding = [random.randint(1, 2) for _ in window], [random.randrange(side) for side in window]
         x = image(channels, window, dtype)
         weight = (
@@ -84,7 +85,7 @@ def test_a_dense_convolution(
         poison(exact.to(dtype))
         packed = conv.pack_dense(weight), conv.pack_bias(bias, features)
         got = native.conv_dense(x, *packed, list(window), stride, padding, features, name, more)
-        check(got, wanted, dtype)
+        check(got, wanted, exact, dtype)
         assert torch.equal(conv.unpack_dense(packed[0], weight.shape), weight)
 
 
@@ -103,7 +104,7 @@ def test_a_depthwise_convolution(
         poison(exact.to(dtype))
         packed = conv.pack_depthwise(weight), conv.pack_bias(bias, channels)
         got = native.conv_depthwise(x, *packed, list(window), stride, padding, name)
-        check(got, ACTIVATIONS[name](exact), dtype)
+        check(got, ACTIVATIONS[name](exact), exact, dtype)
 
 
 def test_not_a_number_stays_where_it_is_seen(isa: str, native: Any) -> None:

@@ -1,4 +1,4 @@
-"""Convolutions on our kernels: which are taken, what follows them in the graph, and a package with rows left free."""
+"""Convolutions on our kernels: which are taken, what follows them in the graph, and rows left free."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from torch.nn import functional as F
 
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
-from torchwright.engines.call import spec_of
-from torchwright.engines.package import Package
-from torchwright.engines.program import compile_program, export, functional, read_programs, write_programs
+from torchwright.engines.program import export, functional, read_programs, write_programs
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Step
 from torchwright.kernels.cpu import build
@@ -118,23 +116,18 @@ def test_a_value_that_others_read_stays() -> None:
     assert relative(program.module()(x), wanted) < ERROR
 
 
-@pytest.mark.slow
-def test_a_package_takes_any_number_of_images_in_any_layout(tmp_path: Any) -> None:
-    model, x = Residual(), torch.randn(2, 3, 33, 29)
-    fresh = torch.randn(5, 3, 33, 29)
+def test_a_graph_from_a_file_takes_any_number_of_images_in_any_layout(tmp_path: Any) -> None:
+    model, x, fresh = Residual(), torch.randn(2, 3, 33, 29), torch.randn(5, 3, 33, 29)
     wanted = model.eval()(fresh)
-    target = applied(model, x)
-    cases = target.workload.cases(target.compute_dtype)
-    program = functional(export(target.model, cases)[cases[0].name])
-    for rewrite in target.settings.rewrites:
-        rewrite(program.graph_module)
+    free = ({0: torch.export.Dim.AUTO},)
+    with torch.no_grad():
+        program = functional(torch.export.export(applied(model, x).model, (x,), dynamic_shapes=free))
+    fuse_convolutions(program.graph_module)
     write_programs(tmp_path, {"forward": program})
-    kept = read_programs(tmp_path)["forward"]
-    compile_program(kept, tmp_path / "model.pt2", target.settings.inductor)
-    package = Package(tmp_path / "model.pt2", spec_of("forward", kept))
+    kept = read_programs(tmp_path)["forward"].module()
     with torch.no_grad():
         for given in (fresh, fresh.contiguous(memory_format=torch.channels_last)):
-            assert relative(package.run([given]), wanted) < ERROR
+            assert relative(kept(given), wanted) < ERROR
 
 
 def test_weights_that_models_read_are_those_of_the_convolution() -> None:
