@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 import transformers
@@ -40,11 +41,13 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
+    shape: dict[str, Any] = dict(SHAPE)
+    build: Any = transformers.WhisperForConditionalGeneration
     config = transformers.WhisperConfig(
-        vocab_size=SIZE, eos_token_id=END, decoder_start_token_id=START, **SHAPE
+        vocab_size=SIZE, eos_token_id=END, decoder_start_token_id=START, **shape
     )
-    wide = transformers.WhisperForConditionalGeneration(config).eval()
-    narrow = transformers.WhisperForConditionalGeneration(config).eval().to(torch.bfloat16)
+    wide = build(config).eval()
+    narrow = build(config).eval().to(torch.bfloat16)
     calls = {
         f"{name} {dtype}": make(model, asked.tokens)
         for dtype, model in {"fp32": wide, "bf16": narrow}.items()
@@ -70,7 +73,7 @@ def main() -> int:
     return 0
 
 
-def ours(model: transformers.WhisperForConditionalGeneration, tokens: int) -> Callable[..., None]:
+def ours(model: Any, tokens: int) -> Callable[..., None]:
     """Features, encoder and one attempt at temperature 0, as `Whisper.recognize` runs them."""
     with TemporaryDirectory() as empty:
         features = LogMel(Path(empty), bands=80, frames=SECONDS * 100)
@@ -96,14 +99,15 @@ def ours(model: transformers.WhisperForConditionalGeneration, tokens: int) -> Ca
     return call
 
 
-def theirs(model: transformers.WhisperForConditionalGeneration, tokens: int) -> Callable[..., None]:
+def theirs(model: Any, tokens: int) -> Callable[..., None]:
     """transformers' feature extractor and its plain `generate`, without its rules for long sound."""
     extractor = transformers.WhisperFeatureExtractor()
     prompt = torch.tensor([[START, 50259, 50359]])
+    plain: Any = transformers.GenerationMixin
 
     def call(samples) -> None:
         made = extractor(samples, sampling_rate=16_000, return_tensors="pt").input_features.to(model.dtype)
-        ids = transformers.GenerationMixin.generate(
+        ids = plain.generate(
             model,
             made,
             decoder_input_ids=prompt,
