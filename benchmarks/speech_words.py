@@ -1,0 +1,54 @@
+"""Word error rate of a speech model on the recordings of Debian's pocketsphinx-testdata, which come with their words.
+
+apt-get download pocketsphinx-testdata && dpkg -x pocketsphinx-testdata_*.deb DATA
+python benchmarks/speech_words.py MODEL DATA
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from pathlib import Path
+
+import torchwright as tw
+from torchwright.speech.score import normalizer, word_error_rate
+
+SETS = {"librivox": "transcription", "cards": "cards.transcription"}
+"""Folder → the file of its words: a line `<s> words </s> (name)` for each recording."""
+LINE = re.compile(r"<s>(.*)</s>\s*\((.*)\)")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "model", help="a folder of transformers; scripts/moonshine_folder.py makes a real one"
+    )
+    parser.add_argument("data", type=Path)
+    asked = parser.parse_args()
+    model = tw.load_speech(asked.model)
+    normalize = normalizer("en", model.folder)
+    for name, words in SETS.items():
+        folder = asked.data / "usr/share/pocketsphinx/test/data" / name
+        spoken = [LINE.match(line) for line in (folder / words).read_text().splitlines()]
+        references = {found[2]: found[1].strip() for found in spoken if found}
+        begun = time.perf_counter()
+        heard = {file: model.transcribe(folder / f"{file}.wav") for file in references}
+        taken = time.perf_counter() - begun
+        seconds = sum(found.seconds for found in heard.values())
+        rate = word_error_rate(list(references.values()), [found.text for found in heard.values()], normalize)
+        print(
+            f"{name}: {len(heard)} recordings, {seconds:.1f} s, word error rate {rate.value:.1%} "
+            f"({rate.low:.1%} to {rate.high:.1%}), {taken / seconds:.2f} s a second of sound"
+        )
+        for file, reference in references.items():
+            if normalize(reference) != normalize(heard[file].text):
+                print(f"  {file}: {normalize(reference)} / {normalize(heard[file].text)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
