@@ -79,6 +79,7 @@ def _read(path: Path, key: str) -> np.ndarray | None:
 
 
 def _write(path: Path, key: str, logp_P2: np.ndarray) -> None:
+    path.parent.mkdir(exist_ok=True)  # ready shards leave none
     with replacing(path) as new:
         save_file({TENSOR: logp_P2}, new, metadata={KEY: key})
 
