@@ -280,11 +280,17 @@ def check_run(run: Run) -> None:
         )
     if run.qat and run.compile:
         raise RunError("qat searches its scales in code that is not compiled", next="set compile = false")
-    if layout.tp * layout.ep > 1 and (run.qat or run.precision not in ("fp32", "bf16")):
+    if layout.tp * layout.ep > 1 and run.qat:
         raise RunError(
-            "the layout divides matrices that qat, float8 and MX formats round as a whole",
+            "the layout divides matrices that qat rounds as a whole",
             found=str(layout),
-            allowed="tp=1 and ep=1 with these",
+            allowed="tp=1 and ep=1 with qat",
+        )
+    if layout.tp > 1 and run.precision.startswith("float8"):
+        raise RunError(
+            "the layout divides matrices that float8 scales by their largest value",
+            found=f"{layout}, precision={run.precision}",
+            allowed="tp=1 with float8; mxfp8 and mxfp4 scale blocks of 32 values, and go with tp",
         )
     if run.lora is not None:
         _check_lora(run)

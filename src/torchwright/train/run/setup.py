@@ -254,7 +254,7 @@ def build_model(
             model = Staged(config, turns, mesh["pp"], layout.tp)
         else:
             model = Transformer(config)
-    convert(model, run.precision, device)
+    convert(model, run.precision, device, layout.tp)
     if run.qat is not None:
         from torchwright.train.run.qat import fake_quantize
 
