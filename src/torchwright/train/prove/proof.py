@@ -88,6 +88,11 @@ def prove_file(
             "prove compares every parameter's gradient, and adapters leave most without one",
             next="prove the run without [lora]: its layout, precision and compilation are the same",
         )
+    if run.experts is not None:
+        raise ProveError(
+            "prove's reference has no balancing loss",
+            next="prove the run without [experts]: its layout, precision and compilation are the same",
+        )
     return prove(str(path), [run], read_model(run, path.parent), processes, announce=announce)
 
 

@@ -141,6 +141,13 @@ class Lora(Section):
         return 2.0 * self.r if self.alpha is None else self.alpha
 
 
+class Experts(Section):
+    """How a mixture of experts is kept in balance."""
+
+    balance: Rate
+    """Coefficient of the balancing loss (`BalancingLoss`)."""
+
+
 class Evaluation(Section):
     """What is measured and shown on the way; 0 steps means only at the end."""
 
@@ -197,6 +204,7 @@ class Run(Section):
     pipeline: Pipeline = Pipeline()
     qat: Qat | None = None
     lora: Lora | None = None
+    experts: Experts | None = None
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
 
@@ -267,7 +275,13 @@ def check_run(run: Run) -> None:
             )
         if run.data.begin_every and context == 1:
             raise RunError("data.begin_every leaves no room for text in windows of 1 token")
-    check_pipeline(run)
+    asked_for = {
+        "lora": run.lora is not None,
+        "qat": run.qat is not None,
+        "compile": run.compile,
+        "recompute": run.recompute != "none",
+    }
+    check_pipeline(run.pipeline, layout, run.micro_batches, asked_for)
     for section, field, name in OF_ONE:
         part = getattr(run, section)
         if getattr(part, field) is not None and part.name != name:

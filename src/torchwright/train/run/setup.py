@@ -24,6 +24,7 @@ from torchwright.hub.chat_template import TEMPLATES
 from torchwright.stuck.watch import turn_on
 from torchwright.train.data.batch import WindowBatch
 from torchwright.train.model import Transformer, explicit_attention, load_weights
+from torchwright.train.model.balance import BalancingLoss, balance
 from torchwright.train.model.foreign import (
     Foreign,
     ForeignConfig,
@@ -33,13 +34,13 @@ from torchwright.train.model.foreign import (
 )
 from torchwright.train.model.lora import reset_adapters
 from torchwright.train.parallel import make_mesh, parallelize
-from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
+from torchwright.train.parallel.batch import LOSS_AXES, own_part_of_rows, own_tokens
 from torchwright.train.parallel.foreign import shard_foreign
 from torchwright.train.parallel.pipeline import owners
 from torchwright.train.parallel.stages import Staged
 from torchwright.train.run import torchrun
 from torchwright.train.run.adapt import adapt
-from torchwright.train.run.config import Run, RunError, changed_fields
+from torchwright.train.run.config import Experts, Run, RunError, changed_fields
 from torchwright.train.run.precision import convert
 from torchwright.train.run.schedule import ScheduledStep
 from torchwright.train.run.step import MicroBatch, compile_blocks, recompute
@@ -261,6 +262,8 @@ def build_model(
         fake_quantize(model, run.qat)
     if run.lora is not None:
         adapt(model, run.lora, run.precision)
+    if run.experts is not None:
+        _balance(model, run.experts, run.micro_batches, mesh)
     if device == "cpu":
         # The fused operator's backward pass is slow on CPUs.
         model.use_attention(explicit_attention)
@@ -279,6 +282,14 @@ def build_model(
     if run.compile:
         compile_blocks(model)
     return model, mesh
+
+
+def _balance(model: Transformer, experts: Experts, micro_batches: int, mesh: DeviceMesh) -> None:
+    """Train the router with the balancing loss over all processes that see other tokens."""
+    if model.config.experts is None:
+        raise RunError("[experts] balances experts, and the model has none", next="leave [experts] out")
+    groups = [mesh.get_group(axis) for axis in LOSS_AXES if mesh[axis].size() > 1]
+    balance(model, BalancingLoss(experts.balance, micro_batches, groups))
 
 
 def _build_foreign(run: Run, config: ForeignConfig, folder: Path, mesh: DeviceMesh, device: str) -> Foreign:
@@ -303,6 +314,7 @@ def check_foreign(run: Run, config: ForeignConfig) -> None:
         ("precision", run.precision not in ("fp32", "bf16"), "fp32, bf16"),
         ("qat", run.qat is not None, "no [qat]"),
         ("compile", run.compile, "compile = false"),
+        ("experts", run.experts is not None, "no [experts]"),
         ("optimizer", run.optimizer.name == "muon", "adamw, adamw8bit"),
         (
             "context",
