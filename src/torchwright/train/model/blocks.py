@@ -139,6 +139,10 @@ class Experts(nn.Module):
         return self.compute(x_SE, counts_X, self.gate, self.up, self.down, self.activation)
 
 
+Balance = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(chosen shares, all shares, tokens of each expert) → chosen shares; see `BalancingLoss`."""
+
+
 class MixtureOfExperts(nn.Module):
     """Each token's chosen experts, weighted by the router's softmax."""
 
@@ -147,17 +151,20 @@ class MixtureOfExperts(nn.Module):
         self.count, self.chosen, self.normalize = experts.count, experts.chosen, experts.normalize
         self.router = nn.Linear(config.model, experts.count, bias=False)
         self.experts = Experts(config, experts)
+        self.balance: Balance | None = None
 
     def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
         x_TE = x_BTE.flatten(0, -2)
         score_TX = self.router(x_TE)
         share_TX = score_TX.softmax(-1, dtype=torch.promote_types(score_TX.dtype, torch.float32))
         share_TC, expert_TC = share_TX.topk(self.chosen, dim=-1)
-        if self.normalize:
-            share_TC = share_TC / share_TC.sum(-1, keepdim=True)
         # The (token, choice) pairs in the order of their experts.
         order_S = expert_TC.flatten().argsort(stable=True)
         counts_X = expert_TC.flatten().bincount(minlength=self.count)
+        if self.balance is not None:
+            share_TC = self.balance(share_TC, share_TX, counts_X)
+        if self.normalize:
+            share_TC = share_TC / share_TC.sum(-1, keepdim=True)
         out_SE = self.experts(x_TE[order_S // self.chosen], counts_X)
         pair_SE = torch.empty_like(out_SE).index_copy(0, order_S, out_SE)
         out_TE = (pair_SE.unflatten(0, (-1, self.chosen)) * share_TC[..., None].to(out_SE.dtype)).sum(1)

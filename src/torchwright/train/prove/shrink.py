@@ -86,6 +86,9 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
         kv_heads = 2
     heads = kv_heads * min(full.groups, 2)
     head = BLOCK_MODEL // math.gcd(BLOCK_MODEL, heads) if blocks else HEAD
+    block = BLOCK_MODEL
+    if blocks and layout.tp > 1:  # each process's part is of whole blocks
+        head, block = BLOCK_MODEL // 2, layout.tp * BLOCK_MODEL // 2
     ropes = tuple(
         None if rope is None else _shrink_rope(rope, full.head_dim, head, tokens) for rope in full.ropes
     )
@@ -95,7 +98,7 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
             experts,
             count=math.lcm(4, layout.ep),
             chosen=min(experts.chosen, 2),
-            feed_forward=math.lcm(BLOCK_MODEL if blocks else EXPERT, layout.tp),
+            feed_forward=math.lcm(block if blocks else EXPERT, layout.tp),
         )
     vocabulary = BLOCK_VOCABULARY if blocks else math.lcm(VOCABULARY, layout.tp)
     return replace(
@@ -106,7 +109,7 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head,
-        feed_forward=math.lcm(BLOCK_MODEL if blocks else FEED_FORWARD, layout.tp),
+        feed_forward=math.lcm(block if blocks else FEED_FORWARD, layout.tp),
         context=2 * tokens,
         ropes=tuple(ropes[layer] for layer in layers),
         windows=tuple(WINDOW if full.windows[layer] else 0 for layer in layers),

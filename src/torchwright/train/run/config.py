@@ -146,6 +146,13 @@ class Lora(Section):
         return 2.0 * self.r if self.alpha is None else self.alpha
 
 
+class Experts(Section):
+    """How a mixture of experts is kept in balance."""
+
+    balance: Rate
+    """Coefficient of the balancing loss (`BalancingLoss`)."""
+
+
 class Evaluation(Section):
     """What is measured and shown on the way; 0 steps means only at the end."""
 
@@ -233,6 +240,7 @@ class Run(RunFile):
     lora: Lora | None = None
     preference: Preference | None = None
     head: Head | None = None
+    experts: Experts | None = None
     evaluation: Evaluation = Evaluation()
 
     @property
@@ -337,7 +345,13 @@ def check_run(run: Run) -> None:
             )
         if run.data.begin_every and context == 1:
             raise RunError("data.begin_every leaves no room for text in windows of 1 token")
-    check_pipeline(run)
+    asked_for = {
+        "lora": run.lora is not None,
+        "qat": run.qat is not None,
+        "compile": run.compile,
+        "recompute": run.recompute != "none",
+    }
+    check_pipeline(run.pipeline, layout, run.micro_batches, asked_for)
     for section, field, name in OF_ONE:
         part = getattr(run, section)
         if getattr(part, field) is not None and part.name != name:
@@ -355,11 +369,17 @@ def check_run(run: Run) -> None:
         )
     if run.qat and run.compile:
         raise RunError("qat searches its scales in code that is not compiled", next="set compile = false")
-    if layout.tp * layout.ep > 1 and (run.qat or run.precision not in ("fp32", "bf16")):
+    if layout.tp * layout.ep > 1 and run.qat:
         raise RunError(
-            "the layout divides matrices that qat, float8 and MX formats round as a whole",
+            "the layout divides matrices that qat rounds as a whole",
             found=str(layout),
-            allowed="tp=1 and ep=1 with these",
+            allowed="tp=1 and ep=1 with qat",
+        )
+    if layout.tp > 1 and run.precision.startswith("float8"):
+        raise RunError(
+            "the layout divides matrices that float8 scales by their largest value",
+            found=f"{layout}, precision={run.precision}",
+            allowed="tp=1 with float8; mxfp8 and mxfp4 scale blocks of 32 values, and go with tp",
         )
     if run.lora is not None:
         _check_lora(run)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-from torchwright.train.layout import LayoutError, Schedule
+from torchwright.train.layout import Layout, LayoutError, Schedule
 from torchwright.train.run.data_section import Section
-
-if TYPE_CHECKING:
-    from torchwright.train.run.config import Run
 
 PIECES: dict[Schedule, int] = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1, "zbv": 2}
 """Stages of a process where `pieces` does not say."""
@@ -36,9 +33,11 @@ class Pipeline(Section):
         return PIECES[self.schedule] if self.pieces is None else self.pieces
 
 
-def check_pipeline(run: Run) -> None:
-    """Raise `LayoutError` for what a pipeline does not go with."""
-    layout, chosen = run.parallel, run.pipeline
+def check_pipeline(chosen: Pipeline, layout: Layout, micro_batches: int, asked_for: dict[str, bool]) -> None:
+    """Raise `LayoutError` for what a pipeline does not go with.
+
+    `asked_for` says of each of lora, qat, compile and recompute whether the run has it.
+    """
     if layout.pp == 1:
         if chosen != Pipeline():
             raise LayoutError(
@@ -60,25 +59,25 @@ def check_pipeline(run: Run) -> None:
             found=f"pipeline.pieces={chosen.pieces}",
             next="use '1f1b' for one",
         )
-    even = chosen.schedule in FIXED or run.micro_batches % layout.pp == 0
-    if run.micro_batches < layout.pp or not even:
+    even = chosen.schedule in FIXED or micro_batches % layout.pp == 0
+    if micro_batches < layout.pp or not even:
         raise LayoutError(
-            f"micro_batches={run.micro_batches} do not keep pp={layout.pp} stages busy",
+            f"micro_batches={micro_batches} do not keep pp={layout.pp} stages busy",
             allowed=f"{layout.pp} or more, and with 'interleaved' and 'zero_bubble' a multiple of it",
-            next=f"set micro_batches = {layout.pp * max(1, run.micro_batches // layout.pp)}",
+            next=f"set micro_batches = {layout.pp * max(1, micro_batches // layout.pp)}",
         )
     refused = [
         ("layout", layout.ep > 1, "all other axes beside pp"),
-        ("lora", run.lora is not None, "no [lora]"),
-        ("qat", run.qat is not None, "no [qat]"),
+        ("lora", asked_for["lora"], "no [lora]"),
+        ("qat", asked_for["qat"], "no [qat]"),
         (
             "compile",
-            run.compile and chosen.schedule in SPLIT,
+            asked_for["compile"] and chosen.schedule in SPLIT,
             "compile with 'gpipe', '1f1b' and 'interleaved'",
         ),
         (
             "recompute",
-            run.recompute != "none" and chosen.schedule in SPLIT,
+            asked_for["recompute"] and chosen.schedule in SPLIT,
             "recompute with the other schedules",
         ),
     ]

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import local_map
 
 from torchwright.quiet import quiet_import
 from torchwright.train.run.config import Precision, RunError
@@ -28,11 +30,11 @@ def autocast(precision: Precision, device: str) -> contextlib.AbstractContextMan
     return torch.autocast(device, torch.bfloat16)
 
 
-def convert(model: nn.Module, precision: Precision, device: str) -> list[str]:
+def convert(model: nn.Module, precision: Precision, device: str, tp: int = 1) -> list[str]:
     """Replace the linear layers of the decoder's layers as `precision` says; their names.
 
     The embedding and the output layer stay as they are, as do experts and routers. Raises `RunError` where no layer
-    has sides that the format takes.
+    has sides that the format takes, and where tensor parallelism over `tp` processes would cut its blocks.
     """
     family = "float8" if precision.startswith("float8") else "mx" if precision.startswith("mx") else None
     if family is None:
@@ -47,6 +49,14 @@ def convert(model: nn.Module, precision: Precision, device: str) -> list[str]:
         and module.in_features % step == 0
         and module.out_features % step == 0
     ]
+    parts = {name: _divided_side(model.get_submodule(name), name) // tp for name in chosen}
+    cut = [name for name, part in parts.items() if part % step]
+    if cut:
+        raise RunError(
+            f"precision '{precision}' rounds blocks of {step} values, and tp={tp} cuts through them",
+            found=f"{cut[0]}, of which a process has {parts[cut[0]]} rows or columns",
+            next="choose a smaller tp, or precision 'bf16'",
+        )
     if not chosen:
         raise RunError(
             f"precision '{precision}' has no layer to work on",
@@ -59,6 +69,12 @@ def convert(model: nn.Module, precision: Precision, device: str) -> list[str]:
         for name in chosen:
             _set(model, name, MXLinear.around(model.get_submodule(name), precision))
     return chosen
+
+
+def _divided_side(linear: nn.Module, name: str) -> int:
+    """The side of a matrix that tensor parallelism divides."""
+    assert isinstance(linear, nn.Linear)
+    return linear.in_features if name.endswith((".o", ".down")) else linear.out_features
 
 
 def _to_float8(model: nn.Module, precision: Precision, chosen: set[str], device: str) -> None:
@@ -102,10 +118,30 @@ class MXLinear(nn.Linear):
 
     @torch.compiler.disable  # Inductor has no float8_e8m0fnu, the type of the shared power, on CPUs (torch 2.13)
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        flat_MK = input.flatten(0, -2)
-        y_MN: Any = _MXProduct.apply(flat_MK, self.weight, self.format)
-        y = y_MN.unflatten(0, input.shape[:-1])
+        if isinstance(self.weight, DTensor):
+            y = self._divided(input, self.weight)
+        else:
+            y = _mx_linear(input, self.weight, self.format)
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def _divided(self, input: torch.Tensor, weight: DTensor) -> torch.Tensor:
+        """Tensor parallelism: each process multiplies its columns or rows, in the same blocks."""
+        (placement,) = weight.placements
+        columns = placement.is_shard(0)
+        whole, last, pending = [Replicate()], [Shard(input.ndim - 1)], [Partial()]
+        product: Any = local_map(
+            functools.partial(_mx_linear, format=self.format),
+            out_placements=last if columns else pending,
+            in_placements=(whole if columns else last, [placement]),
+            in_grad_placements=(pending if columns else last, [placement]),
+            device_mesh=weight.device_mesh,
+        )
+        return product(input, weight)
+
+
+def _mx_linear(x: torch.Tensor, w_NK: torch.Tensor, format: str) -> torch.Tensor:
+    y_MN: Any = _MXProduct.apply(x.flatten(0, -2), w_NK, format)
+    return y_MN.unflatten(0, x.shape[:-1])
 
 
 class _MXProduct(torch.autograd.Function):

@@ -23,6 +23,7 @@ from torchwright.hub.run_folder import SOURCE
 from torchwright.stuck.watch import turn_on
 from torchwright.train.data.batch import WindowBatch
 from torchwright.train.model import Transformer, explicit_attention, load_weights
+from torchwright.train.model.balance import BalancingLoss, balance
 from torchwright.train.model.classifier import reset_scores
 from torchwright.train.model.foreign import (
     Foreign,
@@ -34,13 +35,13 @@ from torchwright.train.model.foreign import (
 from torchwright.train.model.lora import reset_adapters
 from torchwright.train.model.transformer import SCORE
 from torchwright.train.parallel import make_mesh, parallelize
-from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
+from torchwright.train.parallel.batch import LOSS_AXES, own_part_of_rows, own_tokens
 from torchwright.train.parallel.foreign import shard_foreign
 from torchwright.train.parallel.pipeline import owners
 from torchwright.train.parallel.stages import Staged
 from torchwright.train.run import torchrun
 from torchwright.train.run.adapt import adapt
-from torchwright.train.run.config import Run, RunError, RunFile, changed_fields
+from torchwright.train.run.config import Experts, Run, RunError, RunFile, changed_fields
 from torchwright.train.run.heads import decoder_of
 from torchwright.train.run.objective import MicroBatch
 from torchwright.train.run.precision import convert
@@ -234,13 +235,15 @@ def build_model(
             model = Staged(config, turns, mesh["pp"], layout.tp)
         else:
             model = decoder_of(run, config, folder)
-    convert(model, run.precision, device)
+    convert(model, run.precision, device, layout.tp)
     if run.qat is not None:
         from torchwright.train.run.qat import fake_quantize
 
         fake_quantize(model, run.qat)
     if run.lora is not None:
         adapt(model, run.lora, run.precision)
+    if run.experts is not None:
+        _balance(model, run.experts, run.micro_batches, mesh)
     if device == "cpu":
         # The fused operator's backward pass is slow on CPUs.
         model.use_attention(explicit_attention)
@@ -261,6 +264,14 @@ def build_model(
     if run.compile:
         compile_blocks(model)
     return model, mesh
+
+
+def _balance(model: Transformer, experts: Experts, micro_batches: int, mesh: DeviceMesh) -> None:
+    """Train the router with the balancing loss over all processes that see other tokens."""
+    if model.config.experts is None:
+        raise RunError("[experts] balances experts, and the model has none", next="leave [experts] out")
+    groups = [mesh.get_group(axis) for axis in LOSS_AXES if mesh[axis].size() > 1]
+    balance(model, BalancingLoss(experts.balance, micro_batches, groups))
 
 
 def _build_foreign(run: Run, config: ForeignConfig, folder: Path, mesh: DeviceMesh, device: str) -> Foreign:
@@ -287,6 +298,7 @@ def check_foreign(run: Run, config: ForeignConfig) -> None:
         ("preference", run.preference is not None, "no [preference]"),
         ("head", run.head is not None, "no [head]"),
         ("compile", run.compile, "compile = false"),
+        ("experts", run.experts is not None, "no [experts]"),
         ("optimizer", run.optimizer.name == "muon", "any other"),
         (
             "context",

@@ -1,0 +1,59 @@
+"""Balancing of experts: the auxiliary loss that draws tokens to those with few, and how full each was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed._functional_collectives import all_reduce, wait_tensor
+
+from torchwright.train.model.blocks import MixtureOfExperts
+
+
+class BalancingLoss:
+    """coefficient · X · Σ f_x p_x, as a gradient alone (Fedus et al., 2022; Lepikhin et al., 2021).
+
+    f_x is the part of all choices that fell on expert x, p_x the mean share that the router gave it, both over the
+    tokens of a micro-batch on all processes of `groups`, padding among them. A step has the mean over its
+    micro-batches, added up over layers; the loss that is reported is without it.
+    """
+
+    def __init__(self, coefficient: float, micro_batches: int, groups: Sequence[ProcessGroup]) -> None:
+        self.factor, self.groups = coefficient / micro_batches, tuple(groups)
+
+    def __call__(
+        self, share_TC: torch.Tensor, share_TX: torch.Tensor, counts_X: torch.Tensor
+    ) -> torch.Tensor:
+        """`share_TC` as it is; backward, `share_TX` receives the loss's gradient as well."""
+        tokens, experts = share_TX.shape
+        for group in self.groups:
+            counts_X = wait_tensor(all_reduce(counts_X, "sum", group))
+            tokens *= group.size()
+        choices = tokens * share_TC.shape[1]
+        weight_X = counts_X.to(share_TX.dtype) * (self.factor * experts / choices / tokens)
+        return _Balanced.apply(share_TC, share_TX, weight_X)  # type: ignore[return-value]
+
+
+class _Balanced(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, share_TC: torch.Tensor, share_TX: torch.Tensor, weight_X: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight_X)
+        ctx.tokens = share_TX.shape[0]
+        return share_TC.view_as(share_TC)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (weight_X,) = ctx.saved_tensors
+        return gradients[0], weight_X.expand(ctx.tokens, -1), None
+
+
+def balance(model: nn.Module, loss: BalancingLoss) -> None:
+    """Train every mixture of experts with `loss`."""
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts):
+            module.balance = loss
