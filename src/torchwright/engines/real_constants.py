@@ -12,8 +12,10 @@ def real_constants(program: ExportedProgram) -> None:
     graph = program.graph_module.graph
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     for spec in program.graph_signature.input_specs:
+        if spec.target is None:
+            continue
         held = program.state_dict if spec.kind is InputKind.BUFFER and spec.persistent else program.constants
-        value = held.get(spec.target) if spec.target else None
+        value = held.get(spec.target)
         if not isinstance(value, torch.Tensor) or not value.is_complex():
             continue
         placeholder = placeholders[spec.arg.name]

@@ -60,8 +60,8 @@ def _nothing_drawn() -> Iterator[None]:
 
 
 def _generators() -> tuple[Any, ...]:
-    name, keys, *rest = np.random.get_state(legacy=True)  # pyright: ignore[reportGeneralTypeIssues]
-    return random.getstate(), name, keys.tobytes(), *rest
+    name, keys, *rest = np.random.get_state()
+    return random.getstate(), name, np.asarray(keys).tobytes(), *rest
 
 
 def disagreement(before: Sequence[Any], after: Sequence[Any]) -> str | None:
