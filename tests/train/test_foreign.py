@@ -138,7 +138,7 @@ def test_what_it_does_not_do_is_said(tmp_path: Path, model: Path) -> None:
     folder = {"model": {"folder": str(model)}}
     for changes, words in (
         ({"compile": True}, "does not go with this `compile`"),
-        ({"optimizer": {"name": "muon"}}, "`optimizer`.*adamw"),
+        ({"optimizer": {"name": "muon"}}, "`optimizer`.*any other"),
         ({"qat": {"scheme": "w8a8"}}, "`qat`"),
         ({"context": 128, "batch_tokens": 256}, "`context`.*at most 64 tokens"),
         ({"lora": {"targets": ["c_atn"]}}, "did you mean 'c_attn'"),

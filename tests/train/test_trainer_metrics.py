@@ -79,6 +79,8 @@ def test_each_step_is_there_once_after_a_kill(tmp_path: Path) -> None:
 def test_a_full_disk_hides_no_fault(tmp_path: Path) -> None:
     metrics = RunMetrics(tmp_path, steps=4, live=False)
     metrics.begin(0)
+    assert metrics._file is not None
+    metrics._file.close()
 
     def go_on() -> None:
         with Path("/dev/full").open("a", buffering=1) as full, metrics:

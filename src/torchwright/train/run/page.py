@@ -85,13 +85,10 @@ def _plates(history: History) -> Iterator[tuple[str, Markup]]:
         ("loss", "Loss", losses, lambda value: f"{value:.3g}"),
         ("lr", "Learning rate", {"lr": history.series("lr")}, lambda value: f"{value:.1e}"),
         ("norm", "Gradient norm", {"norm": history.series("grad_norm")}, lambda value: f"{value:.3g}"),
-        (
-            "speed",
-            "Tokens or rows per second",
-            {unit: line for unit in COUNTED if (line := history.series(f"{unit}_per_s"))},
-            lambda value: f"{value:,.0f}",
-        ),
     ]
+    for unit in COUNTED:
+        speed = {unit: history.series(f"{unit}_per_s")}
+        figures.append((unit, f"{unit.capitalize()} per second", speed, lambda value: f"{value:,.0f}"))
     for key, title, lines, words in figures:
         figure = curve(key, title, lines, words)
         if figure is not None:
