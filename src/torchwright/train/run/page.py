@@ -125,7 +125,7 @@ def _account(folder: Path) -> dict[str, Any] | None:
 def _sources(
     history: History, start: dict[str, Any], run: dict[str, Any] | None
 ) -> Iterator[tuple[str, int, str, str]]:
-    """(source, files, tokens or rows, how often it was read) as the last start found them."""
+    """(source, files, tokens or rows in them, how often it was read) as the last start found them."""
     sources = start.get("data")
     if not isinstance(sources, dict):
         return
