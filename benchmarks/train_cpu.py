@@ -72,8 +72,8 @@ def torchwright(folder: Path, name: str) -> Callable[[], float]:
     from torch._dynamo import compiled_autograd
 
     from torchwright.ledger import Ledger
-    from torchwright.train.run.config import read_run
     from torchwright.train.run.deterministic import deterministic
+    from torchwright.train.run.read import read_run
     from torchwright.train.run.setup import processes
     from torchwright.train.run.trainer import Trainer
 

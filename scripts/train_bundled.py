@@ -35,7 +35,8 @@ from bundled_corpus import BEGIN, BEGIN_ID, DEBIAN_DOCS, END, END_ID, SHARED_PAR
 from torchwright.ledger import read_account
 from torchwright.train.run import checkpoint
 from torchwright.train.run.checkpoint import Described
-from torchwright.train.run.config import DECAY_FRACTION, Run, read_run
+from torchwright.train.run.config import DECAY_FRACTION, Run
+from torchwright.train.run.read import read_run
 from torchwright.train.run.trainer import MODEL
 
 RUN_FILE = Path(__file__).with_name("bundled.toml")

@@ -24,10 +24,11 @@ from torchwright.train.data.streams import HeldOut, Windows, permuted
 from torchwright.train.data.text import expand, token_shards, tokenize, write_checksums, write_shard
 from torchwright.train.layout import Layout
 from torchwright.train.model.vocabulary import IGNORE
-from torchwright.train.run.config import Data, Run, parse_run
+from torchwright.train.run.config import Data, Run
 from torchwright.train.run.corpus import ONE, Corpus, windows_of
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.objective import NextToken
+from torchwright.train.run.read import parse_run
 from torchwright.train.run.schedule import plan_step, steps
 from torchwright.train.run.setup import Batches, processes
 

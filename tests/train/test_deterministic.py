@@ -13,7 +13,7 @@ from torch import nn
 
 from torchwright.train.run import learner
 from torchwright.train.run.checkpoint import CheckpointError
-from torchwright.train.run.config import RunError
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import train
 
 TWO = {"deterministic": True, "threads": 2}

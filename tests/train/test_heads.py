@@ -19,12 +19,13 @@ from torchwright.decoder.families import decoder_config
 from torchwright.train.data.shards import DataError
 from torchwright.train.model import Transformer
 from torchwright.train.model.vocabulary import IGNORE
-from torchwright.train.run.config import RunError, read_run
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.heads import Vectors, class_of_transformers
 from torchwright.train.run.loop import train
 from torchwright.train.run.metrics import read_figures
 from torchwright.train.run.objective import MicroBatch
 from torchwright.train.run.objective_section import Head
+from torchwright.train.run.read import read_run
 from torchwright.train.run.setup import processes
 
 HEADS: dict[str, dict[str, Any]] = {

@@ -27,7 +27,7 @@ from torchwright.train.model.lora import (
 from torchwright.train.prove.processes import ProveError
 from torchwright.train.prove.proof import prove_file
 from torchwright.train.run.checkpoint import CheckpointError
-from torchwright.train.run.config import RunError
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import train
 from torchwright.train.run.metrics import read_figures
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from torchwright.decoder import read_decoder_config
 from torchwright.train.model import Transformer
-from torchwright.train.run.config import RunError
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import train
 from torchwright.train.run.precision import MXLinear, autocast, convert, mx_round
 

@@ -20,13 +20,14 @@ from torchwright.train.data.packing import Packed
 from torchwright.train.data.shards import DataError, Shards
 from torchwright.train.model import Transformer
 from torchwright.train.model.vocabulary import IGNORE
-from torchwright.train.run.config import RunError, read_run
 from torchwright.train.run.corpus import open_data
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import train
 from torchwright.train.run.metrics import read_figures
 from torchwright.train.run.objective import MicroBatch
 from torchwright.train.run.objective_section import Preference
 from torchwright.train.run.preference import LOSSES, Answers, Preferences
+from torchwright.train.run.read import read_run
 from torchwright.train.run.setup import processes, write_source
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from runs import assert_same, checkpoints, make_run, state
 from torch.profiler import ProfilerActivity, profile
 
-from torchwright.train.run.config import RunError
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import train
 from torchwright.train.run.profiling import parse_steps
 from torchwright.train.run.waits import waits

@@ -20,7 +20,8 @@ from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.prove import Divergence, Part, Proof, proof, prove, prove_layout, render
 from torchwright.train.prove.proof import choose, read_model, used
 from torchwright.train.prove.shrink import shrink
-from torchwright.train.run import config as train_config
+from torchwright.train.run.config import Run
+from torchwright.train.run.read import parse_run, read_run
 
 ALL = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2, ep=2)
 DENSE = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2)
@@ -36,10 +37,10 @@ def config_folder(name: str, folder: Path) -> Path:
     return folder
 
 
-def in_layout(layout: Layout, **changes: Any) -> train_config.Run:
+def in_layout(layout: Layout, **changes: Any) -> Run:
     values: dict[str, Any] = {"out": "", "tokens": 1, "batch_tokens": 1, "context": 1, "precision": "fp32"}
     values |= {"model": {"config": {}}, "data": {"train": [""]}, **changes}
-    return train_config.parse_run(values | {"layout": {axis: getattr(layout, axis) for axis in used(layout)}})
+    return parse_run(values | {"layout": {axis: getattr(layout, axis) for axis in used(layout)}})
 
 
 def proved(folder: Path, layout: Layout, processes: int = 8) -> Proof:
@@ -132,7 +133,7 @@ SHARP = ("experts", "adamw8bit")
 )
 def test_a_run_file_is_proved_with_all_it_says(name: str, tmp_path: Path) -> None:
     path = make_run(tmp_path, **{"micro_batches": 1, **RUNS[name]})
-    run = train_config.read_run(path)
+    run = read_run(path)
     around = functools.partial(seeded, "none")
     result = prove(name, [run], read_model(run, tmp_path), around=around)
     assert result.passed, result.divergence

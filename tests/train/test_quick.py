@@ -10,9 +10,11 @@ import pytest
 from runs import BUNDLED, make_run
 
 from torchwright.cli import main
-from torchwright.train.run.config import Lora, RunError, check_run, parse_run, read_run
+from torchwright.train.run.config import Lora
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import train
 from torchwright.train.run.quick import quick_run, read_fields, to_toml
+from torchwright.train.run.read import check_run, parse_run, read_run
 
 WORDS = ["--lora", "r=2,targets=q_proj+v_proj", "--quiet", "--json"]
 

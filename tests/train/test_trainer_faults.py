@@ -16,7 +16,7 @@ from torchwright.train.data.shards import DataError
 from torchwright.train.layout import LayoutError
 from torchwright.train.model import weights
 from torchwright.train.run.checkpoint import CheckpointError
-from torchwright.train.run.config import RunError
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import TrainingStopped, train
 from torchwright.train.run.setup import processes
 

@@ -13,8 +13,9 @@ from runs import CONFIG, assert_same, checkpoints, losses, make_run, state
 
 from torchwright.cli import main
 from torchwright.errors import UnknownName
-from torchwright.train.run.config import RunError, read_run
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import train
+from torchwright.train.run.read import read_run
 from torchwright.workloads.texts import BUNDLED
 
 WORDS = ["sun", "moon", "tree", "river", "stone", "bird", "cloud", "fire"]

@@ -17,10 +17,11 @@ import torchwright as tw
 from torchwright.errors import TorchwrightError
 from torchwright.train.data.shards import DataError
 from torchwright.train.run.checkpoint import FOLDER, CheckpointError, whole
-from torchwright.train.run.config import RunError, read_run
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.folder import hold
 from torchwright.train.run.loop import train
 from torchwright.train.run.metrics import read_figures
+from torchwright.train.run.read import read_run
 from torchwright.train.run.setup import write_source
 
 MUON = {"name": "muon", "lr": 3e-3, "adam_lr": 1e-3}

@@ -11,7 +11,7 @@ import pytest
 from runs import losses, make_run
 
 from torchwright.train.run import wandb_run
-from torchwright.train.run.config import RunError
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import train
 
 

@@ -14,7 +14,7 @@ from runs import make_run
 
 from torchwright.cli.failures import exit_code
 from torchwright.cli.group import run as command
-from torchwright.train.run.config import RunError
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.history import History, Tail, read_history
 from torchwright.train.run.loop import TrainingStopped, train
 from torchwright.train.run.metrics import FILE, RunMetrics

@@ -177,7 +177,7 @@ def _run(
     """The run, of any kind, and the folder that its paths start from. That of files has no `out`."""
     with importing():
         from torchwright.train.kinds import DEFAULT, kind_of, verb
-        from torchwright.train.run.config import parse_run
+        from torchwright.train.run.read import parse_run
         from torchwright.workloads.texts import BUNDLED
 
     fields = dict(_setting(text) for text in settings)

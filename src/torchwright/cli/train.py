@@ -129,8 +129,8 @@ def _from_words(
 ) -> Any:
     with importing():
         from torchwright.train.run import quick, torchrun
-        from torchwright.train.run.config import check_run, parse_run
         from torchwright.train.run.loop import train_run
+        from torchwright.train.run.read import check_run, parse_run
 
     values = quick.quick_run(model, data, world=torchrun.started() or 1, **options)
     text = quick.to_toml(values) + "\n"

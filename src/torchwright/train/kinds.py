@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.errors import TorchwrightError, unknown
-from torchwright.train.run.config import read_toml
+from torchwright.train.run.run_file import read_toml
 
 DEFAULT = "language-model"
 KINDS: dict[str, dict[str, str]] = {
@@ -15,7 +15,7 @@ KINDS: dict[str, dict[str, str]] = {
         "train": "torchwright.train.run.loop:train",
         "prove": "torchwright.train.prove.proof:prove_file",
         "prove_render": "torchwright.train.prove.render",
-        "read": "torchwright.train.run.config:read_run",
+        "read": "torchwright.train.run.read:read_run",
         "data check": "torchwright.train.run.survey:survey",
         "data show": "torchwright.train.run.sample:sample",
         "data pack": "torchwright.train.run.survey:pack",

@@ -22,6 +22,7 @@ from torchwright.train.prove.launch import EXACT, Around, columns, run_layout
 from torchwright.train.prove.processes import ProveError
 from torchwright.train.prove.shrink import shrink
 from torchwright.train.run import config as runs
+from torchwright.train.run.read import read_run
 
 PROCESSES = 8
 """The most processes of one run, by default."""
@@ -82,7 +83,7 @@ def prove_file(
 
     Of the model only its configuration is read. Raises as `read_run` and `prove`.
     """
-    run = runs.read_run(path)
+    run = read_run(path)
     if run.lora is not None:
         raise ProveError(
             "prove compares every parameter's gradient, and adapters leave most without one",

@@ -23,7 +23,7 @@ from torchwright.train.recommender.saved import save_recommender
 from torchwright.train.recommender.store import Batch, open_clicks
 from torchwright.train.run import checkpoint
 from torchwright.train.run.checkpoint import Described
-from torchwright.train.run.config import RunError
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import in_session
 from torchwright.train.run.session import Session
 from torchwright.train.run.setup import Place

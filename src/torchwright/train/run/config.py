@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from torchwright.errors import TorchwrightError, unknown
 from torchwright.train.data.documents import RowsAs
 from torchwright.train.data.forms import Form
 from torchwright.train.layout import Layout
-from torchwright.train.run.data_section import Data, RunError, Section
-from torchwright.train.run.objective_section import OF_ONE_LOSS, Head, Preference
-from torchwright.train.run.pipeline_section import Pipeline, check_pipeline
+from torchwright.train.run.data_section import Data, Section
+from torchwright.train.run.objective_section import Head, Preference
+from torchwright.train.run.pipeline_section import Pipeline
 
 Precision = Literal[
     "fp32",
@@ -54,13 +51,6 @@ FREE = (
 DECAY_FRACTION, MOMENTUM = 0.2, 0.95
 FEW_BITS = ("adamw8bit", "adamw4bit")
 """Optimizers whose moments are kept in blocks of codes, which cannot be cut anew for another layout."""
-OF_ONE = (
-    ("schedule", "decay_fraction", "wsd"),
-    ("schedule", "decay_context", "wsd"),
-    ("optimizer", "adam_lr", "muon"),
-    ("optimizer", "momentum", "muon"),
-)
-"""Section, field and the one name with which the field says anything; None where it is not given."""
 
 
 class Model(Section):
@@ -282,234 +272,3 @@ class Run(RunFile):
     def digest(self) -> str:
         """Of every value, to compare processes by."""
         return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
-
-
-def read_run(path: Path) -> Run:
-    """The run of a file. Raises `RunError`, or `UnknownName` with the nearest field, naming file and key."""
-    run = parse_run(read_toml(path), str(path))
-    check_run(run)
-    return run
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """What a run file of any kind says; raises `RunError` where there is none."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise RunError(
-            f"there is no run file {path}", next="see docs/train.md for one to begin with"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise RunError(f"{path} is not a TOML file", found=str(error)) from error
-
-
-def parse_run(data: dict[str, Any], source: str = "the run") -> Run:
-    """A run from plain data; `source` is named in errors."""
-    if data.get("clip") is False:  # TOML has no null
-        data = {**data, "clip": None}
-    return parse_file(Run, data, source)
-
-
-def parse_file(kind: type[AnyRun], data: dict[str, Any], source: str, page: str = "docs/train.md") -> AnyRun:
-    """A run of any kind from plain data; `page` has all of its fields. Raises as `read_run`."""
-    try:
-        # Through JSON's rules, by which a list may stand for a tuple.
-        return kind.model_validate_json(json.dumps(data))
-    except ValidationError as error:
-        raise _readable(error, kind, source, page) from error
-    except TypeError as error:  # a date or a time, which TOML has and JSON has not
-        raise RunError(f"{source} holds a value of an unexpected type", found=str(error)) from error
-
-
-def check_run(run: Run) -> None:
-    """Raise `RunError` or `LayoutError` for values that do not fit together."""
-    layout = run.parallel
-    for context in {run.context, run.schedule.decay_context or run.context}:
-        step = context * layout.batch_ways * run.micro_batches
-        if run.batch_tokens % step:
-            raise RunError(
-                f"batch_tokens={run.batch_tokens} cannot be divided",
-                found=f"windows of {context} tokens x {layout.batch_ways} parts of the batch (dp_replicate x dp_shard) "
-                f"x {run.micro_batches} micro-batches = {step}",
-                next=f"use a multiple of {step}, or fewer micro_batches",
-            )
-        if context % (layout.cp * layout.tp):
-            raise RunError(
-                f"windows of {context} tokens cannot be divided over cp={layout.cp} x tp={layout.tp} processes",
-                next=f"use a multiple of {layout.cp * layout.tp} as `context` and `decay_context`",
-            )
-        if run.data.begin_every and run.data.packing == "documents":
-            raise RunError(
-                "data.begin_every leads windows of a stream, and data.packing is 'documents'",
-                next="leave one of them out",
-            )
-        if run.data.begin_every and context == 1:
-            raise RunError("data.begin_every leaves no room for text in windows of 1 token")
-    asked_for = {
-        "lora": run.lora is not None,
-        "qat": run.qat is not None,
-        "compile": run.compile,
-        "recompute": run.recompute != "none",
-    }
-    check_pipeline(run.pipeline, layout, run.micro_batches, asked_for)
-    for section, field, name in OF_ONE:
-        part = getattr(run, section)
-        if getattr(part, field) is not None and part.name != name:
-            raise RunError(f"{section}.{field} is for {section} '{name}'", found=part.name)
-    rates = (run.optimizer.betas, run.optimizer.eps)
-    if run.optimizer.name == "adafactor" and rates != (Optimizer().betas, Optimizer().eps):
-        raise RunError(
-            "optimizer.betas and optimizer.eps are AdamW's", found="adafactor", next="leave them out"
-        )
-    if run.qat and run.precision not in ("fp32", "bf16"):
-        raise RunError(
-            "qat rounds to the kernels' integers and does not go with another low precision",
-            found=f"precision={run.precision}",
-            allowed="fp32, bf16",
-        )
-    if run.qat and run.compile:
-        raise RunError("qat searches its scales in code that is not compiled", next="set compile = false")
-    if layout.tp * layout.ep > 1 and run.qat:
-        raise RunError(
-            "the layout divides matrices that qat rounds as a whole",
-            found=str(layout),
-            allowed="tp=1 and ep=1 with qat",
-        )
-    if layout.tp > 1 and run.precision.startswith("float8"):
-        raise RunError(
-            "the layout divides matrices that float8 scales by their largest value",
-            found=f"{layout}, precision={run.precision}",
-            allowed="tp=1 with float8; mxfp8 and mxfp4 scale blocks of 32 values, and go with tp",
-        )
-    if run.lora is not None:
-        _check_lora(run)
-    if run.needs is not None:
-        _check_objective(run)
-    if run.data.validation and run.evaluation.tokens < run.context:
-        raise RunError(
-            f"evaluation.tokens={run.evaluation.tokens} holds no window",
-            found=f"context={run.context}",
-            next=f"set evaluation.tokens to {run.context} or more, or leave data.validation out",
-        )
-    if run.evaluation.prompts and layout.cp > 1:
-        raise RunError("sample text is written by whole sequences", found=f"cp={layout.cp}", allowed="cp=1")
-    if run.evaluation.every_steps and not (run.data.validation or run.evaluation.prompts):
-        raise RunError(
-            "evaluation.every_steps is set, but there is nothing to evaluate",
-            next="set data.validation or evaluation.prompts",
-        )
-
-
-def _check_lora(run: Run) -> None:
-    """Raise `RunError` for what does not go with adapters."""
-    layout = run.parallel
-    if run.model.folder is None:
-        raise RunError("lora adapts a trained model", next="set model.folder, or leave [lora] out")
-    if run.qat is not None or run.precision not in ("fp32", "bf16"):
-        raise RunError(
-            "lora does not go with qat, float8 and MX formats",
-            found="qat" if run.qat else f"precision={run.precision}",
-            allowed="precision fp32 or bf16, and lora.base nf4 or int4 for fewer bits",
-        )
-    if layout.tp * layout.ep > 1:
-        raise RunError(
-            "adapters lie beside whole matrices, and the layout divides them",
-            found=str(layout),
-            allowed="dp_replicate, dp_shard and cp with lora",
-        )
-
-
-def _check_objective(run: Run) -> None:
-    """Raise `RunError` for what does not go with another loss than that of the next token."""
-    section = "preference" if run.head is None else "head"
-    for field, loss in OF_ONE_LOSS:
-        if run.preference and getattr(run.preference, field) is not None and run.preference.loss != loss:
-            raise RunError(f"preference.{field} is for the loss '{loss}'", found=run.preference.loss)
-    for fault in run.head.faults if run.head else ():
-        raise RunError(fault)
-    layout = run.parallel
-    refused = [
-        ("model.config", run.model.folder is None, "a trained model: set model.folder"),
-        ("layout", layout.pp * layout.cp * layout.tp * layout.ep > 1, "dp_replicate and dp_shard"),
-        ("qat", run.qat is not None, "no [qat]"),
-        ("data.form", run.data.form not in (None, run.needs), f"rows of {run.needs}: leave data.form out"),
-        ("data.packing", run.data.packing == "stream", "whole rows: leave data.packing out"),
-        ("data.begin_every", run.data.begin_every > 0, "leave data.begin_every out"),
-    ]
-    if run.head is not None:
-        refused += [
-            ("preference", run.preference is not None, "one of them"),
-            ("lora", run.lora is not None, "all weights trained: leave [lora] out"),
-            ("precision", run.precision not in ("fp32", "bf16"), "fp32, bf16"),
-            ("compile", run.compile, "compile = false"),
-            ("evaluation.prompts", bool(run.evaluation.prompts), "leave evaluation.prompts out"),
-        ]
-    for field, asked, allowed in refused:
-        if asked:
-            raise RunError(f"[{section}] does not go with this `{field}`", allowed=allowed)
-
-
-def with_merge(run: Run) -> Run:
-    """The run with `lora.merge`; raises `RunError` where there is nothing to merge."""
-    if run.lora is None:
-        raise RunError(
-            "--merge puts adapters into a model, and the run has no [lora]", next="leave --merge out"
-        )
-    return run.model_copy(update={"lora": run.lora.model_copy(update={"merge": True})})
-
-
-def changed_fields(old: dict[str, Any], new: dict[str, Any], ignore: tuple[str, ...] = ()) -> list[str]:
-    """`name: old → new` of each field that differs, within tables as `table.name`; those of `ignore` may."""
-    changed: list[str] = []
-    for name in sorted({*old, *new}):
-        one, other = old.get(name), new.get(name)
-        if name in ignore or one == other:
-            continue
-        if isinstance(one, dict) and isinstance(other, dict):
-            inside = tuple(part.removeprefix(f"{name}.") for part in ignore if part.startswith(f"{name}."))
-            changed += [f"{name}.{field}" for field in changed_fields(one, other, inside)]
-        else:
-            changed.append(f"{name}: {_short(one)} → {_short(other)}")
-    return changed
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else text[:79] + "…"
-
-
-def _readable(error: ValidationError, kind: type[BaseModel], source: str, page: str) -> TorchwrightError:
-    """The first fault as one sentence; an unknown field before others, since it may be a missing one misspelt."""
-    errors = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
-    first = errors[0]
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        section = _section(kind, first["loc"][:-1])
-        return unknown(f"field of {source}", where, _names(section, first["loc"][:-1]))
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    given = first.get("input")
-    found = f"{where} = {_short(given)}" if isinstance(given, str | int | float | bool) else None
-    message = first["msg"].removeprefix("Value error, ")
-    return RunError(f"{source}: {where or 'the file'}: {message}{more}", found=found, next=f"see {page}")
-
-
-def _section(kind: type[BaseModel], path: tuple[int | str, ...]) -> type[BaseModel]:
-    """The model of the section at `path`."""
-    section = kind
-    for part in path:
-        if field := section.model_fields.get(str(part)):  # else a name in a table of sections
-            kinds = _within(field.annotation)
-            section = next(
-                (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), section
-            )
-    return section
-
-
-def _within(annotation: Any) -> list[Any]:
-    """A type and those that it is made of."""
-    return [annotation, *(kind for part in get_args(annotation) for kind in _within(part))]
-
-
-def _names(section: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    prefix = "".join(f"{part}." for part in path)
-    return [f"{prefix}{name}" for name in section.model_fields]

@@ -18,7 +18,8 @@ from torchwright.train.data.shards import DataError, Shards, verify_shards
 from torchwright.train.data.streams import HeldOut, Windows
 from torchwright.train.data.text import expand, token_shards
 from torchwright.train.model.foreign import ModelConfig, end_token
-from torchwright.train.run.config import Run, RunError
+from torchwright.train.run.config import Run
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.setup import on_first
 
 TOKENS = "tokens"

@@ -11,7 +11,8 @@ import torch
 from torch._inductor import config as inductor
 
 from torchwright.errors import first_line
-from torchwright.train.run.config import RunError, RunFile
+from torchwright.train.run.config import RunFile
+from torchwright.train.run.data_section import RunError
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 

@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor
 
 from torchwright.decoder.text import FolderTokenizer
 from torchwright.train.model.foreign import ModelConfig
-from torchwright.train.run.config import Precision, Run, RunError
+from torchwright.train.run.config import Precision, Run
 from torchwright.train.run.corpus import Corpus, held_out
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.metrics import HELD_OUT, perplexity
 from torchwright.train.run.objective import NextToken, Objective
 from torchwright.train.run.precision import autocast

@@ -11,7 +11,7 @@ from torchwright.process.files import replacing
 from torchwright.process.folders import try_lock
 from torchwright.train.run import checkpoint, torchrun
 from torchwright.train.run.checkpoint import CheckpointError
-from torchwright.train.run.config import RunError
+from torchwright.train.run.data_section import RunError
 
 LOCK, RUN_FILE = "lock", "run.toml"
 

@@ -18,7 +18,8 @@ from torchwright.hub.folder import read_object
 from torchwright.train.model import Transformer
 from torchwright.train.model.classifier import classifier
 from torchwright.train.model.vocabulary import IGNORE
-from torchwright.train.run.config import Run, RunError
+from torchwright.train.run.config import Run
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.objective import MicroBatch
 from torchwright.train.run.objective_section import TEMPERATURE, Head
 

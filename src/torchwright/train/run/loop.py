@@ -14,10 +14,11 @@ import torch.distributed as dist
 
 from torchwright.ledger import Ledger, process_started
 from torchwright.stuck.watch import Beat, Watch
-from torchwright.train.run.config import AnyRun, Run, read_run, with_merge
+from torchwright.train.run.config import AnyRun, Run
 from torchwright.train.run.deterministic import deterministic
 from torchwright.train.run.folder import begin, write_run_file
 from torchwright.train.run.patience import patient
+from torchwright.train.run.read import read_run, with_merge
 from torchwright.train.run.session import Outcome, Session
 from torchwright.train.run.setup import Place, check_alike, on_first, processes
 from torchwright.train.run.trainer import Trainer, TrainingOutcome, TrainingStopped

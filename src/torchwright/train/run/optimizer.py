@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from torchwright.quiet import quiet_import
 from torchwright.train.run import config
-from torchwright.train.run.config import RunError
+from torchwright.train.run.data_section import RunError
 
 PEAK = "peak_lr"
 

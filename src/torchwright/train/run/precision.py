@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import local_map
 
 from torchwright.quiet import quiet_import
-from torchwright.train.run.config import Precision, RunError
+from torchwright.train.run.config import Precision
+from torchwright.train.run.data_section import RunError
 
 MX_BLOCK = 32
 MULTIPLE = {"float8": 16, "mx": MX_BLOCK}

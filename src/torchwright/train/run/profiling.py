@@ -26,7 +26,7 @@ from torchwright.profile.events import read
 from torchwright.profile.summing import CALL, summed
 from torchwright.profile.values import CallTime, KindTime, OperatorTime
 from torchwright.report import wording
-from torchwright.train.run.config import RunError
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.waits import Wait, waits
 
 FOLDER = "profile"

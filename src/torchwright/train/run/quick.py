@@ -15,8 +15,8 @@ from torchwright.hub.folder import read_config, resolve
 from torchwright.hub.tokenizer import find_tokenizer
 from torchwright.train.data.rows import is_dataset
 from torchwright.train.data.text import SHARD_SUFFIXES
-from torchwright.train.run.config import Lora, RunError
-from torchwright.train.run.data_section import Section
+from torchwright.train.run.config import Lora
+from torchwright.train.run.data_section import RunError, Section
 from torchwright.train.run.objective_section import Preference
 
 SAMPLE_BYTES = 1 << 20

@@ -24,11 +24,12 @@ from torchwright.ledger import Ledger
 from torchwright.stuck.watch import Beat
 from torchwright.train.run import checkpoint
 from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
-from torchwright.train.run.config import AnyRun, changed_fields
+from torchwright.train.run.config import AnyRun
 from torchwright.train.run.metrics import RunMetrics
 from torchwright.train.run.patience import patient
 from torchwright.train.run.profiling import StepProfiler
 from torchwright.train.run.profiling import told as told_profile
+from torchwright.train.run.run_file import changed_fields
 from torchwright.train.run.setup import Place, on_first
 from torchwright.train.run.signals import Signals
 from torchwright.train.run.step import StepFigures

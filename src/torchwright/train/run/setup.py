@@ -41,10 +41,12 @@ from torchwright.train.parallel.pipeline import owners
 from torchwright.train.parallel.stages import Staged
 from torchwright.train.run import torchrun
 from torchwright.train.run.adapt import adapt
-from torchwright.train.run.config import Experts, Run, RunError, RunFile, changed_fields
+from torchwright.train.run.config import Experts, Run, RunFile
+from torchwright.train.run.data_section import RunError
 from torchwright.train.run.heads import decoder_of
 from torchwright.train.run.objective import MicroBatch
 from torchwright.train.run.precision import convert
+from torchwright.train.run.run_file import changed_fields
 from torchwright.train.run.schedule import ScheduledStep
 from torchwright.train.run.step import compile_blocks, recompute
 

@@ -26,7 +26,7 @@ from torchwright.train.parallel.stages import Staged
 from torchwright.train.run import checkpoint
 from torchwright.train.run.adapt import base_digests, write_adapters
 from torchwright.train.run.checkpoint import CheckpointError, Described
-from torchwright.train.run.config import FEW_BITS, FREE, Run, changed_fields
+from torchwright.train.run.config import FEW_BITS, FREE, Run
 from torchwright.train.run.corpus import TOKENS, open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.heads import write_head
@@ -34,6 +34,7 @@ from torchwright.train.run.learner import Learner
 from torchwright.train.run.metrics import HELD_OUT
 from torchwright.train.run.not_finite import Sighting, first_not_finite, told
 from torchwright.train.run.reference import with_reference
+from torchwright.train.run.run_file import changed_fields
 from torchwright.train.run.schedule import ScheduledStep, plan_step, steps
 from torchwright.train.run.session import Session
 from torchwright.train.run.setup import Place, on_first, write_source

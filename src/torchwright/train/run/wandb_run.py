@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from torchwright.train.run.config import RunError, Wandb
+from torchwright.train.run.config import Wandb
+from torchwright.train.run.data_section import RunError
 
 
 def check_wandb(asked: Wandb | None) -> None:
