@@ -71,6 +71,15 @@ def test_files_are_written_whole(folder, sounds, capsys):
     assert json.loads((out / "one.json").read_text())["segments"][1]["start"] == 4.0
 
 
+@pytest.fixture
+def heard():
+    """Ctrl-C is, also where a shell started the tests in its background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard")
 def test_ctrl_c_keeps_what_was_found(folder, sounds, capsys, monkeypatch):
     recognize, out = Whisper.recognize, sounds / "out"
 

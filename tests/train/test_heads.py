@@ -165,6 +165,7 @@ def test_vectors_are_those_of_texts_by_themselves(pooling: Any) -> None:
     assert loss.item() == pytest.approx(-scores.diagonal().sum().item(), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["classification", "embedding"])
 def test_two_processes_are_one(tmp_path: Path, base: Path, name: str) -> None:
     """Losses of float32 summed in another order, 1e-4; negatives of the other process among them."""

@@ -80,6 +80,7 @@ def test_a_weight_that_was_none_from_the_beginning(stopped: Any) -> None:
     assert "first in the weight layers.1.attention.q.weight; its batch" in stopped(spoil)
 
 
+@pytest.mark.slow
 def test_a_row_of_another_process_is_numbered_within_the_batch(tmp_path: Path) -> None:
     """In the fourth step, rows 24 to 31: each of two processes has two micro-batches of two rows."""
     run = make_run(tmp_path, layout={"dp_shard": 2})

@@ -185,7 +185,7 @@ def test_losses_without_a_reference_compute_none(tmp_path: Path, base: Path, los
     assert losses(run)[4] < losses(run)[1]
 
 
-@pytest.mark.parametrize("axis", ["dp_shard", "dp_replicate"])
+@pytest.mark.parametrize("axis", ["dp_shard", pytest.param("dp_replicate", marks=pytest.mark.slow)])
 def test_two_processes_are_one(tmp_path: Path, base: Path, axis: str) -> None:
     """Losses of float32 summed in another order, 1e-4."""
     alone = pairs_run(tmp_path / "one", base, tokens=3 * 256)

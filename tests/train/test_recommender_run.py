@@ -45,6 +45,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_copies_that_meet_rarely_resume_bit_for_bit(tmp_path: Path, four: Path) -> None:
     """From between two meetings, where the copies differ."""
     again = copy_until(four, 2, tmp_path / "again")
