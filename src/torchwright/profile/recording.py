@@ -36,7 +36,7 @@ def record(
             name: max(FEWEST_CALLS, min(MOST_CALLS, int(RECORD_SECONDS / seconds)))
             for name, seconds in unrecorded.items()
         }
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True) as profiler:
             for case in cases:
                 for _ in range(numbers[case.name]):
                     with record_function(CALL + case.name):

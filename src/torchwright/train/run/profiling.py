@@ -90,7 +90,9 @@ class StepProfiler:
         if self._profiler is None:
             activities = [ProfilerActivity.CPU]
             activities += [ProfilerActivity.CUDA] if self.device == "cuda" else []
-            self._profiler = profile(activities=activities, record_shapes=True, with_stack=True)
+            self._profiler = profile(
+                activities=activities, record_shapes=True, with_stack=True, acc_events=True
+            )
             self._profiler.__enter__()
         with record_function(f"{CALL}step"):
             yield
