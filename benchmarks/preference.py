@@ -25,8 +25,9 @@ from torchwright.train.data.packing import Packed
 from torchwright.train.run.corpus import open_data
 from torchwright.train.run.loop import train_run
 from torchwright.train.run.metrics import read_figures
+from torchwright.train.run.processes import processes
 from torchwright.train.run.read import parse_run
-from torchwright.train.run.setup import processes, write_source
+from torchwright.train.run.source import write_source
 
 BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "bundled"
 WORDS = [

@@ -73,8 +73,8 @@ def torchwright(folder: Path, name: str) -> Callable[[], float]:
 
     from torchwright.ledger import Ledger
     from torchwright.train.run.deterministic import deterministic
+    from torchwright.train.run.processes import processes
     from torchwright.train.run.read import read_run
-    from torchwright.train.run.setup import processes
     from torchwright.train.run.trainer import Trainer
 
     out = folder / name.replace(", ", "-").replace(" ", "-")

@@ -28,9 +28,10 @@ from torchwright.train.run.config import Data, Run
 from torchwright.train.run.corpus import ONE, Corpus, windows_of
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.objective import NextToken
+from torchwright.train.run.processes import processes
 from torchwright.train.run.read import parse_run
 from torchwright.train.run.schedule import plan_step, steps
-from torchwright.train.run.setup import Batches, processes
+from torchwright.train.run.setup import Batches
 
 BUNDLED = Path(__file__).parents[2] / "src" / "torchwright" / "bundled"
 VOCABULARY = 1000

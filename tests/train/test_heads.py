@@ -25,8 +25,8 @@ from torchwright.train.run.loop import train
 from torchwright.train.run.metrics import read_figures
 from torchwright.train.run.objective import MicroBatch
 from torchwright.train.run.objective_section import Head
+from torchwright.train.run.processes import processes
 from torchwright.train.run.read import read_run
-from torchwright.train.run.setup import processes
 
 HEADS: dict[str, dict[str, Any]] = {
     "classification": {"kind": "classification", "labels": ["sky", "land"]},

@@ -27,8 +27,9 @@ from torchwright.train.run.metrics import read_figures
 from torchwright.train.run.objective import MicroBatch
 from torchwright.train.run.objective_section import Preference
 from torchwright.train.run.preference import LOSSES, Answers, Preferences
+from torchwright.train.run.processes import processes
 from torchwright.train.run.read import read_run
-from torchwright.train.run.setup import processes, write_source
+from torchwright.train.run.source import write_source
 
 
 @pytest.fixture(scope="module")

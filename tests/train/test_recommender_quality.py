@@ -12,7 +12,7 @@ from torchwright.train.recommender.columns import Columns
 from torchwright.train.recommender.losses import InBatchLoss, log_frequency
 from torchwright.train.recommender.quality import auc, click_figures
 from torchwright.train.recommender.store import Batch, Rows
-from torchwright.train.run.setup import processes
+from torchwright.train.run.processes import processes
 
 
 @pytest.mark.parametrize("values", [5, 10**9], ids=["many equal", "all different"])

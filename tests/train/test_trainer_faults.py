@@ -18,7 +18,7 @@ from torchwright.train.model import weights
 from torchwright.train.run.checkpoint import CheckpointError
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import TrainingStopped, train
-from torchwright.train.run.setup import processes
+from torchwright.train.run.processes import processes
 
 
 @pytest.fixture(scope="module")

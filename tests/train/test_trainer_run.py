@@ -22,7 +22,7 @@ from torchwright.train.run.folder import hold
 from torchwright.train.run.loop import train
 from torchwright.train.run.metrics import read_figures
 from torchwright.train.run.read import read_run
-from torchwright.train.run.setup import write_source
+from torchwright.train.run.source import write_source
 
 MUON = {"name": "muon", "lr": 3e-3, "adam_lr": 1e-3}
 
@@ -45,6 +45,7 @@ def test_a_run_learns_and_its_model_answers(tmp_path: Path) -> None:
     assert outcome.validation_loss == figures[16]["validation_loss"] < figures[8]["validation_loss"]
     assert 0 < figures[16]["effective_time"] < 1
     events = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert sum(event.get("event") == "end" for event in events) == 1
     samples = [event["text"] for event in events if event.get("event") == "sample"]
     assert len(samples) == 2
     assert all(sample.startswith("The module") for sample in samples)

@@ -28,7 +28,7 @@ from torchwright.process.files import replacing
 from torchwright.train.recommender.config import Embeddings, RecommenderRun
 from torchwright.train.recommender.models import tables_of
 from torchwright.train.recommender.store import Batch
-from torchwright.train.run.setup import on_first
+from torchwright.train.run.processes import on_first
 
 
 def topology_of(chosen: Embeddings, world: int) -> Topology:

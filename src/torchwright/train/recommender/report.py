@@ -20,7 +20,7 @@ from torchwright.train.recommender.learner import Learner
 from torchwright.train.recommender.losses import Loss
 from torchwright.train.recommender.planned import plan_here
 from torchwright.train.recommender.store import Rows
-from torchwright.train.run.setup import on_first
+from torchwright.train.run.processes import on_first
 
 
 @dataclass

@@ -21,14 +21,12 @@ from torchwright.train.recommender.quality import Figures, measure_quality
 from torchwright.train.recommender.report import make_report, told
 from torchwright.train.recommender.saved import save_recommender
 from torchwright.train.recommender.store import Batch, open_clicks
-from torchwright.train.run import checkpoint
 from torchwright.train.run.checkpoint import Described
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import in_session
+from torchwright.train.run.processes import Place
 from torchwright.train.run.session import Session
-from torchwright.train.run.setup import Place
 from torchwright.train.run.step import StepFigures
-from torchwright.train.run.trainer import TrainingStopped
 
 REPORT = "report.json"
 """The part of a run folder that says how the layout did."""
@@ -109,15 +107,7 @@ class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
         return {"train": {"files": len(self.clicks.reports), "samples": len(self.clicks.train)}}
 
     def begin(self) -> None:
-        """The rows that are left out, by file."""
-        for file, report in self.clicks.reports.items():
-            if report.broken:
-                number, reason = report.listed[0]
-                self.metrics.event("broken_rows", file=file, broken=report.broken, rows=report.listed)
-                self.metrics.show(
-                    f"{file}: {report.broken:,} of {report.rows:,} rows are broken and left out, the first in line "
-                    f"{number}: {reason}"
-                )
+        self.tell_broken(self.clicks.reports, numbered="line")
 
     def advance(self) -> StepFigures:
         with self.ledger.phase("data_wait"):
@@ -129,7 +119,13 @@ class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
             if figures.failed:
                 self.checkpoints.wait()  # raises its reason
             if not figures.finite:
-                raise self._not_finite(figures)
+                first = self.done * self.run.batch
+                raise self.not_finite(
+                    figures,
+                    found=f"its batch: rows {first:,} to {first + self.run.batch - 1:,} of {len(self.clicks.train):,}, "
+                    "counted on from file to file",
+                    rates="optimizer.lr or embeddings.lr",
+                )
             self.learner.update(self.done)
         self.done += 1
         if self.done % self.run.log_every == 0 or self.done == self.last or figures.leave:
@@ -215,15 +211,3 @@ class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
 
     def _save_model(self, folder: Path) -> None:
         save_recommender(self.run, self.learner, folder if self.place.first else None)
-
-    def _not_finite(self, figures: StepFigures) -> TrainingStopped:
-        self.checkpoints.wait()
-        good = checkpoint.whole(self.checkpoints.folder)
-        first = self.done * self.run.batch
-        return TrainingStopped(
-            f"step {self.done + 1} has a loss of {figures.loss} and a gradient norm of {figures.grad_norm}",
-            found=f"its batch: rows {first:,} to {first + self.run.batch - 1:,} of {len(self.clicks.train):,}, "
-            "counted on from file to file",
-            allowed=f"the last good checkpoint is {good[-1]}" if good else "no checkpoint was written yet",
-            next="look at the batch, lower optimizer.lr or embeddings.lr, and start the same command again",
-        )

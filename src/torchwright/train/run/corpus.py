@@ -20,7 +20,7 @@ from torchwright.train.data.text import expand, token_shards
 from torchwright.train.model.foreign import ModelConfig, end_token
 from torchwright.train.run.config import Run
 from torchwright.train.run.data_section import RunError
-from torchwright.train.run.setup import on_first
+from torchwright.train.run.processes import on_first
 
 TOKENS = "tokens"
 """The part of a run folder that holds what its text and rows became."""

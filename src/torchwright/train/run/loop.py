@@ -18,10 +18,10 @@ from torchwright.train.run.config import AnyRun, Run
 from torchwright.train.run.deterministic import deterministic
 from torchwright.train.run.folder import begin, write_run_file
 from torchwright.train.run.patience import patient
+from torchwright.train.run.processes import Place, check_alike, on_first, processes
 from torchwright.train.run.read import read_run, with_merge
-from torchwright.train.run.session import Outcome, Session
-from torchwright.train.run.setup import Place, check_alike, on_first, processes
-from torchwright.train.run.trainer import Trainer, TrainingOutcome, TrainingStopped
+from torchwright.train.run.session import Outcome, Session, TrainingStopped
+from torchwright.train.run.trainer import Trainer, TrainingOutcome
 from torchwright.train.run.wandb_run import check_wandb
 
 STUCK = "stuck"

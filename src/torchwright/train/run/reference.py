@@ -28,7 +28,7 @@ from torchwright.train.run.corpus import Corpus
 from torchwright.train.run.learner import Learner
 from torchwright.train.run.precision import autocast
 from torchwright.train.run.preference import Preferences
-from torchwright.train.run.setup import on_first
+from torchwright.train.run.processes import on_first
 
 VERSION = 1
 TENSOR, KEY = "logp", "key"

@@ -11,7 +11,7 @@ from torchwright.train.data.batch import WindowBatch
 from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.run.config import Run
 from torchwright.train.run.corpus import open_data, walk_of
-from torchwright.train.run.setup import processes
+from torchwright.train.run.processes import processes
 from torchwright.train.run.survey import source_beside
 
 if TYPE_CHECKING:

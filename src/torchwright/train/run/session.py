@@ -11,7 +11,7 @@ import math
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -20,21 +20,27 @@ from safetensors import SafetensorError
 
 from torchwright.devices import get_device
 from torchwright.devices.allocator import retain_where_possible
+from torchwright.errors import TorchwrightError
 from torchwright.ledger import Ledger
 from torchwright.stuck.watch import Beat
+from torchwright.train.data.documents import Report
 from torchwright.train.run import checkpoint
 from torchwright.train.run.checkpoint import CheckpointError, Checkpoints, Described
 from torchwright.train.run.config import AnyRun
 from torchwright.train.run.metrics import RunMetrics
 from torchwright.train.run.patience import patient
+from torchwright.train.run.processes import Place, on_first
 from torchwright.train.run.profiling import StepProfiler
 from torchwright.train.run.profiling import told as told_profile
 from torchwright.train.run.run_file import changed_fields
-from torchwright.train.run.setup import Place, on_first
 from torchwright.train.run.signals import Signals
 from torchwright.train.run.step import StepFigures
 
 Outcome = TypeVar("Outcome", covariant=True)
+
+
+class TrainingStopped(TorchwrightError):
+    """A run that cannot go on: a loss or gradient that is no number, or a process that is gone."""
 
 
 class Session(ABC, Generic[AnyRun, Outcome]):
@@ -174,6 +180,28 @@ class Session(ABC, Generic[AnyRun, Outcome]):
             self.metrics.event("profile", at=self.done, **dataclasses.asdict(found))
             self.metrics.show(told_profile(found))
             self._since = time.perf_counter(), self.done
+
+    def tell_broken(self, reports: Mapping[str, Report], *, numbered: str) -> None:
+        """The rows that are left out, by file; `numbered` is what a report's numbers count."""
+        for file, report in reports.items():
+            if report.broken:
+                number, reason = report.listed[0]
+                self.metrics.event("broken_rows", file=file, broken=report.broken, rows=report.listed)
+                self.metrics.show(
+                    f"{file}: {report.broken:,} of {report.rows:,} rows are broken and left out, the first in "
+                    f"{numbered} {number}: {reason}"
+                )
+
+    def not_finite(self, figures: StepFigures, *, found: str, rates: str) -> TrainingStopped:
+        """Of the step that would come next; `found` says of what it was made, `rates` what may be lowered."""
+        self.checkpoints.wait()
+        good = checkpoint.whole(self.checkpoints.folder)
+        return TrainingStopped(
+            f"step {self.done + 1} has a loss of {figures.loss} and a gradient norm of {figures.grad_norm}",
+            found=found,
+            allowed=f"the last good checkpoint is {good[-1]}" if good else "no checkpoint was written yet",
+            next=f"look at the batch, lower {rates}, and start the same command again",
+        )
 
     def save(self) -> None:
         """Begin to write a checkpoint of the state as it is."""

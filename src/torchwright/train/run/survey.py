@@ -18,7 +18,7 @@ from torchwright.train.data.text import Maker, expand, kind_of, token_shards, to
 from torchwright.train.model.foreign import ModelConfig, end_token, read_model_config
 from torchwright.train.run.config import Run
 from torchwright.train.run.corpus import check_form
-from torchwright.train.run.setup import write_source
+from torchwright.train.run.source import write_source
 
 READ_AT_ONCE = 1 << 22
 """Ids of a shard."""

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from torchwright.devices import get_device
-from torchwright.errors import TorchwrightError
 from torchwright.hub.run_folder import ADAPTER, MODEL
 from torchwright.hub.trained import write_trained_scheme
 from torchwright.ledger import Ledger
@@ -23,7 +22,6 @@ from torchwright.train.model import save_folder
 from torchwright.train.model.foreign import Foreign, ForeignConfig, read_model_config, save_foreign
 from torchwright.train.model.lora import merged
 from torchwright.train.parallel.stages import Staged
-from torchwright.train.run import checkpoint
 from torchwright.train.run.adapt import base_digests, write_adapters
 from torchwright.train.run.checkpoint import CheckpointError, Described
 from torchwright.train.run.config import FEW_BITS, FREE, Run
@@ -32,18 +30,15 @@ from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.heads import write_head
 from torchwright.train.run.learner import Learner
 from torchwright.train.run.metrics import HELD_OUT
-from torchwright.train.run.not_finite import Sighting, first_not_finite, told
+from torchwright.train.run.not_finite import first_not_finite, told
+from torchwright.train.run.processes import Place, on_first
 from torchwright.train.run.reference import with_reference
 from torchwright.train.run.run_file import changed_fields
 from torchwright.train.run.schedule import ScheduledStep, plan_step, steps
 from torchwright.train.run.session import Session
-from torchwright.train.run.setup import Place, on_first, write_source
+from torchwright.train.run.source import write_source
 from torchwright.train.run.step import StepFigures
 from torchwright.train.shape import Shape
-
-
-class TrainingStopped(TorchwrightError):
-    """A run that cannot go on: a loss or gradient that is no number, or a process that is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +110,7 @@ class Trainer(Session[Run, TrainingOutcome]):
         return self.corpus.facts()
 
     def begin(self) -> None:
-        """The rows that are left out, by file."""
-        for file, report in self.corpus.reports.items():
-            if report.broken:
-                number, reason = report.listed[0]
-                self.metrics.event("broken_rows", file=file, broken=report.broken, rows=report.listed)
-                self.metrics.show(
-                    f"{file}: {report.broken:,} of {report.rows:,} rows are broken and left out, the first in row "
-                    f"{number}: {reason}"
-                )
+        self.tell_broken(self.corpus.reports, numbered="row")
 
     def advance(self) -> StepFigures:
         """One step, and its figures where they are due."""
@@ -143,7 +130,12 @@ class Trainer(Session[Run, TrainingOutcome]):
             if figures.failed:
                 self.checkpoints.wait()  # raises its reason
             if not figures.finite:
-                raise self._not_finite(step, figures, windows, first_not_finite(self.learner, step, batches))
+                first = told(first_not_finite(self.learner, step, batches), step, windows)
+                raise self.not_finite(
+                    figures,
+                    found=f"{first}; {step.tokens:,} tokens were seen before it",
+                    rates="optimizer.lr or clip",
+                )
             self.learner.update(step)
         self.done += 1
         if self.done % self.run.log_every == 0 or self.done == self.last or figures.leave:
@@ -209,7 +201,6 @@ class Trainer(Session[Run, TrainingOutcome]):
         if finished and self.run.qat is not None:
             with self.ledger.phase("evaluation"):
                 on_first(self._write_receipt)
-        self.metrics.event("end" if finished else "left", at=self.done)
         return TrainingOutcome(
             out=self.out,
             steps=self.done,
@@ -287,18 +278,6 @@ class Trainer(Session[Run, TrainingOutcome]):
                 "train_files": self.corpus.digest(),
                 **({"base": self.base} if self.base else {}),
             },
-        )
-
-    def _not_finite(
-        self, step: ScheduledStep, figures: StepFigures, windows: Walk, first: Sighting | None
-    ) -> TrainingStopped:
-        self.checkpoints.wait()
-        good = checkpoint.whole(self.checkpoints.folder)
-        return TrainingStopped(
-            f"step {step.number + 1} has a loss of {figures.loss} and a gradient norm of {figures.grad_norm}",
-            found=f"{told(first, step, windows)}; {step.tokens:,} tokens were seen before it",
-            allowed=f"the last good checkpoint is {good[-1]}" if good else "no checkpoint was written yet",
-            next="look at the batch, lower optimizer.lr or clip, and start the same command again",
         )
 
 

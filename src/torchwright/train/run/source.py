@@ -1,0 +1,86 @@
+"""RUN/source: the configuration and the tokenizer of the model that a run trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from torchwright.decoder.families import decoder_config
+from torchwright.hub.chat_template import TEMPLATES
+from torchwright.hub.run_folder import SOURCE
+from torchwright.train.model.foreign import read_model_config
+from torchwright.train.run.config import Run
+from torchwright.train.run.data_section import RunError
+from torchwright.train.run.run_file import changed_fields
+
+CONFIG = "config.json"
+COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "LICENSE.txt",
+    *TEMPLATES,
+)
+
+
+def write_source(run: Run, folder: Path, out: Path) -> Path:
+    """RUN/source: config.json and the tokenizer's files, by which the trained weights can be loaded.
+
+    Raises `RunError` where the folder has those of another model than the run file's, and `RunError` or `ModelError`
+    for a configuration that is missing or that no family describes.
+    """
+    source, files = out / SOURCE, _source_files(run, folder)
+    if source.is_dir():
+        _check_source(source, files)
+        return source
+    new = source.with_name(f".{SOURCE}.{os.getpid()}")
+    new.mkdir(parents=True)
+    try:
+        for name, content in files.items():
+            (new / name).write_bytes(content)
+        new.rename(source)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return source
+
+
+def _source_files(run: Run, folder: Path) -> dict[str, bytes]:
+    """Name → content of the files that RUN/source is to hold."""
+    if run.model.config is not None:
+        content = json.dumps(run.model.config, indent=2).encode()
+        decoder_config(run.model.config, "`model.config` of the run file")
+    else:
+        assert run.model.folder is not None
+        model = folder / run.model.folder
+        if not (model / CONFIG).is_file():
+            raise RunError(f"model.folder has no {CONFIG}: {model}", next="check `model` in the run file")
+        content = (model / CONFIG).read_bytes()
+        read_model_config(model)
+    tokenizer = run.model.tokenizer or run.model.folder
+    copied = [folder / tokenizer / name for name in COPIED] if tokenizer else []
+    return {CONFIG: content, **{path.name: path.read_bytes() for path in copied if path.is_file()}}
+
+
+def _check_source(source: Path, files: dict[str, bytes]) -> None:
+    """Raise `RunError`, naming what differs, unless RUN/source holds these files."""
+    held = {path.name: path.read_bytes() for path in source.iterdir()}
+    different = [
+        f"model.{field}"
+        for field in changed_fields(*(json.loads(which.get(CONFIG, "{}")) for which in (held, files)))
+    ]
+    different += [
+        f"{name} of the tokenizer"
+        for name in sorted({*held, *files} - {CONFIG})
+        if held.get(name) != files.get(name)
+        # Runs that were begun before training rendered chats have none.
+        and not (name in TEMPLATES and name not in held)
+    ]
+    if different:
+        raise RunError(
+            f"the run folder {source.parent} was begun with another model than the run file's",
+            found="; ".join(different),
+            next="set the old values, or another `out`; where nothing in the folder is wanted, remove it",
+        )
