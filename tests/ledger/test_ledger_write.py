@@ -18,6 +18,7 @@ import pytest
 from torchwright.cli import main
 from torchwright.errors import UnknownName
 from torchwright.ledger import Ledger, process_started, read_account, write
+from torchwright.ledger.show import how_ended
 from torchwright.ledger.timeline import render
 
 
@@ -92,6 +93,7 @@ def test_steps_are_numbered_and_a_failed_one_is_not_done(tmp_path: Path) -> None
         train()
     (attempt,) = read_account(tmp_path).attempts
     assert (attempt.resumed, attempt.reached, attempt.saved, attempt.finished) == (7, 20, 20, False)
+    assert how_ended(attempt, last=True) == "failed"
 
 
 def test_a_phase_that_does_not_exist_is_refused(tmp_path: Path) -> None:
@@ -147,6 +149,7 @@ def test_a_kill_loses_no_more_than_the_time_between_lines(tmp_path: Path) -> Non
     counted = (attempt.end - attempt.start) / 1e9
     assert killed - begun - 0.5 < counted < killed - begun + 0.05
     assert (attempt.reached, attempt.saved, attempt.finished) == (10, 6, False)
+    assert how_ended(attempt, last=True) == "running or dead"
     subprocess.run([*command, "6", "8", "live"], check=True)
     account = read_account(tmp_path)
     seconds = account.seconds()

@@ -92,7 +92,7 @@ def test_a_full_disk_hides_no_fault(tmp_path: Path) -> None:
 
 
 def test_a_file_gets_a_line_for_each_set_of_figures(tmp_path: Path) -> None:
-    told = Console(file=io.StringIO(), width=200)
+    told = Console(file=io.StringIO(), width=60)  # a file has no width
     figures = {"loss": 2.0, "lr": 3e-4, "tokens_per_s": 12345.6, "mfu": 0.41, "memory_bytes": 2**31}
     with RunMetrics(tmp_path, steps=4, live=True, console=told) as metrics:
         metrics.figures(1, {**figures, "effective_time": 0.9})

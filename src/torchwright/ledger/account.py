@@ -33,6 +33,8 @@ class Attempt:
     lanes: dict[int, list[Piece]]
     """Rank → what it did from `start` to `end`, without holes."""
     finished: bool
+    failed: bool
+    """Whether an exception ended it, of which a process that was killed tells nothing."""
     resumed: int | None
     """The step whose state it began from, where that was a checkpoint."""
     reached: int
@@ -141,6 +143,7 @@ def account_of(sessions: list[ProcessLife]) -> Account:
                 world=max(session.world for session in group),
                 lanes=dict(sorted(lanes.items())),
                 finished=all(session.finished for session in group) and missing <= 0,
+                failed=any(session.failed for session in group),
                 resumed=min(_marks(group, "resume"), default=None),
                 reached=reached,
                 saved=max(_marks(group, "checkpoint"), default=None),

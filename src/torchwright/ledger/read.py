@@ -45,6 +45,8 @@ class ProcessLife:
     spans: list[Span] = field(default_factory=list)
     finished: bool = False
     """Whether it closed its ledger without an exception."""
+    failed: bool = False
+    """Whether it closed its ledger because of one."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -94,7 +96,7 @@ def read_session(path: Path) -> ProcessLife:
     for line in lines:
         session.spans.append(_span(line, session))
         session.end = session.spans[-1].end
-        session.finished = line.get("end") is True
+        session.finished, session.failed = line.get("end") is True, line.get("end") is False
     return session
 
 

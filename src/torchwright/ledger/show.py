@@ -74,6 +74,7 @@ def plain(account: Account) -> dict[str, Any]:
                 "ended": attempt.end / NANO,
                 "world": attempt.world,
                 "finished": attempt.finished,
+                "failed": attempt.failed,
                 "resumed_from_step": attempt.resumed,
                 "reached_step": attempt.reached,
                 "saved_step": attempt.saved,
@@ -95,9 +96,11 @@ def steps_of(attempt: Attempt) -> str:
 
 
 def how_ended(attempt: Attempt, last: bool) -> str:
-    """Whether it finished, died, or is perhaps still running."""
+    """Whether it finished, failed, died, or is perhaps still running."""
     if attempt.finished:
         return "finished"
+    if attempt.failed:
+        return "failed"
     return "running or dead" if last else "died"
 
 

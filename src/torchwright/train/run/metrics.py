@@ -116,7 +116,7 @@ class RunMetrics:
     def show(self, text: str) -> None:
         """A line for whoever watches; never read as markup."""
         if self._live:
-            self._console.print(text, markup=False)
+            self._console.print(text, markup=False, soft_wrap=True)
 
     def figures(self, step: int, values: Mapping[str, float | None], *, event: str | None = None) -> None:
         """Figures after `step` steps, its own or those of an event; what is None is not known and left out."""
@@ -134,7 +134,7 @@ class RunMetrics:
         if self._progress is not None:
             self._progress.update(self._task, completed=step, figures=text)
         else:
-            self._console.print(f"step {step}  {text}", markup=False)
+            self._console.print(f"step {step}  {text}", markup=False, soft_wrap=True)
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is not None:
