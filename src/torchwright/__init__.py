@@ -7,6 +7,7 @@
     tw.verify("out"); tw.bench("out")
     model = tw.load_decoder("path/to/folder", quantize="w8a8"); model.generate("Once upon a time")
     tw.load_speech("path/to/whisper").transcribe("talk.mp3").text
+    tw.load_segmenter("path/to/sam").segment("cat.jpg", points=[(400, 650)])
     step = tw.compile_numpy(numpy_function)
     loss = tw.sequence_parallel(model, mesh)(input_ids=ids, labels=labels)
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torchwright.decoder.load import load_decoder
     from torchwright.errors import TorchwrightError
     from torchwright.numpy_compile import compile_numpy
+    from torchwright.segment.load import load_segmenter
     from torchwright.speech.load import load_speech
     from torchwright.train.sequence import sequence_parallel
 
@@ -32,6 +34,7 @@ __all__ = [
     "compile_numpy",
     "load",
     "load_decoder",
+    "load_segmenter",
     "load_speech",
     "optimize",
     "sequence_parallel",
@@ -45,6 +48,7 @@ _HOMES = {
     "bench": "torchwright.api",
     "load": "torchwright.artifact.load",
     "load_decoder": "torchwright.decoder.load",
+    "load_segmenter": "torchwright.segment.load",
     "load_speech": "torchwright.speech.load",
     "compile_numpy": "torchwright.numpy_compile",
     "sequence_parallel": "torchwright.train.sequence",

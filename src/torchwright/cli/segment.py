@@ -1,0 +1,206 @@
+"""`torchwright segment`: the objects of pictures as masks."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchwright.cli.options import json_option, quiet_option
+from torchwright.cli.printing import print_json
+from torchwright.errors import TorchwrightError
+from torchwright.process.interrupts import importing
+
+if TYPE_CHECKING:
+    from torchwright.segment.base import Segmenter
+
+
+class _Numbers(click.ParamType):
+    """So many numbers with commas between them."""
+
+    def __init__(self, names: str) -> None:
+        self.name, self.count = names, names.count(",") + 1
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[float, ...]:
+        try:
+            numbers = tuple(float(word) for word in value.split(","))
+        except ValueError:
+            numbers = ()
+        if len(numbers) != self.count:
+            self.fail(f"'{value}' is not {self.name}", param, ctx)
+        return numbers
+
+
+@click.command("segment")
+@click.argument("pictures", metavar="PICTURE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--model", required=True, metavar="DIR|MODEL", help="A SAM or SAM 2 of transformers.")
+@click.option(
+    "--point",
+    "points",
+    multiple=True,
+    type=_Numbers("X,Y"),
+    metavar="X,Y",
+    help="A pixel of the object. Repeatable.",
+)
+@click.option(
+    "--outside",
+    multiple=True,
+    type=_Numbers("X,Y"),
+    metavar="X,Y",
+    help="A pixel that is none of the object's. Repeatable.",
+)
+@click.option(
+    "--box",
+    "boxes",
+    multiple=True,
+    type=_Numbers("X0,Y0,X1,Y1"),
+    metavar="X0,Y0,X1,Y1",
+    help="Left, top, right and bottom around an object. Repeatable, an object each.",
+)
+@click.option("--everything", is_flag=True, help="Every object that a grid of points finds.")
+@click.option(
+    "--grid",
+    type=click.IntRange(1, 128),
+    metavar="N",
+    show_default="32",
+    help="--everything: N x N points.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="64",
+    help="--everything: points that are decoded at once.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["fp32", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="What the encoder computes in.",
+)
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="A folder for each picture, named after it: masks as PNG and run lengths, and an overlay.",
+)
+@quiet_option
+@json_option
+def command(
+    pictures: tuple[Path, ...],
+    model: str,
+    points: tuple[tuple[float, ...], ...],
+    outside: tuple[tuple[float, ...], ...],
+    boxes: tuple[tuple[float, ...], ...],
+    everything: bool,
+    grid: int | None,
+    batch: int | None,
+    dtype: str,
+    out: Path,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Cut objects out of pictures: the one at a point, those in boxes, or everything.
+
+    Pixels count from the picture's left and top. A picture that cannot be read is told, and the others are segmented
+    all the same; the exit code is then 2.
+    """
+    prompts = {"points": points, "outside": outside, "boxes": boxes}
+    asked = _asked(prompts, everything, {"grid": grid, "batch": batch})
+    targets = _targets(pictures, out)
+    with importing():
+        import torch
+
+        from torchwright.segment.load import load_segmenter
+
+    segmenter = load_segmenter(model, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+    rows, failed = [], False
+    for picture, target in zip(pictures, targets, strict=True):
+        try:
+            row = _segment(segmenter, picture, target, everything, asked, quiet=quiet)
+            if not as_json and not quiet:
+                click.echo(f"{picture}: {len(row['masks'])} masks in {row['seconds']:.1f} s, {target}")
+        except TorchwrightError as error:
+            if len(pictures) == 1:
+                raise
+            failed, row = True, {"file": picture, "error": str(error)}
+            click.echo(f"torchwright: {error}", err=True)
+        rows.append(row)
+    if as_json:
+        print_json({"model": model, "files": rows})
+    if failed:
+        raise click.exceptions.Exit(2)
+
+
+def _asked(prompts: dict[str, Any], everything: bool, how: dict[str, int | None]) -> dict[str, Any]:
+    """The options that count, by name; the others must not be given."""
+    given = {name: value for name, value in how.items() if value is not None}
+    if everything:
+        if any(prompts.values()):
+            raise click.UsageError("--everything asks for no --point, --outside or --box.")
+        return given
+    if given:
+        raise click.UsageError(f"--{next(iter(given))} is for --everything.")
+    if not prompts["points"] and not prompts["boxes"]:
+        raise click.UsageError("say which object: --point X,Y, --box X0,Y0,X1,Y1, or --everything.")
+    return prompts
+
+
+def _targets(pictures: tuple[Path, ...], out: Path) -> list[Path]:
+    targets = [out / picture.stem for picture in pictures]
+    twice = next((target for target in targets if targets.count(target) > 1), None)
+    if twice is not None:
+        raise click.UsageError(f"two of the pictures would be written to {twice}: give them other names.")
+    return targets
+
+
+def _segment(
+    segmenter: Segmenter,
+    picture: Path,
+    target: Path,
+    everything: bool,
+    asked: dict[str, Any],
+    *,
+    quiet: bool,
+) -> dict[str, Any]:
+    """One picture's masks, written; returns its facts."""
+    from torchwright.segment.files import check_target, write_masks
+    from torchwright.segment.picture import read_picture
+
+    check_target(target)
+    pixels_HW3, begun = read_picture(picture), time.monotonic()
+    masks = (
+        segmenter.everything(pixels_HW3, **asked) if everything else segmenter.segment(pixels_HW3, **asked)
+    )
+    seconds = time.monotonic() - begun
+    write_masks(target, pixels_HW3, masks)
+    facts = [
+        {name: value for name, value in mask.facts().items() if name != "segmentation"} for mask in masks
+    ]
+    return {"file": picture, "written": target, "seconds": seconds, "masks": facts}
+
+
+@contextmanager
+def _progress(picture: Path, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """What shows how many points are done, on a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+
+    def tell(done: int, total: int) -> None:
+        sys.stderr.write(f"\r\x1b[K{picture.name}: {done:,} of {total:,} points")
+        sys.stderr.flush()
+
+    try:
+        yield tell
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()

@@ -1,0 +1,71 @@
+"""Masks as files: a PNG each, all of them as run lengths, and a picture to look at."""
+
+from __future__ import annotations
+
+import colorsys
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from torchwright.errors import WorkloadError
+from torchwright.segment.masks import Mask
+
+MASKS, OVERLAY = "masks.json", "overlay.png"
+GOLDEN = 0.618033988749895
+"""Turns of the hue from one mask to the next: neighbours differ, and no two are the same."""
+
+
+def check_target(folder: Path) -> None:
+    """Raises `WorkloadError` for a folder that holds something else than masks, which would go."""
+    if folder.exists() and not (folder / MASKS).is_file():
+        raise WorkloadError(
+            f"{folder} is there already and holds no masks", next="choose another output folder"
+        )
+
+
+def write_masks(folder: Path, picture_HW3: np.ndarray, masks: Sequence[Mask]) -> None:
+    """FOLDER/000.png …, masks.json and overlay.png; masks that were there go when all of it is whole.
+
+    Raises as `check_target`.
+    """
+    from PIL import Image
+
+    check_target(folder)
+    new = folder.with_name(f".{folder.name}.{os.getpid()}")
+    new.mkdir(parents=True)
+    try:
+        for number, mask in enumerate(masks):
+            Image.fromarray(mask.pixels_HW.astype(np.uint8) * 255).save(new / f"{number:03}.png")
+        facts = [{"file": f"{number:03}.png", **mask.facts()} for number, mask in enumerate(masks)]
+        height, width, _ = picture_HW3.shape
+        told = {"height": height, "width": width, "masks": facts}
+        (new / MASKS).write_text(json.dumps(told, allow_nan=False) + "\n", encoding="utf-8")
+        Image.fromarray(overlaid(picture_HW3, masks)).save(new / OVERLAY)
+        if folder.exists():
+            shutil.rmtree(folder)
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def overlaid(picture_HW3: np.ndarray, masks: Sequence[Mask]) -> np.ndarray:
+    """The picture with each mask in a colour of its own and its edge bright; the largest lie lowest."""
+    out_HW3 = picture_HW3.astype(np.float32)
+    order = sorted(range(len(masks)), key=lambda number: -masks[number].area)
+    for number in order:
+        inside_HW = masks[number].pixels_HW
+        colour = np.array(colorsys.hsv_to_rgb(number * GOLDEN % 1, 0.8, 1.0), np.float32) * 255
+        out_HW3[inside_HW] = 0.5 * out_HW3[inside_HW] + 0.5 * colour
+        out_HW3[edge(inside_HW)] = colour
+    return out_HW3.round().astype(np.uint8)
+
+
+def edge(inside_HW: np.ndarray) -> np.ndarray:
+    """Pixels of a mask that have a neighbour outside of it, or lie at the picture's border."""
+    padded = np.pad(inside_HW, 1)
+    around = padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:]
+    return inside_HW & ~around

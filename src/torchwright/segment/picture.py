@@ -1,0 +1,111 @@
+"""Pictures as RGB (H, W, 3) uint8: upright, of bounded size, from files that are a stranger's."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchwright.errors import WorkloadError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")
+MOST_BYTES = 256 * 2**20
+MOST_PIXELS = 80_000_000
+SHORTEST = 8
+"""Pixels of a side: in fewer there is nothing to tell apart."""
+SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I;16N")
+
+
+class PictureError(WorkloadError, ValueError):
+    """A picture that cannot be used: what it is, and why."""
+
+
+def read_picture(source: Any) -> np.ndarray:
+    """A file, a Pillow image or an array (H, W, 3) uint8 as RGB (H, W, 3) uint8.
+
+    Of a file the first picture counts, turned as its EXIF says; grey, palettes and CMYK become RGB, 16 bits become 8,
+    and transparency is left out, as transformers does. Raises `PictureError` naming the file and what is wrong.
+    """
+    from PIL import Image
+
+    if isinstance(source, str | os.PathLike):
+        return _read_file(Path(source))
+    if isinstance(source, Image.Image):
+        _check_size("the picture", source.size)
+        return _rgb("the picture", source)
+    array = np.asarray(source)
+    if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8:
+        raise PictureError(
+            "the picture cannot be used",
+            found=f"{array.dtype} of shape {list(array.shape)}",
+            allowed="a file, a Pillow image, or uint8 of shape [height, width, 3]",
+        )
+    _check_size("the picture", (array.shape[1], array.shape[0]))
+    return array
+
+
+def _read_file(path: Path) -> np.ndarray:
+    from PIL import Image
+
+    if path.exists() and not path.is_file():
+        raise PictureError(f"{path} is no file")
+    try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise PictureError(
+                f"{path.name} is too large", found=f"{size:,} bytes", allowed=f"{MOST_BYTES:,} bytes"
+            )
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is lower
+            with Image.open(file, formats=FORMATS) as image:
+                _check_size(path.name, image.size)
+                return _rgb(path.name, image)
+    except Image.DecompressionBombError as error:
+        raise _too_large(path.name, str(error)) from error
+    except Image.UnidentifiedImageError as error:
+        raise PictureError(
+            f"{path.name} is no picture that can be read",
+            found=f"{size:,} bytes",
+            allowed=", ".join(FORMATS),
+        ) from error
+    except FileNotFoundError as error:
+        raise PictureError(f"there is no file {path}") from error
+    except PictureError:
+        raise
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError, ZeroDivisionError) as error:
+        # What Pillow's readers raise of files that are damaged.
+        raise PictureError(f"{path.name} is damaged or cut short", found=str(error)) from error
+
+
+def _rgb(name: str, image: Any) -> np.ndarray:
+    from PIL import ImageOps
+
+    image.load()
+    image = ImageOps.exif_transpose(image)
+    if image.mode in SIXTEEN_BITS:
+        grey = (np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    if image.mode in ("I", "F"):
+        raise PictureError(
+            f"{name} holds numbers that do not say which is white",
+            found=f"mode {image.mode}",
+            allowed="8 or 16 bits a channel",
+        )
+    return np.array(image.convert("RGB"))
+
+
+def _check_size(name: str, size: tuple[int, int]) -> None:
+    width, height = size
+    if min(width, height) < SHORTEST:
+        raise PictureError(
+            f"{name} is too small", found=f"{width}x{height} pixels", allowed=f"sides of {SHORTEST} or more"
+        )
+    if width * height > MOST_PIXELS:
+        raise _too_large(name, f"{width:,}x{height:,} pixels")
+
+
+def _too_large(name: str, found: str) -> PictureError:
+    return PictureError(f"{name} is too large", found=found, allowed=f"{MOST_PIXELS:,} pixels")
