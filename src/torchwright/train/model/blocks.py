@@ -139,30 +139,35 @@ class Experts(nn.Module):
         return self.compute(x_SE, counts_X, self.gate, self.up, self.down, self.activation)
 
 
-Balance = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(chosen shares, all shares, tokens of each expert) → chosen shares; see `BalancingLoss`."""
+Observe = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(chosen shares, all shares, tokens of each expert) → chosen shares as they are; see `balance.py`."""
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token's chosen experts, weighted by the router's softmax."""
+    """Each token's chosen experts, weighted by the router's softmax; a bias, where there is one, only chooses."""
+
+    bias: torch.Tensor | None
 
     def __init__(self, config: DecoderConfig, experts: ExpertsConfig) -> None:
         super().__init__()
         self.count, self.chosen, self.normalize = experts.count, experts.chosen, experts.normalize
         self.router = nn.Linear(config.model, experts.count, bias=False)
         self.experts = Experts(config, experts)
-        self.balance: Balance | None = None
+        self.register_buffer("bias", torch.zeros(experts.count) if experts.bias else None)
+        self.observers: list[Observe] = []
 
     def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
         x_TE = x_BTE.flatten(0, -2)
         score_TX = self.router(x_TE)
         share_TX = score_TX.softmax(-1, dtype=torch.promote_types(score_TX.dtype, torch.float32))
-        share_TC, expert_TC = share_TX.topk(self.chosen, dim=-1)
+        rank_TX = share_TX if self.bias is None else share_TX + self.bias
+        expert_TC = rank_TX.topk(self.chosen, dim=-1).indices
+        share_TC = share_TX.gather(-1, expert_TC)
         # The (token, choice) pairs in the order of their experts.
         order_S = expert_TC.flatten().argsort(stable=True)
         counts_X = expert_TC.flatten().bincount(minlength=self.count)
-        if self.balance is not None:
-            share_TC = self.balance(share_TC, share_TX, counts_X)
+        for observe in self.observers:
+            share_TC = observe(share_TC, share_TX, counts_X)
         if self.normalize:
             share_TC = share_TC / share_TC.sum(-1, keepdim=True)
         out_SE = self.experts(x_TE[order_S // self.chosen], counts_X)
