@@ -98,7 +98,9 @@ class FeedForward(nn.Module):
 ComputeExperts = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, str], torch.Tensor
 ]
-"""See `compute_experts`; expert and tensor parallelism put theirs in its place."""
+"""See `compute_experts`; low precision, then expert and tensor parallelism put theirs around it."""
+Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From rows (N, K) and a matrix (M, K) to their products (N, M)."""
 
 
 def compute_experts(
@@ -108,6 +110,7 @@ def compute_experts(
     up_XFE: torch.Tensor,
     down_XEF: torch.Tensor,
     activation: str,
+    linear: Linear = F.linear,
 ) -> torch.Tensor:
     """(S, E): the first `counts_X[0]` rows through expert 0, the next through expert 1, and so on.
 
@@ -118,8 +121,8 @@ def compute_experts(
     for x_NE, gate_FE, up_FE, down_EF in zip(
         x_SE.split(counts_X.tolist()), gate_XFE, up_XFE, down_XEF, strict=True
     ):
-        hidden_NF = activate(F.linear(x_NE, gate_FE), activation) * F.linear(x_NE, up_FE)
-        parts.append(F.linear(hidden_NF, down_EF))
+        hidden_NF = activate(linear(x_NE, gate_FE), activation) * linear(x_NE, up_FE)
+        parts.append(linear(hidden_NF, down_EF))
     return torch.cat(parts)
 
 
