@@ -20,12 +20,14 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor, Replicate
 
 from torchwright.train.model import Transformer
+from torchwright.train.model.balance import BalancingLoss
 from torchwright.train.model.loss import shift_labels
 from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel import apply, experts, parallelize, ring
 from torchwright.train.parallel.context import HeadExchange
 from torchwright.train.parallel.stages import Stage
 from torchwright.train.run import learner, setup, step
+from torchwright.train.run.balancing import Balancing
 from torchwright.train.run.objective import NextToken, Objective
 from torchwright.train.run.optimizer import Optimizers
 from torchwright.train.run.setup import Batches
@@ -250,6 +252,30 @@ def _means_of_micro_batches() -> Any:
     return patch.object(learner, "gradients", wrong)
 
 
+# Experts
+
+
+def _own_loads() -> Any:
+    """Experts are kept even by the tokens of each process alone."""
+    real = Balancing.__init__
+
+    def wrong(self: Balancing, *arguments: Any, **options: Any) -> None:
+        real(self, *arguments, **options)
+        self._groups = []
+
+    return patch.object(Balancing, "__init__", wrong)
+
+
+def _balanced_apart() -> Any:
+    """The balancing loss of each process's own tokens."""
+    real = BalancingLoss.__init__
+
+    def wrong(self: BalancingLoss, coefficient: float, micro_batches: int, _groups: Any) -> None:
+        real(self, coefficient, micro_batches, [])
+
+    return patch.object(BalancingLoss, "__init__", wrong)
+
+
 # Pipeline stages
 
 
@@ -395,6 +421,8 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "same rows": _same_rows,
     "mean of means": _mean_of_means,
     "means of micro-batches": _means_of_micro_batches,
+    "own loads": _own_loads,
+    "balanced apart": _balanced_apart,
     "micro-batch dropped": _micro_batch_dropped,
     "own tokens alone": _own_tokens_alone,
     "ring forgets": _ring_forgets,

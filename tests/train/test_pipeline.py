@@ -75,6 +75,16 @@ def test_two_stages_train_to_the_same_model_as_one_process(tmp_path: Path) -> No
             {"model": {"config": FOUR_LAYERS | MIXTURE}, "recompute": "full"},
             id="experts computed again",
         ),
+        pytest.param(
+            "zero_bubble",
+            {"pp": 2, "dp_shard": 2, "ep": 2},
+            {
+                "model": {"config": FOUR_LAYERS | MIXTURE},
+                "experts": {"balance": "bias", "bias_rate": 0.02},
+                "optimizer": {"lr": 3e-3, "eps": 1e-4},
+            },
+            id="experts over the processes of a stage",
+        ),
     ],
 )
 def test_every_schedule_trains_to_the_same_model_and_resumes_bit_for_bit(
@@ -146,7 +156,6 @@ def test_stages_write_the_texts_that_one_process_writes_and_their_checkpoint_goe
             {"micro_batches": 5, "pipeline": {"schedule": "zero_bubble"}, "batch_tokens": 320},
             "micro_batches=5 do not keep pp=2",
         ),
-        ({"layout": {"pp": 2, "dp_shard": 2, "ep": 2}}, "do not go with this `layout`"),
         ({"compile": True, "pipeline": {"schedule": "zero_bubble"}}, "do not go with this `compile`"),
         ({"recompute": "full", "pipeline": {"schedule": "zbv"}}, "do not go with this `recompute`"),
         ({"qat": {"scheme": "w8a8"}}, "do not go with this `qat`"),
@@ -178,10 +187,17 @@ def test_layers_are_cut_evenly_and_stages_go_round_or_there_and_back() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "layout"),
-    [("zbv", {"pp": 2}), ("interleaved", {"pp": 2, "cp": 2}), ("zero_bubble", {"pp": 2, "tp": 2})],
+    [
+        ("zbv", {"pp": 2}),
+        ("interleaved", {"pp": 2, "cp": 2}),
+        ("zero_bubble", {"pp": 2, "tp": 2}),
+        ("1f1b", {"pp": 2, "dp_shard": 2, "ep": 2}),
+        ("zbv", {"pp": 2, "cp": 2, "ep": 2}),
+    ],
 )
 def test_stages_are_proved_value_by_value(tmp_path: Path, schedule: str, layout: dict[str, int]) -> None:
-    path = pipelined(tmp_path, layout=layout, pipeline={"schedule": schedule}, precision="bf16")
+    config = FOUR_LAYERS | (MIXTURE if "ep" in layout else {})
+    path = pipelined(tmp_path, config, layout=layout, pipeline={"schedule": schedule}, precision="bf16")
     proof = prove_file(path)
     assert proof.passed, proof.divergence
     assert [part.layout for part in proof.parts] == [Layout.from_degrees(layout)]

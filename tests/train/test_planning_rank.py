@@ -20,6 +20,7 @@ from torchwright.train.planning.enumerate import divisors, layouts
 from torchwright.train.planning.job import Job, JobError, LayoutPlan, make_job
 from torchwright.train.planning.models import read_model
 from torchwright.train.planning.rank import Ranking, evaluate, rank, read_degrees
+from torchwright.train.planning.time import Clock
 from torchwright.train.shape import Shape
 
 LLAMA = read_model("llama-3.1-8b")
@@ -257,6 +258,26 @@ def test_emulated_formats_cost_what_they_are() -> None:
     )
     assert mx["matrix products"] == plain["matrix products"]
     assert mx["memory"] > 2 * plain["memory"]
+
+
+def test_experts_are_rounded_as_often_as_tokens_pass_through_them() -> None:
+    """By hand, for one layer of one process: values of each product's operands and of all experts' matrices, twice."""
+    config = read_model("mixtral-8x7b")
+    assert config.experts is not None
+    shape = Shape(dataclasses.replace(config, layers=1, sparse=(True,), ropes=config.ropes[:1], windows=(0,)))
+    job, (kind, _) = dataclasses.replace(JOB, precision="mxfp8"), shape.stages(1)[0].layers[0]
+    one = LayoutPlan(layout=Layout(), micro_batch=1, micro_batches=1, recompute="none")
+    clock = Clock(shape, job, h100())
+    E, F, C = config.model, config.experts.feed_forward, config.experts.chosen
+    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    of_attention = 2 * (3 * E + q) + 2 * (q + 2 * kv + E)
+    of_experts = C * (2 * (2 * E + F) + 2 * (2 * F + E))
+    assert clock._rounded(kind, 1) == of_attention + of_experts
+    plain = Clock(shape, dataclasses.replace(job, precision="bf16"), h100())
+    more = clock._computing(one, kind).parts["memory"] - plain._computing(one, kind).parts["memory"]
+    tokens, matrices = one.tokens(job), 2 * E * (q + kv) + 3 * config.experts.count * E * F
+    rounded = tokens * (of_attention + of_experts) + 2 * matrices
+    assert more == pytest.approx(8 * rounded / (3.35e12 * 0.80))
 
 
 def test_the_optimizer_moves_embedding_and_output_layer_too() -> None:

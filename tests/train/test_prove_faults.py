@@ -95,6 +95,18 @@ NAMED: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "accumulation",
         "a mean of means on accumulation",
     ),
+    "own loads": (
+        {"layout": {"dp_replicate": 2}, "experts": {"balance": "bias"}, **EXPERTS},
+        "load/layers.0.mlp",
+        "dp_replicate",
+        "a sum missing on dp_replicate: the processes' parts add up to the right value",
+    ),
+    "balanced apart": (
+        {"layout": {"dp_replicate": 2}, "experts": {"balance": 0.1}, **EXPERTS},
+        "backward/layers.1.mlp.router",
+        "dp_replicate",
+        "in layers.1.mlp",
+    ),
     "micro-batch dropped": (
         {"layout": {"pp": 2, "dp_shard": 2}, "micro_batches": 2, **UNTIED},
         "backward/layers.0.mlp.down",
@@ -144,7 +156,7 @@ NAMED: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "the optimizer moves otherwise with dp_replicate",
     ),
 }
-QUICK = ("ring forgets", "means of micro-batches", "recomputed otherwise", "not rounded")
+QUICK = ("own loads", "ring forgets", "means of micro-batches", "recomputed otherwise", "not rounded")
 
 
 def proof_of(fault: str, folder: Path, **changes: Any) -> Proof:

@@ -122,6 +122,14 @@ RUNS: dict[str, dict[str, Any]] = {
     "adamw8bit": {"layout": {"dp_shard": 2}, "optimizer": {"name": "adamw8bit"}},
     "float8": {"layout": {"dp_shard": 2}, "precision": "float8_rowwise"},
     "mxfp8": {"layout": {"dp_replicate": 2}, "precision": "mxfp8"},
+    "mxfp8 with tp": {"layout": {"dp_shard": 2, "tp": 2}, "precision": "mxfp8"},
+    "mxfp8 experts with ep and tp": {
+        "layout": {"dp_shard": 2, "ep": 2, "tp": 2},
+        "precision": "mxfp8",
+        **EXPERTS,
+    },
+    "mxfp4 experts with ep": {"layout": {"dp_shard": 2, "ep": 2}, "precision": "mxfp4", **EXPERTS},
+    "float8 with ep": {"layout": {"cp": 2, "ep": 2}, "precision": "float8_rowwise", **EXPERTS},
     "qat": {"layout": {"cp": 2}, "precision": "fp32", "qat": {"scheme": "w4a8"}},
     "one process": {"micro_batches": 2, "clip": False, "recompute": "full"},
 }

@@ -29,6 +29,8 @@ class ExpertsConfig:
     feed_forward: int
     normalize: bool
     """Whether the chosen experts' weights are scaled to sum to 1."""
+    bias: bool = False
+    """Whether experts are chosen by their shares and a bias, which no weight has a part of (DeepSeek-AI, 2024)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,8 @@ from torchwright.decoder.rope import Rope, read_rope
 from torchwright.hub.fields import Fields
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+BIASED = "noaux_tc"
+"""What config.json calls, as `topk_method`, experts that are kept in balance by a bias."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,11 @@ class Names:
     router: str = "mlp.gate"
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     expert_down: str = "mlp.experts.{}.down_proj"
+
+    @property
+    def expert_bias(self) -> str:
+        """What experts are chosen by beside their shares, where config.json says so (`BIASED`)."""
+        return f"{self.router}.e_score_correction_bias"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +241,11 @@ def _experts(fields: Fields, *, feed_forward: str, normalize: bool) -> ExpertsCo
     if chosen > count:
         raise fields.wrong("num_experts_per_tok", f"at most the {count} experts")
     return ExpertsConfig(
-        count=count, chosen=chosen, feed_forward=fields.integer(feed_forward), normalize=normalize
+        count=count,
+        chosen=chosen,
+        feed_forward=fields.integer(feed_forward),
+        normalize=normalize,
+        bias=fields.data.get("topk_method") == BIASED,
     )
 
 

@@ -109,6 +109,7 @@ class MixtureOfExperts(nn.Module):
 
     router: torch.Tensor
     packed_router: torch.Tensor | None
+    bias: torch.Tensor | None
     unplanned = "a mixture of experts, whose rows go different ways"
 
     def __init__(
@@ -123,6 +124,7 @@ class MixtureOfExperts(nn.Module):
         layout = ops.layout(for_gpu=gpu.takes(weights.device))
         packed = layout.pack_bf16(router) if takes else None
         self.register_buffer("packed_router", packed, persistent=False)
+        self.register_buffer("bias", weights.expert_bias(layer))
         self.experts = nn.ModuleList(
             FeedForward(config.activation, *weights.expert(layer, expert)) for expert in range(experts.count)
         )
@@ -134,7 +136,9 @@ class MixtureOfExperts(nn.Module):
             kernels = ops.on(x_TE.device, x_TE.dtype)
             score_TX = kernels.linear_bf16(x_TE, self.packed_router, None, self.count)
         share_TX = score_TX.float().softmax(-1)
-        share_TC, expert_TC = share_TX.topk(self.chosen, dim=-1)
+        rank_TX = share_TX if self.bias is None else share_TX + self.bias
+        expert_TC = rank_TX.topk(self.chosen, dim=-1).indices
+        share_TC = share_TX.gather(-1, expert_TC)
         if self.normalize:
             share_TC = share_TC / share_TC.sum(-1, keepdim=True)
         out_TE = torch.zeros_like(x_TE)

@@ -111,6 +111,10 @@ class _PackedWeights:
     def router(self, layer: int) -> torch.Tensor:
         return self._read(f"layers.{layer}.mlp.router")
 
+    def expert_bias(self, layer: int) -> torch.Tensor | None:
+        name = f"layers.{layer}.mlp.bias"
+        return self._read(name) if name in self._offsets else None
+
     def release(self) -> None:
         """Let go of what was read of the file, which would count twice."""
         self._file = None

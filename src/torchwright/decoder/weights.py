@@ -36,6 +36,7 @@ class DecoderParts(Protocol):
     def linear(self, layer: int, part: str) -> nn.Module: ...
     def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]: ...
     def router(self, layer: int) -> torch.Tensor: ...
+    def expert_bias(self, layer: int) -> torch.Tensor | None: ...
     def release(self) -> None: ...
 
 
@@ -114,6 +115,14 @@ class DecoderWeights:
         assert self.config.experts
         name = f"model.layers.{layer}.{self.names.router}.weight"
         return self._stack([name], [(self.config.experts.count, self.config.model)])
+
+    def expert_bias(self, layer: int) -> torch.Tensor | None:
+        """(experts,) in float32; None where experts are chosen by their shares alone."""
+        experts = self.config.experts
+        if experts is None or not experts.bias:
+            return None
+        name = f"model.layers.{layer}.{self.names.expert_bias}"
+        return self.checkpoint.weight(name, (experts.count,)).rows(0, experts.count).float()
 
     def release(self) -> None:
         """Let go of the files' memory, called after each layer; parts given before stay good."""

@@ -1,4 +1,4 @@
-"""Balancing of experts: the auxiliary loss that draws tokens to those with few, and how full each was."""
+"""Balancing of experts: an auxiliary loss that draws tokens to those with few, and how many tokens each was given."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed._functional_collectives import all_reduce, wait_tensor
-
-from torchwright.train.model.blocks import MixtureOfExperts
 
 
 class BalancingLoss:
@@ -52,8 +49,32 @@ class _Balanced(torch.autograd.Function):
         return gradients[0], weight_X.expand(ctx.tokens, -1), None
 
 
-def balance(model: nn.Module, loss: BalancingLoss) -> None:
-    """Train every mixture of experts with `loss`."""
-    for module in model.modules():
-        if isinstance(module, MixtureOfExperts):
-            module.balance = loss
+class Load:
+    """How many choices fell on each expert of a layer, this process's alone, until they are taken."""
+
+    def __init__(self, experts: int, device: torch.device | str) -> None:
+        self.counts_X = torch.zeros(experts, dtype=torch.int64, device=device)
+
+    def __call__(
+        self, share_TC: torch.Tensor, share_TX: torch.Tensor, counts_X: torch.Tensor
+    ) -> torch.Tensor:
+        """`share_TC` as it is; backward, `counts_X` are added: once a micro-batch, in no evaluation."""
+        return _Counted.apply(share_TC, counts_X, self.counts_X)  # type: ignore[return-value]
+
+
+class _Counted(torch.autograd.Function):
+    """Adds up in the backward pass, which a step goes through once, also where the forward pass is computed again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, share_TC: torch.Tensor, counts_X: torch.Tensor, total_X: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(counts_X)
+        ctx.total_X = total_X
+        return share_TC.view_as(share_TC)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (counts_X,) = ctx.saved_tensors
+        ctx.total_X += counts_X
+        return gradients[0], None, None

@@ -98,7 +98,9 @@ class FeedForward(nn.Module):
 ComputeExperts = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, str], torch.Tensor
 ]
-"""See `compute_experts`; expert and tensor parallelism put theirs in its place."""
+"""See `compute_experts`; low precision, then expert and tensor parallelism put theirs around it."""
+Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From rows (N, K) and a matrix (M, K) to their products (N, M)."""
 
 
 def compute_experts(
@@ -108,6 +110,7 @@ def compute_experts(
     up_XFE: torch.Tensor,
     down_XEF: torch.Tensor,
     activation: str,
+    linear: Linear = F.linear,
 ) -> torch.Tensor:
     """(S, E): the first `counts_X[0]` rows through expert 0, the next through expert 1, and so on.
 
@@ -118,8 +121,8 @@ def compute_experts(
     for x_NE, gate_FE, up_FE, down_EF in zip(
         x_SE.split(counts_X.tolist()), gate_XFE, up_XFE, down_XEF, strict=True
     ):
-        hidden_NF = activate(F.linear(x_NE, gate_FE), activation) * F.linear(x_NE, up_FE)
-        parts.append(F.linear(hidden_NF, down_EF))
+        hidden_NF = activate(linear(x_NE, gate_FE), activation) * linear(x_NE, up_FE)
+        parts.append(linear(hidden_NF, down_EF))
     return torch.cat(parts)
 
 
@@ -139,30 +142,35 @@ class Experts(nn.Module):
         return self.compute(x_SE, counts_X, self.gate, self.up, self.down, self.activation)
 
 
-Balance = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(chosen shares, all shares, tokens of each expert) → chosen shares; see `BalancingLoss`."""
+Observe = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(chosen shares, all shares, tokens of each expert) → chosen shares as they are; see `balance.py`."""
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token's chosen experts, weighted by the router's softmax."""
+    """Each token's chosen experts, weighted by the router's softmax; a bias, where there is one, only chooses."""
+
+    bias: torch.Tensor | None
 
     def __init__(self, config: DecoderConfig, experts: ExpertsConfig) -> None:
         super().__init__()
         self.count, self.chosen, self.normalize = experts.count, experts.chosen, experts.normalize
         self.router = nn.Linear(config.model, experts.count, bias=False)
         self.experts = Experts(config, experts)
-        self.balance: Balance | None = None
+        self.register_buffer("bias", torch.zeros(experts.count) if experts.bias else None)
+        self.observers: list[Observe] = []
 
     def forward(self, x_BTE: torch.Tensor) -> torch.Tensor:
         x_TE = x_BTE.flatten(0, -2)
         score_TX = self.router(x_TE)
         share_TX = score_TX.softmax(-1, dtype=torch.promote_types(score_TX.dtype, torch.float32))
-        share_TC, expert_TC = share_TX.topk(self.chosen, dim=-1)
+        rank_TX = share_TX if self.bias is None else share_TX + self.bias
+        expert_TC = rank_TX.topk(self.chosen, dim=-1).indices
+        share_TC = share_TX.gather(-1, expert_TC)
         # The (token, choice) pairs in the order of their experts.
         order_S = expert_TC.flatten().argsort(stable=True)
         counts_X = expert_TC.flatten().bincount(minlength=self.count)
-        if self.balance is not None:
-            share_TC = self.balance(share_TC, share_TX, counts_X)
+        for observe in self.observers:
+            share_TC = observe(share_TC, share_TX, counts_X)
         if self.normalize:
             share_TC = share_TC / share_TC.sum(-1, keepdim=True)
         out_SE = self.experts(x_TE[order_S // self.chosen], counts_X)

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate
 
 from torchwright.decoder.config import DecoderConfig
+from torchwright.train.model.blocks import MixtureOfExperts
 from torchwright.train.model.four_bit import FourBit
 
 DEVIATION = 0.02
@@ -60,11 +61,20 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local()
 
 
+def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a model's files hold, by our names: parameters, and the biases by which experts are chosen."""
+    found: dict[str, torch.Tensor] = dict(model.named_parameters())
+    for name, module in model.named_modules():
+        if isinstance(module, MixtureOfExperts) and module.bias is not None:
+            found[f"{name}.bias"] = module.bias
+    return found
+
+
 @torch.no_grad()
 def initialize(model: nn.Module, config: DecoderConfig, seed: int) -> None:
     """See `Transformer.reset_parameters`."""
     into_residual = DEVIATION / (2 * config.layers) ** 0.5
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_tensors(model).items():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
         elif "norm" in name or name.split(".")[-2].startswith(("pre_", "post_")):

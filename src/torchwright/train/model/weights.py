@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import save_file
 
 from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.families import FAMILIES, Names
+from torchwright.decoder.families import BIASED, FAMILIES, Names, decoder_config
 from torchwright.errors import ModelError
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.files import INDEX
 from torchwright.hub.folder import model_files, read_object
 from torchwright.hub.trained import FILE as TRAINED
-from torchwright.train.model.fill import fill, whole
+from torchwright.train.model.fill import fill, named_tensors, whole
 from torchwright.train.model.four_bit import FourBit
 from torchwright.train.model.transformer import SCORE, Transformer
 
@@ -35,6 +35,8 @@ class FileTensor:
     name: str
     parameters: tuple[str, ...]
     expert: int | None = None
+    bias: bool = False
+    """Whether experts are chosen by it."""
 
 
 def file_tensors(config: DecoderConfig, output: str = "lm_head") -> Iterator[FileTensor]:
@@ -65,6 +67,9 @@ def _layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[
     ]
     if config.sparse[layer]:
         linears.append(((names.router,), ("mlp.router",), False))
+        assert config.experts
+        if config.experts.bias:
+            yield FileTensor(name=f"{file}{names.expert_bias}", parameters=(f"{ours}mlp.bias",), bias=True)
     else:
         linears.append((names.gate_up, ("mlp.gate", "mlp.up"), config.mlp_bias))
         linears.append(((names.down,), ("mlp.down",), config.mlp_bias))
@@ -93,23 +98,28 @@ def _layer_tensors(config: DecoderConfig, names: Names, layer: int) -> Iterator[
 def load_weights(model: Transformer, folder: Path) -> None:
     """Fill the model from a folder's safetensors, in the parameters' own dtype; sharded ones take their part.
 
-    A classifier's output layer is left as it is.
+    A classifier's output layer is left as it is; biases by which experts are chosen begin at zero where it has none.
 
     Raises `ModelError`, naming file and tensor, for what is missing, damaged or of another shape.
     """
-    checkpoint = Checkpoint(folder, read_object(folder / "config.json"))
+    described = read_object(folder / "config.json")
+    checkpoint = Checkpoint(folder, described)
     if checkpoint.quantized:
         raise ModelError(
             f"{folder} is quantized ({checkpoint.format}), and training starts from float weights",
             next="take the model's original checkpoint",
         )
-    parameters: dict[str, torch.Tensor | FourBit] = dict(model.named_parameters())
+    parameters: dict[str, torch.Tensor | FourBit] = {**named_tensors(model)}
     parameters |= {name: part for name, part in model.named_modules() if isinstance(part, FourBit)}
+    of_folder = decoder_config(described, f"{folder / 'config.json'}").experts
     # An expert's matrix is read when its turn comes; the parameter of all of them is filled when they are complete.
     gathered: dict[str, list[torch.Tensor]] = {}
     for tensor in file_tensors(model.config, model.output):
         elsewhere = tensor.parameters[0] not in parameters  # of another process's pipeline stage
         if elsewhere or tensor.name == f"{SCORE}.weight":
+            continue
+        if tensor.bias and not (of_folder and of_folder.bias):
+            fill(parameters[tensor.parameters[0]], torch.zeros(()))
             continue
         shapes = [tuple(parameters[name].shape) for name in tensor.parameters]
         if tensor.expert is not None:
@@ -162,7 +172,7 @@ def save_folder(
         dtype = _write_tensors(value, file_tensors(config, model.output), temporary)
         if temporary is not None:
             if source is not None:
-                _copy_files(source, temporary, dtype)
+                _copy_files(source, temporary, dtype, biased=bool(config.experts and config.experts.bias))
             temporary.chmod(0o755)
             os.replace(temporary, folder)
     finally:
@@ -172,7 +182,8 @@ def save_folder(
 
 def parameter_values(model: Transformer) -> Callable[[str], torch.Tensor]:
     """Parameter name → its whole value."""
-    return lambda name: whole(model.get_parameter(name))
+    tensors = named_tensors(model)
+    return lambda name: whole(tensors[name])
 
 
 def _write_tensors(
@@ -230,7 +241,7 @@ def _name_shards(folder: Path, weight_map: list[list[str]], total: int) -> None:
     (folder / INDEX).write_text(text, encoding="utf-8")
 
 
-def _copy_files(source: Path, folder: Path, dtype: torch.dtype) -> None:
+def _copy_files(source: Path, folder: Path, dtype: torch.dtype, *, biased: bool) -> None:
     for name, file in model_files(source, weights=False).items():
         if name not in (INDEX, TRAINED):  # what the source was trained for is not said of other weights
             shutil.copyfile(file, folder / name)
@@ -238,4 +249,6 @@ def _copy_files(source: Path, folder: Path, dtype: torch.dtype) -> None:
     for key in ("dtype", "torch_dtype"):
         if key in config:
             config[key] = str(dtype).removeprefix("torch.")
+    if biased:
+        config["topk_method"] = BIASED
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ from torch.distributed._functional_collectives import all_reduce, all_to_all_sin
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from torchwright.train.model.blocks import Experts, compute_experts
+from torchwright.train.model.blocks import ComputeExperts, Experts
 
 FEED_FORWARD = {"gate": 1, "up": 1, "down": 2}
 """The dimension of the feed-forward features, which tp divides."""
@@ -35,15 +35,15 @@ def apply_expert_parallel(experts: Experts, mesh: DeviceMesh) -> None:
         local = distribute_tensor(full, part, placements, src_data_rank=None)
         experts.register_parameter(name, nn.Parameter(local))
     experts.compute = ParallelExperts(
-        mesh["ep"] if "ep" in axes else None, mesh["tp"] if "tp" in axes else None
+        experts.compute, mesh["ep"] if "ep" in axes else None, mesh["tp"] if "tp" in axes else None
     )
 
 
 class ParallelExperts:
-    """`compute_experts` on parameters divided over `ep` and `tp`, either of which may be None."""
+    """`compute` on parameters divided over `ep` and `tp`, either of which may be None."""
 
-    def __init__(self, ep: DeviceMesh | None, tp: DeviceMesh | None) -> None:
-        self.ep, self.tp = ep, tp
+    def __init__(self, compute: ComputeExperts, ep: DeviceMesh | None, tp: DeviceMesh | None) -> None:
+        self.compute, self.ep, self.tp = compute, ep, tp
 
     def __call__(
         self,
@@ -57,7 +57,7 @@ class ParallelExperts:
         matrices = _local(gate_XFE), _local(up_XFE), _local(down_XEF), activation
 
         def compute(x_RE: torch.Tensor, counts_X: torch.Tensor) -> torch.Tensor:
-            return compute_experts(x_RE, counts_X, *matrices)
+            return self.compute(x_RE, counts_X, *matrices)
 
         if self.tp is not None:
             x_SE = _CopyIn.apply(x_SE, self.tp.get_group())  # pyright: ignore[reportAssignmentType]

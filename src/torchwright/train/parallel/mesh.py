@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -31,9 +32,14 @@ def shard_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
 
 
 def make_experts_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """The mesh (dp_replicate, fsdp, ep, tp) over the same processes: `fsdp` is what ep leaves of dp_shard · cp."""
-    sizes = (layout.dp_replicate, layout.dp_shard * layout.cp // layout.ep, layout.ep, layout.tp)
-    return init_device_mesh(device_type, sizes, mesh_dim_names=("dp_replicate", "fsdp", "ep", "tp"))
+    """The mesh (dp_replicate, pp, fsdp, ep, tp) over the same processes: `fsdp` is what ep leaves of dp_shard · cp."""
+    ranks = torch.arange(layout.processes).view(
+        layout.dp_replicate, layout.dp_shard, layout.pp, layout.cp, layout.tp
+    )
+    # A stage's experts are spread over the processes that hold the stage: pp goes out of the way.
+    sizes = (layout.dp_replicate, layout.pp, -1, layout.ep, layout.tp)
+    names = ("dp_replicate", "pp", "fsdp", "ep", "tp")
+    return DeviceMesh(device_type, ranks.movedim(2, 1).reshape(sizes), mesh_dim_names=names)
 
 
 def experts_shard_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:

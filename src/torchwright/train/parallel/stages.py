@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.train.layout import cut
-from torchwright.train.model.fill import whole
+from torchwright.train.model.fill import named_tensors, whole
 from torchwright.train.model.transformer import Transformer
 from torchwright.train.model.vocabulary import IGNORE
 
@@ -129,13 +129,12 @@ class Staged(Transformer):
     def values(self) -> Callable[[str], torch.Tensor]:
         """Parameter name → its whole value, of whichever stage it is."""
         with torch.device("meta"):
-            shapes = {name: value.shape for name, value in Transformer(self.config).named_parameters()}
-        like = next(self.parameters())
+            shapes = {name: value.shape for name, value in named_tensors(Transformer(self.config)).items()}
+        like, held = next(self.parameters()), named_tensors(self)
 
         def value(name: str) -> torch.Tensor:
             owner = self.owners[self._stage_of(name)]
-            own = self.get_parameter(name) if owner == dist.get_rank(self.group) else None
-            return self._from(owner, own, shapes[name], like.dtype, like.device)
+            return self._from(owner, held.get(name), shapes[name], like.dtype, like.device)
 
         return value
 

@@ -147,15 +147,16 @@ class Clock:
         if self.job.precision == "mxfp8":
             rounded = self._rounded(kind, layout.tp) * tokens
             rounded += 2 * (parameters.attention + parameters.feed_forward) / layout.tp
+            rounded += 2 * parameters.experts / (layout.tp * layout.ep)
             here.add("memory", MX_BYTES[self.job.compile] * rounded / self.bandwidth)
         return here
 
     def _rounded(self, kind: Kind, tp: int) -> float:
         """Values per token that MX formats round: every product's input and output gradient, both ways."""
-        shape, E = self.shape, self.shape.config.model
-        F = 0.0 if kind.sparse else shape.feed_forward_width(kind) / tp
-        q, kv = shape.q_width / tp, shape.kv_width / tp
-        return 2 * ((3 + 2 * (F > 0)) * E + q + F) + 2 * (q + 2 * kv + 2 * F + (1 + (F > 0)) * E)
+        shape, E, experts = self.shape, self.shape.config.model, self.shape.config.experts
+        F, q, kv = (width / tp for width in (shape.feed_forward_width(kind), shape.q_width, shape.kv_width))
+        times = experts.chosen if kind.sparse and experts is not None else 1
+        return 2 * ((3 + 2 * times) * E + q + F) + 2 * (q + 2 * kv + 2 * F + (1 + times) * E)
 
     def _attend(self, plan: LayoutPlan, kind: Kind, passes: float) -> float:
         """A fused kernel; for soft caps, and windows in a ring, tiles of scores that go through memory."""

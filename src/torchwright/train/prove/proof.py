@@ -94,11 +94,6 @@ def prove_file(
             "prove compares the loss of the next token, and the run has [preference] or [head]",
             next="prove the run without it: its layout, precision and compilation are the same",
         )
-    if run.experts is not None:
-        raise ProveError(
-            "prove's reference has no balancing loss",
-            next="prove the run without [experts]: its layout, precision and compilation are the same",
-        )
     return prove(str(path), [run], read_model(run, path.parent), processes, announce=announce)
 
 

@@ -17,8 +17,10 @@ from torchwright.train.data.batch import WindowBatch, of_windows
 from torchwright.train.model import Transformer, explicit_attention
 from torchwright.train.model.fill import fill
 from torchwright.train.model.vocabulary import IGNORE
+from torchwright.train.prove.balancing import PlainBalancing
 from torchwright.train.prove.shrink import STEPS
 from torchwright.train.prove.trace import Recorder, Trace
+from torchwright.train.run.balancing import balanced
 from torchwright.train.run.config import Run
 from torchwright.train.run.optimizer import Optimizers
 from torchwright.train.run.precision import autocast, convert
@@ -60,7 +62,7 @@ def fill_weights(model: Transformer) -> None:
 
 def reference(run: Run, config: DecoderConfig, dtype: torch.dtype) -> Trace:
     """The run's steps in `dtype`; where the run rounds, with that rounding."""
-    model = Transformer(config).to(dtype)
+    model = Transformer(config if run.experts is None else balanced(config, run.experts)).to(dtype)
     convert(model, run.precision, "cpu")
     if run.qat is not None:
         from torchwright.train.run.qat import fake_quantize
@@ -68,7 +70,7 @@ def reference(run: Run, config: DecoderConfig, dtype: torch.dtype) -> Trace:
         fake_quantize(model, run.qat)
     model.use_attention(explicit_attention)
     fill_weights(model)
-    move = _mover(model, run)
+    move, balancing = _mover(model, run), PlainBalancing(model, run)
     trace, rows = Trace(), Rows(run, config)
     for number in range(STEPS):
         step = plan_step(run, number)
@@ -80,7 +82,7 @@ def reference(run: Run, config: DecoderConfig, dtype: torch.dtype) -> Trace:
         wide = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32)).flatten(0, 1)
         nll_N = F.cross_entropy(wide, labels_BT.flatten(), ignore_index=IGNORE, reduction="none")
         loss = nll_N.sum() / (labels_BT != IGNORE).sum()
-        loss.backward()
+        (loss + balancing.loss()).backward()
         parameters = dict(model.named_parameters())
         norm = torch.stack([_gradient(p).norm() for p in parameters.values()]).norm()
         if recorder is not None:
@@ -90,15 +92,21 @@ def reference(run: Run, config: DecoderConfig, dtype: torch.dtype) -> Trace:
             trace.add("labels", labels_BT)
             for name, parameter in parameters.items():
                 trace.add(f"gradient/{name}", _gradient(parameter))
+            for name, load_X in balancing.loads().items():
+                trace.add(f"load/{name}", load_X)
         trace.add(numbered("loss", number), loss)
         trace.add(numbered("norm", number), norm)
         if number and run.clip is not None:
             for parameter in parameters.values():
                 _gradient(parameter).mul_((run.clip / (norm + 1e-6)).clamp(max=1.0))
+        balancing.move()
         move(step.rate)
         model.zero_grad()
     for name, parameter in model.named_parameters():
         trace.add(f"parameter/{name}", parameter)
+    for name, mixture in balancing.mixtures.items():
+        if mixture.bias is not None:
+            trace.add(f"bias/{name}", mixture.bias)
     return trace
 
 

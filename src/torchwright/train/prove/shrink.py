@@ -24,6 +24,10 @@ LR, EPS = 0.005, 1e-4
 """A large eps: gradients that are zero but for rounding must not become steps of full size."""
 
 
+BIAS_RATE = 0.05
+"""Large enough that a bias sends tokens elsewhere in the next step."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Small:
     """What is trained in place of a run's model."""
@@ -52,6 +56,7 @@ def shrink(run: runs.Run, full: DecoderConfig, layout: Layout) -> Small:
             "model": runs.Model(config={}),
             "optimizer": chosen.model_copy(update={"lr": LR, "eps": EPS}),
             "schedule": runs.Schedule(name="wsd", decay_fraction=1.0),
+            "experts": _shrink_experts(run),
         }
     )
     return Small(run=small, config=_shrink_config(full, run, layout, tokens))
@@ -94,10 +99,12 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
     )
     experts = full.experts
     if experts is not None:
+        count = math.lcm(4, layout.ep)
         experts = replace(
             experts,
-            count=math.lcm(4, layout.ep),
-            chosen=min(experts.chosen, 2),
+            count=count,
+            # Rounding would turn choices, each of which is an error of no size that it has itself.
+            chosen=count if rounds(run) else min(experts.chosen, 2),
             feed_forward=math.lcm(block if blocks else EXPERT, layout.tp),
         )
     vocabulary = BLOCK_VOCABULARY if blocks else math.lcm(VOCABULARY, layout.tp)
@@ -124,6 +131,12 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
         attention_soft_cap=min(full.attention_soft_cap, 2.0),
         logit_soft_cap=min(full.logit_soft_cap, 5.0),
     )
+
+
+def _shrink_experts(run: runs.Run) -> runs.Experts | None:
+    if run.experts is None or run.experts.balance != "bias":
+        return run.experts
+    return run.experts.model_copy(update={"bias_rate": BIAS_RATE})
 
 
 def _kinds(config: DecoderConfig, stages: int) -> list[int]:

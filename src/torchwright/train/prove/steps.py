@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchwright.train.model import Transformer
+from torchwright.train.model.blocks import MixtureOfExperts
 from torchwright.train.model.fill import whole
 from torchwright.train.parallel.stages import Staged
 from torchwright.train.prove.reference import Rows, fill_weights, numbered
@@ -50,17 +51,32 @@ def train_steps(small: Small, dtype: torch.dtype) -> tuple[Trace, DeviceMesh]:
                 trace.add(
                     f"gradient/{name}", torch.empty(0) if parameter.grad is None else whole(parameter.grad)
                 )
+            for name, load_X in _loads(learner).items():
+                trace.add(f"load/{name}", load_X)
         trace.add(numbered("loss", number), torch.tensor(figures.loss, dtype=torch.float64))
         trace.add(numbered("norm", number), torch.tensor(figures.grad_norm, dtype=torch.float64))
         learner.update(step)
     for name, parameter in learner.model.named_parameters():
         trace.add(f"parameter/{name}", whole(parameter))
+    for name, mixture in learner.model.named_modules():
+        if isinstance(mixture, MixtureOfExperts) and mixture.bias is not None:
+            trace.add(f"bias/{name}", mixture.bias)
     if isinstance(learner.model, Staged):
         traces: list[Trace] = [trace] * dist.get_world_size(learner.model.group)
         dist.all_gather_object(traces, trace, group=learner.model.group)
         trace.merge(traces)
     trace.values = {name: trace.values[name] for name in sorted(trace.values, key=_turn)}
     return trace, learner.mesh
+
+
+def _loads(learner: Learner) -> dict[str, torch.Tensor]:
+    """Mixture → the step's choices of each expert, of all processes."""
+    if learner.balancing is None:
+        return {}
+    assert isinstance(learner.model, Transformer)
+    sparse = [number for number, there in enumerate(learner.model.config.sparse) if there]
+    loads = zip(sparse, learner.balancing.load_LX, strict=True)
+    return {f"layers.{number}.mlp": load_X for number, load_X in loads}
 
 
 def _turn(name: str) -> int:

@@ -48,7 +48,7 @@ FREE = (
     "lora.merge",
 )
 """What may change when a run is continued; anything else would make it another run."""
-DECAY_FRACTION, MOMENTUM = 0.2, 0.95
+DECAY_FRACTION, MOMENTUM, BIAS_RATE = 0.2, 0.95, 1e-3
 FEW_BITS = ("adamw8bit", "adamw4bit")
 """Optimizers whose moments are kept in blocks of codes, which cannot be cut anew for another layout."""
 
@@ -139,8 +139,10 @@ class Lora(Section):
 class Experts(Section):
     """How a mixture of experts is kept in balance."""
 
-    balance: Rate
-    """Coefficient of the balancing loss (`BalancingLoss`)."""
+    balance: Literal["bias"] | Rate
+    """The coefficient of a loss (`BalancingLoss`), or a bias that only chooses (`Balancing`)."""
+    bias_rate: Rate | None = None
+    """`bias`: how far a step moves an expert's; by default `BIAS_RATE`."""
 
 
 class Evaluation(Section):

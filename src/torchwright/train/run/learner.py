@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import ModelConfig
 from torchwright.train.parallel.pipeline import Pipeline
 from torchwright.train.parallel.stages import Staged
+from torchwright.train.run.balancing import Balancing
 from torchwright.train.run.config import Run
 from torchwright.train.run.heads import Classes, Vectors
 from torchwright.train.run.objective import MicroBatch, NextToken, Objective
@@ -41,6 +43,9 @@ class Learner:
             self.pipeline = Pipeline(
                 self.model, run.pipeline.schedule, partial(autocast, run.precision, device)
             )
+        self.balancing: Balancing | None = None
+        if isinstance(self.model, Transformer) and self.model.config.experts is not None:
+            self.balancing = Balancing(self.model, run.experts, run.micro_batches, self.mesh, device)
         self.batches = Batches(run, self.mesh, device)
         self.random = any(isinstance(module, nn.Dropout) for module in self.model.modules())
         """Whether a step draws anything at random."""
@@ -72,7 +77,7 @@ class Learner:
         self, batches: Sequence[MicroBatch], *, leave: bool = False, failed: bool = False
     ) -> StepFigures:
         """Every parameter's gradient of the step, summed over all processes and clipped; see `gradients`."""
-        return gradients(
+        figures = gradients(
             self.model,
             self.objective,
             batches,
@@ -83,7 +88,17 @@ class Learner:
             leave=leave,
             failed=failed,
         )
+        if self.balancing is None:
+            return figures
+        return replace(figures, more={**figures.more, **self.balancing.measure()})
 
     def update(self, step: ScheduledStep) -> None:
         """Move the parameters by their gradients, and let these go."""
         self.optimizers.step(step.rate)
+        if self.balancing is not None:
+            self.balancing.update()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything of the model that a step changes, by name."""
+        found = {name: value.detach() for name, value in self.model.named_parameters() if value.requires_grad}
+        return found | (self.balancing.tensors() if self.balancing else {})

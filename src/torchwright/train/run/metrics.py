@@ -30,6 +30,7 @@ UNITS = {
     "loss": ".4f",
     "lr": ".2e",
     "grad_norm": ".3f",
+    "expert_load": ".2f",
     "auc": ".4f",
     "normalized_entropy": ".4f",
     "reward_margin": ".3f",

@@ -85,6 +85,7 @@ def _plates(history: History) -> Iterator[tuple[str, Markup]]:
         ("loss", "Loss", losses, lambda value: f"{value:.3g}"),
         ("lr", "Learning rate", {"lr": history.series("lr")}, lambda value: f"{value:.1e}"),
         ("norm", "Gradient norm", {"norm": history.series("grad_norm")}, lambda value: f"{value:.3g}"),
+        ("experts", "Fullest expert over the mean", _loads(history), lambda value: f"{value:.3g}"),
     ]
     for unit in COUNTED:
         speed = {unit: history.series(f"{unit}_per_s")}
@@ -93,6 +94,16 @@ def _plates(history: History) -> Iterator[tuple[str, Markup]]:
         figure = curve(key, title, lines, words)
         if figure is not None:
             yield title, figure
+
+
+def _loads(history: History) -> dict[str, list[tuple[int, float]]]:
+    """How full experts were, in the layer where they were least even and as a mean of layers."""
+    of_layers = {
+        step: [load for name, load in figures.items() if name.startswith("expert_load/")]
+        for step, figures in sorted(history.figures.items())
+    }
+    means = [(step, sum(loads) / len(loads)) for step, loads in of_layers.items() if loads]
+    return {"worst layer": history.series("expert_load"), "mean of layers": means}
 
 
 def _account(folder: Path) -> dict[str, Any] | None:

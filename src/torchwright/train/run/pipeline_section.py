@@ -67,7 +67,6 @@ def check_pipeline(chosen: Pipeline, layout: Layout, micro_batches: int, asked_f
             next=f"set micro_batches = {layout.pp * max(1, micro_batches // layout.pp)}",
         )
     refused = [
-        ("layout", layout.ep > 1, "all other axes beside pp"),
         ("lora", asked_for["lora"], "no [lora]"),
         ("qat", asked_for["qat"], "no [qat]"),
         (

@@ -1,4 +1,4 @@
-"""Low precision from outside the model: autocast, and linear layers that round their operands to float8 or MX formats.
+"""Low precision from outside the model: autocast, and products that round their operands to float8 or MX formats.
 
 On a GPU float8 runs on its matrix units; elsewhere the same rounding is emulated, with products of the rounded values
 in higher precision. MX formats are emulated everywhere.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import local_map
 
 from torchwright.quiet import quiet_import
+from torchwright.train.model.blocks import Experts, compute_experts
 from torchwright.train.run.config import Precision
 from torchwright.train.run.data_section import RunError
 
@@ -34,8 +35,9 @@ def autocast(precision: Precision, device: str) -> contextlib.AbstractContextMan
 def convert(model: nn.Module, precision: Precision, device: str, tp: int = 1) -> list[str]:
     """Replace the linear layers of the decoder's layers as `precision` says; their names.
 
-    The embedding and the output layer stay as they are, as do experts and routers. Raises `RunError` where no layer
-    has sides that the format takes, and where tensor parallelism over `tp` processes would cut its blocks.
+    Under MX formats experts' matrices are rounded too, and named. The embedding, the output layer and routers stay as
+    they are, and under float8 experts. Raises `RunError` where nothing has sides that the format takes, and where
+    tensor parallelism over `tp` processes would cut its blocks.
     """
     family = "float8" if precision.startswith("float8") else "mx" if precision.startswith("mx") else None
     if family is None:
@@ -51,6 +53,10 @@ def convert(model: nn.Module, precision: Precision, device: str, tp: int = 1) ->
         and module.out_features % step == 0
     ]
     parts = {name: _divided_side(model.get_submodule(name), name) // tp for name in chosen}
+    experts: dict[str, Experts] = {}
+    if family == "mx":
+        experts = {name: module for name, module in model.named_modules() if _takes_mx(module)}
+        parts |= {name: module.gate.shape[1] // tp for name, module in experts.items()}
     cut = [name for name, part in parts.items() if part % step]
     if cut:
         raise RunError(
@@ -58,7 +64,7 @@ def convert(model: nn.Module, precision: Precision, device: str, tp: int = 1) ->
             found=f"{cut[0]}, of which a process has {parts[cut[0]]} rows or columns",
             next="choose a smaller tp, or precision 'bf16'",
         )
-    if not chosen:
+    if not (chosen or experts):
         raise RunError(
             f"precision '{precision}' has no layer to work on",
             allowed=f"linear layers of the decoder's layers with sides that are multiples of {step}",
@@ -69,7 +75,14 @@ def convert(model: nn.Module, precision: Precision, device: str, tp: int = 1) ->
     else:
         for name in chosen:
             _set(model, name, MXLinear.around(model.get_submodule(name), precision))
-    return chosen
+        linear = functools.partial(_mx_linear, format=precision)
+        for module in experts.values():
+            module.compute = functools.partial(compute_experts, linear=linear)
+    return [*chosen, *experts]
+
+
+def _takes_mx(module: nn.Module) -> TypeGuard[Experts]:
+    return isinstance(module, Experts) and all(side % MX_BLOCK == 0 for side in module.gate.shape[1:])
 
 
 def _divided_side(linear: nn.Module, name: str) -> int:
@@ -174,6 +187,8 @@ def _mx_tensor() -> Any:
 
 def mx_round(x: torch.Tensor, format: str) -> torch.Tensor:
     """`x` (…, a multiple of 32), bfloat16, rounded to mxfp8 or mxfp4 and back."""
+    if not x.numel():  # an expert without a token
+        return x
     element = torch.float8_e4m3fn if format == "mxfp8" else torch.float4_e2m1fn_x2
     return _mx_tensor().to_mx(x, element, MX_BLOCK).dequantize(x.dtype)
 

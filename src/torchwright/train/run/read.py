@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torchwright.train.run.config import Optimizer, Run
+from torchwright.train.run.config import Experts, Optimizer, Run
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.objective_section import OF_ONE_LOSS
 from torchwright.train.run.pipeline_section import check_pipeline
@@ -94,6 +94,8 @@ def check_run(run: Run) -> None:
             found=f"{layout}, precision={run.precision}",
             allowed="tp=1 with float8; mxfp8 and mxfp4 scale blocks of 32 values, and go with tp",
         )
+    if run.experts is not None:
+        _check_experts(run, run.experts)
     if run.lora is not None:
         _check_lora(run)
     if run.needs is not None:
@@ -110,6 +112,22 @@ def check_run(run: Run) -> None:
         raise RunError(
             "evaluation.every_steps is set, but there is nothing to evaluate",
             next="set data.validation or evaluation.prompts",
+        )
+
+
+def _check_experts(run: Run, experts: Experts) -> None:
+    """Raise `RunError` for what does not go with a bias that chooses experts."""
+    if experts.balance != "bias":
+        if experts.bias_rate is not None:
+            raise RunError(
+                "experts.bias_rate is for experts.balance 'bias'", found=f"balance={experts.balance}"
+            )
+        return
+    section = "[lora]" if run.lora else "[head]" if run.head else None
+    if section is not None:
+        raise RunError(
+            f"experts.balance 'bias' does not go with {section}: what it writes has no place for the biases",
+            next="give a coefficient as `balance`, or leave [experts] out",
         )
 
 

@@ -10,18 +10,18 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torchwright.train.data.batch import WindowBatch
 from torchwright.train.model import Transformer, explicit_attention, load_weights
-from torchwright.train.model.balance import BalancingLoss, balance
 from torchwright.train.model.classifier import reset_scores
 from torchwright.train.model.foreign import Foreign, ForeignConfig, ModelConfig, build_foreign
 from torchwright.train.model.lora import reset_adapters
 from torchwright.train.model.transformer import SCORE
 from torchwright.train.parallel import make_mesh, parallelize
-from torchwright.train.parallel.batch import LOSS_AXES, own_part_of_rows, own_tokens
+from torchwright.train.parallel.batch import own_part_of_rows, own_tokens
 from torchwright.train.parallel.foreign import shard_foreign
 from torchwright.train.parallel.pipeline import owners
 from torchwright.train.parallel.stages import Staged
 from torchwright.train.run.adapt import adapt
-from torchwright.train.run.config import Experts, Run
+from torchwright.train.run.balancing import balanced
+from torchwright.train.run.config import Run
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.heads import decoder_of
 from torchwright.train.run.objective import MicroBatch
@@ -41,6 +41,8 @@ def build_model(
     mesh = make_mesh(layout, device)
     if isinstance(config, ForeignConfig):
         return _build_foreign(run, config, folder, mesh, device), mesh
+    if run.experts is not None:
+        config = balanced(config, run.experts)
     with torch.device("meta"):
         if layout.pp > 1:
             turns = owners(run.pipeline.schedule, layout.pp, run.pipeline.stages)
@@ -54,8 +56,6 @@ def build_model(
         fake_quantize(model, run.qat)
     if run.lora is not None:
         adapt(model, run.lora, run.precision)
-    if run.experts is not None:
-        _balance(model, run.experts, run.micro_batches, mesh)
     if device == "cpu":
         # The fused operator's backward pass is slow on CPUs.
         model.use_attention(explicit_attention)
@@ -76,14 +76,6 @@ def build_model(
     if run.compile:
         compile_blocks(model)
     return model, mesh
-
-
-def _balance(model: Transformer, experts: Experts, micro_batches: int, mesh: DeviceMesh) -> None:
-    """Train the router with the balancing loss over all processes that see other tokens."""
-    if model.config.experts is None:
-        raise RunError("[experts] balances experts, and the model has none", next="leave [experts] out")
-    groups = [mesh.get_group(axis) for axis in LOSS_AXES if mesh[axis].size() > 1]
-    balance(model, BalancingLoss(experts.balance, micro_batches, groups))
 
 
 def _build_foreign(run: Run, config: ForeignConfig, folder: Path, mesh: DeviceMesh, device: str) -> Foreign:

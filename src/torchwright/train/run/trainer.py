@@ -257,12 +257,7 @@ class Trainer(Session[Run, TrainingOutcome]):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything that a step changes, by name."""
-        parameters = {
-            f"model.{name}": value.detach()
-            for name, value in self.learner.model.named_parameters()
-            if value.requires_grad
-        }
-        return parameters | {
+        return {f"model.{name}": value for name, value in self.learner.tensors().items()} | {
             f"optimizer.{name}": value for name, value in self.learner.optimizers.tensors().items()
         }
 
