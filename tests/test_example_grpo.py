@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +20,7 @@ for name in ("tokenizers", "msgspec", "xgrammar"):
 
 import grpo  # noqa: E402  # pyright: ignore[reportMissingImports]
 from rollouts import Answer  # noqa: E402  # pyright: ignore[reportMissingImports]
-from sums import END, encode, reward  # noqa: E402  # pyright: ignore[reportMissingImports]
+from sums import END, encode, question, reward, taught  # noqa: E402  # pyright: ignore[reportMissingImports]
 from torchwright.serve.folder import find  # noqa: E402
 from torchwright.train.model import Transformer  # noqa: E402
 
@@ -37,7 +39,7 @@ class Fixed:
 def groups() -> list[list[Answer]]:
     right = [*encode("5"), END]
     first = [Answer((2, 3), tokens, [-0.5] * len(tokens)) for tokens in (right, [*encode("51"), END], right)]
-    return [first, [Answer((10, 1), [*encode("11"), END], [-0.1, -0.2, -0.3]) for _ in range(3)]]
+    return [first, [Answer((4, 5, 2), [*encode("11"), END], [-0.1, -0.2, -0.3]) for _ in range(3)]]
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.3])
@@ -51,7 +53,7 @@ def test_the_objective_is_that_of_the_paper(kl: float) -> None:
         mean = sum(rewards) / 3
         deviation = (sum((one - mean) ** 2 for one in rewards) / 3) ** 0.5
         advantage = (answer.reward - mean) / (deviation + 1e-4)
-        start = len(encode(f"{answer.asked[0]}+{answer.asked[1]}=")) - 1
+        start = len(encode(question(answer.asked))) - 1
         for place, (token, drawn) in enumerate(zip(answer.tokens, answer.logprobs, strict=True)):
             now, then = (
                 float(logits[row, start + place].float().log_softmax(-1)[token])
@@ -67,9 +69,16 @@ def test_the_objective_is_that_of_the_paper(kl: float) -> None:
 
 
 def test_rewards_are_exact() -> None:
-    assert reward((47, 58), [*encode("105"), END]) == 1
-    for wrong in ([], encode("105"), [*encode("15"), END], [*encode("1050"), END], [END]):
-        assert reward((47, 58), wrong) == 0
+    assert reward((4, 7, 5, 8), [*encode("24"), END]) == 1
+    for wrong in ([], encode("24"), [*encode("20"), END], [*encode("240"), END], [END]):
+        assert reward((4, 7, 5, 8), wrong) == 0
+
+
+def test_the_teacher_leaves_a_digit_out_four_times_of_five() -> None:
+    draw = random.Random()
+    told = Counter(taught((1, 2, 3, 5), draw) for _ in range(20_000))
+    assert told.keys() == {"11", "10", "9", "8", "6"}
+    assert all(abs(count - 4000) < 400 for count in told.values())  # seven deviations
 
 
 def test_a_few_steps_from_end_to_end(tmp_path: Path) -> None:
@@ -93,7 +102,7 @@ def test_an_answer_drawn_is_as_likely_as_the_trained_model_says(tmp_path: Path) 
         for parameter in policy.model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     policy.publish()
-    rollouts = grpo.Rollouts(policy.engine, grpo.endless([(2, 3), (40, 50)], 0), group=4, load=8)
+    rollouts = grpo.Rollouts(policy.engine, grpo.endless([(2, 3, 4, 5), (9, 9, 9, 9)], 0), group=4, load=8)
     batch = grpo.batch_of(rollouts.take(8))
     with torch.no_grad():
         apart_BT = (grpo.logprobs(policy.model, batch) - batch.drawn_BT)[batch.answer_BT]

@@ -18,11 +18,24 @@ S = 1_000_000_000
 class Hand:
     """Writes one process's ledger, second by second."""
 
-    def __init__(self, run: Path, rank: int = 0, world: int = 1, at: float = 1000, launch: str = "") -> None:
+    def __init__(
+        self,
+        run: Path,
+        rank: int = 0,
+        world: int = 1,
+        at: float = 1000,
+        launch: str = "",
+        launcher: tuple[int, float, int] | None = None,
+    ) -> None:
+        """`launcher` is its pid, when it began, and how often it had started its processes again."""
         (run / "ledger").mkdir(parents=True, exist_ok=True)
         self.path = run / "ledger" / f"rank{rank:05d}-{int(at * S)}-1.jsonl"
         self.t = 0
         header = {"rank": rank, "world": world, "wall": int(at * S), "every": 2 * S, "launch": launch}
+        if launcher is not None:
+            header |= {
+                "launcher": {"pid": launcher[0], "wall": int(launcher[1] * S), "restarts": launcher[2]}
+            }
         self.lines: list[dict[str, Any]] = [{"ledger": 1, "host": "h", "pid": 1} | header]
         self._save()
 
@@ -160,6 +173,26 @@ def test_attempts_that_overlap_are_counted_once_and_noted(tmp_path: Path) -> Non
     Hand(tmp_path, at=1004)(idle=0, resume=10)(step=10, step_=20)(end=True)
     assert seconds(tmp_path) == {"step": 20}
     assert any("6.000 s before attempt 1 ends" in note for note in read_account(tmp_path).notes)
+
+
+def test_what_torchrun_did_before_an_attempt_is_accounted_for(tmp_path: Path) -> None:
+    """It begins at 990; its first start and later two more die while they import; at 1100 another torchrun goes on."""
+    Hand(tmp_path, at=1000, launcher=(7, 990, 1))(start=5)(step=10, step_=10)(checkpoint=1, checkpoint_=10)
+    Hand(tmp_path, at=1040, launcher=(7, 990.01, 4))(idle=0, resume=10)(step=10, step_=20)(end=True)
+    Hand(tmp_path, at=1110, launcher=(8, 1100, 0))(idle=0, resume=20)(step=10, step_=30)(end=True)
+    assert seconds(tmp_path) == {
+        "start": 10 + 5 + 10,
+        "step": 30,
+        "checkpoint": 1,
+        "recovery": 24,
+        "idle": 50,
+    }
+    account = read_account(tmp_path)
+    assert [(a.start / S, a.end / S) for a in account.attempts] == [(990, 1016), (1016, 1050), (1100, 1120)]
+    assert [note.partition(" without")[0] for note in account.notes] == [
+        "attempt 1: torchrun had started its processes 1 times",
+        "attempt 2: torchrun had started its processes 2 times",
+    ]
 
 
 def test_random_jobs_always_add_up(tmp_path: Path) -> None:

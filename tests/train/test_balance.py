@@ -27,7 +27,7 @@ from torchwright.train.run.balancing import Balancing, balanced
 from torchwright.train.run.config import Experts
 from torchwright.train.run.loop import train
 from torchwright.train.run.metrics import read_figures
-from torchwright.train.run.setup import processes
+from torchwright.train.run.processes import processes
 
 CONFIG_OF_EXPERTS = CONFIG | MIXTURE
 BIAS = {"balance": "bias", "bias_rate": 0.02}

@@ -21,6 +21,7 @@ from torchwright.train.model import Transformer
 from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.heads import Vectors, class_of_transformers
+from torchwright.train.run.history import read_history
 from torchwright.train.run.loop import train
 from torchwright.train.run.metrics import read_figures
 from torchwright.train.run.objective import MicroBatch
@@ -252,3 +253,38 @@ def test_rows_of_another_kind_are_refused(tmp_path: Path, base: Path) -> None:
     plain = make_run(tmp_path / "wrong", model={"folder": str(base)}, data={"train": [str(shard)]})
     with pytest.raises(DataError, match=r"add \[head\]"):
         train(plain, live=False)
+
+
+def test_texts_too_long_for_a_ready_shard_are_told(
+    tmp_path: Path, base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Packed for a longer window than the run's: the class stands behind a text's end, and is lost with it."""
+    rows = [*rows_of("classification"), {"text": "sun " * 80, "label": "sky"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wide = {"context": 512, "data": {"train": ["rows.jsonl"]}}
+    assert (
+        main(
+            [
+                "data",
+                "pack",
+                str(head_run(tmp_path, base, "classification", **wide)),
+                "--out",
+                str(tmp_path / "p"),
+            ]
+        )
+        == 0
+    )
+    (shard,) = (tmp_path / "p").glob("*.safetensors")
+    run = head_run(tmp_path, base, "classification", data={"train": [str(shard)]}, tokens=512)
+    assert math.isfinite(train(run, live=False).loss or math.nan)
+    (told,) = (event for event in read_history(tmp_path / "out").events if event["event"] == "long_documents")
+    assert (told["cut"], told["left_out"]) == (0, 1)
+    capsys.readouterr()
+    assert main(["data", "check", str(run)]) == 0
+    assert "1 documents would be left out" in capsys.readouterr().out
+    assert main(["data", "check", str(run), "--strict"]) == 2
+    with pytest.raises(DataError, match="nothing is trained on of 1 documents"):
+        train(
+            head_run(tmp_path, base, "classification", data={"train": [str(shard)], "strict": True}),
+            live=False,
+        )

@@ -76,7 +76,9 @@ def command() -> None:
 
 @command.command("check")
 @_what
-@click.option("--strict", is_flag=True, help="Exit code 2 where a row is broken, as where a file is refused.")
+@click.option(
+    "--strict", is_flag=True, help="Exit code 2 for rows that are broken or left out, as for a file."
+)
 @json_option
 def check(run: Any, folder: Path, survey: Any, strict: bool, as_json: bool) -> int:
     """Say what is read, skipped and refused, with the line of each broken row. Writes nothing."""
@@ -85,7 +87,8 @@ def check(run: Any, folder: Path, survey: Any, strict: bool, as_json: bool) -> i
         print_json({"context": context, "files": found})
     else:
         _print_survey(found, context)
-    return 2 if any(seen.refused or (strict and seen.report.broken) for seen in found) else 0
+    lost = strict and any(seen.report.broken or seen.lost for seen in found)
+    return 2 if lost or any(seen.refused for seen in found) else 0
 
 
 @command.command("show")
@@ -251,6 +254,9 @@ def _print_survey(found: list[FileSurvey], context: int | None) -> None:
         if (more := seen.report.broken - BROKEN_SHOWN) > 0:
             told = f"{seen.file}: {more:,} broken rows more; --json lists up to 100"
             screen.print(told, markup=False, style="yellow")
+        if seen.lost:
+            told = f"{seen.file}: {seen.lost:,} documents would be left out: their labels lie behind a window"
+            screen.print(told, markup=False, style="yellow", soft_wrap=True)
         if seen.refused:
             screen.print(f"refused: {seen.refused}", markup=False, style="bold red", soft_wrap=True)
     lengths: dict[int, int] = {}

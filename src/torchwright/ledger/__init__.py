@@ -2,6 +2,7 @@
 
 from torchwright.ledger.account import Account, read_account
 from torchwright.ledger.buckets import BUCKETS, LedgerError
-from torchwright.ledger.write import Ledger, process_started
+from torchwright.ledger.launcher import process_started, torchrun
+from torchwright.ledger.write import Ledger
 
-__all__ = ["BUCKETS", "Account", "Ledger", "LedgerError", "process_started", "read_account"]
+__all__ = ["BUCKETS", "Account", "Ledger", "LedgerError", "process_started", "read_account", "torchrun"]

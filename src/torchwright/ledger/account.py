@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchwright.ledger.buckets import BUCKETS, NANO
+from torchwright.ledger.launcher import Launcher
 from torchwright.ledger.read import ProcessLife, Span, read_sessions
 
 Piece = tuple[str, int, int]
@@ -117,6 +118,7 @@ def account_of(sessions: list[ProcessLife]) -> Account:
     account = Account([], [note for session in sessions for note in session.notes])
     goals = _kept_until(groups)
     furthest, failed, ends = 0, False, 0
+    last_launcher: Launcher | None = None
     for number, group in enumerate(groups, 1):
         start, end = min(session.start for session in group), max(session.end for session in group)
         later = max(0, ends - start) if number > 1 else 0
@@ -125,11 +127,20 @@ def account_of(sessions: list[ProcessLife]) -> Account:
                 f"attempt {number} begins {later / NANO:.3f} s before attempt {number - 1} ends: two runs in one "
                 "folder, or clocks that disagree; it is counted from that end on"
             )
+        if (launcher := min(group, key=lambda session: session.rank).launcher) is not None:
+            # What torchrun did until then is this attempt's: its own start, and processes that died without a ledger.
+            start = min(start, max(launcher.wall, ends))
+            if (unseen := _unseen(launcher, last_launcher)) > 0:
+                account.notes.append(
+                    f"attempt {number}: torchrun had started its processes {unseen} times without a ledger: they died "
+                    f"before they opened one; that time is in its {'recovery' if failed else 'start'}"
+                )
+        last_launcher = launcher
         lanes: dict[int, list[Piece]] = {}
         reached = 0
         for session in group:
             pieces, last = _pieces(session, goals[number - 1], furthest, failed)
-            lanes[session.rank] = _padded(pieces, start, session.start, session.end, end, later)
+            lanes[session.rank] = _padded(pieces, start, session.start, session.end, end, later, failed)
             reached = max(reached, last)
         ends = end + later
         missing = max(session.world for session in group) - len(group)
@@ -254,9 +265,18 @@ def _share(part: int, whole: int) -> tuple[int, int]:
     return min(max(part, 0), whole), whole
 
 
-def _padded(pieces: list[Piece], start: int, begun: int, ended: int, end: int, later: int) -> list[Piece]:
-    """`pieces` from the attempt's start (a process that came later was starting) to its end (one that died is idle)."""
-    whole = [("start", start, begun), *pieces, ("idle", ended, end)]
+def _unseen(launcher: Launcher, before: Launcher | None) -> int:
+    """How often it had started processes since the attempt before, and they left no ledger."""
+    same = before is not None and before.pid == launcher.pid and abs(before.wall - launcher.wall) < NANO
+    return launcher.restarts - (before.restarts + 1 if before is not None and same else 0)
+
+
+def _padded(
+    pieces: list[Piece], start: int, begun: int, ended: int, end: int, later: int, failed: bool
+) -> list[Piece]:
+    """`pieces` from the attempt's start (a process that came later was starting, or coming back after an attempt that
+    failed) to its end (one that died is idle)."""
+    whole = [("recovery" if failed else "start", start, begun), *pieces, ("idle", ended, end)]
     return [(bucket, first + later, last + later) for bucket, first, last in whole if last > first]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.ledger.buckets import BUCKETS, FOLDER, FORMAT, LedgerError
+from torchwright.ledger.launcher import Launcher
 
 LONGEST_LINE = 1 << 16
 """Bytes; ours have fewer than 400."""
@@ -38,6 +39,7 @@ class ProcessLife:
     world: int
     host: str
     launch: str
+    launcher: Launcher | None
     every: int
     """Nanoseconds between two lines, at most."""
     start: int
@@ -89,6 +91,7 @@ def read_session(path: Path) -> ProcessLife:
         world=_whole(header, "world", path),
         host=str(header.get("host", "")),
         launch=str(header.get("launch", "")),
+        launcher=_launcher(header.get("launcher"), path),
         every=_whole(header, "every", path),
         start=wall,
         end=wall,
@@ -133,6 +136,14 @@ def _span(line: dict[str, Any], session: ProcessLife) -> Span:
         name: _whole(line, name, session.path) for name in ("step", "resume", "checkpoint") if name in line
     }
     return Span(session.end, end, spent, **marks)
+
+
+def _launcher(told: Any, path: Path) -> Launcher | None:
+    if told is None:  # or a version that did not say
+        return None
+    if not isinstance(told, dict):
+        raise _damaged(path, f"launcher = {told!r}")
+    return Launcher(**{name: _whole(told, name, path) for name in ("pid", "wall", "restarts")})
 
 
 def _whole(line: dict[str, Any], name: str, path: Path) -> int:

@@ -25,12 +25,14 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from torchwright.errors import unknown
 from torchwright.ledger.buckets import BUCKETS, FOLDER, FORMAT, NANO
+from torchwright.ledger.launcher import Launcher
 
 _LOG = logging.getLogger(__name__)
 _FREQUENT = frozenset({"step", "data_wait"})
@@ -66,13 +68,16 @@ class Ledger:
         world: int = 1,
         launch: str | None = None,
         started: float | None = None,
+        launcher: Launcher | None = None,
         write_every: float = 2.0,
     ) -> None:
         """Open a file of its own for this process in `run_dir`.
 
         `launch`: what all processes of this start of the job share, and no other start does; by default what torchrun
         says of it. `started`: the wall clock (seconds since 1970) at which the account begins, now if it is left out;
-        the time from then to now counts as `start`. `write_every`: seconds between lines, the most that a kill loses.
+        the time from then to now counts as `start`. `launcher`: what starts the processes again, so that the time of
+        those that died before they had a ledger is the next one's. `write_every`: seconds between lines, the most that
+        a kill loses.
         """
         now, wall = time.monotonic_ns(), time.time_ns()
         before = 0 if started is None else max(0, wall - int(started * NANO))
@@ -98,6 +103,7 @@ class Ledger:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "launch": _launch() if launch is None else launch,
+            "launcher": launcher and asdict(launcher),
         }
         self._place = os.write(self._file, _encoded(header))
         self._stop = threading.Event()
@@ -226,14 +232,6 @@ class Ledger:
         while not self._stop.wait(every):
             with self._lock:
                 self._write()
-
-
-def process_started() -> float:
-    """The wall clock at which this process began, seconds since 1970, to a hundredth of a second (Linux)."""
-    with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[19])  # the 22nd field, counted from the pid
-    alive = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.time() - alive
 
 
 def _launch() -> str:

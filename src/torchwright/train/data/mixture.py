@@ -31,6 +31,7 @@ class Mixture:
 
     def __init__(self, walks: Mapping[str, Walk], weights: Mapping[str, float]) -> None:
         """Raises `DataError` for a weight that is less than one window of `ROUND`."""
+        self.walks = walks
         self._names, self._walks = list(walks), list(walks.values())
         self.shares = shares([weights[name] for name in self._names], self._names)
         self._turn = spread(self.shares)

@@ -35,7 +35,7 @@ class Pieces:
     cut: int = 0
     """Documents of which the end is left out."""
     dropped: int = 0
-    """Documents that are left out: of a single token, or with nothing left to train on."""
+    """Documents that are left out, since all that is trained on of them lies behind the window."""
     second_P: np.ndarray | None = None
     """Of pairs: where the second of a piece's two documents starts."""
 
@@ -187,7 +187,7 @@ def cut_documents(shards: Shards, context: int, end: int | None) -> Pieces:
                 found.append((shard, start, context))
                 cut += 1
             else:
-                dropped += 1
+                dropped += length > 0
     shard_P, start_P, length_P = np.array(found, np.int64).reshape(-1, 3).T
     return Pieces(shard_P=shard_P, start_P=start_P, length_P=length_P, cut=cut, dropped=dropped)
 

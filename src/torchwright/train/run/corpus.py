@@ -183,6 +183,21 @@ def walk_of(run: Run, corpus: Corpus, context: int, begin: int | None, phase: in
     return Mixture(walks, {name: mixed.weight for name, mixed in run.data.mixture.items()})
 
 
+def left_out(walk: Walk, *, strict: bool) -> dict[str, Packed]:
+    """Sources whose windows cut documents or leave some out. Raises `DataError` for one left out where it is strict."""
+    walks = walk.walks if isinstance(walk, Mixture) else {ONE: walk}
+    packed = {name: one for name, one in walks.items() if isinstance(one, Packed)}
+    for one in packed.values():
+        if strict and one.pieces.dropped:
+            named = ", ".join(path.name for path in one.shards.paths[:5])
+            raise DataError(
+                f"nothing is trained on of {one.pieces.dropped:,} documents of {named}",
+                found=f"their labels lie behind a window of {one.context:,} tokens",
+                next="use a larger context, or leave out strict: they are then counted, and left out",
+            )
+    return {name: one for name, one in packed.items() if one.pieces.cut or one.pieces.dropped}
+
+
 def held_out(run: Run, corpus: Corpus, begin: int | None) -> HeldOut | PackedHeldOut | None:
     """The windows that every evaluation reads, where there are any."""
     if corpus.validation is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from torchwright.ledger import Ledger, process_started
+from torchwright.ledger import Ledger, process_started, torchrun
 from torchwright.stuck.watch import Beat, Watch
 from torchwright.train.run.config import AnyRun, Run
 from torchwright.train.run.deterministic import deterministic
@@ -90,7 +90,12 @@ def in_session(
         # A name that no other start has, and whether there is something to go on from.
         launch, there = on_first(lambda: (secrets.token_hex(8), begin(out, held, fresh=fresh, resume=resume)))
         with Ledger(
-            out, rank=place.rank, world=place.world, launch=launch, started=process_started()
+            out,
+            rank=place.rank,
+            world=place.world,
+            launch=launch,
+            started=process_started(),
+            launcher=torchrun(),
         ) as ledger:
 
             def whole_run(beat: Beat) -> Outcome:

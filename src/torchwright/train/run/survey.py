@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from torchwright.train.data.documents import Report, form_of, read_documents, read_report
-from torchwright.train.data.packing import document_starts
+from torchwright.train.data.packing import cut_documents, document_starts
 from torchwright.train.data.shards import DataError, Shards
 from torchwright.train.data.text import Maker, expand, kind_of, token_shards, tokenize
 from torchwright.train.model.foreign import ModelConfig, end_token, read_model_config
@@ -38,6 +38,8 @@ class FileSurvey:
     report: Report = field(default_factory=Report)
     longer: int = 0
     """Documents that do not fit into a window."""
+    lost: int = 0
+    """Those of them whose labels all lie behind it: training leaves them out."""
     lengths: dict[int, int] = field(default_factory=dict)
     """Powers of two → documents of at most so many tokens, and more than half of it."""
 
@@ -99,6 +101,8 @@ def _look_at_text(seen: FileSurvey, run: Run, config: ModelConfig, maker: Maker)
             for document in documents:
                 highest = max(highest, int(document.ids.max(initial=0)))
                 seen.add(len(document.ids), run.context)
+                beyond = len(document.ids) > run.context + 1
+                seen.lost += beyond and not document.trained[: run.context + 1].any()
     if highest >= config.vocabulary:
         raise DataError(
             f"{seen.file} has a token that the model does not have",
@@ -116,6 +120,7 @@ def _look_at_ids(seen: FileSurvey, run: Run, config: ModelConfig, end: int | Non
     starts = document_starts(shards, 0, end)
     for tokens in np.diff(starts, append=size).tolist():
         seen.add(tokens, run.context)
+    seen.lost = cut_documents(shards, run.context, end).dropped
     told = shards.starts(0) is not None
     seen.report = Report(
         documents=len(starts),

@@ -25,7 +25,7 @@ from torchwright.train.parallel.stages import Staged
 from torchwright.train.run.adapt import base_digests, write_adapters
 from torchwright.train.run.checkpoint import CheckpointError, Described
 from torchwright.train.run.config import FEW_BITS, FREE, Run
-from torchwright.train.run.corpus import TOKENS, open_data, walk_of
+from torchwright.train.run.corpus import TOKENS, left_out, open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
 from torchwright.train.run.heads import write_head
 from torchwright.train.run.learner import Learner
@@ -110,7 +110,10 @@ class Trainer(Session[Run, TrainingOutcome]):
         return self.corpus.facts()
 
     def begin(self) -> None:
+        """The rows that are left out, by file, and what windows leave out."""
         self.tell_broken(self.corpus.reports, numbered="row")
+        if self.done < self.last:
+            self._windows(plan_step(self.run, self.done))
 
     def advance(self) -> StepFigures:
         """One step, and its figures where they are due."""
@@ -147,7 +150,17 @@ class Trainer(Session[Run, TrainingOutcome]):
             self._walks[step.phase] = walk_of(
                 self.run, self.corpus, step.context, self.config.bos, step.phase
             )
+            self._tell_left_out(self._walks[step.phase])
         return self._walks[step.phase]
+
+    def _tell_left_out(self, walk: Walk) -> None:
+        for source, packed in left_out(walk, strict=bool(self.run.data.strict)).items():
+            cut, dropped = packed.pieces.cut, packed.pieces.dropped
+            self.metrics.event("long_documents", source=source, cut=cut, left_out=dropped)
+            self.metrics.show(
+                f"{source}: windows of {packed.context:,} tokens cut off the end of {cut:,} documents and leave "
+                f"{dropped:,} out, of which nothing would be trained on"
+            )
 
     def evaluate(self) -> None:
         with self.ledger.phase("evaluation"), self.learner.evaluating():
