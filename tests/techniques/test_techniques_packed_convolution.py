@@ -84,13 +84,14 @@ def test_what_follows_a_layer_joins_it() -> None:
     before = program.module()(x)
     fuse_convolutions(program.graph_module)
     found = [node for node in program.graph.nodes if "torchwright" in str(node.target)]
-    dense = [(n.args[6], n.args[7], n.args[8] is not None) for n in found if "conv_dense" in str(n.target)]
+    dense = [n.args[6:8] + tuple(map(bool, n.args[8:])) for n in found if "conv_dense" in str(n.target)]
     assert dense == [
         (72, "hardswish", False),
         (8, "relu", False),
         (72, "hardsigmoid", False),
-        (24, "none", True),
+        (24, "none", True, True),  # adds the block's input, and scales its own
     ]
+    assert not any(node.target is torch.ops.aten.mul.Tensor for node in program.graph.nodes)
     assert [n.args[6] for n in found if "depthwise" in str(n.target)] == ["relu6"]
     assert relative(program.module()(x), before) < ERROR
 
@@ -132,7 +133,12 @@ def test_a_graph_from_a_file_takes_any_number_of_images_in_any_layout(tmp_path: 
 
 def test_weights_that_models_read_are_those_of_the_convolution() -> None:
     for layer in (nn.Conv2d(5, 37, 1), nn.Conv2d(40, 40, 3, groups=40, padding=1), nn.Conv2d(4, 7, 1)):
-        assert torch.equal(PackedConv2d(layer).weight, layer.weight)
+        assert torch.equal(PackedConv2d(layer, tiles=False).weight, layer.weight)
+        torch.testing.assert_close(
+            PackedConv2d(layer, tiles=True).weight, layer.weight, rtol=2.0**-17, atol=0
+        )
+        half = layer.bfloat16()
+        assert torch.equal(PackedConv2d(half, tiles=False).weight, half.weight)
 
 
 def test_a_model_that_would_gain_nothing_is_refused_with_the_number() -> None:
@@ -145,9 +151,13 @@ def test_a_model_that_would_gain_nothing_is_refused_with_the_number() -> None:
 
     image = torch.randn(1, 16, 8, 8)
     assert "no 1x1 or depthwise" in refusal(nn.Linear(4, 4), torch.randn(1, 4))
-    assert "no 1x1 or depthwise" in refusal(nn.Sequential(nn.Conv2d(16, 16, 1)), image, most_products=1000)
+    small = nn.Sequential(nn.Conv2d(16, 16, 1))
     device = dataclasses.replace(device, tflops={"float32": 1e-4})
     large = nn.Sequential(nn.Conv2d(16, 16, 3), nn.Conv2d(16, 16, 1))
-    assert "save 0.02 ms of more than" in refusal(large, torch.randn(1, 16, 64, 64))
+    if torch.ops.torchwright.isa() == "amx":  # its tiles gain on large layers, too
+        assert refusal(small, image, most_products=1000) == refusal(large, image) == "None"
+    else:
+        assert "no 1x1 or depthwise" in refusal(small, image, most_products=1000)
+        assert "save 0.02 ms of more than" in refusal(large, torch.randn(1, 16, 64, 64))
     with pytest.raises(RefusedTechnique, match="no 1x1 or depthwise"):
-        applied(nn.Sequential(nn.Conv2d(16, 16, 3)), image)
+        applied(nn.Sequential(nn.Conv2d(8, 16, 3)), image[:, :8])
