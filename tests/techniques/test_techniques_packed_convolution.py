@@ -12,7 +12,21 @@ from torch.nn import functional as F
 
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
-from torchwright.engines.program import export, functional, read_programs, write_programs
+from torchwright.engines.call import parameters_of, spec_of
+from torchwright.engines.door import Door
+from torchwright.engines.module import OptimizedModule
+from torchwright.engines.package import Package
+from torchwright.engines.packaging import rewritten
+from torchwright.engines.program import (
+    FreeSizes,
+    compile_program,
+    export,
+    export_one,
+    functional,
+    read_programs,
+    write_programs,
+)
+from torchwright.engines.spec import Takes
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Step
 from torchwright.kernels.cpu import build
@@ -129,6 +143,24 @@ def test_a_graph_from_a_file_takes_any_number_of_images_in_any_layout(tmp_path: 
     with torch.no_grad():
         for given in (fresh, fresh.contiguous(memory_format=torch.channels_last)):
             assert relative(kept(given), wanted) < ERROR
+
+
+@pytest.mark.slow
+def test_a_compiled_package_takes_any_number_of_images_in_any_layout(tmp_path: Any) -> None:
+    model, x, path = Residual(), torch.randn(2, 3, 33, 29), tmp_path / "model.pt2"
+    target = applied(model, x)
+    (case,) = target.workload.cases(target.compute_dtype)
+    program = rewritten(export_one(target.model, case, FreeSizes(rows=(0,))), target.settings)
+    compile_program(program, path, target.settings.inductor)
+    door = Door(
+        [Package(path, spec_of("forward", program))], takes=Takes(parameters=parameters_of(model.forward))
+    )
+    for images in (2, 5, 8):
+        fresh = torch.randn(images, 3, 33, 29)
+        strided = torch.randn(2 * images, 4, 34, 29)[::2, 1:, :33]
+        flipped = torch.randn(images, 3, 29, 33).transpose(2, 3)
+        for given in (fresh, fresh.contiguous(memory_format=torch.channels_last), strided, flipped):
+            assert relative(OptimizedModule(door)(given), model(given)) < ERROR
 
 
 def test_weights_that_models_read_are_those_of_the_convolution() -> None:
