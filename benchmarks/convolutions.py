@@ -21,6 +21,7 @@ from torch import nn
 from modules import VISION, make
 from torchwright.kernels import conv
 from torchwright.kernels.cpu import build
+from torchwright.techniques.packed_convolution import FEWEST
 from torchwright.techniques.shared.wrapping import named
 
 MODELS = ("mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "shufflenet_v2")
@@ -103,7 +104,8 @@ def contenders(layer: Layer, batch: int, dtype: torch.dtype) -> list[Callable[[]
         deep = conv.pack_depthwise(weight)
         call: Callable[[], torch.Tensor] = lambda: own.conv_depthwise(x, deep, ours, *shape, "relu")
     else:
-        dense = conv.pack_dense(weight)
+        tiles = own.isa() == "amx" and batch * H * W >= FEWEST * stride**2
+        dense = (conv.pack_pairs if tiles or dtype == torch.bfloat16 else conv.pack_dense)(weight)
         call = lambda: own.conv_dense(x, dense, ours, *shape, N, "relu", None)
     return [lambda: fused(x, theirs, narrow, *sizes, "relu", [], ""), call]
 

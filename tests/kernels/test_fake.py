@@ -32,7 +32,7 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
     where = (angle.cos(), angle.sin(), torch.tensor([0, 1, 2]), torch.tensor([16, 17, 18]))
     table = (torch.ones(1, 1, dtype=torch.int32), torch.tensor([0, 3]).int(), torch.tensor([3]).int())
     image, sizes = torch.randn(2, 20, 7, 5).to(kind), ([3, 3], [2, 2], [1, 1])
-    window = conv.pack_dense(torch.randn(18, 20, 3, 3).to(kind)), torch.randn(18)
+    window = conv.pack_pairs(torch.randn(18, 20, 3, 3).to(kind)), torch.randn(18)
     return {
         "conv_dense": (image, *window, *sizes, 18, "relu", torch.randn(2, 18, 4, 3).to(kind)),
         "conv_depthwise": (image, torch.randn(3, 3, 20), torch.randn(20), *sizes, "silu"),

@@ -1,8 +1,9 @@
 """Convolutions over images whose channels lie side by side: packed weights, and the shapes of results.
 
-A dense weight lies in blocks of 16 output features, each (window height, window width, channels, 16), or (…, channels /
-2, 16, 2) in bfloat16. The last block ends with the last feature and repeats some of the block before; fewer features
-than a block are made up by zeros. A depthwise weight is float32 (window height, window width, channels).
+A dense weight lies in blocks of 16 output features, each (inputs, 16), the inputs being those of a window, row after
+row. `pack_pairs` makes bfloat16 of it, in steps of 32 inputs, each (parts, 16, 16, 2). The last block ends with the
+last feature and repeats some of the block before; fewer features than a block are made up by zeros. A depthwise weight
+is float32 (window height, window width, channels).
 """
 
 from __future__ import annotations
@@ -14,30 +15,54 @@ from torch.nn import functional as F
 
 from torchwright.kernels.limits import LANES
 
+STEP = 32
+"""Inputs of a tile of bfloat16."""
+
 
 def pack_dense(weight_NCHW: torch.Tensor) -> torch.Tensor:
-    """The weight of a convolution of one group, float32 or bfloat16, as `conv_dense` reads it: one dimension."""
-    N, C, *_ = weight_NCHW.shape
-    missing = max(0, LANES - N)
-    padded = F.pad(weight_NCHW.detach(), (0, 0, 0, 0, 0, 0, 0, missing))
-    starts = [min(start, N + missing - LANES) for start in range(0, N, LANES)]
-    blocks_BLCHW = torch.stack([padded[start : start + LANES] for start in starts])
-    if weight_NCHW.dtype != torch.bfloat16:
-        return blocks_BLCHW.permute(0, 3, 4, 2, 1).flatten()
-    pairs = blocks_BLCHW.unflatten(2, (C // 2, 2))
-    return pairs.permute(0, 4, 5, 2, 1, 3).flatten()
+    """The weight of a convolution of one group as `conv_dense` reads it in float32: one dimension."""
+    return _blocks(weight_NCHW.detach().float()).transpose(1, 2).flatten()
 
 
 def unpack_dense(packed: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """What `pack_dense` was given; (N, C, H, W) is its shape."""
+    _, C, H, W = shape
+    return _unblocked(packed.view(-1, C * H * W, LANES).transpose(1, 2), shape)
+
+
+def pack_pairs(weight_NCHW: torch.Tensor) -> torch.Tensor:
+    """The same in bfloat16, for inputs of the weight's type: of float32 in two parts, whose sum it is up to 2^-17."""
+    wide = weight_NCHW.detach().float()
+    parts = [wide.bfloat16()]
+    if weight_NCHW.dtype == torch.float32:
+        parts.append((wide - parts[0].float()).bfloat16())
+    blocks_BPLK = torch.stack([_blocks(part) for part in parts], 1)
+    steps = F.pad(blocks_BPLK, (0, -blocks_BPLK.shape[-1] % STEP)).unflatten(-1, (-1, STEP // 2, 2))
+    return steps.permute(0, 3, 1, 4, 2, 5).flatten()
+
+
+def unpack_pairs(packed: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """What `pack_pairs` was given, up to rounding in float32; (N, C, H, W) and `dtype` are its shape and type."""
+    _, C, H, W = shape
+    parts, inputs = 2 if dtype == torch.float32 else 1, C * H * W
+    steps = packed.view(-1, (inputs + STEP - 1) // STEP, parts, STEP // 2, LANES, 2).to(dtype).sum(2)
+    return _unblocked(steps.permute(0, 3, 1, 2, 4).flatten(2)[:, :, :inputs], shape)
+
+
+def _blocks(weight_NCHW: torch.Tensor) -> torch.Tensor:
+    """Blocks of 16 features, each with its inputs in the order of a window: (blocks, 16, inputs)."""
+    N = len(weight_NCHW)
+    rows = F.pad(weight_NCHW.movedim(1, 3).flatten(1), (0, 0, 0, max(0, LANES - N)))
+    starts = [min(start, len(rows) - LANES) for start in range(0, N, LANES)]
+    return torch.stack([rows[start : start + LANES] for start in starts])
+
+
+def _unblocked(blocks_BLK: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     N, C, H, W = shape
-    if packed.dtype == torch.bfloat16:
-        blocks = packed.view(-1, H, W, C // 2, LANES, 2).permute(0, 4, 3, 5, 1, 2).flatten(2, 3)
-    else:
-        blocks = packed.view(-1, H, W, C, LANES).permute(0, 4, 3, 1, 2)
-    last = N - (len(blocks) - 1) * LANES
+    last = N - (len(blocks_BLK) - 1) * LANES
     repeated = LANES - last if N > LANES else 0
-    return torch.cat([blocks[:-1].flatten(0, 1), blocks[-1, repeated:]])[:N]
+    rows = torch.cat([blocks_BLK[:-1].flatten(0, 1), blocks_BLK[-1, repeated:]])[:N]
+    return rows.unflatten(1, (H, W, C)).movedim(3, 1)
 
 
 def pack_depthwise(weight_C1HW: torch.Tensor) -> torch.Tensor:

@@ -95,6 +95,7 @@ def conv_dense(
     features: int,
     activation: str,
     residual: torch.Tensor | None,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     B, N, H, W = out_shape(x, window, stride, padding, features)
     return x.new_empty((B, H, W, N)).permute(0, 3, 1, 2)

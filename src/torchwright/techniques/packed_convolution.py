@@ -1,8 +1,9 @@
-"""Small convolutions on Torchwright's own kernels, whose call costs less than oneDNN's.
+"""Convolutions on Torchwright's own kernels, whose call costs less than oneDNN's.
 
 oneDNN's convolution is prepared anew at every call, 22 us on an AMX machine; in small nets that is more than the
-arithmetic of most layers. Ours take 3, and what follows a layer is joined to it in the exported graph
-(`shared/convolution_graph.py`). Large layers stay: there both do the same arithmetic at the same rate.
+arithmetic of most layers. Ours take 3, and what stands before and after a layer is joined to it in the exported graph
+(`shared/convolution_graph.py`). Large layers stay where both do the same arithmetic at the same rate. Not so float32 on
+a machine with tiles: there ours multiplies in bfloat16, each value as the sum of two (`kernels/conv.py`).
 """
 
 from __future__ import annotations
@@ -22,42 +23,44 @@ from torchwright.techniques.shared.batchnorm import fold
 from torchwright.techniques.shared.convolution_graph import fuse_convolutions
 from torchwright.techniques.shared.wrapping import attached, layer_input, named, replace_module
 
+TYPES = (torch.float32, torch.bfloat16)
 WIDTHS = (3, 5, 7)
 """Windows of the depthwise kernels."""
 SAVED = 2e-5
 """Seconds by which a call is cheaper than oneDNN's (docs/log.md, 23 November)."""
 LEAST = 0.03
 """Share of the arithmetic's time that must be saved for a trial to be worth it."""
+FEWEST = 16
+"""Pixels of a call that fill a tile; fewer read the weights once, and float32 has no more bytes of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedConvolution(Technique):
-    """Small convolutions in float32 on Torchwright's kernels, fused with what follows them; batch norms are folded."""
+    """Convolutions on Torchwright's kernels, fused with what is around them; batch norms are folded."""
 
     name: ClassVar[str] = "packed_convolution"
     phase: ClassVar[Phase] = Phase.WEIGHTS
     own_kernels: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset({"compiled", "convolution", "float32", "float_weights"})
+    needs: ClassVar[frozenset[str]] = frozenset({"compiled", "convolution", "float_weights"})
     removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
 
     most_products: int = 5_000_000
-    """Dense layers with more multiplications in a call stay: their call is little of what they cost."""
+    """Dense layers with more multiplications in a call stay, but float32 on tiles: their call is little of the cost."""
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
         return build.load_fault() if device.kind == "cpu" else "its kernels are for CPUs"
 
     def refuse(self, target: Target) -> str | None:
-        layers = [layer for _, layer in named(target.model, nn.Conv2d)]
         products = _products(target.model, target.workload.cases(target.compute_dtype)[0])
-        small = [layer for layer in layers if (_reason(layer) or self._too_large(layer, products)) is None]
-        if not small:
+        layers = [layer for _, layer in named(target.model, nn.Conv2d) if self._left(layer, products) is None]
+        if not layers:
             return "the model has no 1x1 or depthwise 2-D convolution whose call is much of its cost"
-        rate, saved = target.device.tflops.get("float32"), SAVED * len(small)
+        rate, saved = target.device.tflops.get("float32"), SAVED * len(layers)
         arithmetic = 2 * sum(products.values()) / (rate * 1e12) if rate else 0.0
-        if saved < LEAST * arithmetic:
+        if saved < LEAST * arithmetic and not any(_split(layer) for layer in layers):
             return (
-                f"{len(small)} small convolutions would save {saved * 1e3:.2f} ms of more than "
+                f"{len(layers)} small convolutions would save {saved * 1e3:.2f} ms of more than "
                 f"{arithmetic * 1e3:.0f} ms of arithmetic"
             )
         return None
@@ -71,12 +74,12 @@ class PackedConvolution(Technique):
         found = list(named(target.model, nn.Conv2d))
         left: dict[str, str] = {}
         for name, layer in found:
-            reason = _reason(layer) or self._too_large(layer, products)
-            if reason:
+            if reason := self._left(layer, products):
                 left[name] = reason
                 layer.to(memory_format=torch.channels_last)
             else:
-                replace_module(target.model, layer, PackedConv2d(layer))
+                few = products[layer] < FEWEST * layer.weight.numel()
+                replace_module(target.model, layer, PackedConv2d(layer, tiles=_split(layer) and not few))
         target.settings.rewrites.append(fuse_convolutions)
         target.coverage.append(
             Coverage(
@@ -84,44 +87,54 @@ class PackedConvolution(Technique):
                 changed=len(found) - len(left),
                 total=len(found),
                 unit="2-D convolutions",
-                kernel="packed float32",
+                kernel=f"packed {str(target.compute_dtype).removeprefix('torch.')}",
                 skipped=left,
             )
         )
 
-    def _too_large(self, layer: nn.Conv2d, products: dict[nn.Module, int]) -> str | None:
+    def _left(self, layer: nn.Conv2d, products: dict[nn.Module, int]) -> str | None:
+        """Why a layer stays as it is, or None."""
+        if reason := _reason(layer):
+            return reason
         if layer not in products:
             return "it is not called on the example inputs"
-        if layer.groups == 1 and products[layer] > self.most_products:
+        if layer.groups == 1 and products[layer] > self.most_products and not _split(layer):
             return f"its {products[layer]:,} multiplications take much longer than a call"
         return None
 
 
 class PackedConv2d(nn.Module):
-    """A 1x1 or depthwise convolution of (B, C, H, W) float32 on packed weights; the result lies channels-last."""
+    """A convolution of (B, C, H, W), dense or depthwise, on packed weights; the result lies channels-last.
+
+    It computes in float32 or bfloat16, whichever the layer's weight has; a dense float32 one on `tiles` or not.
+    """
 
     packed: torch.Tensor
     bias: torch.Tensor
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, *, tiles: bool) -> None:
         super().__init__()
-        self.depthwise, self.features = layer.groups > 1, layer.out_channels
+        self.depthwise, self.features, self.dtype = layer.groups > 1, layer.out_channels, layer.weight.dtype
         self.window, self.stride, self.padding = list(layer.kernel_size), list(layer.stride), _padding(layer)
-        self.shape = layer.weight.shape
-        pack = conv.pack_depthwise if self.depthwise else conv.pack_dense
-        self.register_buffer("packed", pack(layer.weight))
+        self.shape, self.pairs = layer.weight.shape, tiles or self.dtype == torch.bfloat16
+        dense = conv.pack_pairs if self.pairs else conv.pack_dense
+        self.register_buffer(
+            "packed", conv.pack_depthwise(layer.weight) if self.depthwise else dense(layer.weight)
+        )
         self.register_buffer("bias", conv.pack_bias(layer.bias, self.features))
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight as the convolution had it: models read its type."""
+        """The weight as the convolution had it, within rounding: models read its type."""
         if self.depthwise:
-            return self.packed.permute(2, 0, 1)[:, None]
+            return self.packed.permute(2, 0, 1)[:, None].to(self.dtype)
+        if self.pairs:
+            return conv.unpack_pairs(self.packed, self.shape, self.dtype)
         return conv.unpack_dense(self.packed, self.shape)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         ops: Any = torch.ops.torchwright
-        x = input.float().contiguous(memory_format=torch.channels_last)
+        x = input.to(self.dtype).contiguous(memory_format=torch.channels_last)
         sizes = self.window, self.stride, self.padding
         if self.depthwise:
             y = ops.conv_depthwise(x, self.packed, self.bias, *sizes, "none")
@@ -149,6 +162,11 @@ def _products(model: nn.Module, case: Any) -> dict[nn.Module, int]:
     return products
 
 
+def _split(layer: nn.Conv2d) -> bool:
+    """Whether a layer's products are float32 ones that tiles make of bfloat16."""
+    return layer.groups == 1 and layer.weight.dtype == torch.float32 and torch.ops.torchwright.isa() == "amx"
+
+
 def _padding(layer: nn.Conv2d) -> list[int] | None:
     """Zeros on each side of the height and the width, or None where the two sides differ."""
     if layer.padding == "valid":
@@ -162,7 +180,7 @@ def _reason(layer: Any) -> str | None:
     """Why a convolution is none for these kernels, or cannot be replaced."""
     if type(layer) is not nn.Conv2d:
         return f"a {type(layer).__name__} may compute something else"
-    if layer.weight.dtype != torch.float32:
+    if layer.weight.dtype not in TYPES:
         return f"its weight is {layer.weight.dtype}"
     padding = _padding(layer)
     if layer.dilation != (1, 1) or layer.padding_mode != "zeros" or padding is None:
@@ -170,7 +188,7 @@ def _reason(layer: Any) -> str | None:
     if any(zeros >= size for zeros, size in zip(padding, layer.kernel_size, strict=True)):
         return "its padding is as wide as its window"
     if layer.groups == 1:
-        if layer.kernel_size != (1, 1):
+        if layer.kernel_size != (1, 1) and not (_split(layer) and layer.in_channels >= LANES):
             return f"its window is {layer.kernel_size[0]} x {layer.kernel_size[1]}, over all channels"
     elif not layer.groups == layer.in_channels == layer.out_channels:
         return "its groups are more than a channel, or give more than one"

@@ -8,59 +8,63 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchwright.kernels.cpu import build
-from torchwright.techniques.shared.encoder_graph import drop_copies, make_call, only_user, same_kind, tidy
+from torchwright.techniques.shared.joining import (
+    drop_copies,
+    make_call,
+    only_user,
+    take_activation,
+    take_residual,
+    tidy,
+)
 
 aten = torch.ops.aten
-ACTIVATIONS = {
-    aten.relu.default: "relu",
-    aten.relu6.default: "relu6",
-    aten.silu.default: "silu",
-    aten.sigmoid.default: "sigmoid",
-    aten.hardswish.default: "hardswish",
-    aten.hardsigmoid.default: "hardsigmoid",
-}
-SIX = (0, 6)
-"""Bounds of a `hardtanh` that is a ReLU6."""
+INPUT, WINDOW, STRIDE = 0, 3, 4
+"""Places of a layer's arguments; the scale of its inputs comes last."""
 
 
 def fuse_convolutions(graph_module: GraphModule) -> None:
-    """Join packed convolutions with the activation or the addition after them; values stay, within rounding."""
+    """Join packed convolutions with the activation or the addition after them, and 1x1 ones with the scale before them.
+
+    Values stay, within rounding.
+    """
     if build.load_fault() is not None:
         return
     ops: Any = torch.ops.torchwright
-    place = {ops.conv_dense.default: 7, ops.conv_depthwise.default: 6}
+    dense, place = ops.conv_dense.default, {ops.conv_dense.default: 7, ops.conv_depthwise.default: 6}
     for node in list(graph_module.graph.nodes):
         if node.target in place:
             drop_copies(node)
-            _take_activation(node, place[node.target])
-            if node.target is ops.conv_dense.default:
-                _take_residual(node)
+            take_activation(node, place[node.target])
+            if node.target is dense:
+                take_residual(node)
+    for node in [node for node in graph_module.graph.nodes if node.target is dense]:
+        _take_scale(node)
     tidy(graph_module)
 
 
-def _take_activation(layer: Any, place: int) -> None:
-    after = only_user(layer)
-    if after is None or after.args[0] is not layer:
+def _take_scale(layer: Any) -> None:
+    """Squeeze and excite: the channels of each image multiplied by numbers of their own."""
+    before = layer.args[INPUT]
+    while before.target is aten.clone.default and only_user(before) is layer:
+        before = before.args[0]
+    if before.target is not aten.mul.Tensor or only_user(before) is None or before.kwargs:
         return
-    name = ACTIVATIONS.get(after.target)
-    if after.target is aten.hardtanh.default and after.args[1:] == SIX:
-        name = "relu6"
-    if name:
-        layer.update_arg(place, name)
-        after.replace_all_uses_with(layer)
-        after.graph.erase_node(after)
+    if list(layer.args[WINDOW]) != [1, 1] or list(layer.args[STRIDE]) != [1, 1]:
+        return
+    for x, scale in (before.args, reversed(before.args)):
+        if _is_scale(scale, x):
+            with layer.graph.inserting_before(layer):
+                if scale.meta["val"].dtype != torch.float32:
+                    scale = make_call(aten.to.dtype, scale, torch.float32)
+                fused = make_call(layer.target, x, *layer.args[1:], scale)
+            layer.replace_all_uses_with(fused)
+            layer.graph.erase_node(layer)
+            return
 
 
-def _take_residual(layer: Any) -> None:
-    """The kernel adds after the activation."""
-    after = only_user(layer)
-    if after is None or after.target is not aten.add.Tensor or len(after.args) != 2 or after.kwargs:
-        return
-    other = after.args[1] if after.args[0] is layer else after.args[0]
-    if not isinstance(other, Node) or other is layer or not same_kind(other, layer):
-        return
-    with after.graph.inserting_before(after):
-        fused = make_call(layer.target, *layer.args[:-1], other)
-    after.replace_all_uses_with(fused)
-    after.graph.erase_node(after)
-    layer.graph.erase_node(layer)
+def _is_scale(scale: Any, x: Any) -> bool:
+    """Whether one number a channel of each image multiplies x, of the same type."""
+    if not isinstance(scale, Node) or not isinstance(x, Node):
+        return False
+    one, all_ = scale.meta["val"], x.meta["val"]
+    return all_.dim() == 4 and one.dtype == all_.dtype and one.shape == (*all_.shape[:2], 1, 1)

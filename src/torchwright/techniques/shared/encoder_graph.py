@@ -12,16 +12,18 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from torchwright.kernels import pack
 from torchwright.kernels.cpu import build
+from torchwright.techniques.shared.joining import (
+    drop_copies,
+    make_call,
+    take_activation,
+    take_residual,
+    tidy,
+)
 
 aten = torch.ops.aten
-ACTIVATIONS = {
-    aten.relu.default: "relu",
-    aten.silu.default: "silu",
-}
 SHAPE_ONLY = (aten.ones_like.default, aten.zeros_like.default, aten.new_ones.default, aten.new_zeros.default)
 """Operators that read no values of their first argument."""
 TENSORS, BIAS, FEATURES, ACTIVATION = range(1, 5), 4, 5, 6
@@ -40,8 +42,8 @@ def fuse_layers(graph_module: GraphModule) -> None:
     for node in list(graph.nodes):
         _join_readers([user for user in node.users if user.target is layer and user.args[0] is node])
     for node in [node for node in graph.nodes if node.target is layer]:
-        _take_activation(node)
-        _take_residual(node)
+        take_activation(node, ACTIVATION)
+        take_residual(node)
     tidy(graph_module)
 
 
@@ -69,14 +71,6 @@ def _attention() -> Any:
     return torch.ops.torchwright.attention.default if build.load_fault() is None else None
 
 
-def drop_copies(layer: Node) -> None:
-    """Take a layer's output for plain copies of it: a functional graph has one where a dropout did nothing."""
-    for user in list(layer.users):
-        if user.target is aten.clone.default and not user.kwargs:
-            user.replace_all_uses_with(layer)
-            layer.graph.erase_node(user)
-
-
 def _join_readers(layers: Sequence[Any]) -> None:
     """One layer for several of the same input, whose outputs are its parts; those that fill whole panels."""
     whole = [
@@ -101,54 +95,6 @@ def _join_readers(layers: Sequence[Any]) -> None:
             start += count
     for node in whole:
         graph.erase_node(node)
-
-
-def _take_activation(layer: Any) -> None:
-    after = only_user(layer)
-    if after is None or layer.args[ACTIVATION] != "none":
-        return
-    name = ACTIVATIONS.get(after.target)
-    if after.target is aten.gelu.default:
-        name = "gelu_tanh" if after.kwargs.get("approximate") == "tanh" else "gelu"
-    if name:
-        layer.update_arg(ACTIVATION, name)
-        after.replace_all_uses_with(layer)
-        after.graph.erase_node(after)
-
-
-def _take_residual(layer: Any) -> None:
-    after = only_user(layer)
-    if after is None or after.target is not aten.add.Tensor or len(after.args) != 2 or after.kwargs:
-        return
-    other = after.args[1] if after.args[0] is layer else after.args[0]
-    if not isinstance(other, Node) or other is layer or not same_kind(other, layer):
-        return
-    with after.graph.inserting_before(after):
-        fused = make_call(layer.target, *layer.args[: ACTIVATION + 1], other)
-    after.replace_all_uses_with(fused)
-    after.graph.erase_node(after)
-    layer.graph.erase_node(layer)
-
-
-def same_kind(one: Node, other: Node) -> bool:
-    """Whether the values of two nodes have one shape and type."""
-    a, b = one.meta["val"], other.meta["val"]
-    return a.shape == b.shape and a.dtype == b.dtype
-
-
-def only_user(node: Node) -> Any:
-    """The one reader of a node, or None."""
-    return next(iter(node.users)) if len(node.users) == 1 else None
-
-
-def make_call(function: Any, *args: Any) -> Any:
-    """A new node at the graph's place of insertion, with the shape and type of its value."""
-    nodes = [leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Node)]
-    node = nodes[0].graph.call_function(function, args)
-    values = map_arg(args, lambda arg: arg.meta["val"])
-    with nodes[0].meta["val"].fake_mode:
-        node.meta["val"] = function(*values)
-    return node
 
 
 def _constant(node: Any, known: dict[Node, torch.Tensor | None]) -> torch.Tensor | None:
@@ -193,10 +139,3 @@ def _hides_nothing(mask: torch.Tensor | None) -> bool:
     if mask is None:
         return False
     return bool(mask.all()) if mask.dtype == torch.bool else not bool(mask.any())
-
-
-def tidy(graph_module: GraphModule) -> None:
-    """Leave out what nobody reads any more, and check what is left."""
-    graph_module.graph.eliminate_dead_code()
-    graph_module.graph.lint()
-    graph_module.recompile()

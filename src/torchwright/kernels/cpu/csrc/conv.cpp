@@ -2,7 +2,7 @@
 //
 // The values that a row of a window covers are then side by side, too, and a dense convolution is a matrix product over
 // them for each row of the window: 1x1 is one product. Sums are float32, in one order for every output, whatever tile
-// it fell into.
+// it fell into. Dense weights in bfloat16 are `conv_pairs.cpp`'s.
 #include <algorithm>
 
 #include "conv.h"
@@ -47,12 +47,12 @@ inline void activate_sums(Activation which, F (&sums)[N]) {
   for (int i = 0; i < N; i++) sums[i] = copy[i];
 }
 
-template <class T>
 class Dense {
  public:
   Dense(const ConvTask& t, int64_t row)
       : t(t),
-        image((const T*)t.x + row / t.out_height * t.height * t.width * t.channels),
+        image((const float*)t.x + row / t.out_height * t.height * t.width * t.channels),
+        scale(t.scale ? t.scale + row / t.out_height * t.channels : nullptr),
         top(row % t.out_height * t.stride_y - t.padding_y),
         first(row * t.out_width),
         line(t.window_width * t.channels),
@@ -89,70 +89,56 @@ class Dense {
     }
     const int64_t edge = x * t.stride_x - t.padding_x;
     const int64_t from = std::max<int64_t>(0, -edge), to = std::min(t.window_width, t.width - edge);
-    for (int64_t y = std::max<int64_t>(0, -top); y < std::min(t.window_height, t.height - top); y++)
-      add<MR, NB>(image + ((top + y) * t.width + edge + from) * t.channels,
-                  (const T*)t.weight + block * block_size + (y * line + from * t.channels) * CHANNELS,
-                  (to - from) * t.channels, sum);
+    for (int64_t y = std::max<int64_t>(0, -top); y < std::min(t.window_height, t.height - top); y++) {
+      const float* values = image + ((top + y) * t.width + edge + from) * t.channels;
+      const float* weight = (const float*)t.weight + block * block_size + (y * line + from * t.channels) * CHANNELS;
+      if (scale) add<MR, NB, true>(values, weight, (to - from) * t.channels, sum);
+      else add<MR, NB, false>(values, weight, (to - from) * t.channels, sum);
+    }
     activate_sums(t.activation, sum);
     const int64_t count = std::min(CHANNELS, t.features);
     for (int r = 0; r < MR; r++)
       for (int b = 0; b < NB; b++) {
         const int64_t at = (first + x + r) * t.features + t.first_feature(block + b);
-        if (t.residual) sum[r * NB + b] = sum[r * NB + b] + some((const T*)t.residual + at, count);
-        put((T*)t.out + at, sum[r * NB + b], count);
+        if (t.residual) sum[r * NB + b] = sum[r * NB + b] + load_some((const float*)t.residual + at, count);
+        put((float*)t.out + at, sum[r * NB + b], count);
       }
   }
 
-  template <int MR, int NB>
-  void add(const T* x, const T* weight, int64_t count, F (&sum)[MR * NB]) const {
+  // An input's scale multiplies its weights, which many pixels share.
+  template <int MR, int NB, bool SCALED>
+  void add(const float* x, const float* weight, int64_t count, F (&sum)[MR * NB]) const {
     const int64_t step = t.stride_x * t.channels;
-    if constexpr (sizeof(T) == 4) {
-      for (int64_t k = 0; k < count; k++, weight += CHANNELS) {
-        F w[NB];
-        for (int b = 0; b < NB; b++) w[b] = load<F>(weight + b * block_size);
-        for (int r = 0; r < MR; r++) {
-          const F value = spread(x[r * step + k]);
-          for (int b = 0; b < NB; b++) sum[r * NB + b] = fma(value, w[b], sum[r * NB + b]);
-        }
-      }
-    } else {
-      for (int64_t k = 0; k < count; k += 2, weight += 2 * CHANNELS) {
-        U w[NB];
-        for (int b = 0; b < NB; b++) w[b] = load<U>(weight + b * block_size);
-        for (int r = 0; r < MR; r++) {
-          const uint32_t two = read<uint32_t>(x + r * step + k);
-          for (int b = 0; b < NB; b++) sum[r * NB + b] = dot2(sum[r * NB + b], w[b], two);
-        }
+    for (int64_t k = 0; k < count; k++, weight += CHANNELS) {
+      F w[NB];
+      for (int b = 0; b < NB; b++) w[b] = load<F>(weight + b * block_size);
+      if constexpr (SCALED)
+        for (int b = 0; b < NB; b++) w[b] = w[b] * spread(scale[k]);
+      for (int r = 0; r < MR; r++) {
+        const F value = spread(x[r * step + k]);
+        for (int b = 0; b < NB; b++) sum[r * NB + b] = fma(value, w[b], sum[r * NB + b]);
       }
     }
   }
 
-  static inline F some(const T* from, int64_t count) {
-    if (count >= LANES) return load_f32(from);
-    T all[LANES] = {};
-    std::memcpy(all, from, count * sizeof(T));
-    return load_f32(all);
-  }
-
   const ConvTask& t;
-  const T* image;
+  const float *image, *scale;
   const int64_t top;    // of the window's rows, the first's place in the image
   const int64_t first;  // pixel of the output's row
   const int64_t line, block_size;
 };
 
-template <class T, int NB>
-void dense_blocks(const Dense<T>& dense, int64_t x_begin, int64_t x_end, int64_t block, int64_t end) {
-  for (; block + NB <= end; block += NB) dense.template run<NB>(x_begin, x_end, block);
+template <int NB>
+void dense_blocks(const Dense& dense, int64_t x_begin, int64_t x_end, int64_t block, int64_t end) {
+  for (; block + NB <= end; block += NB) dense.run<NB>(x_begin, x_end, block);
   if constexpr (NB > 1) {
-    if (block < end) dense_blocks<T, NB - 1>(dense, x_begin, x_end, block, end);
+    if (block < end) dense_blocks<NB - 1>(dense, x_begin, x_end, block, end);
   }
 }
 
 // Outputs [x_begin, x_end) of a row of the output, counted over all images, and some blocks of features.
 void convolve(const ConvTask& t, int64_t row, int64_t x_begin, int64_t x_end, int64_t block_begin, int64_t block_end) {
-  if (t.type == Type::f32) dense_blocks<float, MOST_BLOCKS>(Dense<float>(t, row), x_begin, x_end, block_begin, block_end);
-  else dense_blocks<uint16_t, MOST_BLOCKS>(Dense<uint16_t>(t, row), x_begin, x_end, block_begin, block_end);
+  dense_blocks<MOST_BLOCKS>(Dense(t, row), x_begin, x_end, block_begin, block_end);
 }
 
 // One row of a depthwise convolution's output. Outputs side by side share what they read, where the window's width and

@@ -39,44 +39,29 @@ tw::ConvTask conv_task(const Tensor& x, const Tensor& bias, at::IntArrayRef wind
   return task;
 }
 
+int64_t inputs_of(const tw::ConvTask& task) { return task.channels * task.window_height * task.window_width; }
+
+// Tasks into which a layer's work is worth being cut.
+int64_t pieces_of(int64_t pixels, const tw::ConvTask& task) {
+  return std::min(PIECES * threads(), up(pixels * task.features * inputs_of(task), PIECE) / PIECE);
+}
+
 Tensor conv_out(const Tensor& x, const tw::ConvTask& task) {
   return at::empty({x.size(0), task.out_height, task.out_width, task.features}, x.options()).permute({0, 3, 1, 2});
 }
 
-Tensor conv_dense(const Tensor& x_in, const Tensor& weight, const Tensor& bias, at::IntArrayRef window,
-                  at::IntArrayRef stride, at::IntArrayRef padding, int64_t features, c10::string_view activation,
-                  const optional<Tensor>& residual_in) {
-  const Tensor x = side_by_side(x_in, "x");
-  tw::ConvTask task = conv_task(x, bias, window, stride, padding, features, activation);
-  const int64_t products = task.channels * task.window_height * task.window_width;  // of an output
-  TORCH_CHECK_VALUE(weight.is_contiguous() && weight.scalar_type() == x.scalar_type() &&
-                        weight.numel() == task.blocks() * products * tw::CHANNELS,
-                    "the packed weight has ", weight.numel(), " values of ", weight.scalar_type(), "; ", features,
-                    " features of ", products, " inputs take ", task.blocks() * products * tw::CHANNELS, " of ",
-                    x.scalar_type());
-  TORCH_CHECK_VALUE(task.type == Type::f32 || task.channels % 2 == 0, "x has ", task.channels,
-                    " channels; an even number is wanted in bfloat16");
-  task.weight = weight.const_data_ptr();
-  const Tensor out = conv_out(x, task);
-  Tensor residual;
-  if (residual_in) {
-    TORCH_CHECK_VALUE(residual_in->sizes() == out.sizes() && residual_in->scalar_type() == x.scalar_type(),
-                      "residual is ", residual_in->scalar_type(), residual_in->sizes(), "; the output is ",
-                      x.scalar_type(), out.sizes());
-    residual = side_by_side(*residual_in, "residual");
-    task.residual = residual.const_data_ptr();
-  }
-  if (!out.numel()) return out;
-  task.out = out.mutable_data_ptr();
-  int64_t rows = x.size(0) * task.out_height;
-  if (products == task.channels && task.stride_y == 1 && task.stride_x == 1) {
-    // Pixels are all alike then: one row of them.
-    task.width = task.out_width = rows * task.out_width;
-    task.height = task.out_height = rows = 1;
+// Float32 weights: rows of pixels, in spans, by blocks of features.
+void share_rows(tw::ConvTask task, int64_t batch) {
+  int64_t rows = batch * task.out_height;
+  if (task.pointwise()) {
+    // Pixels are all alike then, those of an image at least: one row of them.
+    rows = task.scale ? batch : 1;
+    task.width = task.out_width = batch * task.height * task.width / rows;
+    task.height = task.out_height = 1;
   }
   // Threads share pixels where there are enough for full tiles, else blocks of features.
   constexpr int64_t TILE = 48;
-  const int64_t all = rows * task.out_width * task.features * products, wanted = std::min(PIECES * threads(), up(all, PIECE) / PIECE);
+  const int64_t wanted = pieces_of(rows * task.out_width, task);
   const int64_t spans = std::clamp<int64_t>(wanted / rows, 1, up(task.out_width, TILE) / TILE);
   const int64_t parts = std::clamp<int64_t>(wanted / (rows * spans), 1, up(task.blocks(), 4) / 4);
   const int64_t together = std::max<int64_t>(1, rows / std::max<int64_t>(1, wanted));  // rows of a task
@@ -88,6 +73,54 @@ Tensor conv_dense(const Tensor& x_in, const Tensor& weight, const Tensor& bias, 
       k.convolve(task, row, task.out_width * span / spans, task.out_width * (span + 1) / spans,
                  task.blocks() * part / parts, task.blocks() * (part + 1) / parts);
   });
+}
+
+// Weights in bfloat16: as many pixels together as have their inputs and outputs in the second level of cache, by blocks
+// of features.
+void share_pixels(const tw::ConvTask& task, int64_t batch) {
+  constexpr int64_t INPUTS = 1 << 18, OUTPUTS = 1 << 16, TILES = 32;
+  const int64_t pixels = batch * task.out_height * task.out_width, wanted = pieces_of(pixels, task);
+  const int64_t most = std::min(INPUTS / (task.steps() * tw::PAIRED_DEPTH), OUTPUTS / task.features);
+  const int64_t held = std::max(TILES, most / TILES * TILES);
+  const int64_t spans = std::max(up(pixels, held) / held, std::min(wanted, up(pixels, TILES) / TILES));
+  const int64_t parts = std::clamp<int64_t>(wanted / spans, 1, up(task.blocks(), 4) / 4);
+  const auto& k = kernels();
+  each(spans * parts, [&](int64_t i) {
+    const int64_t part = i % parts, span = i / parts;
+    k.convolve_pairs(task, pixels * span / spans, pixels * (span + 1) / spans, task.blocks() * part / parts,
+                     task.blocks() * (part + 1) / parts);
+  });
+}
+
+Tensor conv_dense(const Tensor& x_in, const Tensor& weight, const Tensor& bias, at::IntArrayRef window,
+                  at::IntArrayRef stride, at::IntArrayRef padding, int64_t features, c10::string_view activation,
+                  const optional<Tensor>& residual_in, const optional<Tensor>& scale_in) {
+  const Tensor x = side_by_side(x_in, "x");
+  tw::ConvTask task = conv_task(x, bias, window, stride, padding, features, activation);
+  const bool paired = weight.scalar_type() == at::kBFloat16;
+  TORCH_CHECK_TYPE(paired || (task.type == Type::f32 && weight.scalar_type() == at::kFloat), "the packed weight is ",
+                   weight.scalar_type(), " and x ", x.scalar_type(), "; float32 both, or bfloat16 weights are wanted");
+  const int64_t inputs = paired ? task.steps() * tw::PAIRED_DEPTH * (task.type == Type::f32 ? 2 : 1) : inputs_of(task);
+  TORCH_CHECK_VALUE(weight.is_contiguous() && weight.numel() == task.blocks() * inputs * tw::CHANNELS,
+                    "the packed weight has ", weight.numel(), " values of ", weight.scalar_type(), "; ", features,
+                    " features of ", inputs_of(task), " inputs take ", task.blocks() * inputs * tw::CHANNELS);
+  task.weight = weight.const_data_ptr();
+  TORCH_CHECK_VALUE(!scale_in || task.pointwise(), "inputs are scaled in 1x1 windows of stride 1 only");
+  const optional<Tensor> scale = scale_in ? optional<Tensor>(scale_in->contiguous()) : std::nullopt;
+  task.scale = floats(scale, x.size(0) * task.channels, "scale");
+  const Tensor out = conv_out(x, task);
+  Tensor residual;
+  if (residual_in) {
+    TORCH_CHECK_VALUE(residual_in->sizes() == out.sizes() && residual_in->scalar_type() == x.scalar_type(),
+                      "residual is ", residual_in->scalar_type(), residual_in->sizes(), "; the output is ",
+                      x.scalar_type(), out.sizes());
+    residual = side_by_side(*residual_in, "residual");
+    task.residual = residual.const_data_ptr();
+  }
+  if (!out.numel()) return out;
+  task.out = out.mutable_data_ptr();
+  if (paired) share_pixels(task, x.size(0));
+  else share_rows(task, x.size(0));
   return out;
 }
 
@@ -111,7 +144,7 @@ Tensor conv_depthwise(const Tensor& x_in, const Tensor& weight, const Tensor& bi
 TORCH_LIBRARY_FRAGMENT(torchwright, m) {
   m.def(
       "conv_dense(Tensor x, Tensor weight, Tensor bias, int[2] window, int[2] stride, int[2] padding, int features, "
-      "str activation, Tensor? residual) -> Tensor");
+      "str activation, Tensor? residual, Tensor? scale=None) -> Tensor");
   m.def(
       "conv_depthwise(Tensor x, Tensor weight, Tensor bias, int[2] window, int[2] stride, int[2] padding, "
       "str activation) -> Tensor");

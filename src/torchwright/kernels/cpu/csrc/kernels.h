@@ -88,6 +88,7 @@ struct Kernels {
   void (*dense_attention)(const struct DenseAttentionTask&, int64_t batch, int64_t head, int64_t begin, int64_t end);
   void (*convolve)(const struct ConvTask&, int64_t row, int64_t x_begin, int64_t x_end, int64_t block_begin,
                    int64_t block_end);
+  void (*convolve_pairs)(const struct ConvTask&, int64_t begin, int64_t end, int64_t block_begin, int64_t block_end);
   void (*convolve_depthwise)(const struct ConvTask&, int64_t row);
 };
 

@@ -182,11 +182,9 @@ inline void put(T* out, F value, int64_t count) {
 }
 
 // As many of sixteen as there are.
-inline F load_some(const float* from, int64_t count) {
-  if (count >= LANES) return load<F>(from);
-  F all = F{};
-  std::memcpy(&all, from, count * sizeof(float));
-  return all;
+template <class T>
+inline F load_some(const T* from, int64_t count) {
+  return count >= LANES ? load_f32(from) : load_first(from, count);
 }
 
 // What the integers of one token stand for; `sum` is the first digit's, `low` the second's where there are two.

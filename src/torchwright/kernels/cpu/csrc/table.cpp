@@ -5,6 +5,7 @@
 #include "quantize.cpp"
 #include "encoder.cpp"
 #include "conv.cpp"
+#include "conv_pairs.cpp"
 
 #define TW_STRING_(x) #x
 #define TW_STRING(x) TW_STRING_(x)
@@ -30,6 +31,7 @@ const tw::Kernels& table() {
       .finish = finish,
       .dense_attention = dense_attention,
       .convolve = convolve,
+      .convolve_pairs = convolve_pairs,
       .convolve_depthwise = convolve_depthwise,
   };
   return all;

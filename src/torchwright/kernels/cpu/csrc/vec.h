@@ -118,6 +118,28 @@ inline F load_f32(const uint16_t* p) {
 #endif
 }
 
+// The first of sixteen, and zeros for the others.
+inline F load_first(const float* p, int64_t count) {
+#if defined(__AVX512F__)
+  return (F)_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), p);
+#else
+  F x = F{};
+  std::memcpy(&x, p, count * sizeof(float));
+  return x;
+#endif
+}
+
+inline F load_first(const uint16_t* p, int64_t count) {
+#if defined(__AVX512F__)
+  const __m256i x = _mm256_maskz_loadu_epi16(__mmask16((1u << count) - 1), p);
+  return (F)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+#else
+  uint16_t all[LANES] = {};
+  std::memcpy(all, p, count * sizeof(uint16_t));
+  return load_f32(all);
+#endif
+}
+
 inline I small_integers(const int8_t* p) {
 #if defined(__AVX512F__)
   return (I)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
