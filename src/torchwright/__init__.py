@@ -7,6 +7,7 @@
     tw.verify("out"); tw.bench("out")
     model = tw.load_decoder("path/to/folder", quantize="w8a8"); model.generate("Once upon a time")
     tw.load_speech("path/to/whisper").transcribe("talk.mp3").text
+    tw.export(model, (x,), to="onnx").run(x)
     step = tw.compile_numpy(numpy_function)
     loss = tw.sequence_parallel(model, mesh)(input_ids=ids, labels=labels)
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torchwright.artifact.load import load
     from torchwright.decoder.load import load_decoder
     from torchwright.errors import TorchwrightError
+    from torchwright.exporter.export import export
     from torchwright.numpy_compile import compile_numpy
     from torchwright.speech.load import load_speech
     from torchwright.train.sequence import sequence_parallel
@@ -30,6 +32,7 @@ __all__ = [
     "TorchwrightError",
     "bench",
     "compile_numpy",
+    "export",
     "load",
     "load_decoder",
     "load_speech",
@@ -46,6 +49,7 @@ _HOMES = {
     "load": "torchwright.artifact.load",
     "load_decoder": "torchwright.decoder.load",
     "load_speech": "torchwright.speech.load",
+    "export": "torchwright.exporter.export",
     "compile_numpy": "torchwright.numpy_compile",
     "sequence_parallel": "torchwright.train.sequence",
     "TorchwrightError": "torchwright.errors",
