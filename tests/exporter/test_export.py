@@ -45,8 +45,8 @@ def subject(model: nn.Module | None = None, inputs: Any = None, most: int | None
 
 
 GRAPHS = [name for name, cls in exports if issubclass(cls, GraphTarget)]
-SLOW = {"aoti"}
-"""Compiles C++."""
+SLOW = {"aoti", "executorch"}
+"""Compiles C++; takes a quarter of a minute to import and lower."""
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ exports: Registry[type[ExportTarget]] = Registry(
     group="torchwright.exports",
     builtins={
         "aoti": "torchwright.exporter.aoti:Aoti",
+        "executorch": "torchwright.exporter.executorch:ExecuTorch",
         "onnx": "torchwright.exporter.onnx_file:Onnx",
         "openvino": "torchwright.exporter.openvino_ir:OpenVinoIr",
         "pt2": "torchwright.exporter.pt2:Pt2",

@@ -80,6 +80,16 @@ def resized(tensor: torch.Tensor, shape: Sequence[int | str], sizes: dict[str, i
     return tensor
 
 
+def free_dims(spec: CallSpec, tensors: Sequence[torch.Tensor]) -> torch.export.ShapesCollection:
+    """The call's free sizes in torch.export's form, for a graph that is made from its graph."""
+    dims = {name: torch.export.Dim(name, min=low, max=high) for name, (low, high) in spec.sizes.items()}
+    shapes = torch.export.ShapesCollection()
+    for tensor, said in zip(tensors, spec.tensors, strict=True):
+        if named := {at: dims[size] for at, size in enumerate(said.shape) if isinstance(size, str)}:
+            shapes[tensor] = named
+    return shapes
+
+
 def write_reference(folder: Path, program: ExportedProgram | None, calls: Sequence[Call]) -> None:
     if program is not None:
         write_programs(folder, {CALL: program})
