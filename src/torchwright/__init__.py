@@ -8,6 +8,7 @@
     model = tw.load_decoder("path/to/folder", quantize="w8a8"); model.generate("Once upon a time")
     tw.load_speech("path/to/whisper").transcribe("talk.mp3").text
     tw.load_segmenter("path/to/sam").segment("cat.jpg", points=[(400, 650)])
+    tw.export(model, (x,), to="onnx").run(x)
     step = tw.compile_numpy(numpy_function)
     loss = tw.sequence_parallel(model, mesh)(input_ids=ids, labels=labels)
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torchwright.artifact.load import load
     from torchwright.decoder.load import load_decoder
     from torchwright.errors import TorchwrightError
+    from torchwright.exporter.export import export
     from torchwright.numpy_compile import compile_numpy
     from torchwright.segment.load import load_segmenter
     from torchwright.speech.load import load_speech
@@ -32,6 +34,7 @@ __all__ = [
     "TorchwrightError",
     "bench",
     "compile_numpy",
+    "export",
     "load",
     "load_decoder",
     "load_segmenter",
@@ -50,6 +53,7 @@ _HOMES = {
     "load_decoder": "torchwright.decoder.load",
     "load_segmenter": "torchwright.segment.load",
     "load_speech": "torchwright.speech.load",
+    "export": "torchwright.exporter.export",
     "compile_numpy": "torchwright.numpy_compile",
     "sequence_parallel": "torchwright.train.sequence",
     "TorchwrightError": "torchwright.errors",

@@ -106,22 +106,23 @@ def packages(names: Sequence[str], rows: str, one_row: CallSpec | None) -> list[
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[Path]:
+def writing(path: Path, not_ours: Callable[[Path], str | None] | None = None) -> Iterator[Path]:
     """A temporary folder beside `path` that takes its place when the block ends well, and vanishes when it does not.
 
     An artifact that was there is replaced; anything else that was there is left alone. What processes that were killed
     in the middle left beside `path` is removed, and an artifact that one of them had moved aside is put back.
+    `not_ours` says of another kind of folder what shows that one is not of it, or None.
 
     Raises `ArtifactError` when `path` exists and is not provably an artifact: one that is whole, to the last byte.
     """
-    path = path.absolute()
-    _refuse_to_replace(path)
+    path, not_ours = path.absolute(), not_ours or _not_ours
+    _refuse_to_replace(path, not_ours)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = f".{path.name}.unfinished-"
     for left in folders.dead(path.parent, unfinished):
         if (left / MARK).is_file() or not any(left.iterdir()):
             shutil.rmtree(left, ignore_errors=True)
-    put_back(path)
+    put_back(path, not_ours)
     temporary = folders.make(path.parent, unfinished)
     try:
         (temporary.path / MARK).touch()
@@ -140,10 +141,10 @@ def writing(path: Path) -> Iterator[Path]:
         temporary.remove()
 
 
-def _refuse_to_replace(path: Path) -> None:
+def _refuse_to_replace(path: Path, not_ours: Callable[[Path], str | None]) -> None:
     if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
         return
-    if fault := _not_ours(path):
+    if fault := not_ours(path):
         raise ArtifactError(
             f"{path} exists and is not an artifact",
             found=fault,
@@ -151,12 +152,12 @@ def _refuse_to_replace(path: Path) -> None:
         )
 
 
-def put_back(path: Path) -> None:
+def put_back(path: Path, not_ours: Callable[[Path], str | None] | None = None) -> None:
     """Bring back the artifact that a dead process had moved aside; what is anything else stays where it is."""
-    path = path.absolute()
+    path, not_ours = path.absolute(), not_ours or _not_ours
     for left in folders.dead(path.parent, _aside(path)):
         entries = list(left.iterdir())
-        if entries and (entries != [left / path.name] or _not_ours(left / path.name)):
+        if entries and (entries != [left / path.name] or not_ours(left / path.name)):
             continue
         if entries and not path.exists():
             os.replace(left / path.name, path)

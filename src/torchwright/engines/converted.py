@@ -101,7 +101,7 @@ class Converted(Engine):
                 return _at_example(spec, cases[0]), spec
         for index, case in enumerate(cases):
             program = changed(export_one(target.model, case, None), target.settings)
-            spec = _described(case.name, program)
+            spec = handed_over(case.name, program)
             cls._convert(program, spec, _file(folder, index), target)
             found.append(spec)
         return tuple(found)
@@ -230,7 +230,7 @@ def _file(folder: Path, index: int) -> Path:
     return folder / f"call-{index}"
 
 
-def _described(name: str, program: ExportedProgram) -> CallSpec:
+def handed_over(name: str, program: ExportedProgram) -> CallSpec:
     """What the graph takes and gives. Raises `RefusedTechnique` for what arrays and plain data cannot hand over."""
     spec = described(name, program)
     if written(program):
@@ -264,7 +264,7 @@ def _free_rows(target: Target, case: Case) -> tuple[ExportedProgram, CallSpec] |
     try:
         several = with_rows(case, batched, max(2, rows))
         program = changed(export_one(target.model, several, FreeSizes(rows=batched)), target.settings)
-        spec = _described(ROWS, program)
+        spec = handed_over(ROWS, program)
     except RefusedTechnique:
         return None
     return (program, spec) if any(_free(tensor.shape) for tensor in spec.tensors) else None

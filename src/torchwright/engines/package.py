@@ -43,6 +43,12 @@ class Package:
             ) from error
         self.build = call_result(self._loader.get_call_spec()[1], layouts, spec.results)
 
+    def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Put these in place of the constants of their names; names that the code does not know are left out."""
+        known = set(self._loader.get_constant_fqns())
+        given = {name: tensor.contiguous() for name, tensor in weights.items() if name in known}
+        self._loader.load_constants(given, False, False, False)
+
     def run(self, tensors: list[torch.Tensor]) -> Any:
         # One call runs at a time. The loader sees to that, too, but holds the interpreter's lock while it waits, and
         # the call that runs may need that lock to free a tensor.

@@ -101,11 +101,14 @@ class FreeSizes:
 
     rows: tuple[int, ...] | None = None
     """Tensors, in their order; None is all sizes of all of them."""
+    least: int = 2
+    most: int | None = None
+    """Rows, for who plans memory ahead; None is any number."""
 
     def of(self, args: Any, kwargs: Any) -> torch.export.ShapesCollection:
         """In torch.export's form."""
         shapes = torch.export.ShapesCollection()
-        rows = torch.export.Dim("rows", min=2)
+        rows = torch.export.Dim("rows", min=self.least, max=self.most)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         for index, tensor in enumerate(tensors):
             if self.rows is None:

@@ -95,7 +95,7 @@ def _break(text: str) -> GraphBreak:
     at = AT.search(text)
     frames = [(file, int(line)) for file, line in FRAME.findall(text.rpartition("User code traceback:")[2])]
     places = [*([(at[1], int(at[2]))] if at else []), *reversed(frames)]
-    file, line = next((place for place in places if _is_users(place[0])), places[0] if places else ("", 0))
+    file, line = next((place for place in places if is_users(place[0])), places[0] if places else ("", 0))
     said = REASON.search(text)
     reason = said[1] if said else text
     source = linecache.getline(file, line).strip()
@@ -142,7 +142,7 @@ def _first(
         frames = [(file, int(line)) for file, line in FRAME.findall(node.meta.get("stack_trace") or "")]
         if not (frames and is_one(node)):
             continue
-        file, line = next((place for place in reversed(frames) if _is_users(place[0])), frames[-1])
+        file, line = next((place for place in reversed(frames) if is_users(place[0])), frames[-1])
         return GraphBreak(
             cause=cause.name,
             file=file,
@@ -157,7 +157,7 @@ def _first(
     return None
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
     """Whether a file is none of torch's, NumPy's or Python's own, nor of what rewrites models here."""
     path = Path(file)
     installed = {"site-packages", "dist-packages"} & {*path.parts}

@@ -63,6 +63,8 @@ class ModuleWorkload(Workload):
             raise ModelError(f"the model is a {type(model).__name__}", allowed="a torch.nn.Module")
         if task not in ("regression", "classification"):
             raise WorkloadError(f"unknown task '{task}'", allowed="regression, classification")
+        self.trains = model.training
+        """Whether the model was given in training mode; its copy here is not."""
         self.model = fresh(model)
         self.inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, normalise(inputs))
         if dynamic is not None and len(self.inputs) > 1:

@@ -1,0 +1,113 @@
+"""`torchwright export`: a model into another runtime's package, and what was lost on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchwright.cli.options import finite, json_option, quiet_option, settings_option, trust_option
+from torchwright.cli.printing import print_result
+from torchwright.errors import RegressionFound
+from torchwright.process.interrupts import importing
+
+if TYPE_CHECKING:
+    from torchwright.exporter.export import Exported
+
+
+@click.command("export")
+@click.argument("model", metavar="[MODEL|ARTIFACT]", required=False)
+@click.option("--to", metavar="TARGET", help="The runtime's format; docs/export.md lists them.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where the package goes.")
+@click.option("--check", "checked", metavar="DIR", help="Run a package again against its reference, instead.")
+@click.option(
+    "--precision",
+    metavar="NAME",
+    show_default="the target's first",
+    help="Of weights and arithmetic, such as int8.",
+)
+@click.option(
+    "--max-batch",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="none; 16 where the runtime plans memory ahead",
+    help="The largest number of rows.",
+)
+@click.option(
+    "--max-error",
+    type=click.FloatRange(min=0),
+    metavar="X",
+    callback=lambda context, parameter, value: None if value is None else finite(context, parameter, value),
+    show_default="by precision",
+    help="The relative error beside eager float32 that holds.",
+)
+@settings_option
+@trust_option
+@quiet_option
+@json_option
+def command(
+    model: str | None,
+    to: str | None,
+    out: Path | None,
+    checked: str | None,
+    precision: str | None,
+    max_batch: int | None,
+    max_error: float | None,
+    settings: tuple[str, ...],
+    trust: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Write a model as the package of another runtime, and verify it there.
+
+    The package runs in a fresh process beside the original: numerics at both ends of its sizes and one past them, load
+    time, latency, memory, and where outputs part the first layer at which they do. Exit 1 where they differ.
+    """
+    making = {"MODEL": model, "--to": to, "-o": out, "--precision": precision, "--max-batch": max_batch}
+    if checked is not None and (given := [name for name, value in making.items() if value is not None]):
+        raise click.UsageError(f"--check runs a package as it is: {', '.join(given)} would make another")
+    if checked is None and to is None:
+        raise click.UsageError("--to TARGET says for which runtime; or --check DIR runs a package again")
+    with importing():
+        from torchwright.exporter import export
+    from torchwright.report.terminal import LiveProgress
+
+    with LiveProgress(quiet=quiet) as progress:
+        shared: dict[str, Any] = {"trust": trust, "max_error": max_error, "on_event": progress}
+        if checked is not None:
+            found = export.check(checked, **shared)
+        else:
+            assert to is not None
+            found = export.export(
+                model or "bundled",
+                to=to,
+                out=out,
+                precision=precision,
+                max_batch=max_batch,
+                settings=settings,
+                **shared,
+            )
+    facts = _facts(found)
+    if found.report["verdict"] != "holds":
+        if not as_json:
+            print_result(f"export {found.path}", facts, as_json)
+        raise RegressionFound(
+            f"{found.path} was written, and differs from the original",
+            found="; ".join(found.report["findings"])[:1000],
+            facts=facts,
+        )
+    print_result(f"export {found.path}", facts, as_json)
+
+
+def _facts(found: Exported) -> dict[str, Any]:
+    made = found.export
+    facts: dict[str, Any] = {
+        "path": str(found.path),
+        "target": made.target,
+        "precision": made.precision,
+        "versions": made.versions,
+        "operators": made.operators,
+    }
+    facts |= {name: value for name, value in (("carried", made.carried), ("left", made.left)) if value}
+    return facts | {"notes": list(made.notes)} | found.report

@@ -1,0 +1,97 @@
+# pyright: basic
+"""A package of native code by AOTInductor, with its weights inside, for processors of this kind; C++ can load it."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from torchwright.devices import get_device
+from torchwright.engines.layout import lay_out_rows
+from torchwright.engines.package import Package
+from torchwright.engines.program import compile_program
+from torchwright.errors import RefusedTechnique, first_line
+from torchwright.exporter.base import GraphTarget, Run, Written
+from torchwright.measure.toolchain import compiler_fault
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.export import ExportedProgram
+
+    from torchwright.engines.spec import CallSpec
+    from torchwright.techniques.base import Target
+
+MODEL = "model.pt2"
+CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"
+"""Has the compiled code refuse inputs of other types and sizes; without it they are undefined behaviour."""
+
+
+class Aoti(GraphTarget):
+    """Native code for this kind of processor, by AOTInductor (.pt2); loads without Python."""
+
+    name: ClassVar[str] = "aoti"
+    runtime: ClassVar[str] = "AOTInductor"
+    machine_code: ClassVar[bool] = True
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        return compiler_fault(get_device("cpu").identify())
+
+    @classmethod
+    def convert(
+        cls, program: ExportedProgram, spec: CallSpec, target: Target, precision: str, folder: Path
+    ) -> Written:
+        lay_out_rows(program.graph_module)
+        try:
+            compile_program(program, folder / MODEL, dict(target.settings.inductor))
+        except OSError:
+            raise
+        except Exception as error:  # of Inductor, at what it does not know
+            raise RefusedTechnique(
+                "AOTInductor cannot compile this model", found=first_line(error)
+            ) from error
+        return Written(
+            operators=_operators(folder / MODEL),
+            notes=(
+                f"sizes that it was not compiled for are refused where {CHECKS}=1 is set, and crash elsewhere",
+            ),
+        )
+
+    @classmethod
+    def open(cls, folder: Path, spec: CallSpec, threads: int) -> Run:
+        return _run(Package(folder / MODEL, spec))
+
+    @classmethod
+    def reweighted(cls, folder: Path, spec: CallSpec, weights: dict[str, Tensor]) -> Run | None:
+        package = Package(folder / MODEL, spec)
+        package.load_weights(weights)
+        return _run(package)
+
+
+def _run(package: Package) -> Run:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    os.environ[CHECKS] = "1"
+
+    def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            outputs = package.run([tensor.contiguous() for tensor in tensors])
+        return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+
+    return run
+
+
+def _operators(file: Path) -> dict[str, int]:
+    """Kernels that were generated for the model, and calls of torch's own."""
+    with zipfile.ZipFile(file) as archive:
+        wrappers = [name for name in archive.namelist() if name.endswith(".wrapper.cpp")]
+        text = "".join(archive.read(name).decode() for name in wrappers)
+    called = sum(
+        line.count("aoti_torch_cpu_") for line in text.splitlines() if "AOTI_TORCH_ERROR_CODE_CHECK" in line
+    )
+    generated = sum(line.lstrip().startswith("cpp_fused_") for line in text.splitlines())
+    return {"fused into kernels of its own": generated, "calls of torch's kernels": called}

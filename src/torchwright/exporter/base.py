@@ -1,0 +1,116 @@
+"""The contract of an export target: it writes a model in a runtime's format, and runs it there.
+
+A package of its own adds one by an entry point of the group `torchwright.exports`. Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from torchwright.engines.spec import CallSpec
+from torchwright.errors import RefusedTechnique
+from torchwright.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.export import ExportedProgram
+
+    from torchwright.exporter.subject import Subject
+    from torchwright.techniques.base import Target
+
+Run = Callable[[Sequence["Tensor"]], "list[Tensor]"]
+"""From a call's tensors to its results', both flat."""
+Values = dict[str, "Tensor"]
+"""What operators within a graph have computed, by `key`: those that the format still knows."""
+
+exports: Registry[type[ExportTarget]] = Registry(
+    "export target",
+    group="torchwright.exports",
+    builtins={
+        "aoti": "torchwright.exporter.aoti:Aoti",
+        "executorch": "torchwright.exporter.executorch:ExecuTorch",
+        "onnx": "torchwright.exporter.onnx_file:Onnx",
+        "openvino": "torchwright.exporter.openvino_ir:OpenVinoIr",
+        "pt2": "torchwright.exporter.pt2:Pt2",
+    },
+    next="`torchwright export --help` says what each is",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a target says of the package that it has written."""
+
+    operators: dict[str, int] = field(default_factory=dict[str, int])
+    """How many operators run how, by the words of the runtime, such as "delegated"."""
+    notes: tuple[str, ...] = ()
+
+
+class ExportTarget:
+    """One format of one runtime. Its methods are those of the class: nothing is kept between them."""
+
+    name: ClassVar[str]
+    runtime: ClassVar[str]
+    """What runs the package."""
+    libraries: ClassVar[tuple[str, ...]] = ()
+    """Distributions whose versions the package notes; `unavailable` says which are missing."""
+    tolerances: ClassVar[dict[str, float]] = {"fp32": 1e-3}
+    """Precision → the relative error beside eager float32 that is its nature; the first is taken where none is said."""
+    largest_batch: ClassVar[bool] = False
+    """Whether it plans memory ahead, for a largest number of rows."""
+    machine_code: ClassVar[bool] = False
+    """Whether the package is code for this processor, and not data."""
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Why it cannot run here and the command that mends that, or None. Imports none of its libraries."""
+        return None
+
+    @classmethod
+    def write(cls, subject: Subject, precision: str, folder: Path) -> Written:
+        """Write the package into the empty `folder`. Raises `RefusedTechnique` where the format has no such model."""
+        raise NotImplementedError
+
+    @classmethod
+    def open(cls, folder: Path, spec: CallSpec, threads: int) -> Run:
+        """What runs a package as its users would, on so many threads. Raises `ArtifactError`."""
+        raise NotImplementedError
+
+    @classmethod
+    def values(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor]) -> Values:
+        """What the package's own operators compute for a call; empty where its runtime does not tell."""
+        return {}
+
+    @classmethod
+    def reweighted(cls, folder: Path, spec: CallSpec, weights: dict[str, Tensor]) -> Run | None:
+        """The package with these weights in place of its own; None where its runtime takes none."""
+        return None
+
+    @classmethod
+    def check_precision(cls, precision: str | None) -> str:
+        """The precision that is asked for, or the target's own. Raises `RefusedTechnique` for one that it lacks."""
+        if precision is None:
+            return next(iter(cls.tolerances))
+        if precision not in cls.tolerances:
+            raise RefusedTechnique(
+                f"{cls.name} has no precision '{precision}'", allowed=", ".join(cls.tolerances)
+            )
+        return precision
+
+
+class GraphTarget(ExportTarget):
+    """A target that takes the exported graph."""
+
+    @classmethod
+    def write(cls, subject: Subject, precision: str, folder: Path) -> Written:
+        return cls.convert(subject.graph.program, subject.graph.spec, subject.target, precision, folder)
+
+    @classmethod
+    def convert(
+        cls, program: ExportedProgram, spec: CallSpec, target: Target, precision: str, folder: Path
+    ) -> Written:
+        """Write a graph, which may be changed; `target` has the calls that calibrate."""
+        raise NotImplementedError

@@ -1,0 +1,73 @@
+# pyright: basic
+"""Targets whose files an engine of the search writes and runs, too: one conversion for both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from torchwright.engines.converted import Converted
+from torchwright.engines.program import ignore_library_warnings
+from torchwright.engines.real_constants import real_constants
+from torchwright.errors import RefusedTechnique, TorchwrightError, first_line
+from torchwright.exporter.base import GraphTarget, Run, Written
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from torchwright.engines.spec import CallSpec
+    from torchwright.techniques.base import Target
+
+
+class ConvertedTarget(GraphTarget):
+    """The file of an engine that is `Converted`."""
+
+    engine: ClassVar[type[Converted]]
+    file: ClassVar[str]
+    """What the engine's converter is to write."""
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        return cls.engine.unavailable()
+
+    @classmethod
+    def convert(
+        cls, program: ExportedProgram, spec: CallSpec, target: Target, precision: str, folder: Path
+    ) -> Written:
+        target.settings.options = cls.options(precision)
+        try:
+            with torch.no_grad(), ignore_library_warnings():
+                real_constants(program)
+                cls.engine.convert(program, spec, folder / cls.file, target)
+        except (TorchwrightError, OSError):
+            raise
+        except Exception as error:  # of the other library, at what it does not know
+            raise RefusedTechnique(
+                f"{cls.runtime} cannot take this model", found=first_line(error.__cause__ or error)
+            ) from error
+        return cls.written(folder)
+
+    @classmethod
+    def options(cls, precision: str) -> dict[str, Any]:
+        """Of the engine, for a precision."""
+        return {}
+
+    @classmethod
+    def written(cls, folder: Path) -> Written:
+        """What there is to say of the package."""
+        raise NotImplementedError
+
+    @classmethod
+    def open(cls, folder: Path, spec: CallSpec, threads: int) -> Run:
+        infer = cls.engine.reader(folder / cls.file, spec)(threads)
+
+        def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return [
+                torch.from_numpy(array)
+                for array in infer([tensor.detach().contiguous().numpy() for tensor in tensors])
+            ]
+
+        return run

@@ -1,0 +1,166 @@
+# pyright: basic, reportMissingImports=false
+"""ExecuTorch: a .pte with XNNPACK's delegate, in float32 or 8-bit integers, for phones and small machines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchwright.engines.program import ignore_library_warnings
+from torchwright.engines.takes import tensors_of
+from torchwright.errors import ArtifactError, RefusedTechnique, first_line
+from torchwright.exporter.base import GraphTarget, Run, Written
+from torchwright.exporter.reference import free_dims
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.export import ExportedProgram
+
+    from torchwright.engines.spec import CallSpec
+    from torchwright.techniques.base import Target
+
+MODEL = "model.pte"
+TOGETHER = {"1.4": "2.13", "1.5": "2.14"}
+"""Versions of ExecuTorch, and of the torch that each is built for: with another its libraries do not load."""
+
+
+class ExecuTorch(GraphTarget):
+    """ExecuTorch's .pte with XNNPACK's delegate: float32, or 8-bit integers by PT2E; takes so many rows at most."""
+
+    name: ClassVar[str] = "executorch"
+    runtime: ClassVar[str] = "ExecuTorch"
+    libraries: ClassVar[tuple[str, ...]] = ("executorch",)
+    tolerances: ClassVar[dict[str, float]] = {"fp32": 1e-3, "int8": 0.1}
+    largest_batch: ClassVar[bool] = True
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        here = _minor(torch.__version__)
+        fitting = next((one for one, wanted in TOGETHER.items() if wanted == here), None)
+        if fitting is None:
+            return f"no release of ExecuTorch is built for torch {here}: install torch {' or '.join(TOGETHER.values())}"
+        install = f"pip install 'executorch=={fitting}.*'"
+        try:
+            found = version("executorch")
+        except PackageNotFoundError:
+            return f"executorch cannot be imported: {install}"
+        if _minor(found) != fitting:
+            return f"executorch {found} is not built for torch {here}: {install}"
+        return None
+
+    @classmethod
+    def convert(
+        cls, program: ExportedProgram, spec: CallSpec, target: Target, precision: str, folder: Path
+    ) -> Written:
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.devtools.backend_debug import get_delegation_info
+        from executorch.exir import to_edge_transform_and_lower
+
+        with ignore_library_warnings(), _quiet():
+            try:
+                if precision == "int8":
+                    program = _quantized(program, spec, target)
+                _leave_room(program)
+                edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+                told = get_delegation_info(edge.exported_program().graph_module)
+                content = edge.to_executorch().buffer
+            except Exception as error:  # of ExecuTorch, at what it does not know
+                raise RefusedTechnique(
+                    "ExecuTorch cannot take this model", found=f"{type(error).__name__}: {first_line(error)}"
+                ) from error
+        (folder / MODEL).write_bytes(content)
+        alone = {
+            name: rows.non_delegated
+            for name, rows in sorted(told.delegation_by_operator.items())
+            if rows.non_delegated and name != "getitem"
+        }
+        left = tuple(f"not delegated: {name}, {count} times" for name, count in alone.items())
+        return Written(
+            operators={
+                "delegated to XNNPACK": told.num_delegated_nodes,
+                "fallen back to portable kernels": sum(alone.values()),
+            },
+            notes=left,
+        )
+
+    @classmethod
+    def open(cls, folder: Path, spec: CallSpec, threads: int) -> Run:
+        from executorch.runtime import Runtime
+
+        try:
+            method = Runtime.get().load_program(folder / MODEL).load_method("forward")
+        except RuntimeError as error:
+            raise ArtifactError(f"{folder / MODEL} cannot be read", found=first_line(error)) from error
+        if method is None:
+            raise ArtifactError(f"{folder / MODEL} cannot be read", found="no method 'forward' in it")
+
+        def run(tensors: Sequence[Tensor]) -> list[Tensor]:
+            outputs = method.execute([tensor.contiguous() for tensor in tensors])
+            # They lie in the runtime's own memory, which the next call writes to.
+            return [output.clone() for output in outputs if isinstance(output, torch.Tensor)]
+
+        return run
+
+
+def _quantized(program: ExportedProgram, spec: CallSpec, target: Target) -> ExportedProgram:
+    """8-bit weights, one scale a channel, and activations, their ranges from the workload's calibration calls."""
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+    prepared = prepare_pt2e(program.module(), quantizer)
+    example: Any = program.example_inputs
+    calls = [case for case in target.workload.calibration(torch.float32) if _fits(case, spec)]
+    if not calls:
+        raise RefusedTechnique("no calibration input has the sizes of the call")
+    with torch.no_grad():
+        for case in calls:
+            prepared(*case.args, **case.kwargs)
+        converted = convert_pt2e(prepared)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, example)
+        return torch.export.export(
+            converted, args, kwargs, dynamic_shapes=free_dims(spec, pytree.tree_leaves((args, kwargs)))
+        )
+
+
+def _leave_room(program: ExportedProgram) -> None:
+    """Let every free size be one larger: of a largest of 16, memory is planned for 15."""
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
+    sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+    for size in sizes:
+        if isinstance(size, torch.SymInt):
+            ranges = size.node.shape_env.var_to_range
+            symbol = size.node.expr
+            wider = ValueRanges(ranges[symbol].lower, program.range_constraints[symbol].upper + 1)
+            ranges[symbol] = program.range_constraints[symbol] = wider
+
+
+def _fits(case: Any, spec: CallSpec) -> bool:
+    return spec.bind([tensor.shape for tensor in tensors_of(case)]) is not None
+
+
+def _minor(full: str) -> str:
+    return ".".join(full.split(".")[:2])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """ExecuTorch logs what each of its passes does."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,193 @@
+# pyright: basic
+"""`tw.export` and `torchwright export`: a model into another runtime's package, verified."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchwright.answer import is_artifact
+from torchwright.artifact import folder as artifact
+from torchwright.errors import RegressionFound, WorkloadError
+from torchwright.exporter.base import ExportTarget, exports
+from torchwright.exporter.package import PACKAGE, REFERENCE, Export, finish, open_export, writing_export
+from torchwright.exporter.reference import calls_of, write_reference
+from torchwright.exporter.subject import Subject, make_subject
+from torchwright.exporter.verify import verify
+from torchwright.facts import Event
+from torchwright.process import interrupts
+from torchwright.remade import workload_of
+from torchwright.workloads.base import Workload
+from torchwright.workloads.detect import from_target, settings_of
+from torchwright.workloads.module import ModuleWorkload
+
+SECONDS = 600.0
+MOST = 16
+"""Rows, where a runtime plans memory ahead and nobody says how many."""
+Tell = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A package, and what the verifier found."""
+
+    path: Path
+    export: Export
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Numerics at every size, load, latency and memory beside eager, findings, verdict."""
+        return self.export.report
+
+    def run(self, *inputs: torch.Tensor) -> torch.Tensor | list[torch.Tensor]:
+        """The package's answer in its own runtime, in this process; a list where there are several outputs."""
+        target = exports.get(self.export.target)
+        outputs = target.open(self.path / PACKAGE, self.export.call, self.export.threads)(inputs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+
+def export(
+    model: nn.Module | str | Path,
+    inputs: Any = None,
+    *,
+    to: str,
+    out: str | Path | None = None,
+    precision: str | None = None,
+    max_batch: int | None = None,
+    dynamic: Any = None,
+    max_error: float | None = None,
+    trust: bool = False,
+    settings: Sequence[str] = (),
+    on_event: Tell = lambda event: None,
+) -> Exported:
+    """Write a model as the package of another runtime, and verify it there.
+
+    `model` is a module with its `inputs` as `tw.optimize` takes them, or what the command line names: a folder, a hub
+    id, `package.module:factory`, an artifact, whose recipe's steps come along where the runtime knows their operators.
+    `to` is a target, `precision` one of its own. The number of rows is free where the model lets it be, up to
+    `max_batch`; `dynamic` is torch.export's `dynamic_shapes`. `max_error` is the relative error that holds.
+
+    Raises `UnknownName` for a target that does not exist, `RefusedTechnique` for one that cannot run here or cannot
+    take the model, with the line of the model's own source that it stumbles over, and `ModelError` for a model in
+    training mode or with outputs that are no numbers. Outputs that differ are in the report, and raise nothing.
+    """
+    target = exports.get(to)
+    if reason := target.unavailable():
+        raise WorkloadError(f"the export target '{to}' cannot run here", found=reason)
+    chosen = target.check_precision(precision)
+    most = max_batch or (MOST if target.largest_batch else None)
+    path = Path(out) if out is not None else Path(f"{_name(model)}-{to}")
+    tell = _teller(on_event)
+    with interrupts.deferred():
+        tell("building the model")
+        workload, steps = _workload(model, inputs, dynamic, trust, settings)
+        subject = make_subject(workload, steps, most)
+        with writing_export(path) as folder:
+            made = _write(folder, subject, target, chosen, tell)
+            tell("verifying")
+            found = verify(folder, made, [], tell, max_error)
+            made = finish(folder, replace(made, report=found))
+        return Exported(path, made)
+
+
+def check(
+    path: str | Path,
+    *,
+    trust: bool = False,
+    max_error: float | None = None,
+    on_event: Tell = lambda event: None,
+) -> Exported:
+    """Run a package again in its own runtime against its reference; changed files are said, with `trust`.
+
+    Raises `RegressionFound`, with the report in `facts`, where it differs, and `ArtifactError` for what is no export.
+    """
+    path = Path(path)
+    made, changed = open_export(path, trust=trust)
+    if reason := exports.get(made.target).unavailable():
+        raise WorkloadError(f"the export target '{made.target}' cannot run here", found=reason)
+    with interrupts.deferred():
+        report = verify(path, made, changed, _teller(on_event), max_error)
+    if report["verdict"] != "holds":
+        raise RegressionFound(
+            f"{path} differs from what it was made from",
+            found="; ".join(report["findings"])[:1000],
+            next="export again, or look at the layer that is named",
+            facts=report,
+        )
+    return Exported(path, replace(made, report=report))
+
+
+def _write(
+    folder: Path, subject: Subject, target: type[ExportTarget], precision: str, tell: Callable[[str], None]
+) -> Export:
+    graph = subject.graph
+    tell("the original's answers, at both ends of its sizes")
+    calls = calls_of(subject)
+    write_reference(folder / REFERENCE, graph.program, calls)
+    tell(f"converting it for {target.runtime}")
+    written = target.write(subject, precision, folder / PACKAGE)
+    frozen = (f"the number of rows is that of the example: {graph.frozen}",) if graph.frozen else ()
+    made = Export(
+        target=target.name,
+        precision=precision,
+        model=subject.name,
+        call=graph.spec,
+        threads=torch.get_num_threads(),
+        versions=_versions(target),
+        operators=written.operators,
+        carried=subject.carried,
+        left=subject.left,
+        notes=(*frozen, *written.notes),
+    )
+    return finish(folder, made)
+
+
+def _workload(
+    model: nn.Module | str | Path, inputs: Any, dynamic: Any, trust: bool, settings: Sequence[str]
+) -> tuple[Workload, Sequence[Any]]:
+    """What is exported, and the steps of its recipe."""
+    if isinstance(model, nn.Module):
+        if inputs is None:
+            raise WorkloadError(
+                "a module is exported with example inputs", next="tw.export(model, inputs, to=…)"
+            )
+        return ModuleWorkload(model, inputs, dynamic=dynamic), ()
+    if inputs is not None or dynamic is not None:
+        raise WorkloadError("inputs= and dynamic= are for a module", found=f"{model}, which has its own")
+    if is_artifact(str(model)):
+        recipe, _ = artifact.open_artifact(Path(model))
+        return workload_of(Path(model), recipe, trust=trust), recipe.steps
+    return from_target(None if str(model) == "bundled" else str(model), **settings_of(settings)), ()
+
+
+def _name(model: nn.Module | str | Path) -> str:
+    if isinstance(model, nn.Module):
+        return type(model).__name__.lower()
+    return Path(str(model).replace(":", "-")).name or "model"
+
+
+def _versions(target: type[ExportTarget]) -> dict[str, str]:
+    found = {"torch": str(torch.__version__)}
+    for name in target.libraries:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # a module of another distribution's name
+            continue
+    return found
+
+
+def _teller(on_event: Tell) -> Callable[[str], None]:
+    begun = time.monotonic()
+
+    def tell(text: str) -> None:
+        interrupts.check()
+        on_event(Event(kind="stage", text=text, elapsed=time.monotonic() - begun, time_budget=SECONDS))
+
+    return tell

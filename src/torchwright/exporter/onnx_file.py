@@ -1,0 +1,78 @@
+# pyright: basic, reportMissingImports=false
+"""ONNX: one file with its weights inside, which ONNX Runtime runs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torchwright.engines.converted import Converted
+from torchwright.engines.onnxruntime import OnnxRuntime
+from torchwright.exporter.base import Values, Written
+from torchwright.exporter.converted import ConvertedTarget
+from torchwright.exporter.reference import keys
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from torchwright.engines.spec import CallSpec
+
+MODEL = "model.onnx"
+OF = re.compile(r"%(\w+) .*?target=torch\.ops\.([\w.]+)\.\w+\]")
+"""A node of torch's graph, as the exporter notes it at each of ONNX's: its name and its operator."""
+KEY = "pkg.torch.onnx.fx_node"
+
+
+class Onnx(ConvertedTarget):
+    """An ONNX file in float32, by torch's own exporter; runs in ONNX Runtime."""
+
+    name: ClassVar[str] = "onnx"
+    runtime: ClassVar[str] = "ONNX Runtime"
+    libraries: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx", "onnxscript")
+    engine: ClassVar[type[Converted]] = OnnxRuntime
+    file: ClassVar[str] = MODEL
+
+    @classmethod
+    def written(cls, folder: Path) -> Written:
+        import onnx
+
+        graph = onnx.load(folder / MODEL).graph
+        return Written(operators=dict(Counter(node.op_type for node in graph.node).most_common()))
+
+    @classmethod
+    def values(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor]) -> Values:
+        import onnx
+        import onnxruntime
+        import torch
+
+        model = onnx.load(folder / MODEL)
+        names = _outputs(model)
+        there = {value.name for value in model.graph.output}
+        for name in names.values():
+            if name not in there:
+                model.graph.output.append(onnx.ValueInfoProto(name=name))
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        given = {
+            value.name: tensor.contiguous().numpy()
+            for value, tensor in zip(model.graph.input, tensors, strict=True)
+        }
+        found: list[Any] = list(session.run(list(names.values()), given))
+        return {key: torch.from_numpy(value) for key, value in zip(names, found, strict=True)}
+
+
+def _outputs(model: Any) -> dict[str, str]:
+    """Key of an operator of torch's → the name of what its last node here gives."""
+    last: dict[tuple[str, str], str] = {}
+    for node in model.graph.node:
+        noted = {item.key: item.value for item in node.metadata_props}.get(KEY, "")
+        if match := OF.search(noted):
+            last[match[1], match[2]] = node.output[0]
+    named = keys((node, node[1]) for node in last)
+    return {named[node]: last[node] for node in last}

@@ -1,0 +1,71 @@
+# pyright: basic, reportMissingImports=false
+"""OpenVINO's intermediate representation: XML and a file of constants, in float32, bfloat16 or 8-bit integers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torchwright.engines.converted import Converted
+from torchwright.engines.openvino import CONSTANTS, GRAPH, OpenVino
+from torchwright.exporter.base import Values, Written
+from torchwright.exporter.converted import ConvertedTarget
+from torchwright.exporter.reference import keys
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from torchwright.engines.spec import CallSpec
+
+MODEL = "openvino"
+PRECISIONS = {"fp32": "f32", "bf16": "bf16", "int8": "int8"}
+NOT_COMPUTED = ("Parameter", "Result", "Constant")
+
+
+class OpenVinoIr(ConvertedTarget):
+    """OpenVINO's IR (XML and constants): float32, bfloat16, or 8-bit integers by NNCF."""
+
+    name: ClassVar[str] = "openvino"
+    runtime: ClassVar[str] = "OpenVINO"
+    libraries: ClassVar[tuple[str, ...]] = ("openvino", "nncf")
+    tolerances: ClassVar[dict[str, float]] = {"fp32": 1e-3, "bf16": 3e-2, "int8": 0.1}
+    engine: ClassVar[type[Converted]] = OpenVino
+    file: ClassVar[str] = MODEL
+
+    @classmethod
+    def options(cls, precision: str) -> dict[str, Any]:
+        return {"precision": PRECISIONS[precision]}
+
+    @classmethod
+    def written(cls, folder: Path) -> Written:
+        operators = _read(folder).get_ordered_ops()
+        kinds = Counter(op.get_type_name() for op in operators)
+        return Written(operators={kind: n for kind, n in kinds.most_common() if kind not in NOT_COMPUTED})
+
+    @classmethod
+    def values(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor]) -> Values:
+        import openvino as ov
+        import torch
+
+        model = _read(folder)
+        last: dict[tuple[str, str], Any] = {}
+        for op in model.get_ordered_ops():
+            name, _, rest = op.get_friendly_name().partition("/")
+            operator = rest.partition("/")[0].rpartition(".")[0]
+            if operator and op.get_type_name() not in NOT_COMPUTED:
+                last[name, operator] = op.output(0)
+        named = keys((node, node[1]) for node in last)
+        for output in last.values():
+            model.add_outputs(output)
+        compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        given = [tensor.contiguous().numpy() for tensor in tensors]
+        arrays = list(compiled(dict(enumerate(given))).values())[-len(last) :]
+        return {named[node]: torch.from_numpy(a.copy()) for node, a in zip(last, arrays, strict=True)}
+
+
+def _read(folder: Path) -> Any:
+    import openvino as ov
+
+    return ov.Core().read_model(folder / MODEL / GRAPH, folder / MODEL / CONSTANTS)

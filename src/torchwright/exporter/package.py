@@ -1,0 +1,130 @@
+# pyright: basic
+"""The folder of an export: the runtime's own files, the reference beside them, and what was found.
+
+package/       what the runtime reads: all that has to travel
+reference/     the original's answers, and the graph that was converted: what `--check` holds the package against
+export.json    target, call, versions, report, and the SHA-256 of every other file
+signature      of export.json, with this user's key
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torchwright.artifact.folder import sign, writing
+from torchwright.engines.spec import CallSpec
+from torchwright.errors import ArtifactError
+from torchwright.exporter.base import exports
+from torchwright.json_file import read_bytes, read_json, typed
+from torchwright.paths import file_digest
+
+EXPORT, SIGNATURE, PACKAGE, REFERENCE = "export.json", "signature", "package", "reference"
+FORMAT = 1
+MARK = ".unfinished"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """What lies in the folder, and what was found when it was written."""
+
+    format: int = FORMAT
+    target: str
+    precision: str
+    model: str
+    """What the user called it."""
+    call: CallSpec
+    threads: int
+    versions: dict[str, str]
+    operators: dict[str, int] = field(default_factory=dict)
+    carried: tuple[str, ...] = ()
+    """Steps of the recipe that are in it."""
+    left: dict[str, str] = field(default_factory=dict)
+    """Steps that are not, each with its reason."""
+    notes: tuple[str, ...] = ()
+    report: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    """Relative path → SHA-256."""
+
+
+@contextmanager
+def writing_export(path: Path) -> Iterator[Path]:
+    """A folder that takes the place of `path` when it is whole; another export there is replaced, nothing else is."""
+    with writing(path, _no_export) as folder:
+        (folder / PACKAGE).mkdir()
+        (folder / REFERENCE).mkdir()
+        yield folder
+
+
+def finish(folder: Path, export: Export) -> Export:
+    """Write export.json with every file's checksum, and sign it."""
+    names = [name for name in _names(folder) if name != MARK]
+    whole = replace(export, files={name: file_digest(folder / name) for name in names})
+    (folder / EXPORT).write_text(json.dumps(asdict(whole), indent=2) + "\n")
+    if (signed := sign(folder / EXPORT)) is not None:
+        (folder / SIGNATURE).write_text(signed)
+    return whole
+
+
+def open_export(path: Path, *, trust: bool = False) -> tuple[Export, list[str]]:
+    """What export.json says, and the files that are not as they were written.
+
+    Changed files, and those that somebody else wrote, are opened with `trust` alone: no runtime promises to withstand
+    a file that was made to harm it. Raises `ArtifactError`.
+    """
+    if not (path / EXPORT).is_file():
+        raise ArtifactError(
+            f"{path} is no export", found=f"no {EXPORT}", next="`torchwright export` writes one"
+        )
+    export = typed(read_json(path / EXPORT), Export, str(path / EXPORT))
+    exports.get(export.target)
+    present = set(_names(path))
+    changed = sorted(
+        name
+        for name, digest in export.files.items()
+        if name not in present or file_digest(path / name) != digest
+    )
+    added = sorted(present - set(export.files))
+    if not trust and (changed or added):
+        raise ArtifactError(
+            f"{path} is not as it was written",
+            found=f"changed, missing or added: {', '.join([*changed, *added])[:300]}",
+            next="export again; --trust runs it all the same, and says what is wrong with it",
+        )
+    if not trust and not _is_own(path):
+        raise ArtifactError(
+            f"{path} was not written by this user on this machine", next="trust=True, or --trust, opens it"
+        )
+    return export, [*changed, *added]
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _no_export(path: Path) -> str | None:
+    if path.is_symlink() or not path.is_dir():
+        return "a link" if path.is_symlink() else "a file"
+    try:
+        open_export(path)
+    except ArtifactError as error:
+        return error.reason
+    return None
+
+
+def _is_own(path: Path) -> bool:
+    expected = sign(path / EXPORT)
+    if expected is None or not (path / SIGNATURE).is_file():
+        return False
+    return hmac.compare_digest(read_bytes(path / SIGNATURE, 1000).strip(), expected.encode())
+
+
+def _names(folder: Path) -> list[str]:
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return [name for name in names if name not in (EXPORT, SIGNATURE)]

@@ -1,0 +1,75 @@
+# pyright: basic
+"""Our end of the process that runs a package."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Self
+
+from torchwright.process import interrupts
+from torchwright.trial.fork_server import start
+
+SECONDS = 300.0
+"""What takes longer is stopped."""
+
+
+class RunFailed(Exception):
+    """The process crashed, hung, or could not open the package: the reason, in words."""
+
+
+class Runner:
+    """A package, or with `reference` the graph it was made from, in a process of its own."""
+
+    def __init__(self, folder: Path, scratch: Path, *, reference: bool = False) -> None:
+        self.scratch = scratch
+        self._log = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = start("torchwright.exporter.worker", theirs, self._log)
+            self._connection = Connection(os.dup(ours.fileno()))
+        finally:
+            ours.close()
+            theirs.close()
+        try:
+            self.load_seconds: float = self.ask("open", folder=str(folder), reference=reference)["seconds"]
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        """The answer; raises `RunFailed`."""
+        interrupts.check()
+        try:
+            self._connection.send_bytes(json.dumps({"do": what, **arguments}).encode())
+            if not interrupts.answered(self._connection, SECONDS):
+                raise RunFailed(f"not done after {SECONDS:.0f} s")
+            answer = json.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionError) as error:
+            raise RunFailed(self._death()) from error
+        if "failed" in answer:
+            raise RunFailed(answer["failed"])
+        return answer
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._connection.close()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _death(self) -> str:
+        code = self._process.wait(10)
+        return f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"

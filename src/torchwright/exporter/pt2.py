@@ -1,0 +1,52 @@
+# pyright: basic
+"""torch.export's own archive: the graph and its weights, for other tools and for PyTorch anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from torchwright.engines.program import ignore_library_warnings
+from torchwright.exporter.base import GraphTarget, Run, Values, Written
+from torchwright.exporter.reference import eager, graph_values
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.export import ExportedProgram
+
+    from torchwright.engines.spec import CallSpec
+    from torchwright.techniques.base import Target
+
+MODEL = "model.pt2"
+
+
+class Pt2(GraphTarget):
+    """torch.export's archive (.pt2): the graph and its weights, which PyTorch runs operator by operator."""
+
+    name: ClassVar[str] = "pt2"
+    runtime: ClassVar[str] = "PyTorch"
+
+    @classmethod
+    def convert(
+        cls, program: ExportedProgram, spec: CallSpec, target: Target, precision: str, folder: Path
+    ) -> Written:
+        with ignore_library_warnings():
+            torch.export.save(program, folder / MODEL)
+        count = sum(node.op == "call_function" for node in program.graph.nodes)
+        return Written(operators={"torch's own": count})
+
+    @classmethod
+    def open(cls, folder: Path, spec: CallSpec, threads: int) -> Run:
+        return eager(_read(folder))
+
+    @classmethod
+    def values(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor]) -> Values:
+        return graph_values(_read(folder), tensors)
+
+
+def _read(folder: Path) -> Any:
+    with ignore_library_warnings():
+        return torch.export.load(folder / MODEL)

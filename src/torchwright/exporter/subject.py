@@ -1,0 +1,214 @@
+# pyright: basic
+"""What is exported: a model with one call, the steps of its recipe that travel, and its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from torchwright.devices import get_device
+from torchwright.engines.apply import apply_steps, make_target
+from torchwright.engines.converted import handed_over
+from torchwright.engines.packaging import changed
+from torchwright.engines.program import FreeSizes, export_one
+from torchwright.engines.spec import CallSpec
+from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows
+from torchwright.errors import ModelError, RefusedTechnique, TorchwrightError
+from torchwright.exporter.obstacles import explained
+from torchwright.facts import Step
+from torchwright.techniques.base import Phase, Target, from_step, in_order
+from torchwright.workloads.accuracy import flatten
+from torchwright.workloads.base import Case, Workload
+from torchwright.workloads.language import LanguageWorkload
+from torchwright.workloads.module import ModuleWorkload
+
+CALL = "forward"
+PROMPT = 16
+"""Tokens of a language model's example prompt."""
+TRAVELS = (Phase.GRAPH, Phase.WEIGHTS, Phase.ATTENTION)
+"""Steps that change the model itself, in operators that other runtimes may know."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The exported graph of the one call."""
+
+    program: ExportedProgram
+    spec: CallSpec
+    frozen: str | None
+    """Why the number of rows cannot vary, where it cannot."""
+
+
+@dataclass(kw_only=True)
+class Subject:
+    """A model on its way into another runtime."""
+
+    name: str
+    target: Target
+    """The model with the steps that travel, and what calibrates it."""
+    original: nn.Module
+    """As the user has it, in float32: what outputs are held against."""
+    case: Case
+    folder: Path | None = None
+    """The Hugging Face folder that it comes from, if there is one."""
+    most: int | None = None
+    """The largest number of rows, for a runtime that plans memory ahead."""
+    carried: tuple[str, ...] = ()
+    left: dict[str, str] = field(default_factory=dict)
+    """Steps of the recipe that stay behind, each with its reason."""
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Raises `RefusedTechnique`, with the line of the model's own source, where there is no such graph."""
+        try:
+            return _graph(self.target, self.case, self.most)
+        except RefusedTechnique as error:
+            raise explained(self.target.model, self.case, error) from error
+
+    def answer(self, tensors: Case) -> list[torch.Tensor]:
+        """The original's results, flat."""
+        with torch.no_grad():
+            return flatten(self.original(*tensors.args, **tensors.kwargs))
+
+
+def make_subject(workload: Workload, steps: Sequence[Step] = (), most: int | None = None) -> Subject:
+    """What a workload's first call needs to be exported, with those of `steps` that travel.
+
+    A language model is exported as prompt → logits. Raises `ModelError` for a model that is still training, or whose
+    outputs are no numbers.
+    """
+    folder = getattr(workload, "folder", None)
+    name = workload.label
+    if isinstance(workload, LanguageWorkload):
+        workload = _prompt(workload)
+    if getattr(workload, "trains", False):
+        raise ModelError(
+            f"{name} is in training mode: dropout and batch norms would be exported as they train",
+            next="call model.eval() first",
+        )
+    device = get_device("cpu").identify()
+    original = make_target(workload, device).model
+    case = workload.cases(torch.float32)[0]
+    carried, left = _carried(workload, steps, case)
+    target = make_target(workload, device)
+    apply_steps(target, carried)
+    if not carried:
+        target.model = workload.adapt(target.model)
+    subject = Subject(
+        name=name,
+        target=target,
+        original=workload.adapt(original),
+        case=case,
+        folder=folder,
+        most=most,
+        carried=tuple(map(str, carried)),
+        left=left,
+    )
+    _check_numbers(subject)
+    return subject
+
+
+class PromptLogits(nn.Module):
+    """A causal language model as a function of its prompt: token ids (B, T) → logits (B, T, V), without a cache."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=input_ids, use_cache=False).logits
+
+
+def _prompt(workload: LanguageWorkload) -> ModuleWorkload:
+    tokens = min(PROMPT, workload.prompt_tokens)
+    ids = workload.cases(torch.float32)[0].args[0].flatten()[: 2 * tokens]
+    prompts = ids.repeat(2)[: 2 * tokens].view(2, tokens)
+    return ModuleWorkload(PromptLogits(workload.build()).eval(), (prompts,), source=workload.label)
+
+
+def _carried(workload: Workload, steps: Sequence[Step], case: Case) -> tuple[list[Step], dict[str, str]]:
+    """The steps whose operators are torch's own, and why each of the others stays behind."""
+    carried: list[Step] = []
+    left: dict[str, str] = {}
+    for step in in_order(steps):
+        if from_step(step).phase not in TRAVELS:
+            left[str(step)] = "the target compiles, and chooses its types, by itself"
+            continue
+        try:
+            target = make_target(workload, get_device("cpu").identify())
+            apply_steps(target, [*carried, step])
+            program, _ = _exported(target, case, None)
+        except TorchwrightError as error:
+            left[str(step)] = error.reason
+            continue
+        foreign = {
+            str(node.target).partition(".")[0] for node in program.graph.nodes if node.op == "call_function"
+        } - {"aten", "<built-in function getitem>"}
+        if foreign:
+            left[str(step)] = f"its operators are of {', '.join(sorted(foreign))}, and no other runtime's"
+        else:
+            carried.append(step)
+    return carried, left
+
+
+def _graph(target: Target, case: Case, most: int | None) -> Graph:
+    """The graph with the number of rows free, or with those of the example where the model does not let it be."""
+    if case.dynamic is not None:
+        return Graph(*_exported(target, case, case.dynamic), None)
+    batched = next(iter(perhaps_batched(tensors_of(case))), ())
+    if not batched:
+        return Graph(*_exported(target, case, None), "no tensor of the call has rows")
+    rows = max(2, len(tensors_of(case)[batched[0]]))
+    try:
+        several = with_rows(case, batched, rows if most is None else min(rows, most))
+        program, spec = _exported(target, several, FreeSizes(rows=batched, least=1, most=most))
+        if any(isinstance(tensor.shape[0], str) for tensor in spec.tensors if tensor.shape):
+            return Graph(program, spec, None)
+        why = "the graph holds for the example's rows alone"
+    except RefusedTechnique as error:
+        why = error.reason
+    return Graph(*_exported(target, case, None), why)
+
+
+def _exported(target: Target, case: Case, sizes: Any) -> tuple[ExportedProgram, CallSpec]:
+    program = changed(export_one(target.model, case, sizes), target.settings)
+    return program, handed_over(CALL, program)
+
+
+def _check_numbers(subject: Subject) -> None:
+    for index, tensor in enumerate(subject.answer(subject.case)):
+        bad = int(tensor.isnan().sum()) if tensor.is_floating_point() else 0
+        if bad:
+            raise ModelError(
+                f"output {index} of {subject.name} is not a number: there is nothing to hold an export against",
+                found=f"{bad} NaN of {tensor.numel()}, first in {_first_nan(subject.original, subject.case)}",
+            )
+
+
+def _first_nan(model: nn.Module, case: Case) -> str:
+    """The innermost module whose output is the first with NaN."""
+    found: list[str] = []
+
+    def look(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if any(isinstance(t, torch.Tensor) and bool(t.isnan().any()) for t in pytree.tree_leaves(output)):
+                found.append(name or "the model itself")
+
+        return hook
+
+    handles = [module.register_forward_hook(look(name)) for name, module in model.named_modules()]
+    try:
+        with torch.no_grad():
+            model(*case.args, **case.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else "the model's inputs"

@@ -1,0 +1,176 @@
+# pyright: basic
+"""The verifier: a package in its own runtime, in a fresh process, against the original in eager float32."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from torchwright.artifact.tree import read_tree
+from torchwright.engines.program import GRAPHS
+from torchwright.errors import WorkloadError
+from torchwright.exporter.base import exports
+from torchwright.exporter.locate import locate
+from torchwright.exporter.package import PACKAGE, REFERENCE, Export, size_of
+from torchwright.exporter.process import RunFailed, Runner
+from torchwright.exporter.reference import EXAMPLE, PAST, Call, read_calls
+from torchwright.measure.clock import DISTURBED_SHARE, paired_speedup
+from torchwright.process import folders
+from torchwright.workloads.accuracy import relative_error
+
+TURNS = 7
+RIGHT, WRONG, REFUSED, CRASHED = "right", "wrong", "refused", "crashed"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One call."""
+
+    call: str
+    sizes: dict[str, int]
+    outcome: str
+    error: float | None = None
+    why: str = ""
+
+
+def verify(
+    folder: Path, export: Export, changed: Sequence[str], tell: Tell, allowed: float | None = None
+) -> dict[str, Any]:
+    """The report: numerics at every size, what it weighs and takes beside eager, and where outputs part.
+
+    `allowed` is the relative error that holds; without it the target's own for its precision.
+    """
+    target = exports.get(export.target)
+    allowed = target.tolerances[export.precision] if allowed is None else allowed
+    calls = read_calls(folder / REFERENCE)
+    report: dict[str, Any] = {"allowed": allowed, "size_bytes": size_of(folder / PACKAGE)}
+    parting = None
+    with folders.temporary() as scratch, Package(folder, scratch) as package:
+        tell(f"running it in {target.runtime}, in a process of its own")
+        tried = [package.tried(0, calls[0], allowed)]
+        if tried[0].outcome in (RIGHT, WRONG):
+            tell("timing it, and the graph operator by operator, in turn")
+            report |= _measured(package, folder, scratch)
+            if tried[0].outcome == WRONG and _has_graph(folder):
+                tell("looking for the first layer at which outputs part")
+                parting = locate(folder, package.ask, scratch, allowed)
+        if tried[0].outcome != CRASHED:
+            tell("calling it at both ends of its sizes, and one past them")
+            tried += [package.tried(index, call, allowed) for index, call in enumerate(calls) if index]
+    wrong = [row for row in tried if row.outcome != RIGHT and (row.call, row.outcome) != (PAST, REFUSED)]
+    findings = [*(f"{name} is not as it was written" for name in changed), *_sizes(tried)]
+    return report | {
+        "calls": [asdict(row) for row in tried],
+        "largest_error": max((row.error for row in tried if row.error is not None), default=None),
+        "findings": findings + ([str(parting)] if parting else []),
+        "parting": asdict(parting) if parting else None,
+        "verdict": "differs" if wrong or changed else "holds",
+    }
+
+
+class Package:
+    """A package in a process of its own, which is started again after a crash."""
+
+    def __init__(self, folder: Path, scratch: Path) -> None:
+        self._folder, self._scratch = folder, scratch
+        self._runner: Runner | None = None
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        """Raises `RunFailed`."""
+        try:
+            return self.runner.ask(what, **arguments)
+        except RunFailed:
+            self.close()
+            raise
+
+    @property
+    def runner(self) -> Runner:
+        self._runner = self._runner or Runner(self._folder, self._scratch)
+        return self._runner
+
+    def tried(self, index: int, call: Call, allowed: float) -> Tried:
+        """A call, and how its answer compares."""
+        out = self._scratch / f"call-{index}"
+        try:
+            answer = self.ask("answer", call=index, out=str(out))
+        except RunFailed as error:
+            return Tried(call=call.name, sizes=call.sizes, outcome=CRASHED, why=str(error))
+        if "refused" in answer:
+            return Tried(call=call.name, sizes=call.sizes, outcome=REFUSED, why=answer["refused"])
+        try:
+            error = relative_error(call.outputs, read_tree(out)).value
+        except WorkloadError as fault:  # of another number or shape, or NaN
+            return Tried(call=call.name, sizes=call.sizes, outcome=WRONG, why=fault.reason)
+        right = error <= allowed
+        return Tried(call=call.name, sizes=call.sizes, outcome=RIGHT if right else WRONG, error=error)
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _measured(package: Package, folder: Path, scratch: Path) -> dict[str, Any]:
+    """Load, latency and memory of the example's call, beside those of the graph run operator by operator."""
+    report: dict[str, Any] = {"load_s": package.runner.load_seconds}
+    if not _has_graph(folder):
+        turns = [package.ask("time") for _ in range(TURNS)]
+        report["call_s"] = statistics.median(turn["seconds"] for turn in turns)
+        return report | {"memory_bytes": package.ask("memory")["bytes"], "disturbed": _disturbed(turns)}
+    with Runner(folder, scratch, reference=True) as eager:
+        turns = [(eager.ask("time"), package.ask("time")) for _ in range(TURNS)]
+        before, after = ([turn["seconds"] for turn in side] for side in zip(*turns, strict=True))
+        speedup = paired_speedup(before, after)
+        return report | {
+            "call_s": statistics.median(after),
+            "eager_call_s": statistics.median(before),
+            "speedup": str(speedup),
+            "memory_bytes": package.ask("memory")["bytes"],
+            "eager_memory_bytes": eager.ask("memory")["bytes"],
+            "disturbed": _disturbed([turn for pair in turns for turn in pair]),
+        }
+
+
+def _disturbed(turns: Sequence[dict[str, Any]]) -> bool:
+    """Whether other programs kept the processor in most turns: times are then no property of the package."""
+    return sum(turn["waited"] > DISTURBED_SHARE for turn in turns) * 2 > len(turns)
+
+
+def _has_graph(folder: Path) -> bool:
+    return (folder / REFERENCE / GRAPHS).is_file()
+
+
+def _sizes(tried: list[Tried]) -> list[str]:
+    """What is said of calls that are not answered rightly."""
+    found = []
+    for row in tried:
+        sizes = ", ".join(f"{name}={size}" for name, size in row.sizes.items())
+        where = row.call if row.call == EXAMPLE or not sizes else f"{row.call} ({sizes})"
+        if row.outcome == CRASHED:
+            found.append(f"{where}: {row.why}")
+        elif row.outcome == REFUSED and row.call != PAST:
+            found.append(f"{where}: refused, though the graph takes it: {row.why}")
+        elif row.outcome == WRONG:
+            said = (
+                row.why
+                if row.error is None or math.isnan(row.error)
+                else f"off by {row.error:.2g} (relative)"
+            )
+            found.append(f"{where}: {said}")
+    taken = [row for row in tried if row.outcome not in (REFUSED, CRASHED)]
+    if len(taken) == 1 < len(tried):
+        found.insert(
+            0, f"its sizes are frozen: only those of the {taken[0].call} call are taken, {taken[0].sizes}"
+        )
+    return found

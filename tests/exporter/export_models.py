@@ -1,0 +1,55 @@
+"""A small model of several kinds of layer, with weights that none of them shares."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Small(nn.Module):
+    """(N, 4, 16) → (N, 3, 14)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.conv, self.norm = nn.Conv1d(4, 3, 3), nn.BatchNorm1d(3)
+        for parameter in self.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        self.norm.running_mean = torch.randn(3)
+        self.norm.running_var = torch.rand(3) + 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(self.conv(x))
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:  # the line that is named
+            return x * 2
+        return x
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return x + self.seen
+
+
+def small() -> tuple[nn.Module, tuple[torch.Tensor]]:
+    """For `export_models:small` on the command line."""
+    return Small().eval(), (torch.randn(3, 4, 16),)
