@@ -13,10 +13,11 @@ import torch
 from torchwright.errors import ModelError, WorkloadError, unknown
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
-from torchwright.speech.base import Options, Recognizer, Segment, Window
+from torchwright.speech.base import Recognizer
 from torchwright.speech.sound import RATE, Sound
 from torchwright.speech.steps import Steps
-from torchwright.speech.whisper.attempt import Attempt, Limits, compression_ratio, decode
+from torchwright.speech.transcript import Options, Segment, Window, compression_ratio
+from torchwright.speech.whisper.attempt import Attempt, Limits, decode
 from torchwright.speech.whisper.features import HOP, LogMel
 from torchwright.speech.whisper.pieces import FRAMES_PER_TICK, Piece, cut
 from torchwright.speech.whisper.vocabulary import TICK_SECONDS, read_vocabulary
@@ -59,16 +60,19 @@ class Whisper(Recognizer):
 
     def recognize(self, sound: Sound, options: Options) -> Iterator[Window]:
         task = "translate" if options.translate else "transcribe"
-        language, before, frame = options.language, list[int](), 0
+        language, before, frame = options.language, self._prompted(options.prompt), 0
+        limits = self.limits.starting_at(options.temperature)
         while len(samples := sound.window(frame * HOP, self.features.frames * HOP)) >= HOP:
             frames, states_1SE = len(samples) // HOP, self.encode(samples)
             language = language or self.language(states_1SE)
-            found = self.decode(states_1SE, before, self.vocabulary.prompt(language, task), seed=frame)
+            found = self.decode(
+                states_1SE, before, self.vocabulary.prompt(language, task), limits, seed=frame
+            )
             pieces, ahead = cut(found.tokens, self.vocabulary, frames)
-            if found.silent(self.limits):
+            if found.silent(limits):
                 pieces, ahead = [], frames
             before += [token for piece in pieces for token in piece.tokens]
-            if found.temperature > self.limits.forget:
+            if found.temperature > limits.forget:
                 before = []
             start, heard = frame * HOP / RATE, len(samples) / RATE
             segments = [self._segment(piece, found, start, heard) for piece in pieces]
@@ -94,7 +98,13 @@ class Whisper(Recognizer):
         return codes[int(logits_V[list(self.vocabulary.languages.values())].argmax())]
 
     def decode(
-        self, states_1SE: torch.Tensor, before: Sequence[int], prompt: Sequence[int], *, seed: int
+        self,
+        states_1SE: torch.Tensor,
+        before: Sequence[int],
+        prompt: Sequence[int],
+        limits: Limits,
+        *,
+        seed: int,
     ) -> Attempt:
         """A window's tokens after the text of the windows before, as much of it as half the positions hold."""
         previous = self.vocabulary.previous
@@ -105,10 +115,19 @@ class Whisper(Recognizer):
             prompt,
             self.vocabulary,
             room=self.positions - len(prompt),
-            limits=self.limits,
+            limits=limits,
             ratio=lambda tokens: compression_ratio(self.text(tokens)),
             seed=seed,
         )
+
+    def _prompted(self, text: str) -> list[int]:
+        """A caller's text as the tokens before the first window."""
+        tokens = self.tokenizer.encode(f" {text.strip()}", add_special_tokens=False).ids if text else []
+        if self.vocabulary.text(tokens) != tokens:
+            raise WorkloadError(
+                "the prompt holds special tokens", found=repr(text[:100]), allowed="plain text"
+            )
+        return tokens
 
     def text(self, tokens: Sequence[int]) -> str:
         """What tokens say, without timestamps."""
@@ -123,4 +142,5 @@ class Whisper(Recognizer):
             tokens=piece.tokens,
             mean_logprob=found.mean_logprob,
             temperature=found.temperature,
+            no_speech=found.no_speech,
         )
