@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from torchwright.hub.folder import read_config
 from torchwright.speech.base import Recognizer
 from torchwright.speech.sound import RATE, Sound
 from torchwright.speech.steps import Steps
-from torchwright.speech.transcript import Options, Segment, Window, compression_ratio
+from torchwright.speech.transcript import Options, Segment, Window, Word, compression_ratio
+from torchwright.speech.whisper.align import cross_attention, read_heads, smooth, starts
 from torchwright.speech.whisper.attempt import Attempt, Limits, decode
 from torchwright.speech.whisper.features import HOP, LogMel
 from torchwright.speech.whisper.pieces import FRAMES_PER_TICK, Piece, cut
 from torchwright.speech.whisper.vocabulary import TICK_SECONDS, read_vocabulary
+from torchwright.speech.whisper.words import split
 
 
 class Whisper(Recognizer):
@@ -44,11 +47,12 @@ class Whisper(Recognizer):
             folder, bands=config.integer("num_mel_bins", 80), frames=positions * FRAMES_PER_TICK
         )
         self.limits = Limits()
+        self.heads = read_heads(
+            folder, config.integer("decoder_layers", 4), config.integer("decoder_attention_heads", 6)
+        )
 
     def check(self, options: Options) -> None:
         languages = self.vocabulary.languages
-        if options.timestamps == "word":
-            raise WorkloadError("words are not placed in time yet", allowed="timestamps of segments")
         if not languages and options.translate:
             raise WorkloadError(f"{self.folder} knows English alone and does not translate")
         if options.language is None:
@@ -65,9 +69,8 @@ class Whisper(Recognizer):
         while len(samples := sound.window(frame * HOP, self.features.frames * HOP)) >= HOP:
             frames, states_1SE = len(samples) // HOP, self.encode(samples)
             language = language or self.language(states_1SE)
-            found = self.decode(
-                states_1SE, before, self.vocabulary.prompt(language, task), limits, seed=frame
-            )
+            prompt = self.vocabulary.prompt(language, task)
+            found = self.decode(states_1SE, before, prompt, limits, seed=frame)
             pieces, ahead = cut(found.tokens, self.vocabulary, frames)
             if found.silent(limits):
                 pieces, ahead = [], frames
@@ -76,6 +79,12 @@ class Whisper(Recognizer):
                 before = []
             start, heard = frame * HOP / RATE, len(samples) / RATE
             segments = [self._segment(piece, found, start, heard) for piece in pieces]
+            if options.timestamps == "word" and pieces:
+                spoken = "en" if options.translate else language
+                words = self._words(pieces, prompt, states_1SE, min(ahead, frames) // FRAMES_PER_TICK, spoken)
+                segments = [
+                    _with_words(segment, own, start) for segment, own in zip(segments, words, strict=True)
+                ]
             frame += min(ahead, frames)
             yield Window(
                 until=frame * HOP / RATE if ahead < frames else start + heard,
@@ -120,6 +129,32 @@ class Whisper(Recognizer):
             seed=seed,
         )
 
+    def _words(
+        self,
+        pieces: Sequence[Piece],
+        prompt: Sequence[int],
+        states_1SE: torch.Tensor,
+        ticks: int,
+        language: str,
+    ) -> Iterator[list[Word]]:
+        """Each piece's words, in seconds from the window's beginning; all were said in its first ticks."""
+        texts = [self.vocabulary.text(piece.tokens) for piece in pieces]
+        said = [token for text in texts for token in text]
+        ids = [*prompt, self.vocabulary.no_timestamps, *said, self.vocabulary.end]
+        ids = ids[: self.positions]  # the end may not fit; its own row is not wanted
+        looks_HTS = cross_attention(self.model.get_decoder(), self.heads, ids, states_1SE)
+        rows = slice(len(prompt), len(prompt) + len(said) + 1)  # what follows a token is chosen in its row
+        begins = TICK_SECONDS * starts(smooth(looks_HTS[..., : max(1, ticks)])[rows])
+        place = 0
+        for text in texts:
+            words = list[Word]()
+            for span in split(text, self.tokenizer.decode, language):
+                start, end = begins[place], begins[place + span.tokens]
+                place += span.tokens
+                if span.text.strip():
+                    words.append(Word(start=float(start), end=float(end), text=span.text))
+            yield words
+
     def _prompted(self, text: str) -> list[int]:
         """A caller's text as the tokens before the first window."""
         tokens = self.tokenizer.encode(f" {text.strip()}", add_special_tokens=False).ids if text else []
@@ -144,3 +179,11 @@ class Whisper(Recognizer):
             temperature=found.temperature,
             no_speech=found.no_speech,
         )
+
+
+def _with_words(segment: Segment, words: Sequence[Word], start: float) -> Segment:
+    """A segment with its words, which say more precisely when it was said."""
+    if not words:
+        return segment
+    moved = tuple(Word(start=start + w.start, end=start + w.end, text=w.text) for w in words)
+    return replace(segment, start=moved[0].start, end=moved[-1].end, words=moved)
