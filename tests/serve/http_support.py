@@ -22,12 +22,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import zmq
 
 from torchwright.serve.folder import find
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.http.server import Server, load_model
 from torchwright.serve.http.service import Service
+from torchwright.serve.http.sounds import Sounds
 from torchwright.serve.limits import Limits
 from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.launch import Launcher
@@ -36,10 +38,12 @@ from torchwright.serve.wire.messages import (
     Embed,
     Embedded,
     EngineReady,
+    Failed,
     Finish,
     Forget,
     FromEngine,
     Grammar,
+    Heard,
     Loading,
     Output,
     RequestRefused,
@@ -49,15 +53,18 @@ from torchwright.serve.wire.messages import (
     Submit,
     Timing,
     TokenLogprob,
+    Transcribe,
     decode_to_engine,
     encode,
 )
+from torchwright.speech.transcript import Segment, Window, Word
 
 MODEL = "torchwright-bundled"
 CONTEXT = 1024
 STOP = 1
 LOADING = "loading for ever"
-NEVER = "a text that is not embedded"
+NEVER = "a text that is not embedded, a prompt for which only the first window is heard"
+DIES = "a prompt that ends the engine"
 
 
 class Trouble(enum.IntEnum):
@@ -89,7 +96,7 @@ class FakeEngine:
                 time.sleep(0.1)
         self._send(
             EngineReady(
-                kind=self._kind if self._kind in ("encoder", "classifier") else "decoder",
+                kind=self._kind if self._kind in ("encoder", "classifier", "recognizer") else "decoder",
                 labels=["good"] if self._kind == "classifier" else [],
                 activation="sigmoid",
                 score_activation="sigmoid",
@@ -115,7 +122,10 @@ class FakeEngine:
             if os.getppid() == 1:
                 return
 
-    def _take(self, message: Grammar | Forget | Submit | Cancel | Embed) -> None:
+    def _take(self, message: Grammar | Forget | Submit | Cancel | Embed | Transcribe) -> None:
+        if isinstance(message, Transcribe):
+            self._send(*hear(message))
+            return
         if isinstance(message, Grammar | Forget):
             return
         if isinstance(message, Embed):
@@ -216,8 +226,37 @@ class FakeEngine:
             **self._totals,
         )
 
-    def _send(self, message: FromEngine) -> None:
-        self._socket.send(encode(message))
+    def _send(self, *messages: FromEngine) -> None:
+        for message in messages:
+            self._socket.send(encode(message))
+
+
+def hear(message: Transcribe) -> list[FromEngine]:
+    """A window for each second, which says how many samples it has; nothing at all where the prompt is `NEVER`."""
+    if message.options.language == "xx":
+        return [Failed(id=message.id, text="unknown language 'xx'")]
+    samples = np.fromfile(message.samples, np.float32)
+    seconds = len(samples) / 16_000
+    found: list[FromEngine] = []
+    for i in range(0, len(samples), 16_000):
+        start, end = i / 16_000, min(seconds, i / 16_000 + 1)
+        said = f"heard {len(samples[i : i + 16_000])}"
+        words = (
+            Word(start=start, end=start + 0.5, text=" heard"),
+            Word(start=start + 0.5, end=end, text=said[5:]),
+        )
+        segment = Segment(
+            start=start, end=end, text=said, tokens=(i,), mean_logprob=-0.5,
+            words=words if message.options.timestamps == "word" else (),
+        )  # fmt: skip
+        found.append(
+            Heard(id=message.id, window=Window(until=end, total=seconds, segments=(segment,), language="en"))
+        )
+    if message.options.prompt == NEVER:
+        return found[:1]
+    if message.options.prompt == DIES:
+        os._exit(3)
+    return [*found, Heard(id=message.id, window=None)]
 
 
 TIMING = Timing(
@@ -265,12 +304,13 @@ def serving(
     target = find(None)
     launcher = Launcher(fake_command(kind))
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
-    model = None if kind in ("encoder", "classifier") else load_model(target, limits)
+    model = None if kind in ("encoder", "classifier", "recognizer") else load_model(target, limits)
     service = Service(
         name=MODEL,
         client=client,
         model=model,
         folder=target.folder,
+        sounds=Sounds(limits) if kind == "recognizer" else None,
         limits=limits,
         keys=keys,
         hosts=Hosts(hosts),

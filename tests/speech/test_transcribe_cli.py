@@ -12,8 +12,8 @@ import pytest
 from whispers import SECONDS, noise
 
 from torchwright.cli import main
-from torchwright.speech.base import Segment, Transcript, Window, Word
 from torchwright.speech.formats import FORMATS
+from torchwright.speech.transcript import Segment, Transcript, Window, Word
 from torchwright.speech.whisper.model import Whisper
 
 soundfile = pytest.importorskip("soundfile", reason="sound files are read with soundfile")

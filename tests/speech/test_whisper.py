@@ -17,8 +17,9 @@ from folders import change_json
 from torchwright.errors import ModelError, UnknownName, WorkloadError
 from torchwright.speech.load import load_speech
 from torchwright.speech.steps import Steps
+from torchwright.speech.transcript import compression_ratio
 from torchwright.speech.whisper import attempt as attempts
-from torchwright.speech.whisper.attempt import Attempt, Limits, compression_ratio
+from torchwright.speech.whisper.attempt import Attempt, Limits
 from torchwright.speech.whisper.model import Whisper
 from torchwright.speech.whisper.pieces import cut
 from torchwright.speech.whisper.vocabulary import allow

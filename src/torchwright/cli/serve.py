@@ -138,7 +138,7 @@ def _serve_command() -> ModuleType:
 @adapter_option
 @trust_option
 def command(model: str | None, **options: Any) -> int:
-    """Serve a language model or a sentence encoder by OpenAI's API.
+    """Serve a language model, a sentence encoder or a speech model by OpenAI's API.
 
     An artifact answers as it was optimized. Any other language model runs on Torchwright's own decoder. Ctrl-C lets
     running requests finish; a second one stops at once.

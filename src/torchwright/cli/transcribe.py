@@ -17,7 +17,8 @@ from torchwright.errors import TorchwrightError
 from torchwright.process.interrupts import importing
 
 if TYPE_CHECKING:
-    from torchwright.speech.base import Recognizer, Transcript
+    from torchwright.speech.base import Recognizer
+    from torchwright.speech.transcript import Transcript
 
 
 @click.command("transcribe")
@@ -130,8 +131,8 @@ def _transcribe(
     quiet: bool,
 ) -> dict[str, Any]:
     """One file, its text shown or written; what was found is kept when it ends early. Returns its facts."""
-    from torchwright.speech.base import Transcript
     from torchwright.speech.formats import facts
+    from torchwright.speech.transcript import Transcript
 
     live = shown and form == "text"
     whole, begun = Transcript(), time.monotonic()

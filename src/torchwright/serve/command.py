@@ -14,7 +14,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from torchwright.errors import WorkloadError
+from torchwright.errors import TorchwrightError, WorkloadError
 from torchwright.serve.background import in_background
 from torchwright.serve.folder import ServeTarget, find
 from torchwright.serve.options import EngineOptions, ServerOptions
@@ -39,6 +39,8 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
     found = find(options.engine.model)
     if found.artifact is not None:
         _refuse_for_artifact(found, options.engine)
+    if found.speech:
+        _refuse_for_speech(found, options.engine)
     listening = _listen(options)
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -128,6 +130,26 @@ def _refuse_for_artifact(target: ServeTarget, options: EngineOptions) -> None:
             f"{' '.join(given)} is not for {target.artifact}, which is an artifact and has its own",
             next="leave it out, or name the folder of the model it was made from",
         )
+
+
+def _refuse_for_speech(target: ServeTarget, options: EngineOptions) -> None:
+    """Raises `WorkloadError` for options that a speech model does not have, before anything is loaded."""
+    for package, extra in (("python_multipart", "serve"), ("soundfile", "speech")):
+        if find_spec(package) is None:
+            raise TorchwrightError(
+                f"a speech model is served with {package}, which is not installed",
+                next=f"`pip install 'torchwright[{extra}]'`",
+            )
+    given = {
+        "--quantize": options.quantize,
+        "--kv": options.kv,
+        "--adapter": options.adapter,
+        "--kv-memory": options.kv_memory,
+        "--max-context": options.max_context,
+    }
+    flags = [flag for flag, value in given.items() if value is not None]
+    if flags:
+        raise WorkloadError(f"{' and '.join(flags)}: not for {target.name}, which is a speech model")
 
 
 def _listen(options: ServerOptions) -> socket.socket:

@@ -9,7 +9,8 @@ from typing import Any
 
 from torchwright.artifact.folder import MANIFEST, MODEL, RECIPE
 from torchwright.errors import ArtifactError, ModelError
-from torchwright.hub.folder import download, is_hub_id, local
+from torchwright.hub.folder import download, find_object, is_hub_id, local
+from torchwright.speech.families import FAMILIES
 
 BUNDLED_NAME = "torchwright-bundled"
 TARGETS = "an artifact folder, a Hugging Face folder, or a hub id"
@@ -26,6 +27,8 @@ class ServeTarget:
     artifact: Path | None = None
     encoder: bool = False
     """Whether it is an artifact of a sentence encoder or a classifier of text, which write none."""
+    speech: bool = False
+    """Whether it is a speech model's folder."""
 
 
 def find(target: str | None) -> ServeTarget:
@@ -66,7 +69,8 @@ def find(target: str | None) -> ServeTarget:
         raise ModelError(
             f"{path} has no config.json", allowed="a Hugging Face folder: config.json beside *.safetensors"
         )
-    return ServeTarget(name=name, folder=path)
+    speech = find_object(path / "config.json").get("model_type") in FAMILIES
+    return ServeTarget(name=name, folder=path, speech=speech)
 
 
 def _workload(path: Path) -> tuple[str, str]:

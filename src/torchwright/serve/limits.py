@@ -53,6 +53,20 @@ class Limits:
     """Memory for reading one body."""
     reads_waiting: int = 32
     """Requests that wait for their body to be read; the next is a 429."""
+    upload_bytes: int = 256 * MIB
+    """A request's body that brings a sound file; more is a 413."""
+    upload_seconds: float = 600.0
+    """From the end of the headers to the end of such a body; each piece must come within `body_seconds`."""
+    sounds: int = 256
+    """Uploads that are on their way, read, or transcribed; the next is a 429."""
+    sounds_bytes: int = 4096 * MIB
+    """Uploads and their samples together, in temporary files; what goes beyond is a 429."""
+    sound_seconds: int = 3600
+    """Of one sound; a longer one is a 400."""
+    sound_read_seconds: float = 60.0
+    """Reading one sound file, of processor time."""
+    sound_memory_bytes: int = 1024 * MIB
+    """Memory for reading one sound file."""
 
 
 # Counts that the request's schema states itself, so that the OpenAPI document and the table of parameters have them.
@@ -73,5 +87,7 @@ PARTS = 1024
 """Parts of one message's content."""
 TOKENS = 1 << 20
 """Token ids of one prompt, or of a text to be."""
+FIELDS = 32
+"""Fields of a request that comes as a form."""
 NESTING = 128
 """Objects and lists in each other in a request's body."""

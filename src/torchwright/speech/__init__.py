@@ -2,5 +2,5 @@
 
 model = load_speech(folder)                   any Whisper or Moonshine folder of transformers
 model.transcribe("talk.mp3").text             a file, or samples at 16 kHz
-for window in model.windows(sound): ...        text as it is found; memory does not grow with the sound
+for window in model.windows(sound): ...       text as it is found; memory does not grow with the sound
 """

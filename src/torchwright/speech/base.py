@@ -4,85 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import torch
 
-from torchwright.errors import WorkloadError, unknown
+from torchwright.errors import WorkloadError
 from torchwright.hub.tokenizer import open_tokenizer
 from torchwright.speech.sound import Sound, opened
-
-Timestamps = Literal["segment", "word"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What a caller may ask of any family; a model refuses what it cannot do."""
-
-    language: str | None = None
-    """A code such as "en", or None: the model's own guess from the first window, where it has several."""
-    translate: bool = False
-    """Into English, in place of the language that is spoken."""
-    timestamps: Timestamps = "segment"
-
-    def __post_init__(self) -> None:
-        if self.timestamps not in get_args(Timestamps):
-            raise unknown("kind of timestamps", self.timestamps, get_args(Timestamps))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Word:
-    """One word with its spaces and punctuation, in seconds from the sound's beginning."""
-
-    start: float
-    end: float
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segment:
-    """A piece of text and where it was said, in seconds from the sound's beginning."""
-
-    start: float
-    end: float
-    text: str
-    tokens: tuple[int, ...]
-    mean_logprob: float
-    """Of the tokens of the window that it was found in, by the model."""
-    temperature: float = 0.0
-    words: tuple[Word, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Window:
-    """What was found in one window; the text before `until` is settled, of `total` seconds where that is known."""
-
-    until: float
-    total: float | None
-    segments: tuple[Segment, ...]
-    language: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Transcript:
-    """A whole sound's text. `seconds` is how much of it was read; `language` is None where the model does not say."""
-
-    seconds: float = 0.0
-    language: str | None = None
-    segments: tuple[Segment, ...] = field(default=())
-
-    @property
-    def text(self) -> str:
-        """All of it in one line."""
-        return " ".join(segment.text for segment in self.segments)
-
-    def and_then(self, window: Window) -> Transcript:
-        """With one more window."""
-        return Transcript(
-            seconds=window.until, language=window.language, segments=self.segments + window.segments
-        )
+from torchwright.speech.transcript import Options, Transcript, Window
 
 
 class Recognizer(ABC):
@@ -90,6 +20,8 @@ class Recognizer(ABC):
 
     model_type: ClassVar[str]
     """Of config.json."""
+    positions: int
+    """Tokens of a window at most, its prompt included."""
 
     def __init__(self, folder: Path, model: Any) -> None:
         self.folder, self.model = folder, model
@@ -105,39 +37,25 @@ class Recognizer(ABC):
         """The windows of a sound in order, each when it is done. Every second of it is in exactly one of them."""
 
     @torch.inference_mode()
-    def windows(
-        self,
-        source: Any,
-        *,
-        language: str | None = None,
-        translate: bool = False,
-        timestamps: Timestamps = "segment",
-    ) -> Iterator[Window]:
-        """Windows of a file, or of samples (T,) at 16 kHz, as they are found.
+    def windows(self, source: Any, **options: Any) -> Iterator[Window]:
+        """Windows of a file, or of samples (T,) at 16 kHz in a float type, as they are found.
 
-        Raises `SoundError` for sound that cannot be read, as far as it was read, and `WorkloadError` for what the
-        model cannot do.
+        `options` are the fields of `Options`. Raises `SoundError` for sound that cannot be read, as far as it was read,
+        and `WorkloadError` for what the model cannot do.
         """
-        options = Options(language=language, translate=translate, timestamps=timestamps)
-        self.check(options)
+        asked = Options(**options)
+        self.check(asked)
         with opened(source) as sound:
             done = False
-            for window in self.recognize(sound, options):
+            for window in self.recognize(sound, asked):
                 done = True
                 yield window
             if not done:
                 raise WorkloadError(f"{sound.name} is too short for a window", found="no samples")
 
-    def transcribe(
-        self,
-        source: Any,
-        *,
-        language: str | None = None,
-        translate: bool = False,
-        timestamps: Timestamps = "segment",
-    ) -> Transcript:
-        """All of a file, or of samples (T,) at 16 kHz in a float type; the errors are those of `windows`."""
+    def transcribe(self, source: Any, **options: Any) -> Transcript:
+        """All of a file, or of samples, in one piece: takes and raises what `windows` does."""
         whole = Transcript()
-        for window in self.windows(source, language=language, translate=translate, timestamps=timestamps):
+        for window in self.windows(source, **options):
             whole = whole.and_then(window)
         return whole

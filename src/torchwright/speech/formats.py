@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torchwright.speech.base import Segment, Transcript, Word
+from torchwright.speech.transcript import Segment, Transcript, Word
 
 
 def as_text(transcript: Transcript) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from pathlib import Path
 
 import torch
@@ -9,12 +10,9 @@ import torch
 from torchwright.errors import ModelError, unknown
 from torchwright.hub.folder import read_config, resolve
 from torchwright.speech.base import Recognizer
-from torchwright.speech.moonshine import Moonshine
-from torchwright.speech.whisper.model import Whisper
+from torchwright.speech.families import FAMILIES
 from torchwright.workloads.huggingface import load_model
 
-FAMILIES: dict[str, type[Recognizer]] = {family.model_type: family for family in (Whisper, Moonshine)}
-"""By `model_type` of config.json. To add one, write a `Recognizer` and put it here."""
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -32,4 +30,5 @@ def load_speech(folder: str | Path, dtype: torch.dtype = torch.float32) -> Recog
         raise unknown(
             "family of speech models", str(kind), FAMILIES, next="`torchwright generate` runs text models"
         )
-    return FAMILIES[kind](path, load_model(path, "AutoModelForSpeechSeq2Seq").to(dtype))
+    family: type[Recognizer] = pkgutil.resolve_name(FAMILIES[kind])
+    return family(path, load_model(path, "AutoModelForSpeechSeq2Seq").to(dtype))

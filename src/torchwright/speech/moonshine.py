@@ -13,9 +13,10 @@ import torch
 from torchwright.errors import WorkloadError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, read_config
-from torchwright.speech.base import Options, Recognizer, Segment, Window
+from torchwright.speech.base import Recognizer
 from torchwright.speech.sound import RATE, Sound
 from torchwright.speech.steps import Steps
+from torchwright.speech.transcript import Options, Segment, Window
 
 TOKENS_PER_SECOND = 6.5
 """No speech has more; without the limit the model may repeat itself (its authors' advice)."""
@@ -54,6 +55,9 @@ class Moonshine(Recognizer):
                 found=f"language {options.language}",
                 next="leave the language out",
             )
+        if options.prompt or options.temperature:
+            asked = "a prompt" if options.prompt else f"temperature {options.temperature:g}"
+            raise WorkloadError("Moonshine takes no prompt and decodes greedily", found=asked)
 
     def recognize(self, sound: Sound, options: Options) -> Iterator[Window]:
         begin = 0

@@ -14,6 +14,8 @@ from torchwright.speech.files import SoundError, decoded, need
 
 RATE = 16_000
 """Samples a second, which Whisper and Moonshine agree on."""
+BLOCK = 5 * RATE
+"""Samples that are taken at once."""
 LOUDEST = 1_000.0
 """Of a sample whose full scale is 1: more are integers that nobody scaled, and their squares overflow."""
 
@@ -89,7 +91,9 @@ def of_samples(samples: Any) -> Sound:
             allowed="floats from −1 to 1 at 16 kHz in one dimension",
             next="take the mean of the channels; divide integers of 16 bits by 32768",
         )
-    return Sound("the samples", [array.astype(np.float32)], len(array) / RATE)
+    parts = range(0, len(array), BLOCK)  # so that a mapped file is not read as a whole
+    blocks = (array[i : i + BLOCK].astype(np.float32) for i in parts)
+    return Sound("the samples", blocks, len(array) / RATE)
 
 
 def resampled(blocks: Iterable[np.ndarray], rate: int) -> Iterator[np.ndarray]:

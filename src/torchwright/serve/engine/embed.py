@@ -19,6 +19,8 @@ class ServedEncoder:
     Raises `ModelError` where it has no tokenizer.
     """
 
+    purpose = "this model embeds text; it does not write it"
+
     def __init__(self, folder: Path, model: TextAnswerer, notices: list[str], max_queue: int) -> None:
         layout = model.layout
         self._model, self._max_queue = model, max_queue

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import zmq
 
 from torchwright.answer import is_artifact, open_model, refuse_for_artifact
@@ -21,11 +22,13 @@ from torchwright.artifact.load import load
 from torchwright.decoder.cache import PAGE
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.devices.allocator import retain_where_possible
-from torchwright.errors import ArtifactError, TorchwrightError
+from torchwright.errors import ArtifactError, ModelError, TorchwrightError
 from torchwright.process.orphans import die_with_parent
 from torchwright.serve.engine.embed import ServedEncoder
 from torchwright.serve.engine.engine import ServingEngine
+from torchwright.serve.engine.hear import ServedRecognizer
 from torchwright.serve.engine.memory import page_bytes, page_count
+from torchwright.serve.folder import find
 from torchwright.serve.log import begin_log
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import (
@@ -42,9 +45,11 @@ from torchwright.serve.wire.messages import (
     StepOutput,
     Submit,
     ToEngine,
+    Transcribe,
     decode_to_engine,
     encode,
 )
+from torchwright.speech.load import load_speech
 from torchwright.workloads.encoding import TextAnswerer
 
 log = logging.getLogger("torchwright.serve")
@@ -73,10 +78,10 @@ def main(arguments: list[str] | None = None) -> int:
             channel.send(Failed(text=str(error)))
             return error.exit_code
         channel.send(served.ready)
-        if isinstance(served, ServedEncoder):
-            serve_encoder(served, channel)
-        else:
+        if isinstance(served, ServedDecoder):
             serve_decoder(served, channel)
+        else:
+            serve_reader(served, channel)
     return 0
 
 
@@ -128,8 +133,8 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
                     engine.grammars.keep(message)
                 case Forget():
                     engine.grammars.forget(message.key)
-                case Embed():
-                    channel.send(Failed(id=message.id, text="this model writes text; it does not embed it"))
+                case Embed() | Transcribe():
+                    channel.send(Failed(id=message.id, text="this model writes text, from text"))
                 case Shutdown():
                     draining = True
                     if not message.drain:
@@ -146,18 +151,15 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
     engine.close()
 
 
-def serve_encoder(served: ServedEncoder, channel: Channel) -> None:
+def serve_reader(served: ServedEncoder | ServedRecognizer, channel: Channel) -> None:
     """Take messages and run calls until a Shutdown."""
     draining = False
     while not (draining and served.idle):
         for message in channel.receive(0 if not served.idle else IDLE_MS):
             match message:
-                case Embed():
-                    if refused := served.submit(message):
+                case Embed() | Transcribe() | Submit():
+                    if refused := _taken(served, message):
                         channel.send(refused)
-                case Submit():
-                    text = "this model embeds text; it does not write it"
-                    channel.send(RequestRefused(id=message.id, reason="invalid", text=text))
                 case Cancel():
                     served.cancel(message.id)
                 case Grammar() | Forget():
@@ -170,9 +172,26 @@ def serve_encoder(served: ServedEncoder, channel: Channel) -> None:
             channel.send(served.step())
 
 
-def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | ServedEncoder:
+def _taken(
+    served: ServedEncoder | ServedRecognizer, message: Embed | Transcribe | Submit
+) -> Failed | RequestRefused | None:
+    """None for a request that was taken."""
+    if isinstance(served, ServedEncoder) and isinstance(message, Embed):
+        return served.submit(message)
+    if isinstance(served, ServedRecognizer) and isinstance(message, Transcribe):
+        return served.submit(message)
+    return RequestRefused(id=message.id, reason="invalid", text=served.purpose)
+
+
+def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | ServedEncoder | ServedRecognizer:
     """The model of the options, ready to answer; raises `TorchwrightError` for what cannot be served."""
     channel.send(Loading(text=f"loading {options.model or 'the bundled model'}"))
+    if options.model is not None and find(options.model).speech:
+        dtype = {None: torch.float32, "fp32": torch.float32, "bf16": torch.bfloat16}.get(options.dtype)
+        if dtype is None:
+            raise ModelError(f"--dtype {options.dtype}", allowed="fp32, bf16")
+        speech = load_speech(options.model, dtype)
+        return ServedRecognizer(speech, max_running=options.max_running, max_queue=options.max_queue)
     if options.model is not None and is_artifact(options.model):
         refuse_for_artifact(
             options.model,

@@ -7,6 +7,8 @@ their older names.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -17,10 +19,21 @@ from starlette.responses import Response
 from torchwright.serve.api_error import unavailable
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import Json
-from torchwright.serve.wire.messages import Embed, Embedded, Output, SamplingOptions, Submit
+from torchwright.serve.wire.messages import (
+    Embed,
+    Embedded,
+    Heard,
+    Output,
+    SamplingOptions,
+    Submit,
+    Transcribe,
+)
+from torchwright.speech.transcript import Options
 
 PROBE_SECONDS = 20.0
 """How long the engine may take for the one token of /health_generate."""
+PROBE_BYTES = 4 * 16_000
+"""A second of silence."""
 
 
 async def models(service: Service, request: Request) -> Response:
@@ -44,7 +57,7 @@ async def server_info(service: Service, request: Request) -> Response:
             "tokenizer_path": str(service.folder),
             "served_model_name": service.name,
             "version": version("torchwright"),
-            "is_embedding": service.model is None,
+            "is_embedding": service.model is None and service.sounds is None,
             "context_length": ready.context,
             "max_total_tokens": ready.pages * ready.page_tokens,
             "max_running_requests": ready.max_running,
@@ -69,7 +82,7 @@ async def model_info(service: Service, request: Request) -> Response:
             "model_type": service.config.get("model_type"),
             "architectures": service.config.get("architectures"),
             "has_image_understanding": False,
-            "has_audio_understanding": False,
+            "has_audio_understanding": service.sounds is not None,
         }
     )
 
@@ -116,12 +129,26 @@ async def load(service: Service, request: Request) -> Response:
 
 async def health_generate(service: Service, request: Request) -> Response:
     """200 once the engine has computed something for this request; 503 where it has not within `PROBE_SECONDS`."""
-    id, client = new_id("probe"), service.client
-    probe = (
-        Embed(id=id, texts=["a"])
-        if service.model is None
-        else Submit(id=id, ids=[0], max_tokens=1, sampling=SamplingOptions(temperature=0.0))
-    )
+    async with _probe(service) as probe:
+        return await _probed(service, probe)
+
+
+@contextlib.asynccontextmanager
+async def _probe(service: Service) -> AsyncIterator[Submit | Embed | Transcribe]:
+    """The least that the served model can be asked for."""
+    id = new_id("probe")
+    if service.sounds is not None:
+        async with service.sounds.place() as place:
+            place.samples.write_bytes(bytes(PROBE_BYTES))
+            yield Transcribe(id=id, samples=str(place.samples), options=Options())
+    elif service.model is None:
+        yield Embed(id=id, texts=["a"])
+    else:
+        yield Submit(id=id, ids=[0], max_tokens=1, sampling=SamplingOptions(temperature=0.0))
+
+
+async def _probed(service: Service, probe: Submit | Embed | Transcribe) -> Response:
+    id, client = probe.id, service.client
     mailbox = client.mailbox()
     client.submit(probe, mailbox)
     try:
@@ -132,7 +159,9 @@ async def health_generate(service: Service, request: Request) -> Response:
         raise unavailable(f"the engine has computed nothing within {PROBE_SECONDS:g} s") from None
     finally:
         client.finish(id)
-    if not isinstance(first, Output | Embedded) or (isinstance(first, Output) and first.finish == "error"):
+    if not isinstance(first, Output | Embedded | Heard) or (
+        isinstance(first, Output) and first.finish == "error"
+    ):
         raise unavailable("the engine did not compute the probe")
     return Json({"status": client.state})
 

@@ -15,7 +15,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan
 
 from torchwright.serve.api_error import invalid, unavailable
-from torchwright.serve.http import about, generating, reference, scoring
+from torchwright.serve.http import about, generating, reference, scoring, transcribing
 from torchwright.serve.http.embedding import embed
 from torchwright.serve.http.guard import Guard, held_body, record_of, while_there
 from torchwright.serve.http.openapi import Operation, document
@@ -33,6 +33,7 @@ from torchwright.serve.openai.responses import ResponsesRequest
 from torchwright.serve.openai.room import room_of
 from torchwright.serve.openai.scoring_request import ClassifyRequest, RerankRequest, ScoreRequest
 from torchwright.serve.openai.tokens import Asked
+from torchwright.serve.openai.transcription_request import TranscriptionRequest, TranslationRequest
 from torchwright.serve.wire.metrics import CONTENT_TYPE
 
 PAGE = Path(__file__).parent / "page" / "index.htm"
@@ -143,6 +144,20 @@ OPERATIONS = (
         CountTokensRequest,
     ),
     Operation("POST", "/v1/embeddings", embeddings, "Embed texts with a sentence encoder", EmbeddingRequest),
+    Operation(
+        "POST",
+        "/v1/audio/transcriptions",
+        transcribing.transcriptions,
+        "Write down what is said in a sound file",
+        TranscriptionRequest,
+    ),
+    Operation(
+        "POST",
+        "/v1/audio/translations",
+        transcribing.translations,
+        "The same in English",
+        TranslationRequest,
+    ),
     Operation(
         "POST",
         "/v1/rerank",

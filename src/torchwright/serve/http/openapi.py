@@ -23,7 +23,7 @@ REFUSALS = {
     "405": "The method is not for this path",
     "408": "The body did not come in time",
     "413": "The body is too large",
-    "415": "The body is not JSON",
+    "415": "The body is not of the type that the path takes",
     "429": "Too many requests wait; Retry-After says when to come again",
     "500": "A fault in the server",
     "503": "The engine is not ready, or died; the request can be sent again",
@@ -112,5 +112,5 @@ def _operation(operation: Operation, path: str) -> dict[str, Any]:
         ]
     if operation.body is not None:
         schema = {"$ref": f"#/components/schemas/{operation.body.__name__}"}
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        found["requestBody"] = {"required": True, "content": {operation.body.media_type: {"schema": schema}}}
     return found

@@ -20,12 +20,13 @@ from torchwright.serve.http.connection import connection_class
 from torchwright.serve.http.guard import Guard
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.http.service import Service
+from torchwright.serve.http.sounds import Sounds
 from torchwright.serve.limits import Limits
 from torchwright.serve.log import begin_log
 from torchwright.serve.openai.language import load_language
 from torchwright.serve.openai.prepare import ServedModel
 from torchwright.serve.preflight import gib
-from torchwright.serve.wire.client import EngineClient
+from torchwright.serve.wire.client import SILENT_SECONDS, SPEECH_SILENT_SECONDS, EngineClient
 from torchwright.serve.wire.launch import Launcher
 
 
@@ -45,12 +46,14 @@ def run(
     limits = Limits()
     begin_log()
     return_large_blocks()  # bodies and grammars come and go
-    client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
+    silent_seconds = SPEECH_SILENT_SECONDS if target.speech else SILENT_SECONDS
+    client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs, silent_seconds=silent_seconds)
     service = Service(
         name=target.name,
         client=client,
-        model=None if target.encoder else load_model(target, limits),
+        model=None if target.encoder or target.speech else load_model(target, limits),
         folder=target.folder,
+        sounds=Sounds(limits) if target.speech else None,
         limits=limits,
         keys=keys,
         hosts=Hosts(hosts),
@@ -141,6 +144,8 @@ class Server(uvicorn.Server):
             if service.model is not None:
                 await service.model.grammars.close()
             await service.reader.workers.close()
+            if service.sounds is not None:
+                await service.sounds.close()
             await service.client.close(drain=not self.force_exit)
 
     async def _announce(self) -> None:

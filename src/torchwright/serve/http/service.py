@@ -15,6 +15,7 @@ from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.folder import find_object
 from torchwright.serve.api_error import ApiError, invalid, unavailable
 from torchwright.serve.http.hosts import Hosts
+from torchwright.serve.http.sounds import Sounds
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.prepare import ServedModel
 from torchwright.serve.openai.reading import BodyReader
@@ -27,6 +28,7 @@ log = logging.getLogger("torchwright.serve")
 
 USES = {
     "encoder": "a sentence encoder: use /v1/embeddings, /v1/score or /v1/rerank",
+    "recognizer": "a speech model: use /v1/audio/transcriptions",
     "classifier": "a classifier of text: use /v1/classify, /v1/score or /v1/rerank",
 }
 
@@ -41,6 +43,8 @@ class Service:
     """The tokenizer and its companions; None for an encoder, whose engine tokenizes."""
     folder: Path
     """Where the model's configuration and tokenizer are."""
+    sounds: Sounds | None = None
+    """Where a speech model's uploads are."""
     limits: Limits = field(default_factory=Limits)
     keys: Sequence[str] = ()
     hosts: Hosts = field(default_factory=Hosts)
@@ -69,7 +73,7 @@ class Service:
     async def warm(self, ready: EngineReady) -> None:
         """Start the processes that help, so that no request waits for them."""
         try:
-            await self.reader.workers.start()
+            await (self.sounds or self.reader).workers.start()
             for grammar in await self.model.grammars.warm(ready) if self.model else ():
                 if self.client.hold(grammar):
                     self.client.release(grammar)
@@ -82,6 +86,16 @@ class Service:
         if ready.kind != "decoder" or self.model is None:
             raise invalid(f"the served model is {USES[ready.kind]}", code="wrong_model_kind")
         return self.model, ready
+
+    def recognizer(self) -> Sounds:
+        """Where a speech model's uploads go; raises `ApiError` where another kind is served, or it is not ready."""
+        ready = self.engine()
+        if self.sounds is None:
+            wrong = (
+                f"the served model is no speech model{f' but {use}' if (use := USES.get(ready.kind)) else ''}"
+            )
+            raise invalid(wrong, code="wrong_model_kind")
+        return self.sounds
 
     def ready(self, name: str | None) -> EngineReady:
         """The engine's facts; raises `ApiError` where another model is asked for, or the engine is not ready."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -13,6 +13,7 @@ from torchwright.serve.api_error import ApiError, invalid
 from torchwright.serve.limits import NESTING
 
 _NO_STORE = "nothing is stored here"
+_ONE_SPEAKER = "speakers are not told apart"
 _ONE_KIND = "this server takes and gives text"
 REFUSED = {
     "audio": _ONE_KIND,
@@ -38,6 +39,12 @@ REFUSED = {
     "max_tool_calls": "there are no built-in tools",
     "truncation": "a prompt that does not fit is refused",
     "dimensions": "embeddings have the model's own size",
+    "chunking_strategy": "the model's own windows cut the sound",
+    "hotwords": "use prompt",
+    "keywords": "use prompt",
+    "languages": "use language, or leave it out to have it detected",
+    "known_speaker_names": _ONE_SPEAKER,
+    "known_speaker_references": _ONE_SPEAKER,
     "guided_json": 'use structured_outputs: {"json": …}',
     "guided_regex": 'use structured_outputs: {"regex": …}',
     "guided_choice": 'use structured_outputs: {"choice": …}',
@@ -52,6 +59,8 @@ class Body(BaseModel):
     The first thing that is wrong ends the reading: lists are declared with `fail_fast`, and names are looked at first.
     """
 
+    media_type: ClassVar[str] = "application/json"
+    """What it comes as."""
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
@@ -77,13 +86,19 @@ def parse(kind: type[Known], body: bytes) -> Known:
         if not isinstance(data, dict):
             raise invalid("the body is not a JSON object", code="invalid_json")
         _bound_nesting(data)
-        return kind.model_validate(data)
-    except ValidationError as error:
-        raise _fault(error) from None
+        return checked(kind, data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise _too_deep() from None
+
+
+def checked(kind: type[Known], data: dict[str, Any]) -> Known:
+    """A request from its fields; raises `ApiError` (400) that names the first one at fault."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise _fault(error) from None
 
 
 @cache

@@ -31,6 +31,7 @@ from torchwright.serve.wire.messages import (
     EngineReady,
     Forget,
     Grammar,
+    Heard,
     Loading,
     RequestRefused,
     Shutdown,
@@ -38,6 +39,7 @@ from torchwright.serve.wire.messages import (
     StepOutput,
     Submit,
     ToEngine,
+    Transcribe,
     decode_from_engine,
     encode,
 )
@@ -69,6 +71,8 @@ BACKOFF_SECONDS = (0.1, 0.3, 2.0, 10.0)
 """Before the next start, by the number of early deaths."""
 SILENT_SECONDS = 120.0
 """An engine that says nothing for so long while requests wait hangs, and is killed; it speaks after every step."""
+SPEECH_SILENT_SECONDS = 900.0
+"""The same for a speech model, whose step is a window, decoded up to six times."""
 LAST_WORDS_SECONDS = 0.05
 """How long what a dead engine sent may be on its way."""
 KILL_SECONDS = 5.0
@@ -86,8 +90,10 @@ class _Known:
 class EngineClient:
     """One engine process and the requests that wait for it."""
 
-    def __init__(self, launcher: Launcher, *, mailbox_capacity: int = 4096) -> None:
-        self._launcher = launcher
+    def __init__(
+        self, launcher: Launcher, *, mailbox_capacity: int = 4096, silent_seconds: float = SILENT_SECONDS
+    ) -> None:
+        self._launcher, self._silent_seconds = launcher, silent_seconds
         self._capacity = mailbox_capacity
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
@@ -155,7 +161,7 @@ class EngineClient:
         """A place for what the engine sends for one request of a client, which may be several of the engine's."""
         return Mailbox(self._capacity)
 
-    def submit(self, message: Submit | Embed, mailbox: Mailbox) -> None:
+    def submit(self, message: Submit | Embed | Transcribe, mailbox: Mailbox) -> None:
         """Send a request; `finish` it when its last item has been taken."""
         if not self._mailboxes:  # an idle engine has nothing to say
             self._heard = asyncio.get_running_loop().time()
@@ -278,9 +284,9 @@ class EngineClient:
         """Kill an engine that hangs."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(SILENT_SECONDS / 4)
+            await asyncio.sleep(self._silent_seconds / 4)
             silent = loop.time() - self._heard
-            if self.state == "ready" and self._mailboxes and silent > SILENT_SECONDS:
+            if self.state == "ready" and self._mailboxes and silent > self._silent_seconds:
                 log.error("the engine has said nothing for %.0f s while requests wait; it is killed", silent)
                 self.kill()
 
@@ -291,7 +297,7 @@ class EngineClient:
             self.stats = message.stats
             for output in message.outputs:
                 self._deliver(output.id, output)
-        elif isinstance(message, RequestRefused | Embedded):
+        elif isinstance(message, RequestRefused | Embedded | Heard):
             self._deliver(message.id, message)
         elif isinstance(message, Loading):
             self._become(self.state, message.text)

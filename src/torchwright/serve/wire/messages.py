@@ -1,7 +1,7 @@
 """What the HTTP process and the engine process say to each other: MessagePack over one ZeroMQ pair, nothing pickled.
 
-HTTP → engine: Grammar, Forget, Submit, Cancel, Embed, Shutdown.
-Engine → HTTP: Loading, EngineReady, RequestRefused, StepOutput, Embedded, Failed.
+HTTP → engine: Grammar, Forget, Submit, Cancel, Embed, Transcribe, Shutdown.
+Engine → HTTP: Loading, EngineReady, RequestRefused, StepOutput, Embedded, Heard, Failed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+
+from torchwright.speech.transcript import Options, Window
 
 Finish = Literal["stop", "length", "cancelled", "timeout", "grammar", "error"]
 """Why a sequence ended; `stop` is a stop token or a grammar that is complete, `grammar` one that is too slow."""
@@ -94,13 +96,22 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     """For a classifier: whether the tokens are put around a text that the model expects there."""
 
 
+class Transcribe(msgspec.Struct, frozen=True, kw_only=True, tag="transcribe"):
+    """A sound to be written down."""
+
+    id: str
+    samples: str
+    """A file of mono float32 samples at 16 kHz, which is there until the first answer."""
+    options: Options
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """End: after the running requests (`drain`), or at once."""
 
     drain: bool
 
 
-ToEngine = Grammar | Forget | Submit | Cancel | Embed | Shutdown
+ToEngine = Grammar | Forget | Submit | Cancel | Embed | Transcribe | Shutdown
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
@@ -112,7 +123,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The model is loaded and the engine takes requests."""
 
-    kind: Literal["decoder", "encoder", "classifier"]
+    kind: Literal["decoder", "encoder", "classifier", "recognizer"]
     vocabulary: int
     context: int
     """Tokens of prompt and answer together, at most."""
@@ -225,14 +236,22 @@ class Embedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
     """Of these texts."""
 
 
+class Heard(msgspec.Struct, frozen=True, kw_only=True, tag="heard"):
+    """One more window of a sound."""
+
+    id: str
+    window: Window | None
+    """None behind the last one."""
+
+
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The model cannot be loaded or an Embed cannot be computed: the fields of a `TorchwrightError`."""
+    """The model cannot be loaded, or an Embed or Transcribe cannot be computed: the fields of a `TorchwrightError`."""
 
     text: str
     id: str | None = None
 
 
-FromEngine = Loading | EngineReady | RequestRefused | StepOutput | Embedded | Failed
+FromEngine = Loading | EngineReady | RequestRefused | StepOutput | Embedded | Heard | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,6 +25,11 @@ class Limits:
     """Above this probability an improbable text is silence."""
     forget: float = 0.5
     """Text that took a higher temperature is no prompt for what follows."""
+
+    def starting_at(self, temperature: float) -> Limits:
+        """Without the temperatures below one, which is the first."""
+        above = tuple(t for t in self.temperatures if t > temperature)
+        return replace(self, temperatures=(temperature, *above))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +99,3 @@ def attempt(
         no_speech=float(at_start_V.softmax(-1)[vocabulary.no_speech]),
         temperature=temperature,
     )
-
-
-def compression_ratio(text: str) -> float:
-    """Bytes of UTF-8 over those that zlib makes of them."""
-    data = text.encode()
-    return len(data) / len(zlib.compress(data))

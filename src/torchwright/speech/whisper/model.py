@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ import torch
 from torchwright.errors import ModelError, WorkloadError, unknown
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
-from torchwright.speech.base import Options, Recognizer, Segment, Window
+from torchwright.speech.base import Recognizer
 from torchwright.speech.sound import RATE, Sound
 from torchwright.speech.steps import Steps
-from torchwright.speech.whisper.attempt import Attempt, Limits, compression_ratio, decode
+from torchwright.speech.transcript import Options, Segment, Window, Word, compression_ratio
+from torchwright.speech.whisper.align import cross_attention, read_heads, smooth, starts
+from torchwright.speech.whisper.attempt import Attempt, Limits, decode
 from torchwright.speech.whisper.features import HOP, LogMel
 from torchwright.speech.whisper.pieces import FRAMES_PER_TICK, Piece, cut
 from torchwright.speech.whisper.vocabulary import TICK_SECONDS, read_vocabulary
+from torchwright.speech.whisper.words import split
 
 
 class Whisper(Recognizer):
@@ -43,11 +47,12 @@ class Whisper(Recognizer):
             folder, bands=config.integer("num_mel_bins", 80), frames=positions * FRAMES_PER_TICK
         )
         self.limits = Limits()
+        self.heads = read_heads(
+            folder, config.integer("decoder_layers", 4), config.integer("decoder_attention_heads", 6)
+        )
 
     def check(self, options: Options) -> None:
         languages = self.vocabulary.languages
-        if options.timestamps == "word":
-            raise WorkloadError("words are not placed in time yet", allowed="timestamps of segments")
         if not languages and options.translate:
             raise WorkloadError(f"{self.folder} knows English alone and does not translate")
         if options.language is None:
@@ -59,19 +64,27 @@ class Whisper(Recognizer):
 
     def recognize(self, sound: Sound, options: Options) -> Iterator[Window]:
         task = "translate" if options.translate else "transcribe"
-        language, before, frame = options.language, list[int](), 0
+        language, before, frame = options.language, self._prompted(options.prompt), 0
+        limits = self.limits.starting_at(options.temperature)
         while len(samples := sound.window(frame * HOP, self.features.frames * HOP)) >= HOP:
             frames, states_1SE = len(samples) // HOP, self.encode(samples)
             language = language or self.language(states_1SE)
-            found = self.decode(states_1SE, before, self.vocabulary.prompt(language, task), seed=frame)
+            prompt = self.vocabulary.prompt(language, task)
+            found = self.decode(states_1SE, before, prompt, limits, seed=frame)
             pieces, ahead = cut(found.tokens, self.vocabulary, frames)
-            if found.silent(self.limits):
+            if found.silent(limits):
                 pieces, ahead = [], frames
             before += [token for piece in pieces for token in piece.tokens]
-            if found.temperature > self.limits.forget:
+            if found.temperature > limits.forget:
                 before = []
             start, heard = frame * HOP / RATE, len(samples) / RATE
             segments = [self._segment(piece, found, start, heard) for piece in pieces]
+            if options.timestamps == "word" and pieces:
+                spoken = "en" if options.translate else language
+                words = self._words(pieces, prompt, states_1SE, min(ahead, frames) // FRAMES_PER_TICK, spoken)
+                segments = [
+                    _with_words(segment, own, start) for segment, own in zip(segments, words, strict=True)
+                ]
             frame += min(ahead, frames)
             yield Window(
                 until=frame * HOP / RATE if ahead < frames else start + heard,
@@ -94,7 +107,13 @@ class Whisper(Recognizer):
         return codes[int(logits_V[list(self.vocabulary.languages.values())].argmax())]
 
     def decode(
-        self, states_1SE: torch.Tensor, before: Sequence[int], prompt: Sequence[int], *, seed: int
+        self,
+        states_1SE: torch.Tensor,
+        before: Sequence[int],
+        prompt: Sequence[int],
+        limits: Limits,
+        *,
+        seed: int,
     ) -> Attempt:
         """A window's tokens after the text of the windows before, as much of it as half the positions hold."""
         previous = self.vocabulary.previous
@@ -105,10 +124,45 @@ class Whisper(Recognizer):
             prompt,
             self.vocabulary,
             room=self.positions - len(prompt),
-            limits=self.limits,
+            limits=limits,
             ratio=lambda tokens: compression_ratio(self.text(tokens)),
             seed=seed,
         )
+
+    def _words(
+        self,
+        pieces: Sequence[Piece],
+        prompt: Sequence[int],
+        states_1SE: torch.Tensor,
+        ticks: int,
+        language: str,
+    ) -> Iterator[list[Word]]:
+        """Each piece's words, in seconds from the window's beginning; all were said in its first ticks."""
+        texts = [self.vocabulary.text(piece.tokens) for piece in pieces]
+        said = [token for text in texts for token in text]
+        ids = [*prompt, self.vocabulary.no_timestamps, *said, self.vocabulary.end]
+        ids = ids[: self.positions]  # the end may not fit; its own row is not wanted
+        looks_HTS = cross_attention(self.model.get_decoder(), self.heads, ids, states_1SE)
+        rows = slice(len(prompt), len(prompt) + len(said) + 1)  # what follows a token is chosen in its row
+        begins = TICK_SECONDS * starts(smooth(looks_HTS[..., : max(1, ticks)])[rows])
+        place = 0
+        for text in texts:
+            words = list[Word]()
+            for span in split(text, self.tokenizer.decode, language):
+                start, end = begins[place], begins[place + span.tokens]
+                place += span.tokens
+                if span.text.strip():
+                    words.append(Word(start=float(start), end=float(end), text=span.text))
+            yield words
+
+    def _prompted(self, text: str) -> list[int]:
+        """A caller's text as the tokens before the first window."""
+        tokens = self.tokenizer.encode(f" {text.strip()}", add_special_tokens=False).ids if text else []
+        if self.vocabulary.text(tokens) != tokens:
+            raise WorkloadError(
+                "the prompt holds special tokens", found=repr(text[:100]), allowed="plain text"
+            )
+        return tokens
 
     def text(self, tokens: Sequence[int]) -> str:
         """What tokens say, without timestamps."""
@@ -123,4 +177,13 @@ class Whisper(Recognizer):
             tokens=piece.tokens,
             mean_logprob=found.mean_logprob,
             temperature=found.temperature,
+            no_speech=found.no_speech,
         )
+
+
+def _with_words(segment: Segment, words: Sequence[Word], start: float) -> Segment:
+    """A segment with its words, which say more precisely when it was said."""
+    if not words:
+        return segment
+    moved = tuple(Word(start=start + w.start, end=start + w.end, text=w.text) for w in words)
+    return replace(segment, start=moved[0].start, end=moved[-1].end, words=moved)

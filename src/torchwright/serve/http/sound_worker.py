@@ -1,0 +1,67 @@
+"""The process that reads sound files: `python -m torchwright.serve.http.sound_worker FD PARENT FACTS` (`forks.py`).
+
+A file is a stranger's, and so is what it does to the libraries that read it: each has a process of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from torchwright.errors import TorchwrightError
+from torchwright.serve.workers import forks
+from torchwright.speech.files import SoundError
+from torchwright.speech.sound import BLOCK, RATE, opened
+
+
+class SoundJob(msgspec.Struct, frozen=True):
+    """A sound file, and where its samples shall be: mono float32 at 16 kHz."""
+
+    path: str
+    samples: str
+
+
+class SoundRead(msgspec.Struct, frozen=True):
+    """How many bytes of samples there are; or what is wrong with the file."""
+
+    bytes: int = 0
+    fault: str | None = None
+
+
+def load(most_seconds: int) -> Callable[[bytes], bytes]:
+    """What reads one sound of at most so many seconds: a `SoundJob` in MessagePack, to a `SoundRead`."""
+    for package in ("soundfile", "soxr", "av"):  # once, and not in every job
+        if find_spec(package) is not None:
+            import_module(package)
+
+    def read(data: bytes) -> bytes:
+        job = msgspec.msgpack.decode(data, type=SoundJob)
+        try:
+            return msgspec.msgpack.encode(SoundRead(_write(job, most_seconds)))
+        except TorchwrightError as error:
+            return msgspec.msgpack.encode(SoundRead(fault=str(error)))
+
+    return read
+
+
+def _write(job: SoundJob, most_seconds: int) -> int:
+    """The bytes that were written; raises `SoundError` for what cannot be read or is too long."""
+    done, most = 0, most_seconds * RATE
+    with opened(job.path) as sound, Path(job.samples).open("wb") as file:
+        while len(block := sound.window(done, BLOCK)):
+            done += len(block)
+            if done > most or (sound.seconds or 0) > most_seconds:
+                raise SoundError("the sound is too long", allowed=f"{most_seconds} seconds")
+            file.write(block.tobytes())
+    if not done:
+        raise SoundError("the sound is empty", found="0 samples")
+    return done * block.itemsize
+
+
+if __name__ == "__main__":
+    forks.main(sys.argv[1:], load)

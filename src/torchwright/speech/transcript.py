@@ -1,0 +1,93 @@
+"""What is asked of a speech model, and what it finds: plain data, the same in every process. No torch here."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from torchwright.errors import WorkloadError, unknown
+
+Timestamps = Literal["segment", "word"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a caller may ask of any family; a model refuses what it cannot do."""
+
+    language: str | None = None
+    """A code such as "en", or None: the model's own guess from the first window, where it has several."""
+    translate: bool = False
+    """Into English, in place of the language that is spoken."""
+    timestamps: Timestamps = "segment"
+    prompt: str = ""
+    """Text as if it had been said before: names and spellings to be expected."""
+    temperature: float = 0.0
+    """Of the first attempt at a window, from 0 to 1."""
+
+    def __post_init__(self) -> None:
+        if self.timestamps not in get_args(Timestamps):
+            raise unknown("kind of timestamps", self.timestamps, get_args(Timestamps))
+        if not 0 <= self.temperature <= 1:
+            raise WorkloadError(f"temperature {self.temperature:g}", allowed="0 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """One word with its spaces and punctuation, in seconds from the sound's beginning."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A piece of text and where it was said, in seconds from the sound's beginning."""
+
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    mean_logprob: float
+    """Of the tokens of the window that it was found in, by the model."""
+    temperature: float = 0.0
+    no_speech: float | None = None
+    """The probability that nobody speaks in the window, where the model says it."""
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """What was found in one window; the text before `until` is settled, of `total` seconds where that is known."""
+
+    until: float
+    total: float | None
+    segments: tuple[Segment, ...]
+    language: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """A whole sound's text. `seconds` is how much of it was read; `language` is None where the model does not say."""
+
+    seconds: float = 0.0
+    language: str | None = None
+    segments: tuple[Segment, ...] = field(default=())
+
+    @property
+    def text(self) -> str:
+        """All of it in one line."""
+        return " ".join(segment.text for segment in self.segments)
+
+    def and_then(self, window: Window) -> Transcript:
+        """With one more window."""
+        return Transcript(
+            seconds=window.until, language=window.language, segments=self.segments + window.segments
+        )
+
+
+def compression_ratio(text: str) -> float:
+    """Bytes of UTF-8 over those that zlib makes of them."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data))
