@@ -156,6 +156,10 @@ def test_headers_that_lie_are_refused(tmp_path):
         whole(wav(tmp_path / "a.wav", keep=40))
     with pytest.raises(SoundError, match="no sound that"):
         whole(wav(tmp_path / "a.wav", rate=0))
+    many = b"RIFF\xff\xff\xff\xffWAVE" + b"note\x00\x00\x00\x00" * 100_000  # each would cost a read
+    (tmp_path / "a.wav").write_bytes(many)
+    with pytest.raises(SoundError, match="no data chunk in 8,012 bytes"):
+        whole(tmp_path / "a.wav")
     # A writer into a pipe cannot know the length.
     assert len(whole(wav(tmp_path / "a.wav", bytes=0xFFFFFFFF))) == RATE
 

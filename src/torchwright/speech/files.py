@@ -25,6 +25,8 @@ BLOCK_SECONDS = 5
 LONGEST_SECONDS = 24 * 3600
 RATES = (1_000, 768_000)
 CHANNELS = 64
+CHUNKS = 1_000
+"""Of a WAV file, that are looked through for its sound."""
 UNKNOWN = (0, 0xFFFFFFFF)
 """Sizes in a RIFF header by which a writer says that it did not know."""
 CONTAINERS = "aac,ac3,amr,asf,avi,caf,flac,flv,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,mpegts,ogg"
@@ -168,7 +170,9 @@ def _check_riff(name: str, file: BinaryIO) -> None:
     if head[:4] != b"RIFF" or head[8:] != b"WAVE":
         return
     place = 12
-    while place + 8 <= size:
+    for _ in range(CHUNKS):
+        if place + 8 > size:
+            break
         file.seek(place)
         kind, length = struct.unpack("<4sI", file.read(8))
         if kind == b"data":
@@ -179,7 +183,7 @@ def _check_riff(name: str, file: BinaryIO) -> None:
                 )
             return
         place += 8 + length + length % 2
-    raise SoundError(f"{name} is a WAV file without sound", found=f"no data chunk in {size:,} bytes")
+    raise SoundError(f"{name} is a WAV file without sound", found=f"no data chunk in {min(place, size):,} bytes")
 
 
 def _cut_short(name: str, seconds: float, why: str) -> SoundError:
