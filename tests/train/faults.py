@@ -26,6 +26,7 @@ from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel import apply, experts, parallelize, ring
 from torchwright.train.parallel.context import HeadExchange
 from torchwright.train.parallel.stages import Stage
+from torchwright.train.parallel.zigzag import places
 from torchwright.train.run import learner, setup, step
 from torchwright.train.run.balancing import Balancing
 from torchwright.train.run.objective import NextToken, Objective
@@ -209,6 +210,18 @@ def _labels_lost() -> Any:
         return dataclasses.replace(batch, labels_BT=shifted)
 
     return _prepared(late)
+
+
+def _documents_in_parts() -> Any:
+    """Where documents begin is said in the order in which processes hold the tokens, not in that of the row."""
+
+    def in_parts(self: Batches, batch: step.MicroBatch) -> step.MicroBatch:
+        assert batch.documents_BS is not None
+        tokens, ways = batch.documents_BS.shape[1], self._layout.cp
+        order = torch.cat([places(tokens, part, ways) for part in range(ways)])
+        return dataclasses.replace(batch, documents_BS=batch.documents_BS[:, order])
+
+    return _prepared(in_parts)
 
 
 def _same_rows() -> Any:
@@ -418,6 +431,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "norm of own shard": _norm_of_own_shard,
     "positions begin anew": _positions_begin_anew,
     "labels lost": _labels_lost,
+    "documents in parts": _documents_in_parts,
     "same rows": _same_rows,
     "mean of means": _mean_of_means,
     "means of micro-batches": _means_of_micro_batches,

@@ -15,6 +15,8 @@ from runs import assert_same, checkpoints, losses, make_run, run_processes, stat
 from safetensors.torch import load_file
 
 from torchwright.errors import ModelError, TorchwrightError
+from torchwright.train.model.foreign import build_foreign
+from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.run.loop import train
 
 SMALL: dict[str, Any] = {"vocab_size": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
@@ -106,6 +108,68 @@ def test_adapters_hang_on_linear_layers_and_are_merged(tmp_path: Path, model: Pa
         return
     theirs = peft.PeftModel.from_pretrained(loaded(model), outcome.adapter).eval()
     torch.testing.assert_close(theirs(ids).logits, after, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "phi"], indirect=True)
+def test_packed_documents_are_those_alone(model: Path) -> None:
+    """Loss and every gradient of a row of three documents against one after the other, float64: 1e-10."""
+    foreign = build_foreign(model, "cpu").double().eval()
+    begins, tokens = [0, 9, 13], 24
+    ids_BT = torch.randint(0, SMALL["vocab_size"], (1, tokens))
+    ends = [*begins[1:], tokens]
+    documents_BT = torch.cat(
+        [torch.full((1, end - begin), begin) for begin, end in zip(begins, ends, strict=True)], 1
+    )
+    labels_BT = ids_BT.roll(-1, 1)
+    labels_BT[:, [end - 1 for end in ends]] = IGNORE
+    total, count = foreign.loss(ids_BT, labels_BT, torch.arange(tokens) - documents_BT, documents_BT)
+    total.backward()
+    found = {name: parameter.grad for name, parameter in foreign.named_parameters()}
+    foreign.zero_grad()
+    alone = [
+        foreign.loss(ids_BT[:, begin:end], labels_BT[:, begin:end])[0]
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+    assert int(count) == tokens - 3
+    torch.testing.assert_close(total, sum(alone, total.new_zeros(())), rtol=1e-10, atol=0)
+    sum(alone, total.new_zeros(())).backward()
+    for name, parameter in foreign.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-8, atol=1e-10, msg=name)
+
+
+def test_one_mask_does_not_stand_for_layers_with_windows(tmp_path: Path) -> None:
+    config = transformers.Starcoder2Config(
+        **SMALL,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        sliding_window=8,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    assert not build_foreign(tmp_path, "cpu").apart
+
+
+@each
+def test_documents_are_packed_for_models_that_keep_them_apart(tmp_path: Path, model: Path) -> None:
+    """Attention is masked; a state runs on from one document into the next, and that is said before a step is made."""
+    run = make_run(
+        tmp_path,
+        model={"folder": str(model)},
+        data={"train": ["docs.npy"], "packing": "documents"},
+        precision="bf16",
+        tokens=512,
+    )
+    ids = np.random.default_rng().integers(2, 128, 600)
+    ids[::7] = 1
+    np.save(tmp_path / "docs.npy", ids.astype(np.uint16))
+    if "mamba" in (model / "config.json").read_text():
+        with pytest.raises(ModelError, match="rows of one text each"):
+            train(run, live=False)
+    else:
+        train(run, live=False)
+        assert list(losses(run)) == [1, 2]
 
 
 @gpt2

@@ -77,6 +77,12 @@ NAMED: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "tokens that are not those of their positions on cp",
     ),
     "labels lost": ({"layout": {"cp": 2}}, "labels", "cp", "labels lost on cp"),
+    "documents in parts": (
+        {"layout": {"cp": 2}, "data": {"train": ["a.npy"], "packing": "documents"}},
+        "forward/layers.0.attention.o.input",
+        "cp",
+        "in layers.0.attention",
+    ),
     "same rows": (
         {"layout": {"dp_shard": 4}},
         "ids",

@@ -25,6 +25,9 @@ from torchwright.train.run.read import parse_run, read_run
 
 ALL = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2, ep=2)
 DENSE = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2)
+DOCUMENTS = {"data": {"train": ["a.npy"], "packing": "documents"}}
+ONE_KEY_HEAD = {"model": {"config": CONFIG | {"num_key_value_heads": 1}}}
+UNTIED = {"model": {"config": CONFIG | {"tie_word_embeddings": False}}}
 EXPERTS = {"model": {"config": CONFIG | MIXTURE}}
 
 
@@ -130,10 +133,13 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "mxfp4 experts with ep": {"layout": {"dp_shard": 2, "ep": 2}, "precision": "mxfp4", **EXPERTS},
     "float8 with ep": {"layout": {"cp": 2, "ep": 2}, "precision": "float8_rowwise", **EXPERTS},
+    "documents": {"layout": {"dp_shard": 2, "cp": 2}, "micro_batches": 2, **DOCUMENTS},
+    "documents in a ring": {"layout": {"cp": 4}, **DOCUMENTS, **ONE_KEY_HEAD},
+    "documents in stages": {"layout": {"pp": 2, "cp": 2}, "micro_batches": 2, **DOCUMENTS, **UNTIED},
     "qat": {"layout": {"cp": 2}, "precision": "fp32", "qat": {"scheme": "w4a8"}},
     "one process": {"micro_batches": 2, "clip": False, "recompute": "full"},
 }
-SHARP = ("experts", "adamw8bit")
+SHARP = ("experts", "adamw8bit", "documents")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture
 from torchwright.decoder.families import read_decoder_config
 from torchwright.errors import ModelError
 from torchwright.hub.folder import model_files, read_config
+from torchwright.train.model.attention import visible
 from torchwright.train.model.fill import whole
 from torchwright.train.model.four_bit import FourBitLinear
 from torchwright.train.model.lora import NAME, adapters, merged_weight
@@ -38,6 +39,10 @@ class ForeignConfig:
 
 
 ModelConfig = DecoderConfig | ForeignConfig
+WINDOWS = ("sliding_window", "attention_chunk_size")
+"""What configurations of transformers call the reach of a layer that does not see all."""
+SAME = 1e-4
+"""Relative error of logits in float32 that comes of another order of sums."""
 
 
 def end_token(config: ModelConfig) -> int | None:
@@ -84,6 +89,8 @@ class Foreign(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network: Any = network
+        self.apart = False
+        """Whether several documents in a row stay strangers to each other (`keeps_apart`)."""
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -91,9 +98,22 @@ class Foreign(nn.Module):
         stacks = [module for module in self.network.modules() if isinstance(module, nn.ModuleList)]
         return max(stacks, key=lambda stack: sum(p.numel() for p in stack.parameters()))
 
-    def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
-        """Logits (B, T, V) of ids (B, T)."""
-        return self.network(input_ids=ids_BT, use_cache=False).logits
+    def forward(
+        self,
+        ids_BT: torch.Tensor,
+        positions_BT: torch.Tensor | None = None,
+        documents_BT: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits (B, T, V) of ids (B, T), of rows of several documents with positions and where they begin."""
+        if documents_BT is None:
+            return self.network(input_ids=ids_BT, use_cache=False).logits
+        places_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
+        hidden_BTS = ~visible(places_T, places_T, 0, documents_BT)
+        # Eager attention adds the mask, the fused operator takes it as it is.
+        mask_BTS = torch.zeros_like(hidden_BTS, dtype=self.network.dtype).masked_fill_(hidden_BTS, -torch.inf)
+        return self.network(
+            input_ids=ids_BT, position_ids=positions_BT, attention_mask=mask_BTS[:, None], use_cache=False
+        ).logits
 
     def loss(
         self,
@@ -102,19 +122,40 @@ class Foreign(nn.Module):
         positions_BT: torch.Tensor | None = None,
         documents_BS: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `Transformer.loss`, of rows that are one text each."""
-        if positions_BT is not None or documents_BS is not None:
+        """As `Transformer.loss`; raises `ModelError` for several documents that the model does not keep apart."""
+        if documents_BS is not None and not self.apart:
             raise ModelError(
                 f"{type(self.network).__name__} reads rows of one text each, and these are of several documents",
-                next='set data.packing = "stream"',
+                found="its layers have windows of their own, or read a document by those before it, masks or not",
+                next='set data.packing = "stream"; chats take an attention model',
             )
-        return token_loss(self(ids_BT), labels_BT)
+        return token_loss(self(ids_BT, positions_BT, documents_BS), labels_BT)
 
 
 def build_foreign(folder: Path, device: str) -> Foreign:
     """The folder's model, every parameter in float32 and to be trained; each process holds all of it."""
     network = load_model(folder, "AutoModelForCausalLM").requires_grad_(True)
-    return Foreign(network.to(device)).train()
+    model = Foreign(network.to(device))
+    model.apart = keeps_apart(model.eval())
+    return model.train()
+
+
+@torch.no_grad()
+def keeps_apart(model: Foreign) -> bool:
+    """Whether a document's logits are the same alone and behind another one, as the model itself says."""
+    text = model.network.config.get_text_config()
+    if any(getattr(text, name, None) for name in WINDOWS):  # for which one mask for all layers would stand
+        return False
+    first, tokens, device = 5, 11, next(model.parameters()).device
+    place_T = torch.arange(tokens, device=device)
+    ids_BT = (7 * place_T % text.vocab_size)[None]
+    documents_BT = torch.where(place_T < first, 0, first)[None]
+    try:
+        packed_BTV = model(ids_BT, place_T - documents_BT, documents_BT)[:, first:]
+    except (TypeError, ValueError, RuntimeError):  # no such argument, or no mask of this form
+        return False
+    alone_BTV = model(ids_BT[:, first:])
+    return bool((packed_BTV - alone_BTV).norm() <= SAME * alone_BTV.norm())
 
 
 def linear_names(model: Foreign) -> Iterator[str]:

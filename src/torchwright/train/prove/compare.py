@@ -25,7 +25,7 @@ ROUNDED_LIKE = {
     "norm": ("gradient", "parameter"),
 }
 """Kinds of values whose errors by rounding are taken from others: three numbers' own are now large, now nothing."""
-DIVIDED = ("ids", "labels", "forward", "recomputed", "backward")
+DIVIDED = ("ids", "labels", "positions", "forward", "recomputed", "backward")
 """Values of which each process has its own rows and tokens."""
 
 Place = tuple[tuple[int, ...], ...]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,15 +31,35 @@ LENGTHS = (16, 5, 13, 16, 3, 16, 9, 14)
 """Sixteenths of a row that are tokens, row by row: no two processes hold the same number of labels."""
 
 
+BEGINS = ((0, 5, 6, 11), (0,), (0, 3, 14), (0, 8))
+"""Sixteenths of a row at which its documents begin, row by row, where a run has several."""
+IN_DOCUMENTS = ("chat", "completion")
+"""Forms of data that are packed where the run does not say so."""
+
+
 class Rows:
     """Numbered rows of random tokens; behind a row's end there is `IGNORE`."""
 
     def __init__(self, run: Run, config: DecoderConfig) -> None:
         self.context, self.vocabulary = run.context, config.vocabulary
+        self.packed = run.data.packing == "documents" or run.data.form in IN_DOCUMENTS
 
     def batch(self, first: int, rows: int) -> WindowBatch:
         """As `Windows.batch`."""
-        return of_windows(torch.stack([self._row(first + place) for place in range(rows)]))
+        batch = of_windows(torch.stack([self._row(first + place) for place in range(rows)]))
+        if not self.packed:
+            return batch
+        documents_BT = torch.stack([self._documents(first + place) for place in range(rows)])
+        ends_BT = documents_BT.diff(dim=1, append=documents_BT[:, -1:]) != 0
+        return replace(
+            batch, labels_BT=batch.labels_BT.masked_fill(ends_BT, IGNORE), documents_BT=documents_BT
+        )
+
+    def _documents(self, number: int) -> torch.Tensor:
+        """(T,): where each token's document begins."""
+        begins = torch.tensor(BEGINS[number % len(BEGINS)]) * self.context // 16
+        places = torch.arange(self.context)
+        return begins[torch.bucketize(places, begins, right=True) - 1]
 
     def _row(self, number: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(1000 + number)
@@ -75,10 +96,12 @@ def reference(run: Run, config: DecoderConfig, dtype: torch.dtype) -> Trace:
     for number in range(STEPS):
         step = plan_step(run, number)
         batch = rows.batch(step.first, step.rows)
-        ids_BT, labels_BT = batch.ids_BT, batch.labels_BT
+        ids_BT, labels_BT, positions_BT = batch.ids_BT, batch.labels_BT, None
+        if batch.documents_BT is not None:
+            positions_BT = torch.arange(run.context) - batch.documents_BT
         recorder = Recorder(model, trace) if number == 0 else None
         with autocast(run.precision, "cpu"):
-            logits_BTV = model(ids_BT)
+            logits_BTV = model(ids_BT, positions_BT, batch.documents_BT)
         wide = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32)).flatten(0, 1)
         nll_N = F.cross_entropy(wide, labels_BT.flatten(), ignore_index=IGNORE, reduction="none")
         loss = nll_N.sum() / (labels_BT != IGNORE).sum()
@@ -90,6 +113,8 @@ def reference(run: Run, config: DecoderConfig, dtype: torch.dtype) -> Trace:
             trace.nll_BT = nll_N.detach().view_as(labels_BT)
             trace.add("ids", ids_BT)
             trace.add("labels", labels_BT)
+            if positions_BT is not None:
+                trace.add("positions", positions_BT)
             for name, parameter in parameters.items():
                 trace.add(f"gradient/{name}", _gradient(parameter))
             for name, load_X in balancing.loads().items():

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torchwright.train.model import Transformer
 from torchwright.train.model.blocks import MixtureOfExperts
 from torchwright.train.model.fill import whole
+from torchwright.train.parallel.batch import own_tokens
 from torchwright.train.parallel.stages import Staged
 from torchwright.train.prove.reference import Rows, fill_weights, numbered
 from torchwright.train.prove.shrink import STEPS, Small
@@ -38,11 +39,14 @@ def train_steps(small: Small, dtype: torch.dtype) -> tuple[Trace, DeviceMesh]:
             run.clip if number else None
         )  # the gradients of the first step are compared as they are
         if not number:
-            positions = batches[0].positions_BT
-            trace.positions = positions if positions is None or positions.ndim == 1 else positions[0]
+            trace.positions = batches[0].positions_BT
+            if rows.packed:  # positions are those within documents
+                trace.positions = own_tokens(run.context, run.parallel, learner.mesh)
             for batch in batches:
                 trace.add("ids", batch.ids_BT)
                 trace.add("labels", batch.labels_BT)
+                if rows.packed and batch.positions_BT is not None:
+                    trace.add("positions", batch.positions_BT)
         figures = learner.gradients(batches)
         if recorder is not None:
             recorder.stop()
@@ -81,7 +85,7 @@ def _loads(learner: Learner) -> dict[str, torch.Tensor]:
 
 def _turn(name: str) -> int:
     """A value's place among others: a loss is told when its gradients are there already."""
-    first = ("ids", "labels", "forward", "loss")
+    first = ("ids", "labels", "positions", "forward", "loss")
     kind, _, rest = name.partition("/")
     return first.index(kind) if kind in first and not (kind == "loss" and rest) else len(first)
 

@@ -23,10 +23,10 @@ WATCHED = (nn.Embedding, nn.Linear, RMSNorm, Attention, FeedForward, MixtureOfEx
 class Trace:
     """A run's values in the order in which steps compute them.
 
-    ids, labels, forward/MODULE.input, forward/MODULE, loss, backward/MODULE and backward/MODULE.input,
-    gradient/PARAMETER and norm of the first step, loss/N and norm/N of those after it, parameter/PARAMETER in the end;
-    recomputed/MODULE is what the backward pass computed again. What is sharded is whole here; of activations and their
-    gradients there is this process's part.
+    ids, labels, positions (in rows of several documents), forward/MODULE.input, forward/MODULE, loss, backward/MODULE
+    and backward/MODULE.input, gradient/PARAMETER, load/MODULE and norm of the first step, loss/N and norm/N of those
+    after it, parameter/PARAMETER and bias/MODULE in the end; recomputed/MODULE is what the backward pass computed
+    again. What is sharded is whole here; of activations and their gradients there is this process's part.
     """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Trace:
         self.values[name] = value if before is None else torch.cat([before, value])
 
 
-PASSED = {"ids": 0, "labels": 1, "forward": 2, "recomputed": 3, "backward": 3, "gradient": 4}
+PASSED = {"ids": 0, "labels": 1, "positions": 1, "forward": 2, "recomputed": 3, "backward": 3, "gradient": 4}
 
 
 def _passed(name: str) -> tuple[int, float]:
