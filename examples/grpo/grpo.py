@@ -1,6 +1,6 @@
 """An example: group relative policy optimization (GRPO, Shao et al., 2024) on sums, in one program.
 
-    python examples/grpo/grpo.py OUT [--steps 150] [--kl 0.0]
+    python examples/grpo/grpo.py OUT [--steps 100] [--kl 0.0]
 
 1. `torchwright train` teaches a small model the task by examples of which four in five are wrong (`sums.py`).
 2. The serving engine draws groups of answers with their log-probabilities; a reward is 1 for the right sum, else 0.
@@ -211,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="a new folder")
     parser.add_argument("--form-steps", type=int, default=400, help="of supervised training before it")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--questions", type=int, default=64, help="of a step")
     parser.add_argument("--group", type=int, default=16, help="answers to each question")
     parser.add_argument("--updates", type=int, default=1, help="of the weights in a step")
