@@ -67,7 +67,7 @@ class Adapter(nn.Module):
         own_N = (B @ (A @ A.T) * B).sum(1)
         return (self.square_N + 2 * s * across_N + s * s * own_N).clamp_min(0).sqrt()
 
-    def whole(self, layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+    def adapted(self, layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:
         """The layer's output with what the adapter adds, in place of the layer's own forward."""
         dtype = _dtype(input)
         weight, bias = layer.weight.to(dtype), None if layer.bias is None else layer.bias.to(dtype)
@@ -97,7 +97,7 @@ class AdaptedLinear(torch.autograd.Function):
         ctx.save_for_backward(x_MK, hidden_MR, weight_NK, A, B)
         ctx.scale, ctx.shape = scale, x.shape
         out_MN = torch.addmm(F.linear(x_MK, weight_NK, bias_N), hidden_MR, B.T)
-        return out_MN.view(*x.shape[:-1], -1)
+        return out_MN.view(*x.shape[:-1], out_MN.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -162,7 +162,7 @@ def add_adapters(model: nn.Module, names: Iterable[str], **options: Any) -> None
         adapter = Adapter(layer, **options)
         layer.add_module(NAME, adapter)
         if type(layer) is nn.Linear and adapter.magnitude is None and adapter.dropout is None:
-            layer.forward = partial(adapter.whole, layer)
+            layer.forward = partial(adapter.adapted, layer)
         else:
             layer.register_forward_hook(adapter.applied)
 
