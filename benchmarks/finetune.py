@@ -133,15 +133,21 @@ def job(name: str, folder: Path) -> Job:
 
 def exact_matches(model: torch.nn.Module) -> int:
     """Of the facts, how many the model completes."""
+    told = continuations(model, list(facts()), longest=8)
+    return sum(one.strip().startswith(want.strip()) for one, want in zip(told, facts().values(), strict=True))
+
+
+def continuations(
+    model: torch.nn.Module, prompts: Sequence[str], *, longest: int, stop: Sequence[int] = ()
+) -> list[str]:
+    """The most likely text behind each prompt, of at most `longest` tokens."""
     from torchwright.decoder.text import FolderTokenizer
     from torchwright.train.run.evaluate import continued
 
     text = FolderTokenizer(BUNDLED, None)
-    prompts = [text.encode(question) for question in facts()]
-    longest = max(len(text.encode(answer)) for answer in facts().values())
-    answers = continued(model, prompts, longest, device="cpu", precision="bf16", multiple=32)
-    told = [text.decode(ids[len(prompt) :]) for ids, prompt in zip(answers, prompts, strict=True)]
-    return sum(one.strip().startswith(want.strip()) for one, want in zip(told, facts().values(), strict=True))
+    ids = [text.encode(prompt) for prompt in prompts]
+    found = continued(model, ids, longest, device="cpu", precision="bf16", multiple=32, stop=stop)
+    return [text.decode(whole[len(prompt) :]) for whole, prompt in zip(found, ids, strict=True)]
 
 
 def contender(name: str, folder: str, threads: int, steps: int, rounds: int, pipe: Connection) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from finetune import BUNDLED, WORDS
 from torchwright.decoder.families import read_decoder_config
 from torchwright.train.data.packing import Packed
 from torchwright.train.run.corpus import open_data
@@ -29,21 +30,6 @@ from torchwright.train.run.processes import processes
 from torchwright.train.run.read import parse_run
 from torchwright.train.run.source import write_source
 
-BUNDLED = Path(__file__).parents[1] / "src" / "torchwright" / "bundled"
-WORDS = [
-    "socket",
-    "json",
-    "thread",
-    "path",
-    "queue",
-    "regex",
-    "codec",
-    "tuple",
-    "frame",
-    "token",
-    "slice",
-    "class",
-]
 CONTEXT, RATE, BETA = 128, 1e-5, 0.1
 BEGIN = "<|begin|>"
 """The bundled tokenizer puts it before what TRL gives it; rows are read here as they are written."""

@@ -142,18 +142,19 @@ def main() -> int:
             if running[-1].wait():
                 raise SystemExit((quiet / "log").read_text())
             alone = time.monotonic() - begun
-            begun = time.monotonic()
+            begun, at = time.monotonic(), time.time()
             running.append(begin(disturbed, options.steps))
             kills = kill_at_random(running[-1], options.kills, alone / options.kills, random.Random(seed))
             code = running[-1].wait()
             wall = time.monotonic() - begun
+            clocks = at, at + wall
         finally:
             for agent in running:
                 if agent.poll() is None:
                     os.killpg(agent.pid, signal.SIGKILL)
         if code:
             raise SystemExit((disturbed / "log").read_text())
-        row = judged(quiet, disturbed, options.steps, wall)
+        row = judged(quiet, disturbed, options.steps, clocks)
     row |= {"seed": seed, "kills": kills, "undisturbed_s": alone}
     for name, value in row.items():
         print(f"{name:<24}{value}")
@@ -161,20 +162,27 @@ def main() -> int:
     return 0 if row["losses_equal"] and row["checkpoint_equal"] and row["every_second"] else 1
 
 
-def judged(quiet: Path, disturbed: Path, steps: int, wall: float) -> dict[str, Any]:
-    """Whether the two runs are the same, and where the disturbed one's time went."""
+def judged(quiet: Path, disturbed: Path, steps: int, clocks: tuple[float, float]) -> dict[str, Any]:
+    """Whether the two runs are the same, and where the disturbed one's time went; `clocks`: when it began and ended.
+
+    Before the ledger lies what torchrun takes to be a process, behind it what all processes take to leave.
+    """
     (losses, state), (same, other_state) = left(quiet), left(disturbed)
     account = read_account(disturbed / "out")
     seconds = account.seconds()
+    before, behind = account.start / 1e9 - clocks[0], clocks[1] - account.end / 1e9
     return {
         "steps": len(same),
         "starts": len(account.attempts),
         "losses_equal": losses == same and len(same) == steps,
         "checkpoint_equal": state == other_state,
-        "every_second": abs(sum(seconds.values()) - account.wall) < 1e-3 * account.wall,
+        "every_second": abs(sum(seconds.values()) - account.wall) < 1e-3 * account.wall and before < 1,
         "ledger_s": {name: round(value, 1) for name, value in seconds.items()},
         "ledger_wall_s": account.wall,
-        "stopwatch_s": wall,
+        "stopwatch_s": clocks[1] - clocks[0],
+        "before_the_ledger_s": before,
+        "behind_the_ledger_s": behind,
+        "notes": account.notes,
     }
 
 

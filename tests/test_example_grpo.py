@@ -97,7 +97,7 @@ def test_a_few_steps_from_end_to_end(tmp_path: Path) -> None:
 def test_an_answer_drawn_is_as_likely_as_the_trained_model_says(tmp_path: Path) -> None:
     """bfloat16 in the engine, float32 in the trainer: mean difference of log-probabilities below 0.02."""
     torch.set_num_threads(1)
-    policy = grpo.Policy(grpo.teach_form(tmp_path, 1), tmp_path / "published")
+    policy = grpo.Policy(grpo.teach_form(tmp_path, 1), tmp_path / "published", answers=32)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))

@@ -1,6 +1,6 @@
 """An example: group relative policy optimization (GRPO, Shao et al., 2024) on sums, in one program.
 
-    python examples/grpo/grpo.py OUT [--steps 200] [--kl 0.0]
+    python examples/grpo/grpo.py OUT [--steps 100] [--kl 0.0]
 
 1. `torchwright train` teaches a small model the task by examples of which four in five are wrong (`sums.py`).
 2. The serving engine draws groups of answers with their log-probabilities; a reward is 1 for the right sum, else 0.
@@ -122,14 +122,17 @@ def teach_form(out: Path, steps: int) -> Path:
 class Policy:
     """The trained model and the engine that draws from it."""
 
-    def __init__(self, folder: Path, scratch: Path) -> None:
+    def __init__(self, folder: Path, scratch: Path, *, answers: int) -> None:
+        """`answers` may be under way: other weights put all of them back into the queue."""
         self.config = read_decoder_config(folder)
         self.source, self.scratch = folder, scratch
         self.model = Transformer(self.config)
         load_weights(self.model, folder)
         loaded = load_decoder(folder, torch.bfloat16)
         # Where the compiled kernels are missing, answers depend on their company, which matters nothing here.
-        options = EngineOptions(deterministic=False, max_running=512, step_tokens=4096, speculate="none")
+        options = EngineOptions(
+            deterministic=False, max_running=512, max_queue=answers, step_tokens=4096, speculate="none"
+        )
         self.engine = ServingEngine(loaded, pages=2048, options=options)
 
     def save(self, folder: Path) -> None:
@@ -208,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="a new folder")
     parser.add_argument("--form-steps", type=int, default=400, help="of supervised training before it")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--questions", type=int, default=64, help="of a step")
     parser.add_argument("--group", type=int, default=16, help="answers to each question")
     parser.add_argument("--updates", type=int, default=1, help="of the weights in a step")
@@ -219,7 +222,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     out = options.out
     out.mkdir(parents=True)
-    policy = Policy(teach_form(out, options.form_steps), out / "published")
+    answers = max(len(sums()[1]), options.questions * options.group)
+    policy = Policy(teach_form(out, options.form_steps), out / "published", answers=answers)
     held_out = sums()[1]
     before = exact_match(policy.engine, held_out)
     print(f"held-out sums right after supervised training: {before:.1%}", flush=True)

@@ -17,7 +17,8 @@ import pytest
 
 from torchwright.cli import main
 from torchwright.errors import UnknownName
-from torchwright.ledger import Ledger, process_started, read_account, write
+from torchwright.ledger import Ledger, process_started, read_account, torchrun, write
+from torchwright.ledger.read import read_sessions
 from torchwright.ledger.show import how_ended
 from torchwright.ledger.timeline import render
 
@@ -192,6 +193,20 @@ def test_two_starts_by_torchruns_own_default_are_two_attempts(
             clock.sleep(1)
     account = read_account(tmp_path)
     assert [sorted(attempt.lanes) for attempt in account.attempts] == [[0], [1], [0]]
+
+
+def test_a_process_says_which_torchrun_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    assert torchrun() is None
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    with Ledger(tmp_path, launcher=torchrun()):
+        pass
+    (session,) = read_sessions(tmp_path)
+    assert session.launcher is not None
+    assert (session.launcher.pid, session.launcher.restarts) == (os.getppid(), 3)
+    assert session.launcher.wall / 1e9 == pytest.approx(process_started_of(os.getppid()), abs=1)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert torchrun() is None, "it has died, and its children are the first process's"
 
 
 def process_started_of(pid: int) -> float:

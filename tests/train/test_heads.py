@@ -285,6 +285,8 @@ def test_texts_too_long_for_a_ready_shard_are_told(
     assert main(["data", "check", str(run), "--strict"]) == 2
     with pytest.raises(DataError, match="nothing is trained on of 1 documents"):
         train(
-            head_run(tmp_path, base, "classification", data={"train": [str(shard)], "strict": True}),
+            head_run(
+                tmp_path, base, "classification", out="strict", data={"train": [str(shard)], "strict": True}
+            ),
             live=False,
         )

@@ -87,6 +87,28 @@ def test_an_adapter_computes_and_learns_as_the_formula_says(dora: bool, bias: bo
     torch.testing.assert_close(F.linear(x, merged_weight(linear), linear.bias), theirs, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 8), (8,), (0, 8)], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_layer_and_adapter_in_one_take_any_shape(shape: tuple[int, ...], turned: bool) -> None:
+    """float64, 1e-11: outputs and gradients of what lies otherwise in memory, of one row and of none."""
+    model = nn.Sequential(nn.Linear(8, 6)).double()
+    freeze(model, torch.float64)
+    add_adapters(model, ["0"], r=2, alpha=4.0, dropout=0.0, dora=False)
+    model.double()
+    reset_adapters(model, 0)
+    adapter, linear = adapters(model)["0"], model[0]
+    nn.init.normal_(adapter.B)
+    x = torch.randn(shape[::-1] if turned else shape, dtype=torch.float64)
+    x = (x.permute(*reversed(range(x.ndim))) if turned else x).requires_grad_()
+    ours = model(x)
+    theirs = F.linear(x, linear.weight + 2 * adapter.B @ adapter.A, linear.bias)
+    torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=0)
+    learnt = [x, adapter.A, adapter.B]
+    pairs = [torch.autograd.grad(y.square().sum(), learnt) for y in (ours, theirs)]
+    for one, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-11, rtol=1e-11)
+
+
 @pytest.mark.parametrize("kind", ["nf4", "int4"])
 def test_four_bits_hold_the_nearest_value_and_multiply_by_it(kind: Any) -> None:
     torch.manual_seed(0)

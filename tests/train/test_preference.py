@@ -178,6 +178,16 @@ def test_adapters_begin_at_the_reference(tmp_path: Path, base: Path) -> None:
     assert figures[3]["reward_margin"] > figures[1]["reward_margin"]
 
 
+@pytest.mark.parametrize("precision", ["float8_tensorwise", "mxfp8"])
+def test_low_precision_is_the_references_too(tmp_path: Path, base: Path, precision: str) -> None:
+    """Model and reference round alike; a float8 scale is of all answers that are computed together."""
+    pytest.importorskip("torchao", reason="the formats are torchao's")
+    train(pairs_run(tmp_path, base, precision=precision), live=False)
+    figures = read_figures(tmp_path / "out")
+    assert figures[1]["loss"] == pytest.approx(math.log(2), abs=5e-3)
+    assert figures[6]["reward_margin"] > 0.5
+
+
 @pytest.mark.parametrize("loss", ["orpo", "simpo"])
 def test_losses_without_a_reference_compute_none(tmp_path: Path, base: Path, loss: str) -> None:
     run = pairs_run(tmp_path, base, preference={"loss": loss}, tokens=4 * 256)

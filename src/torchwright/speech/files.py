@@ -183,7 +183,9 @@ def _check_riff(name: str, file: BinaryIO) -> None:
                 )
             return
         place += 8 + length + length % 2
-    raise SoundError(f"{name} is a WAV file without sound", found=f"no data chunk in {min(place, size):,} bytes")
+    raise SoundError(
+        f"{name} is a WAV file without sound", found=f"no data chunk in {min(place, size):,} bytes"
+    )
 
 
 def _cut_short(name: str, seconds: float, why: str) -> SoundError:

@@ -4,7 +4,8 @@
     W x  becomes  W x + s · B (A x)        s = alpha / r; A (r, K) random, B (N, r) zero, so that training begins at W
     with DoRA     m / ‖W + s · B A‖ · (W x + s · B (A x))        one norm a row, taken as a constant; m begins at ‖W‖
 
-An adapter hangs on its layer by a forward hook: the layer's own code, names and kind stay what they were.
+An adapter hangs on its layer by a forward hook: the layer's own code, names and kind stay what they were. Where a plain
+linear layer has nothing but the two products beside it, `AdaptedLinear` computes layer and adapter in one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,6 +67,48 @@ class Adapter(nn.Module):
         own_N = (B @ (A @ A.T) * B).sum(1)
         return (self.square_N + 2 * s * across_N + s * s * own_N).clamp_min(0).sqrt()
 
+    def adapted(self, layer: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+        """The layer's output with what the adapter adds, in place of the layer's own forward."""
+        dtype = _dtype(input)
+        weight, bias = layer.weight.to(dtype), None if layer.bias is None else layer.bias.to(dtype)
+        return AdaptedLinear.apply(
+            input.to(dtype), weight, bias, self.A.to(dtype), self.B.to(dtype), self.scale
+        )  # type: ignore[return-value]
+
+
+class AdaptedLinear(torch.autograd.Function):
+    """x Wᵀ + b + s · (x Aᵀ) Bᵀ with W and b frozen: what is added goes into the sums of a product, not through memory.
+
+    By itself autograd adds two outputs, and two gradients of x, for each layer, each as large as an activation.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight_NK: torch.Tensor,
+        bias_N: torch.Tensor | None,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        x_MK = x.reshape(-1, x.shape[-1])
+        hidden_MR = F.linear(x_MK, A) * scale
+        ctx.save_for_backward(x_MK, hidden_MR, weight_NK, A, B)
+        ctx.scale, ctx.shape = scale, x.shape
+        out_MN = torch.addmm(F.linear(x_MK, weight_NK, bias_N), hidden_MR, B.T)
+        return out_MN.view(*x.shape[:-1], out_MN.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x_MK, hidden_MR, weight_NK, A, B = ctx.saved_tensors
+        gradient_MN = gradients[0].reshape(-1, gradients[0].shape[-1])
+        to_hidden_MR = (gradient_MN @ B) * ctx.scale
+        to_x = None
+        if ctx.needs_input_grad[0]:
+            to_x = torch.addmm(gradient_MN @ weight_NK, to_hidden_MR, A).view(ctx.shape)
+        return to_x, None, None, to_hidden_MR.T @ x_MK, gradient_MN.T @ hidden_MR, None
+
 
 def _dtype(x: torch.Tensor) -> torch.dtype:
     """What a product with `x` is taken in."""
@@ -114,10 +158,13 @@ def freeze(
 def add_adapters(model: nn.Module, names: Iterable[str], **options: Any) -> None:
     """Hang an adapter (`Adapter`'s options) on each of the layers; they are empty until `reset_adapters`."""
     for name in names:
-        layer = model.get_submodule(name)
+        layer: Any = model.get_submodule(name)
         adapter = Adapter(layer, **options)
         layer.add_module(NAME, adapter)
-        layer.register_forward_hook(adapter.applied)
+        if type(layer) is nn.Linear and adapter.magnitude is None and adapter.dropout is None:
+            layer.forward = partial(adapter.adapted, layer)
+        else:
+            layer.register_forward_hook(adapter.applied)
 
 
 def adapters(model: nn.Module) -> dict[str, Adapter]:

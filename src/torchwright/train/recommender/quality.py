@@ -78,16 +78,15 @@ def _of_towers(run: RecommenderRun, learner: Learner, clicks: Clicks, count: int
     assert run.two_tower is not None
     assert clicks.validation is not None
     assert isinstance(learner.dense, Towers)
-    items = distinct_items(run, clicks)
-    vectors_IE = everywhere(
-        torch.cat(
-            [_vectors("item", run, learner, batch) for batch in parts(items, len(items), run.batch, device)]
-        )
-    )
-    place = len(run.two_tower.user)
-    order = items.take(0, len(items))[:, 1 + place]
-    number = torch.full((int(order.max()) + 1,), -1)
-    number[torch.from_numpy(order.astype(np.int64))] = torch.arange(len(order))
+    items, place = distinct_items(run, clicks), len(run.two_tower.user)
+    vectors, ids = [], []
+    for batch in parts(items, len(items), run.batch, device):
+        vectors.append(_vectors("item", run, learner, batch))
+        ids.append(batch.categories_BC[:, place])
+    # They come process by process, not in the order of the rows.
+    vectors_IE, id_I = everywhere(torch.cat(vectors)), everywhere(torch.cat(ids)).cpu()
+    number = torch.full((int(id_I.max()) + 1,), -1)
+    number[id_I] = torch.arange(len(id_I))
     ahead = []
     for batch in parts(clicks.validation, count, run.batch, device):
         users_BE = _vectors("user", run, learner, batch)
