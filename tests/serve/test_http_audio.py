@@ -80,7 +80,7 @@ def _nothing_left(server: Running) -> Iterator[None]:
     sounds = server.service.sounds
     assert sounds is not None
     wait_until(lambda: not list(sounds._folder.path.iterdir()))
-    assert (sounds.open, sounds.held_bytes) == (0, 0)
+    wait_until(lambda: (sounds.open, sounds.held_bytes) == (0, 0))
 
 
 def post(http: httpx.Client, data: bytes, **fields: object) -> httpx.Response:
