@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import random
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from folders import change_json
 from torchwright.errors import ModelError, UnknownName, WorkloadError
 from torchwright.speech.load import load_speech
 from torchwright.speech.steps import Steps
+from torchwright.speech.together import together
 from torchwright.speech.transcript import compression_ratio
 from torchwright.speech.whisper import attempt as attempts
 from torchwright.speech.whisper.attempt import Attempt, Limits
@@ -32,6 +35,16 @@ def opened(folder: Path, limits: Limits = GREEDY) -> Whisper:
     assert isinstance(model, Whisper)
     model.limits = limits
     return model
+
+
+def at_once(answer: Callable[..., Attempt]) -> Callable[..., Any]:
+    """A decoding that has its result without reading anything."""
+
+    def reading(*arguments: Any, **rest: Any) -> Any:
+        return answer(*arguments, **rest)
+        yield
+
+    return reading
 
 
 def theirs(folder: Path, features: torch.Tensor, first_tick: int, **asked: str) -> list[list[int]]:
@@ -135,7 +148,7 @@ def test_an_improbable_window_is_tried_again_until_it_is_good(folder, monkeypatc
             tokens=(vocabulary.first_tick, 70), mean_logprob=logprob, no_speech=0.1, temperature=temperature
         )
 
-    monkeypatch.setattr(attempts, "attempt", answer)
+    monkeypatch.setattr(attempts, "attempt", at_once(answer))
     assert model.transcribe(noise(SECONDS)).segments[0].temperature == good
     assert asked == [0.0, 0.2, good]
     good = None
@@ -150,7 +163,7 @@ def test_a_text_that_repeats_itself_is_tried_again(folder, monkeypatch):
         tokens = (vocabulary.first_tick, *([70] * 200 if not temperature else range(60, 80)))
         return Attempt(tokens=tokens, mean_logprob=-0.1, no_speech=0.9, temperature=temperature)
 
-    monkeypatch.setattr(attempts, "attempt", answer)
+    monkeypatch.setattr(attempts, "attempt", at_once(answer))
     assert model.transcribe(noise(SECONDS)).segments[0].temperature == 0.2
 
 
@@ -161,7 +174,7 @@ def test_silence_has_no_text_and_takes_no_retries(folder, monkeypatch):
         asked.append(temperature)
         return Attempt(tokens=(70,), mean_logprob=-2.0, no_speech=0.7, temperature=temperature)
 
-    monkeypatch.setattr(attempts, "attempt", answer)
+    monkeypatch.setattr(attempts, "attempt", at_once(answer))
     found = model.transcribe(noise(SECONDS))
     assert (found.segments, found.seconds, asked) == ((), SECONDS, [0.0])
 
@@ -173,7 +186,7 @@ def test_text_that_took_a_high_temperature_prompts_nothing(folder, monkeypatch):
         prompts.append(list(prompt))
         return Attempt(tokens=(vocabulary.first_tick, 70), mean_logprob=-0.1, no_speech=0, temperature=1.0)
 
-    monkeypatch.setattr(attempts, "attempt", answer)
+    monkeypatch.setattr(attempts, "attempt", at_once(answer))
     model.transcribe(noise(2 * SECONDS), language="en")
     assert prompts[0] == prompts[1]
 
@@ -185,10 +198,11 @@ def test_the_mean_logprob_and_the_draws_are_those_of_the_steps(folder):
     prompt, words = model.vocabulary.prompt("fr", "transcribe"), model.vocabulary
 
     def draw(seed: int) -> Attempt:
-        return attempts.attempt(
+        reading = attempts.attempt(
             Steps(model.model, states), prompt, words, room=20, temperature=0.7,
             random=torch.Generator().manual_seed(seed),
         )  # fmt: skip
+        return together([reading])[0]
 
     found = draw(1)
     assert draw(1) == found

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchwright.cli.listening import listen
 from torchwright.cli.options import json_option, quiet_option
 from torchwright.cli.printing import print_json
 from torchwright.errors import TorchwrightError
 from torchwright.process.interrupts import importing
+from torchwright.speech.transcript import MOST_WINDOWS
 
 if TYPE_CHECKING:
     from torchwright.speech.base import Recognizer
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.command("transcribe")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", metavar="FILE...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--model", required=True, metavar="DIR|MODEL", help="A Whisper or Moonshine of transformers.")
 @click.option(
     "--language", metavar="CODE", show_default="guessed from the first window", help="Such as en or de."
@@ -34,6 +36,14 @@ if TYPE_CHECKING:
     default="segment",
     show_default=True,
     help="How finely the text is placed in time.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1, MOST_WINDOWS),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Windows side by side. With more than one, a sound is cut at pauses, and no part knows the text before it.",
 )
 @click.option(
     "--format",
@@ -58,6 +68,12 @@ if TYPE_CHECKING:
     show_default="standard output",
     help="A file for each sound, named after it.",
 )
+@click.option(
+    "--live",
+    is_flag=True,
+    help="Take raw 16-bit samples, mono at 16 kHz, from standard input, and print text as it settles: about two "
+    "seconds behind, or two hypotheses, where the machine takes longer for one.",
+)
 @quiet_option
 @json_option
 def command(
@@ -66,6 +82,7 @@ def command(
     dtype: str,
     form: str,
     out: Path | None,
+    live: bool,
     quiet: bool,
     as_json: bool,
     **options: Any,
@@ -76,6 +93,10 @@ def command(
     what was found: with -o in NAME.partial and the format's suffix. A file that cannot be read is told, and the others
     are transcribed all the same; the exit code is then 2.
     """
+    if live:
+        _check_live(files, form, out, as_json, options)
+    elif not files:
+        raise click.UsageError("name a sound file, or say --live for standard input.")
     targets = _targets(files, form, out, as_json)
     with importing():
         import torch
@@ -83,6 +104,9 @@ def command(
         from torchwright.speech.load import load_speech
 
     recognizer = load_speech(model, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+    if live:
+        listen(recognizer, language=options["language"], translate=options["translate"])
+        return
     shown = not as_json and out is None
     rows, failed = [], list[TorchwrightError]()
     for file, target in zip(files, targets, strict=True):
@@ -100,6 +124,21 @@ def command(
         print_json({"model": model, "files": rows})
     if failed:
         raise click.exceptions.Exit(2)
+
+
+def _check_live(
+    files: tuple[Path, ...], form: str, out: Path | None, as_json: bool, options: dict[str, Any]
+) -> None:
+    given = {
+        "a file": bool(files),
+        f"--format {form}": form != "text",
+        "-o": out is not None,
+        "--json": as_json,
+        "--timestamps word": options["timestamps"] == "word",
+        "--batch": options["batch"] > 1,
+    }
+    if clash := [name for name, there in given.items() if there]:
+        raise click.UsageError(f"--live prints text from standard input: it does not go with {clash[0]}.")
 
 
 def _targets(files: tuple[Path, ...], form: str, out: Path | None, as_json: bool) -> list[Path | None]:

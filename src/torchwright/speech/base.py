@@ -22,6 +22,8 @@ class Recognizer(ABC):
     """Of config.json."""
     positions: int
     """Tokens of a window at most, its prompt included."""
+    window: int
+    """Samples of a window at most."""
 
     def __init__(self, folder: Path, model: Any) -> None:
         self.folder, self.model = folder, model

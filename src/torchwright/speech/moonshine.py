@@ -32,6 +32,7 @@ class Moonshine(Recognizer):
     """Moonshine: tiny and base, each of one language; its text has no timestamps of its own."""
 
     model_type = "moonshine"
+    window = LONGEST
 
     def __init__(self, folder: Path, model: Any) -> None:
         super().__init__(folder, model)
@@ -54,6 +55,10 @@ class Moonshine(Recognizer):
                 "a Moonshine has the one language that it was trained on, and its folder does not say which",
                 found=f"language {options.language}",
                 next="leave the language out",
+            )
+        if options.batch > 1:
+            raise WorkloadError(
+                "Moonshine takes one window after another", found=f"a batch of {options.batch}"
             )
         if options.prompt or options.temperature:
             asked = "a prompt" if options.prompt else f"temperature {options.temperature:g}"

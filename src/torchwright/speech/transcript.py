@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from torchwright.errors import WorkloadError, unknown
 
+MOST_WINDOWS = 256
 Timestamps = Literal["segment", "word"]
 
 
@@ -24,12 +25,17 @@ class Options:
     """Text as if it had been said before: names and spellings to be expected."""
     temperature: float = 0.0
     """Of the first attempt at a window, from 0 to 1."""
+    batch: int = 1
+    """Windows that are decoded side by side. With more than one, a sound is cut at pauses, and no part knows the text
+    before it."""
 
     def __post_init__(self) -> None:
         if self.timestamps not in get_args(Timestamps):
             raise unknown("kind of timestamps", self.timestamps, get_args(Timestamps))
         if not 0 <= self.temperature <= 1:
             raise WorkloadError(f"temperature {self.temperature:g}", allowed="0 to 1")
+        if not 1 <= self.batch <= MOST_WINDOWS:
+            raise WorkloadError(f"a batch of {self.batch} windows", allowed=f"1 to {MOST_WINDOWS}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,8 +45,8 @@ class Sounds:
         try:
             yield place
         finally:
-            self.open -= 1
             place.remove()
+            self.open -= 1
 
     def hold(self, count: int) -> None:
         """Account for bytes on the disk; raises `ApiError` (429) where there are too many."""

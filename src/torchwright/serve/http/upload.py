@@ -23,7 +23,7 @@ DISCARDED_BYTES = 64 * MIB
 async def read_form(
     request: Request, path: Path, limits: Limits, hold: Callable[[int], None]
 ) -> dict[str, Any]:
-    """The fields by name, with `path` for the file that was written there; names that end in [] have a list.
+    """The fields by name, with `path` for the file that was written there; those that come several times have a list.
 
     `hold` is told of bytes before they are written, and may refuse them. Raises `ApiError` for another content type
     (415), too many bytes (413), one that comes too slowly (408), and what is no such form (400).
@@ -86,7 +86,7 @@ class _Form:
         self._name, self._header = "", b""
         self._headers, self._value = dict[bytes, bytes](), bytearray()
         self._bytes, self._parts, self._ended = 0, 0, False
-        self.fields = dict[str, Any]()
+        self._values = dict[str, list[str]]()
         self.has_file = False
         try:
             self._parser = MultipartParser(
@@ -104,6 +104,11 @@ class _Form:
             )
         except FormParserError as error:
             raise _no_form(str(error)) from None
+
+    @property
+    def fields(self) -> dict[str, str | list[str]]:
+        """Those that came once as texts, the others as lists."""
+        return {name: found[0] if len(found) == 1 else found for name, found in self._values.items()}
 
     def write(self, chunk: bytes) -> None:
         """Raises `ApiError` (400) for what is no form."""
@@ -162,12 +167,7 @@ class _Form:
         except UnicodeDecodeError:
             raise invalid(f"'{self._name}' is no UTF-8", self._name) from None
         name = self._name.removesuffix("[]")
-        if name != self._name:
-            self.fields.setdefault(name, []).append(value)
-        elif name in self.fields:
-            raise invalid(f"'{name}' is given twice", name)
-        else:
-            self.fields[name] = value
+        self._values.setdefault(name, []).append(value)
 
     def _on_end(self) -> None:
         self._ended = True

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from torchwright.speech.steps import Steps
+from torchwright.speech.together import Reading
 from torchwright.speech.whisper.vocabulary import Vocabulary, allow
 from torchwright.workloads.generation import sample
 
@@ -57,14 +58,16 @@ def decode(
     limits: Limits,
     ratio: Callable[[Sequence[int]], float],
     seed: int,
-) -> Attempt:
+) -> Reading[Attempt]:
     """The first attempt that is within the limits, else the last one; `begin` gives a decoder with an empty cache.
 
     `room` is how many tokens fit behind the prompt.
     """
     for temperature in limits.temperatures:
         random = torch.Generator().manual_seed(seed)
-        tried = attempt(begin(), prompt, vocabulary, room=room, temperature=temperature, random=random)
+        tried = yield from attempt(
+            begin(), prompt, vocabulary, room=room, temperature=temperature, random=random
+        )
         good = tried.mean_logprob >= limits.mean_logprob and ratio(tried.tokens) <= limits.compression_ratio
         if good or tried.silent(limits):
             break
@@ -79,9 +82,9 @@ def attempt(
     room: int,
     temperature: float,
     random: torch.Generator,
-) -> Attempt:
+) -> Reading[Attempt]:
     """One window at one temperature."""
-    hidden_TE = steps.read(prompt)
+    hidden_TE = yield steps, prompt
     at_start_V = steps.logits(hidden_TE[prompt.index(vocabulary.start)])
     tokens, total, ended = list[int](), 0.0, False
     while len(tokens) < room and not ended:
@@ -92,7 +95,7 @@ def attempt(
         if not ended:
             tokens.append(token)
             if len(tokens) < room:
-                hidden_TE = steps.read([token])
+                hidden_TE = yield steps, [token]
     return Attempt(
         tokens=tuple(tokens),
         mean_logprob=total / (len(tokens) + ended),

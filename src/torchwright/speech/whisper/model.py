@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +15,18 @@ from torchwright.errors import ModelError, WorkloadError, unknown
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
 from torchwright.speech.base import Recognizer
-from torchwright.speech.sound import RATE, Sound
+from torchwright.speech.pauses import is_silent, parts
+from torchwright.speech.sound import RATE, Sound, of_samples
 from torchwright.speech.steps import Steps
+from torchwright.speech.together import Reading, together
 from torchwright.speech.transcript import Options, Segment, Window, Word, compression_ratio
 from torchwright.speech.whisper.align import cross_attention, read_heads, smooth, starts
 from torchwright.speech.whisper.attempt import Attempt, Limits, decode
 from torchwright.speech.whisper.features import HOP, LogMel
 from torchwright.speech.whisper.pieces import FRAMES_PER_TICK, Piece, cut
+from torchwright.speech.whisper.tracks import Track, in_order
 from torchwright.speech.whisper.vocabulary import TICK_SECONDS, read_vocabulary
-from torchwright.speech.whisper.words import split
+from torchwright.speech.whisper.words import timed
 
 
 class Whisper(Recognizer):
@@ -46,6 +49,7 @@ class Whisper(Recognizer):
         self.features = LogMel(
             folder, bands=config.integer("num_mel_bins", 80), frames=positions * FRAMES_PER_TICK
         )
+        self.window = self.features.frames * HOP
         self.limits = Limits()
         self.heads = read_heads(
             folder, config.integer("decoder_layers", 4), config.integer("decoder_attention_heads", 6)
@@ -63,35 +67,15 @@ class Whisper(Recognizer):
             raise WorkloadError(f"{self.folder} knows English alone", found=f"language {options.language}")
 
     def recognize(self, sound: Sound, options: Options) -> Iterator[Window]:
-        task = "translate" if options.translate else "transcribe"
-        language, before, frame = options.language, self._prompted(options.prompt), 0
-        limits = self.limits.starting_at(options.temperature)
-        while len(samples := sound.window(frame * HOP, self.features.frames * HOP)) >= HOP:
-            frames, states_1SE = len(samples) // HOP, self.encode(samples)
-            language = language or self.language(states_1SE)
-            prompt = self.vocabulary.prompt(language, task)
-            found = self.decode(states_1SE, before, prompt, limits, seed=frame)
-            pieces, ahead = cut(found.tokens, self.vocabulary, frames)
-            if found.silent(limits):
-                pieces, ahead = [], frames
-            before += [token for piece in pieces for token in piece.tokens]
-            if found.temperature > limits.forget:
-                before = []
-            start, heard = frame * HOP / RATE, len(samples) / RATE
-            segments = [self._segment(piece, found, start, heard) for piece in pieces]
-            if options.timestamps == "word" and pieces:
-                spoken = "en" if options.translate else language
-                words = self._words(pieces, prompt, states_1SE, min(ahead, frames) // FRAMES_PER_TICK, spoken)
-                segments = [
-                    _with_words(segment, own, start) for segment, own in zip(segments, words, strict=True)
-                ]
-            frame += min(ahead, frames)
-            yield Window(
-                until=frame * HOP / RATE if ahead < frames else start + heard,
-                total=sound.seconds,
-                segments=tuple(segment for segment in segments if segment.text),
-                language=language,
+        before = self._prompted(options.prompt)
+        if options.batch == 1:
+            tracks: Iterable[Track] = [Track(sound, before=before)]
+        else:
+            tracks = (
+                Track(of_samples(samples), begin=begin, before=list(before))
+                for begin, samples in parts(sound, self.window)
             )
+        return in_order(tracks, options.batch, _Rounds(self, options, sound.seconds).advance)
 
     def encode(self, samples: np.ndarray) -> torch.Tensor:
         """The encoder's output (1, S, E) for a window's samples."""
@@ -114,7 +98,7 @@ class Whisper(Recognizer):
         limits: Limits,
         *,
         seed: int,
-    ) -> Attempt:
+    ) -> Reading[Attempt]:
         """A window's tokens after the text of the windows before, as much of it as half the positions hold."""
         previous = self.vocabulary.previous
         if before and previous is not None:
@@ -129,32 +113,6 @@ class Whisper(Recognizer):
             seed=seed,
         )
 
-    def _words(
-        self,
-        pieces: Sequence[Piece],
-        prompt: Sequence[int],
-        states_1SE: torch.Tensor,
-        ticks: int,
-        language: str,
-    ) -> Iterator[list[Word]]:
-        """Each piece's words, in seconds from the window's beginning; all were said in its first ticks."""
-        texts = [self.vocabulary.text(piece.tokens) for piece in pieces]
-        said = [token for text in texts for token in text]
-        ids = [*prompt, self.vocabulary.no_timestamps, *said, self.vocabulary.end]
-        ids = ids[: self.positions]  # the end may not fit; its own row is not wanted
-        looks_HTS = cross_attention(self.model.get_decoder(), self.heads, ids, states_1SE)
-        rows = slice(len(prompt), len(prompt) + len(said) + 1)  # what follows a token is chosen in its row
-        begins = TICK_SECONDS * starts(smooth(looks_HTS[..., : max(1, ticks)])[rows])
-        place = 0
-        for text in texts:
-            words = list[Word]()
-            for span in split(text, self.tokenizer.decode, language):
-                start, end = begins[place], begins[place + span.tokens]
-                place += span.tokens
-                if span.text.strip():
-                    words.append(Word(start=float(start), end=float(end), text=span.text))
-            yield words
-
     def _prompted(self, text: str) -> list[int]:
         """A caller's text as the tokens before the first window."""
         tokens = self.tokenizer.encode(f" {text.strip()}", add_special_tokens=False).ids if text else []
@@ -168,17 +126,97 @@ class Whisper(Recognizer):
         """What tokens say, without timestamps."""
         return self.tokenizer.decode(self.vocabulary.text(tokens))
 
+
+class _Rounds:
+    """What is asked of one sound: in each round, every track's next window is decoded beside the others'."""
+
+    def __init__(self, whisper: Whisper, options: Options, total: float | None) -> None:
+        self._whisper, self._options, self._total = whisper, options, total
+        self._limits = whisper.limits.starting_at(options.temperature)
+        self._language = options.language
+
+    def advance(self, tracks: Sequence[Track]) -> None:
+        """One more window of each, or its end."""
+        whisper, heard = self._whisper, list[tuple[Track, int, torch.Tensor]]()
+        for track in tracks:
+            samples = track.sound.window(track.frame * HOP, whisper.window)
+            if len(samples) < HOP:
+                track.done = True
+            elif self._options.batch > 1 and is_silent(samples):
+                self._put(track, track.frame * HOP + len(samples), [])
+                track.frame += len(samples) // HOP
+            else:
+                states_1SE = whisper.encode(samples)
+                self._language = self._language or whisper.language(states_1SE)
+                heard.append((track, len(samples), states_1SE))
+        task = "translate" if self._options.translate else "transcribe"
+        prompt = whisper.vocabulary.prompt(self._language, task)
+        readings = [
+            whisper.decode(
+                states_1SE, track.before, prompt, self._limits, seed=track.begin // HOP + track.frame
+            )
+            for track, _, states_1SE in heard
+        ]
+        for (track, count, states_1SE), found in zip(heard, together(readings), strict=True):
+            self._take(track, count, states_1SE, prompt, found)
+
+    def _take(
+        self, track: Track, count: int, states_1SE: torch.Tensor, prompt: Sequence[int], found: Attempt
+    ) -> None:
+        """What was found in a window of so many samples, after which the track's next one begins."""
+        frames = count // HOP
+        pieces, ahead = cut(found.tokens, self._whisper.vocabulary, frames)
+        if found.silent(self._limits):
+            pieces, ahead = [], frames
+        track.before += [token for piece in pieces for token in piece.tokens]
+        if found.temperature > self._limits.forget:
+            track.before = []
+        start = (track.begin + track.frame * HOP) / RATE
+        segments = [self._segment(piece, found, start, count / RATE) for piece in pieces]
+        if self._options.timestamps == "word" and pieces:
+            words = self._words(pieces, prompt, states_1SE, min(ahead, frames) // FRAMES_PER_TICK)
+            segments = [
+                _with_words(segment, own, start) for segment, own in zip(segments, words, strict=True)
+            ]
+        until = track.frame * HOP + (ahead * HOP if ahead < frames else count)
+        track.frame += min(ahead, frames)
+        self._put(track, until, segments)
+
+    def _put(self, track: Track, until: int, segments: Sequence[Segment]) -> None:
+        track.found.append(
+            Window(
+                until=(track.begin + until) / RATE,
+                total=self._total,
+                segments=tuple(segment for segment in segments if segment.text),
+                language=self._language,
+            )
+        )
+
     def _segment(self, piece: Piece, found: Attempt, start: float, longest: float) -> Segment:
         """A piece of a window that begins at `start` seconds and holds `longest` seconds of sound."""
         return Segment(
             start=start + min(piece.begin * TICK_SECONDS, longest),
             end=start + min(piece.end * TICK_SECONDS, longest),
-            text=self.text(piece.tokens).strip(),
+            text=self._whisper.text(piece.tokens).strip(),
             tokens=piece.tokens,
             mean_logprob=found.mean_logprob,
             temperature=found.temperature,
             no_speech=found.no_speech,
         )
+
+    def _words(
+        self, pieces: Sequence[Piece], prompt: Sequence[int], states_1SE: torch.Tensor, ticks: int
+    ) -> list[list[Word]]:
+        """Each piece's words, in seconds from the window's beginning; all were said in its first ticks."""
+        whisper, language = self._whisper, "en" if self._options.translate else self._language
+        texts = [whisper.vocabulary.text(piece.tokens) for piece in pieces]
+        said = [token for text in texts for token in text]
+        ids = [*prompt, whisper.vocabulary.no_timestamps, *said, whisper.vocabulary.end]
+        ids = ids[: whisper.positions]  # the end may not fit; its own row is not wanted
+        looks_HTS = cross_attention(whisper.model.get_decoder(), whisper.heads, ids, states_1SE)
+        rows = slice(len(prompt), len(prompt) + len(said) + 1)  # what follows a token is chosen in its row
+        begins = TICK_SECONDS * starts(smooth(looks_HTS[..., : max(1, ticks)])[rows])
+        return timed(texts, begins.tolist(), whisper.tokenizer.decode, language)
 
 
 def _with_words(segment: Segment, words: Sequence[Word], start: float) -> Segment:

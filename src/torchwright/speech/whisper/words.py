@@ -6,6 +6,8 @@ import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torchwright.speech.transcript import Word
+
 BEFORE = "\"'“¡¿([{-"
 """Punctuation that belongs to the word behind it."""
 AFTER = "\"'.。,，!！?？:：”)]}、"
@@ -31,6 +33,21 @@ def split(tokens: Sequence[int], decode: Decode, language: str | None) -> list[S
     """
     pieces = _characters(tokens, decode)
     return _with_punctuation(pieces if language in WITHOUT_SPACES else _by_spaces(pieces))
+
+
+def timed(
+    texts: Sequence[Sequence[int]], begins: Sequence[float], decode: Decode, language: str | None
+) -> list[list[Word]]:
+    """Each text's words; `begins` has the time of every token, and of the end."""
+    place, found = 0, list[list[Word]]()
+    for text in texts:
+        words = list[Word]()
+        for span in split(text, decode, language):
+            start, place = begins[place], place + span.tokens
+            if span.text.strip():
+                words.append(Word(start=start, end=begins[place], text=span.text))
+        found.append(words)
+    return found
 
 
 def _characters(tokens: Sequence[int], decode: Decode) -> list[Span]:

@@ -1,0 +1,83 @@
+"""`torchwright transcribe --live`: raw samples from standard input, text as it settles."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchwright.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from torchwright.speech.base import Recognizer
+
+SAMPLE_BYTES = 2
+BLOCK_BYTES = 8192
+"""Read at once: a quarter of a second."""
+WAITING = 2400
+"""Blocks that wait at most, ten minutes; a machine that is further behind stops reading."""
+
+
+def listen(recognizer: Recognizer, **options: Any) -> None:
+    """Print what is said on standard input until it ends; what has not settled is printed then, or at Ctrl-C.
+
+    Raises `WorkloadError` for a model that cannot do it, and for what is no raw sound.
+    """
+    import numpy as np
+
+    from torchwright.speech.live import STEP_SECONDS, Live
+    from torchwright.speech.sound import RATE
+
+    if sys.stdin.isatty():
+        raise WorkloadError(
+            "--live reads samples from standard input, which is a terminal",
+            next="arecord -t raw -f S16_LE -r 16000 | torchwright transcribe --live --model DIR",
+        )
+    live, rest = Live(recognizer, **options), b""
+    try:
+        for data in _blocks(round(STEP_SECONDS * RATE) * SAMPLE_BYTES):
+            data = rest + data
+            whole = len(data) // SAMPLE_BYTES * SAMPLE_BYTES
+            rest = data[whole:]
+            _print(live.hear(np.frombuffer(data[:whole], "<i2").astype(np.float32) / 32768))
+    finally:
+        _print(live.rest())
+    if rest:
+        raise WorkloadError("standard input ends within a sample", found="an odd number of bytes")
+
+
+def _blocks(least: int) -> Iterator[bytes]:
+    """What has come, whenever there are so many bytes, and at the end; it is read meanwhile."""
+    waiting = queue.Queue[bytes](WAITING)
+
+    def read() -> None:
+        while data := os.read(sys.stdin.fileno(), BLOCK_BYTES):
+            waiting.put(data)
+        waiting.put(b"")
+
+    threading.Thread(target=read, name="read-sound", daemon=True).start()
+    held, first = b"", True
+    while data := waiting.get():
+        held += data
+        if first and len(held) >= 4:
+            first = False
+            if held[:4] == b"RIFF":
+                raise WorkloadError(
+                    "standard input is a WAV file, not raw samples",
+                    next="give the file's name without --live",
+                )
+        if len(held) >= least and waiting.empty():
+            yield held
+            held = b""
+    if held:
+        yield held
+
+
+def _print(text: str) -> None:
+    if text:
+        click.echo(text)
