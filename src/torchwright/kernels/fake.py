@@ -13,7 +13,15 @@ NAMESPACE = "torchwright"
 
 def register(namespace: str = NAMESPACE) -> None:
     """Give every operator of a loaded library its fake implementation."""
-    only_cpu = quantize_w4, linear_grouped, linear_w8a8_fused, attention, conv_dense, conv_depthwise, image_mean
+    only_cpu = (
+        quantize_w4,
+        linear_grouped,
+        linear_w8a8_fused,
+        attention,
+        conv_dense,
+        conv_depthwise,
+        image_mean,
+    )
     only_here = only_cpu if namespace == NAMESPACE else ()
     for function in (
         *(linear_w8a8, linear_w4a8, linear_w4a16, linear_bf16),
