@@ -102,6 +102,22 @@ def test_a_dense_convolution(
         check(got, wanted, exact, dtype, SPLIT if pairs and dtype == torch.float32 else None)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_mean_of_an_image(isa: str, native: Any, threads: int, dtype: torch.dtype) -> None:
+    for channels in (1, 16, *CHANNELS):
+        x = image(channels, (1, 1), dtype)
+        wanted = x.double().mean((2, 3), keepdim=True)
+        got = native.image_mean(x)
+        assert got.shape == wanted.shape
+        assert got.dtype == dtype
+        size = x.double().abs().mean((2, 3), keepdim=True)
+        assert float(((got.double() - wanted).abs() / size).max()) <= ERROR[dtype]
+        assert torch.equal(native.image_mean(x[-1:]), got[-1:])
+    assert native.image_mean(torch.randn(0, 5, 3, 3)).shape == (0, 5, 1, 1)
+    with pytest.raises(ValueError, match="no pixel"):
+        native.image_mean(torch.randn(1, 5, 0, 3))
+
+
 @pytest.mark.parametrize("shape", [(5, 3, 3, 3), (16, 32, 1, 1), (37, 6, 2, 4), (130, 50, 1, 1)])
 def test_packed_weights_are_those_that_were_packed(shape: tuple[int, ...]) -> None:
     weight = torch.randn(shape)

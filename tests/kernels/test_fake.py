@@ -36,6 +36,7 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
     return {
         "conv_dense": (image, *window, *sizes, 18, "relu", torch.randn(2, 18, 4, 3).to(kind)),
         "conv_depthwise": (image, torch.randn(3, 3, 20), torch.randn(20), *sizes, "silu"),
+        "image_mean": (image,),
         "linear_bf16": (x, linear["bf16"].packed, linear["bf16"].bias, 70),
         "linear_grouped": (x, torch.zeros(128 * 4 * (8 + 16), dtype=torch.uint8), None, 70, 32, 4),
         "linear_w8a8": (x, linear["w8a8"].packed, linear["w8a8"].scale, linear["w8a8"].bias, 70),

@@ -107,7 +107,41 @@ def test_what_follows_a_layer_joins_it() -> None:
     ]
     assert not any(node.target is torch.ops.aten.mul.Tensor for node in program.graph.nodes)
     assert [n.args[6] for n in found if "depthwise" in str(n.target)] == ["relu6"]
+    assert sum("image_mean" in str(node.target) for node in found) == 1
     assert relative(program.module()(x), before) < ERROR
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.AdaptiveAvgPool2d(1),
+        nn.AdaptiveAvgPool2d(2),
+        lambda y: y.mean((2, 3)),
+        lambda y: y.mean([-1, -2], keepdim=True),
+        lambda y: y.mean(3),
+        lambda y: y.mean((1, 2)),
+    ],
+)
+def test_the_mean_over_an_image_is_ours_and_no_other_is(pool: Any) -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(16, 20, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return pool(self.layer(x))
+
+    model, x = Pooled(), torch.randn(2, 16, 6, 5)
+    wanted = model(x)
+    target = applied(model, x)
+    cases = target.workload.cases(target.compute_dtype)
+    program = functional(export(target.model, cases)[cases[0].name])
+    fuse_convolutions(program.graph_module)
+    ours = [node for node in program.graph.nodes if "image_mean" in str(node.target)]
+    assert len(ours) == (wanted[0].numel() == 20)
+    got = program.module()(x)
+    assert got.shape == wanted.shape
+    assert relative(got, wanted) < ERROR
 
 
 def test_a_value_that_others_read_stays() -> None:

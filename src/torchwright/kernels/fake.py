@@ -13,7 +13,15 @@ NAMESPACE = "torchwright"
 
 def register(namespace: str = NAMESPACE) -> None:
     """Give every operator of a loaded library its fake implementation."""
-    only_cpu = quantize_w4, linear_grouped, linear_w8a8_fused, attention, conv_dense, conv_depthwise
+    only_cpu = (
+        quantize_w4,
+        linear_grouped,
+        linear_w8a8_fused,
+        attention,
+        conv_dense,
+        conv_depthwise,
+        image_mean,
+    )
     only_here = only_cpu if namespace == NAMESPACE else ()
     for function in (
         *(linear_w8a8, linear_w4a8, linear_w4a16, linear_bf16),
@@ -111,6 +119,10 @@ def conv_depthwise(
     activation: str,
 ) -> torch.Tensor:
     return conv_dense(x, weight, bias, window, stride, padding, x.shape[1], activation, None)
+
+
+def image_mean(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((*x.shape[:2], 1, 1))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

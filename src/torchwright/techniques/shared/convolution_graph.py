@@ -23,7 +23,7 @@ INPUT, WINDOW, STRIDE = 0, 3, 4
 
 
 def fuse_convolutions(graph_module: GraphModule) -> None:
-    """Join packed convolutions with the activation or the addition after them, and 1x1 ones with the scale before them.
+    """Join packed convolutions with the activation, the addition or the mean after them and the scale before them.
 
     Values stay, within rounding.
     """
@@ -39,7 +39,28 @@ def fuse_convolutions(graph_module: GraphModule) -> None:
                 take_residual(node)
     for node in [node for node in graph_module.graph.nodes if node.target is dense]:
         _take_scale(node)
+    for node in list(graph_module.graph.nodes):
+        if _is_mean(node) and node.args[0].target in place:
+            _replace_mean(node)
     tidy(graph_module)
+
+
+def _is_mean(node: Node) -> bool:
+    """Whether a node is the mean over all pixels of each image."""
+    if node.target is aten.adaptive_avg_pool2d.default:
+        return list(node.args[1]) == [1, 1]  # type: ignore[arg-type]
+    if node.target is not aten.mean.dim or node.kwargs:
+        return False
+    return sorted(axis % 4 for axis in node.args[1]) == [2, 3]  # type: ignore[union-attr]
+
+
+def _replace_mean(node: Any) -> None:
+    """Ours passes over an image once; Inductor's once for each sixteen channels."""
+    kept = node.target is not aten.mean.dim or node.args[2:] == (True,)
+    with node.graph.inserting_before(node):
+        mean = make_call(torch.ops.torchwright.image_mean.default, node.args[0])
+        node.replace_all_uses_with(mean if kept else make_call(aten.squeeze.dims, mean, [2, 3]))
+    node.graph.erase_node(node)
 
 
 def _take_scale(layer: Any) -> None:

@@ -230,4 +230,29 @@ void convolve_depthwise(const ConvTask& t, int64_t row) {
   else depthwise_row<uint16_t>(t, row);
 }
 
+// Means over all pixels of an image, of some blocks of channels: the sums of its rows, added up.
+template <class T>
+void average_blocks(const ConvTask& t, int64_t image, int64_t block_begin, int64_t block_end) {
+  const int64_t blocks = block_end - block_begin, first = block_begin * CHANNELS;
+  const Bytes memory = allocate(2 * blocks * sizeof(F));
+  F *row = (F*)memory.get(), *total = row + blocks;
+  std::fill(total, total + blocks, F{});
+  const T* from = (const T*)t.x + image * t.height * t.width * t.channels + first;
+  for (int64_t y = 0; y < t.height; y++) {
+    std::fill(row, row + blocks, F{});
+    for (int64_t x = 0; x < t.width; x++, from += t.channels)
+      for (int64_t b = 0; b < blocks; b++)
+        row[b] = row[b] + load_some(from + b * CHANNELS, t.channels - first - b * CHANNELS);
+    for (int64_t b = 0; b < blocks; b++) total[b] = total[b] + row[b];
+  }
+  const F share = splat(1.0f / float(t.height * t.width));
+  T* out = (T*)t.out + image * t.channels + first;
+  for (int64_t b = 0; b < blocks; b++) put(out + b * CHANNELS, total[b] * share, t.channels - first - b * CHANNELS);
+}
+
+void average(const ConvTask& t, int64_t image, int64_t block_begin, int64_t block_end) {
+  if (t.type == Type::f32) average_blocks<float>(t, image, block_begin, block_end);
+  else average_blocks<uint16_t>(t, image, block_begin, block_end);
+}
+
 }  // namespace TW_ISA

@@ -139,6 +139,26 @@ Tensor conv_depthwise(const Tensor& x_in, const Tensor& weight, const Tensor& bi
   return out;
 }
 
+Tensor image_mean(const Tensor& x_in) {
+  const Tensor x = side_by_side(x_in, "x");
+  TORCH_CHECK_VALUE(x.size(2) > 0 && x.size(3) > 0, "an image of ", x.sizes(), " has no pixel");
+  tw::ConvTask task{};
+  task.type = float_type(x, "x");
+  task.x = x.const_data_ptr();
+  task.channels = task.features = x.size(1), task.height = x.size(2), task.width = x.size(3);
+  const Tensor out = at::empty({x.size(0), x.size(1), 1, 1}, x.options());
+  if (!out.numel()) return out;
+  task.out = out.mutable_data_ptr();
+  // Images side by side, and blocks where there are too few: a channel's sum is in one order.
+  const int64_t wanted = std::min(up(x.numel(), SERIAL) / SERIAL, PIECES * threads());
+  const int64_t parts = std::clamp<int64_t>(wanted / x.size(0), 1, up(task.blocks(), 4) / 4);
+  const auto& k = kernels();
+  each(x.size(0) * parts, [&](int64_t i) {
+    k.average(task, i / parts, task.blocks() * (i % parts) / parts, task.blocks() * (i % parts + 1) / parts);
+  });
+  return out;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(torchwright, m) {
@@ -148,9 +168,11 @@ TORCH_LIBRARY_FRAGMENT(torchwright, m) {
   m.def(
       "conv_depthwise(Tensor x, Tensor weight, Tensor bias, int[2] window, int[2] stride, int[2] padding, "
       "str activation) -> Tensor");
+  m.def("image_mean(Tensor x) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
   m.impl("conv_dense", conv_dense);
   m.impl("conv_depthwise", conv_depthwise);
+  m.impl("image_mean", image_mean);
 }

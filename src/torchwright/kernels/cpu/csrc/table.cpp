@@ -33,6 +33,7 @@ const tw::Kernels& table() {
       .convolve = convolve,
       .convolve_pairs = convolve_pairs,
       .convolve_depthwise = convolve_depthwise,
+      .average = average,
   };
   return all;
 }
