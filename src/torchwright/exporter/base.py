@@ -32,6 +32,7 @@ exports: Registry[type[ExportTarget]] = Registry(
     builtins={
         "aoti": "torchwright.exporter.aoti:Aoti",
         "executorch": "torchwright.exporter.executorch:ExecuTorch",
+        "gguf": "torchwright.exporter.gguf:Gguf",
         "onnx": "torchwright.exporter.onnx_file:Onnx",
         "openvino": "torchwright.exporter.openvino_ir:OpenVinoIr",
         "pt2": "torchwright.exporter.pt2:Pt2",
@@ -82,6 +83,11 @@ class ExportTarget:
     @classmethod
     def values(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor]) -> Values:
         """What the package's own operators compute for a call; empty where its runtime does not tell."""
+        return {}
+
+    @classmethod
+    def weights(cls, folder: Path) -> dict[str, Tensor]:
+        """The package's own weights by the names that the model has for them; empty where they cannot be read."""
         return {}
 
     @classmethod

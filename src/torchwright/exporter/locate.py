@@ -48,8 +48,8 @@ class Parting:
 def locate(folder: Path, ask: Ask, scratch: Path, allowed: float) -> Parting | None:
     """The first operator whose value in the package is off by more than `allowed`.
 
-    A runtime that does not tell what its operators compute is given the reference's weights in place of the package's
-    own: those that make its answer right were wrong. None where neither finds anything.
+    Of a package whose weights can be read it is the one that is furthest off. A runtime that tells neither is given the
+    reference's weights in place of its own: those that make its answer right were wrong. None where nothing is found.
     """
     program = read_graph(folder / REFERENCE, trust=True)
     call = read_calls(folder / REFERENCE)[0]
@@ -61,6 +61,10 @@ def locate(folder: Path, ask: Ask, scratch: Path, allowed: float) -> Parting | N
         )
         if found is not None:
             return found
+        furthest = ask("furthest")
+        if furthest["error"] > allowed:
+            name = furthest["name"]
+            return Parting(module=name.rpartition(".")[0], operator=f"weight {name}", error=furthest["error"])
         names = ask("weights", allowed=allowed)["names"]
     except RunFailed:
         return None

@@ -80,7 +80,7 @@ def resized(tensor: torch.Tensor, shape: Sequence[int | str], sizes: dict[str, i
     return tensor
 
 
-def free_dims(spec: CallSpec, tensors: Sequence[torch.Tensor]) -> torch.export.ShapesCollection:
+def free_dims(spec: CallSpec, tensors: Sequence[torch.Tensor]) -> Any:
     """The call's free sizes in torch.export's form, for a graph that is made from its graph."""
     dims = {name: torch.export.Dim(name, min=low, max=high) for name, (low, high) in spec.sizes.items()}
     shapes = torch.export.ShapesCollection()

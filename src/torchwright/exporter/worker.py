@@ -86,6 +86,17 @@ class Session:
         write_tree(Path(out), found)
         return {}
 
+    def furthest(self) -> dict[str, Any]:
+        """The weight that is furthest from the reference's, and by how much."""
+        target = exports.get(self.export.target)
+        wanted = read_graph(self.folder / REFERENCE, trust=True).state_dict
+        worst = ("", 0.0)
+        for name, found in target.weights(self.folder / PACKAGE).items():
+            own = next((value for key, value in wanted.items() if key.endswith(f".{name}")), None)
+            if own is not None:
+                worst = max(worst, (name, relative_error([own], [found]).value), key=lambda pair: pair[1])
+        return {"name": worst[0], "error": worst[1]}
+
     def weights(self, allowed: float) -> dict[str, Any]:
         """The weights that, in place of the package's own, make the example's answer right."""
         target, call = exports.get(self.export.target), self.calls[0]
