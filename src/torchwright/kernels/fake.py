@@ -13,7 +13,7 @@ NAMESPACE = "torchwright"
 
 def register(namespace: str = NAMESPACE) -> None:
     """Give every operator of a loaded library its fake implementation."""
-    only_cpu = quantize_w4, linear_grouped, linear_w8a8_fused, attention, conv_dense, conv_depthwise
+    only_cpu = quantize_w4, linear_grouped, linear_w8a8_fused, activate, attention, conv_dense, conv_depthwise
     only_here = only_cpu if namespace == NAMESPACE else ()
     for function in (
         *(linear_w8a8, linear_w4a8, linear_w4a16, linear_bf16),
@@ -124,6 +124,10 @@ def add_rms_norm(
 
 def gated(x: torch.Tensor, kind: str) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
+    return x.new_empty(x.shape)
 
 
 def rope_store(

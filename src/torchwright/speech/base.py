@@ -13,6 +13,7 @@ import torch
 from torchwright.errors import WorkloadError, unknown
 from torchwright.hub.tokenizer import open_tokenizer
 from torchwright.speech.sound import Sound, opened
+from torchwright.speech.steps import SpeechModel
 
 Timestamps = Literal["segment", "word"]
 
@@ -91,10 +92,9 @@ class Recognizer(ABC):
     model_type: ClassVar[str]
     """Of config.json."""
 
-    def __init__(self, folder: Path, model: Any) -> None:
+    def __init__(self, folder: Path, model: SpeechModel) -> None:
         self.folder, self.model = folder, model
         self.tokenizer: Any = open_tokenizer(folder)
-        self.dtype = next(model.parameters()).dtype
 
     @abstractmethod
     def check(self, options: Options) -> None:

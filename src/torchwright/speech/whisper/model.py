@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
 from torchwright.errors import ModelError, WorkloadError, unknown
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
 from torchwright.speech.base import Options, Recognizer, Segment, Window
 from torchwright.speech.sound import RATE, Sound
-from torchwright.speech.steps import Steps
+from torchwright.speech.steps import Encoded, SpeechModel
 from torchwright.speech.whisper.attempt import Attempt, Limits, compression_ratio, decode
 from torchwright.speech.whisper.features import HOP, LogMel
 from torchwright.speech.whisper.pieces import FRAMES_PER_TICK, Piece, cut
@@ -27,7 +25,7 @@ class Whisper(Recognizer):
 
     model_type = "whisper"
 
-    def __init__(self, folder: Path, model: Any) -> None:
+    def __init__(self, folder: Path, model: SpeechModel) -> None:
         super().__init__(folder, model)
         config = Fields(folder / "config.json", read_config(folder))
         positions = config.integer("max_source_positions", 1500)
@@ -61,9 +59,9 @@ class Whisper(Recognizer):
         task = "translate" if options.translate else "transcribe"
         language, before, frame = options.language, list[int](), 0
         while len(samples := sound.window(frame * HOP, self.features.frames * HOP)) >= HOP:
-            frames, states_1SE = len(samples) // HOP, self.encode(samples)
-            language = language or self.language(states_1SE)
-            found = self.decode(states_1SE, before, self.vocabulary.prompt(language, task), seed=frame)
+            frames, encoded = len(samples) // HOP, self.encode(samples)
+            language = language or self.language(encoded)
+            found = self.decode(encoded, before, self.vocabulary.prompt(language, task), seed=frame)
             pieces, ahead = cut(found.tokens, self.vocabulary, frames)
             if found.silent(self.limits):
                 pieces, ahead = [], frames
@@ -80,28 +78,26 @@ class Whisper(Recognizer):
                 language=language,
             )
 
-    def encode(self, samples: np.ndarray) -> torch.Tensor:
-        """The encoder's output (1, S, E) for a window's samples."""
-        return self.model.get_encoder()(self.features(samples).to(self.dtype)).last_hidden_state
+    def encode(self, samples: np.ndarray) -> Encoded:
+        """What the encoder makes of a window's samples."""
+        return self.model.encode(self.features(samples))
 
-    def language(self, states_1SE: torch.Tensor) -> str:
+    def language(self, encoded: Encoded) -> str:
         """The code of the language that is likeliest in a window."""
         codes = list(self.vocabulary.languages)
         if not codes:
             return "en"
-        steps = Steps(self.model, states_1SE)
+        steps = self.model.steps(encoded)
         logits_V = steps.logits(steps.read([self.vocabulary.start])[-1])
         return codes[int(logits_V[list(self.vocabulary.languages.values())].argmax())]
 
-    def decode(
-        self, states_1SE: torch.Tensor, before: Sequence[int], prompt: Sequence[int], *, seed: int
-    ) -> Attempt:
+    def decode(self, encoded: Encoded, before: Sequence[int], prompt: Sequence[int], *, seed: int) -> Attempt:
         """A window's tokens after the text of the windows before, as much of it as half the positions hold."""
         previous = self.vocabulary.previous
         if before and previous is not None:
             prompt = [previous, *before[-(self.positions // 2 - 1) :], *prompt]
         return decode(
-            partial(Steps, self.model, states_1SE),
+            partial(self.model.steps, encoded),
             prompt,
             self.vocabulary,
             room=self.positions - len(prompt),
