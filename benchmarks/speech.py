@@ -1,4 +1,4 @@
-"""Seconds a window of 30 s takes Whisper with a fixed number of tokens: ours, transformers, CTranslate2, OpenVINO GenAI.
+"""Seconds that Whisper takes for 30 s and a fixed number of tokens: ours, transformers, CTranslate2, OpenVINO GenAI.
 
     python benchmarks/speech.py [--shape base small] [--batch 1 8] [--tokens 64 224] [--rounds 3]
         [--ctranslate2-python PATH] [--openvino-python PATH] [--openvino FOLDER] [--json FILE]
@@ -144,7 +144,7 @@ def save_tokenizer(folder: Path) -> None:
 
 def start(asked: argparse.Namespace, shape: str, folder: Path) -> dict[str, Peer]:
     """Those contenders that are there, each ready for its turn; the reasons of the others are printed."""
-    pythons = dict.fromkeys((REFERENCE, "transformers:bf16", *OURS), sys.executable)
+    pythons: dict[str, str] = dict.fromkeys((REFERENCE, "transformers:bf16", *OURS), sys.executable)
     pythons |= dict.fromkeys(("ctranslate2:float32", "ctranslate2:int8"), asked.ctranslate2_python)
     pythons |= dict.fromkeys(("openvino:f32", "openvino:bf16"), asked.openvino_python)
     if asked.openvino:

@@ -100,7 +100,7 @@ def test_logits_are_those_of_transformers(
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"activation_function": "relu", "scale_embedding": True},
+        {"activation_function": "relu"},
         {"tie_word_embeddings": False, "activation_function": "gelu_new"},
         {"encoder_layers": 1, "decoder_layers": 3, "decoder_ffn_dim": 80, "encoder_attention_heads": 1},
         {"num_mel_bins": 80, "d_model": 48, "encoder_attention_heads": 3, "decoder_attention_heads": 1},

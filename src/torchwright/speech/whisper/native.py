@@ -31,10 +31,8 @@ class Stem(nn.Module):
 
     def __init__(self, weights: StackParts, bands: int) -> None:
         super().__init__()
-        self.conv1, self.conv2 = (
-            weights.convolution("conv1", bands),
-            weights.convolution("conv2", weights.config.model),
-        )
+        self.conv1 = weights.convolution("conv1", bands)
+        self.conv2 = weights.convolution("conv2", weights.config.model)
         self.register_buffer("positions", weights.positions())
 
     def forward(self, features_1MF: torch.Tensor) -> torch.Tensor:

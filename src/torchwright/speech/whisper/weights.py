@@ -86,7 +86,6 @@ def stack_config(fields: Fields, side: str) -> DecoderConfig:
         gated=False,
         causal=decoder,
         remembers=decoder,
-        embedding_scale=model**0.5 if decoder and fields.flag("scale_embedding", False) else 1.0,
     )
 
 
