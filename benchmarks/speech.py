@@ -88,7 +88,7 @@ def main() -> int:
     print(
         f"{torch.get_num_threads()} threads, torch {torch.__version__}, transformers {transformers.__version__},"
     )
-    print(f"load {os.getloadavg()[0]:.0f}, kernels {torch.__config__.get_cpu_capability()}\n")
+    print(f"load {os.getloadavg()[0]:.0f}, {torch.backends.cpu.get_cpu_capability()}\n")
     rows: list[dict[str, Any]] = []
     for shape in asked.shape:
         with TemporaryDirectory() as scratch:

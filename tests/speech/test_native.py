@@ -18,7 +18,6 @@ from torchwright.decoder.plan import plans
 from torchwright.errors import ModelError, UnknownName
 from torchwright.kernels import ops
 from torchwright.kernels.cpu import build
-from torchwright.speech import native
 from torchwright.speech.load import load_speech
 from torchwright.speech.native import NativeSpeech
 from torchwright.speech.precision import read_precision
@@ -163,10 +162,10 @@ def test_where_heads_look(tmp_path: Path, dtype: torch.dtype) -> None:
 
 
 @torch.inference_mode()
-def test_pages_are_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "WINDOWS", 2)
+def test_pages_are_given_back(tmp_path: Path) -> None:
     whisper(tmp_path)
-    ours = load_native(tmp_path, torch.bfloat16, read_precision(None))
+    made = load_native(tmp_path, torch.bfloat16, read_precision(None))
+    ours = NativeSpeech(made.stem, made.encoder, made.decoder, "", windows=2)
     heard = [ours.encode(features()) for _ in range(2)]
     with pytest.raises(CacheFull, match="no room"):
         ours.encode(features())
