@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from torchwright.decoder.cache import LayerPages
+from torchwright.decoder.pages import LayerPages
 
 
 @dataclass(frozen=True)
