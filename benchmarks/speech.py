@@ -1,12 +1,12 @@
 """Seconds that Whisper takes for 30 s and a fixed number of tokens: ours, transformers, CTranslate2, OpenVINO GenAI.
 
     python benchmarks/speech.py [--shape base small] [--batch 1 8] [--tokens 64 224] [--rounds 3]
-        [--ctranslate2-python PATH] [--openvino-python PATH] [--openvino FOLDER] [--json FILE]
+        [--only CONTENDER …] [--ctranslate2-python PATH] [--openvino-python PATH] [--openvino FOLDER] [--json FILE]
 
 Random weights of the published shapes. Each contender is a process of its own (speech_peer.py); they take turns, and
-ratios are medians of the ratios of each turn. CPU time, of all threads together, is given beside the seconds: on a busy
-machine it says more. --openvino is a folder with what optimum exported for each shape, as SHAPE/; a peer that is not
-there is skipped with its reason.
+ratios over the first of them are medians of the ratios of each turn. CPU time, of all threads together, is given beside
+the seconds: on a busy machine it says more. --openvino is a folder with what optimum exported for each shape, as
+SHAPE/; a peer that is not there is skipped with its reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ SHAPES = {"base": (512, 6, 8), "small": (768, 12, 12)}
 """Model size, layers of each stack, heads."""
 SIZE, END, START = 51865, 50257, 50258
 OURS = ("torchwright:none", "torchwright:w8a8", "torchwright:decoder=w8a8")
-REFERENCE = "transformers:fp32"
+CONTENDERS = {
+    **dict.fromkeys(("transformers:fp32", "transformers:bf16", *OURS), "here"),
+    **dict.fromkeys(("ctranslate2:float32", "ctranslate2:int8"), "ctranslate2"),
+    **dict.fromkeys(("openvino:f32", "openvino:bf16"), "openvino"),
+}
+"""Each with the interpreter that runs it."""
 
 
 class Peer:
@@ -80,6 +85,9 @@ def main() -> int:
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--tokens", nargs="+", type=int, default=[64, 224])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="CONTENDER"
+    )
     parser.add_argument("--ctranslate2-python", default=sys.executable, metavar="PATH")
     parser.add_argument("--openvino-python", default=sys.executable, metavar="PATH")
     parser.add_argument("--openvino", type=Path, metavar="FOLDER")
@@ -144,13 +152,16 @@ def save_tokenizer(folder: Path) -> None:
 
 def start(asked: argparse.Namespace, shape: str, folder: Path) -> dict[str, Peer]:
     """Those contenders that are there, each ready for its turn; the reasons of the others are printed."""
-    pythons: dict[str, str] = dict.fromkeys((REFERENCE, "transformers:bf16", *OURS), sys.executable)
-    pythons |= dict.fromkeys(("ctranslate2:float32", "ctranslate2:int8"), asked.ctranslate2_python)
-    pythons |= dict.fromkeys(("openvino:f32", "openvino:bf16"), asked.openvino_python)
+    pythons: dict[str, str] = {
+        "here": sys.executable,
+        "ctranslate2": asked.ctranslate2_python,
+        "openvino": asked.openvino_python,
+    }
     if asked.openvino:
         (folder / "openvino").symlink_to((asked.openvino / shape).absolute())
     found: dict[str, Peer] = {}
-    for name, python in pythons.items():
+    for name in asked.only:
+        python = pythons[CONTENDERS[name]]
         try:
             if name.startswith("ctranslate2"):
                 convert(python, folder, name.partition(":")[2])
@@ -193,8 +204,10 @@ def compare(peers: dict[str, Peer], shape: str, batch: int, tokens: int, rounds:
         for key in ("seconds", "cpu", "encoder", "encoder_cpu"):
             values = [turn[key] / batch for turn in taken[1:] if key in turn]
             row[key] = statistics.median(values) if values else None
-        gain = paired_speedup(*([turn["seconds"] for turn in turns[who][1:]] for who in (REFERENCE, name)))
-        row |= {"real_time_factor": row["seconds"] / 30, "over_eager_fp32": gain.value}
+        gain = paired_speedup(
+            *([turn["seconds"] for turn in turns[who][1:]] for who in (next(iter(turns)), name))
+        )
+        row |= {"real_time_factor": row["seconds"] / 30, "over_the_first": gain.value}
         rows.append(row)
         shown = [
             "-" if row[key] is None else f"{row[key]:.3f}"
