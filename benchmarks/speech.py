@@ -120,7 +120,12 @@ def make(shape: str, folder: Path) -> Path:
     sides: dict[str, Any] = {}
     for side in ("encoder", "decoder"):
         sides |= {f"{side}_layers": layers, f"{side}_attention_heads": heads, f"{side}_ffn_dim": 4 * model}
-    ids: dict[str, Any] = {"eos_token_id": END, "pad_token_id": END, "bos_token_id": END, "decoder_start_token_id": START}
+    ids: dict[str, Any] = {
+        "eos_token_id": END,
+        "pad_token_id": END,
+        "bos_token_id": END,
+        "decoder_start_token_id": START,
+    }
     config = transformers.WhisperConfig(vocab_size=SIZE, d_model=model, **ids, **sides)
     made: Any = transformers.WhisperForConditionalGeneration(config)
     made.generation_config = transformers.GenerationConfig(
