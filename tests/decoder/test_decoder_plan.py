@@ -350,10 +350,17 @@ def test_a_step_is_one_operator_of_a_profile(llama: Path) -> None:
 
 def told(loaded: LoadedDecoder, **changes: Any) -> Any:
     config = loaded.config
-    values = {"heads": config.heads, "scale": 1.0, "soft_cap": 0.0, "silu": True, "eps": 1e-5, **changes}
+    values = {
+        "heads": config.heads,
+        "scale": 1.0,
+        "soft_cap": 0.0,
+        "activation": "silu",
+        "gated": True,
+        "eps": 1e-5,
+    }
     native: Any = torch.classes.torchwright.DecodePlan
-    made = native(*values.values(), loaded.decoder.norm)
-    made.embed_by(loaded.decoder.embedding, 1.0)
+    made = native(*(values | changes).values(), loaded.decoder.norm)
+    made.embed_by(loaded.decoder.embedding, 1.0, None)
     return made
 
 
@@ -363,17 +370,17 @@ def test_what_does_not_fit_is_refused(llama: Path) -> None:
     batch = cache.append([(cache.sequence(1), [3])])
     layer: Any = loaded.decoder.layers[0]
     x, turn = batch.ids_T, [torch.zeros(64, 16), torch.zeros(64, 16), batch.positions_T]
-    where = (batch.slots_T, batch.block_tables_BP, batch.query_starts, batch.context_lens_B)
+    where = (batch.slots_T, batch.block_tables_BP, batch.query_starts, batch.context_lens_B, [])
     rows = torch.tensor([0])
 
     with pytest.raises(ValueError, match="0 layers"):
         told(loaded).hidden(x, turn, *where)
     with pytest.raises(ValueError, match="does not fit"):
-        layer.plan(told(loaded, heads=3), 0, cache.layers[0])
+        layer.plan(told(loaded, heads=3), 0, cache.layers[0], None)
     with pytest.raises(ValueError, match="features is where one of"):
-        layer.plan(told(loaded, heads=6), 0, cache.layers[0])
+        layer.plan(told(loaded, heads=6), 0, cache.layers[0], None)
     good = told(loaded)
-    layer.plan(good, 1, cache.layers[0])
+    layer.plan(good, 1, cache.layers[0], None)
     with pytest.raises(ValueError, match="no turn 1"):
         good.hidden(x, turn, *where)
     turns = [*turn, *turn]
@@ -397,9 +404,16 @@ def test_what_does_not_fit_is_refused(llama: Path) -> None:
     with pytest.raises(ValueError, match="rows must be"):
         good.logits(x, turns, *where, rows.int())
     with pytest.raises(ValueError, match="is not contiguous rows of"):
-        good.embed_by(loaded.decoder.embedding[:, :8], 1.0)
+        good.embed_by(loaded.decoder.embedding[:, :8], 1.0, None)
+    with pytest.raises(ValueError, match="of a gate silu or gelu_tanh"):
+        told(loaded, activation="gelu")
+    with pytest.raises(ValueError, match="1 tensors of a memory"):
+        good.hidden(x, turns, *where[:-1], [batch.block_tables_BP])
+    pages = cache.layers[0]
+    with pytest.raises(ValueError, match="memory does not fit"):
+        good.add_memory(layer.pre_mlp, pages.k, pages.v, None, None)
     narrow = told(loaded)
-    layer.plan(narrow, 0, cache.layers[0])
+    layer.plan(narrow, 0, cache.layers[0], None)
     narrow.add_linear(*layer.mlp.down.planned())
     with pytest.raises(ValueError, match="features is where one of"):
         narrow.logits(x, turns, *where, rows)

@@ -41,10 +41,11 @@ class Call:
     scale: float
     window: int = 0
     cap: float = 0.0
+    causal: bool = True
 
     def arguments(self) -> tuple[Any, ...]:
         where = (self.tables, self.starts, self.contexts)
-        return (self.q, *self.pages, *where, self.scale, self.window, self.cap)
+        return (self.q, *self.pages, *where, self.scale, self.window, self.cap, self.causal)
 
     def wanted(self) -> torch.Tensor:
         return reference.paged_attention(self.q.double(), *self.arguments()[1:])
@@ -367,3 +368,29 @@ def test_arguments_are_checked(native: Any, kind: torch.dtype) -> None:
         assert k_scale is not None
         refused(ValueError, "k_scale must be", pages=(k, v, k_scale[1:], v_scale))
         refused(ValueError, "v_scale must be", pages=(k, v, k_scale, k_scale.double()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [(3, 1, 48), (6, 2, 64), (2, 2, 256)])
+def test_all_of_the_context_is_seen_where_nothing_is_causal(
+    isa: str, heads: tuple[int, int, int], kind: torch.dtype
+) -> None:
+    """More queries than keys, a whole prompt, one query; and a query's result is its own."""
+    call = make(kind, [5, 70, 1100], [40, 70, 1], heads, causal=False)
+    check(call)
+    whole = call.found()
+    for sequence, first, last in ((0, 0, 7), (0, 39, 40), (1, 3, 50)):
+        start = int(call.starts[sequence])
+        alone = replace(
+            call,
+            q=call.q[start + first : start + last],
+            tables=call.tables[sequence : sequence + 1],
+            starts=ints(0, last - first),
+            contexts=call.contexts[sequence : sequence + 1],
+        )
+        assert torch.equal(alone.found(), whole[start + first : start + last])
+
+
+def test_what_is_not_causal_has_no_window(native: Any) -> None:
+    with pytest.raises(ValueError, match="window is 3"):
+        make(torch.float32, [5], [2], window=3, causal=False).found()

@@ -60,6 +60,16 @@ def test_gated(isa: str, width: int, kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_activate(isa: str, kind: str, dtype: torch.dtype) -> None:
+    for shape in [(0, 5), (1, 7), (2, 3, 16), (4, 33), (2, 576)]:
+        x = (randn(*shape) * 3).to(dtype)
+        found = ops.activate(x, kind)
+        assert (found.dtype, found.shape) == (dtype, x.shape)
+        close(found, reference.activate(x.double(), kind), atol=3e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
 def test_gates_far_from_zero(isa: str, kind: str, dtype: torch.dtype) -> None:
     gate = torch.tensor(

@@ -18,7 +18,6 @@ from whispers import SECONDS, WholeFeatures, noise, tiny
 from folders import change_json
 from torchwright.errors import ModelError, UnknownName, WorkloadError
 from torchwright.speech.load import load_speech
-from torchwright.speech.steps import Steps
 from torchwright.speech.together import together
 from torchwright.speech.transcript import compression_ratio
 from torchwright.speech.whisper import attempt as attempts
@@ -194,19 +193,19 @@ def test_text_that_took_a_high_temperature_prompts_nothing(folder, monkeypatch):
 def test_the_mean_logprob_and_the_draws_are_those_of_the_steps(folder):
     """Against one pass of the decoder over all tokens; equal seeds draw equal tokens."""
     model = opened(folder)
-    states = model.encode(noise(SECONDS))
+    encoded = model.encode(noise(SECONDS))
     prompt, words = model.vocabulary.prompt("fr", "transcribe"), model.vocabulary
 
     def draw(seed: int) -> Attempt:
         reading = attempts.attempt(
-            Steps(model.model, states), prompt, words, room=20, temperature=0.7,
+            model.model.steps(encoded), prompt, words, room=20, temperature=0.7,
             random=torch.Generator().manual_seed(seed),
         )  # fmt: skip
         return together([reading])[0]
 
     found = draw(1)
     assert draw(1) == found
-    steps = Steps(model.model, states)
+    steps = model.model.steps(encoded)
     hidden = steps.read([*prompt, *found.tokens])
     ids = [*found.tokens, words.end][:20]
     logprobs = [

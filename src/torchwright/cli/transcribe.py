@@ -56,9 +56,14 @@ if TYPE_CHECKING:
 @click.option(
     "--dtype",
     type=click.Choice(["fp32", "bf16"]),
-    default="fp32",
-    show_default=True,
+    show_default="bf16 with compiled kernels, else fp32",
     help="What the model computes in.",
+)
+@click.option(
+    "--quantize",
+    metavar="SCHEME",
+    show_default="none",
+    help="w8a8 (or w4a8, w4a16) for encoder and decoder, or for each: encoder=w8a8,decoder=none. Whisper alone.",
 )
 @click.option(
     "-o",
@@ -79,7 +84,8 @@ if TYPE_CHECKING:
 def command(
     files: tuple[Path, ...],
     model: str,
-    dtype: str,
+    dtype: str | None,
+    quantize: str | None,
     form: str,
     out: Path | None,
     live: bool,
@@ -103,7 +109,8 @@ def command(
 
         from torchwright.speech.load import load_speech
 
-    recognizer = load_speech(model, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16, None: None}
+    recognizer = load_speech(model, types[dtype], quantize)
     if live:
         listen(recognizer, language=options["language"], translate=options["translate"])
         return
@@ -121,7 +128,7 @@ def command(
             rows.append({"file": file, "error": str(error)})
             click.echo(f"torchwright: {error}", err=True)
     if as_json:
-        print_json({"model": model, "files": rows})
+        print_json({"model": model, "runs_on": recognizer.model.description, "files": rows})
     if failed:
         raise click.exceptions.Exit(2)
 

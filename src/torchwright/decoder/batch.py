@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from torchwright.decoder.pages import LayerPages
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """The memory of each sequence of a batch (`memory.py`)."""
+
+    layers: Sequence[LayerPages]
+    """Its keys and values, a layer of the decoder after the other."""
+    block_tables_BP: torch.Tensor
+    """int32, as in a `Batch`."""
+    lengths_B: torch.Tensor
+    """int32."""
 
 
 @dataclass(frozen=True)
@@ -28,3 +43,5 @@ class Batch:
     """The row of each sequence's last token, int64."""
     longest: int
     """The largest length, known without reading a tensor."""
+    memory: Remembered | None = None
+    """For a decoder that attends to one."""

@@ -21,6 +21,7 @@ import torch
 
 from torchwright.decoder.batch import Batch
 from torchwright.decoder.config import DecoderConfig
+from torchwright.decoder.pages import LayerPages
 from torchwright.errors import WorkloadError
 from torchwright.kernels.cpu.memory import zeros
 from torchwright.kernels.gpu import operators as gpu
@@ -31,21 +32,6 @@ __all__ = ["PAGE", "CacheFull", "CacheSequence", "LayerPages", "PagePool", "Page
 
 class CacheFull(WorkloadError):
     """More tokens than there are free pages for; a serving engine asks `can_append` first."""
-
-
-@dataclass(frozen=True)
-class LayerPages:
-    """One layer's pages, in the layouts of `kernels/reference.py`; scales only where they are int8."""
-
-    k: torch.Tensor
-    v: torch.Tensor
-    k_scale: torch.Tensor | None
-    v_scale: torch.Tensor | None
-
-    def copy(self, source: int, target: int) -> None:
-        for pages in (self.k, self.v, self.k_scale, self.v_scale):
-            if pages is not None:
-                pages[target] = pages[source]
 
 
 @dataclass(eq=False)

@@ -50,7 +50,7 @@ class DecoderConfig:
     """The most tokens of one sequence."""
     eps: float
     activation: str
-    """silu or gelu_tanh."""
+    """silu or gelu_tanh; where nothing is gated also gelu or relu."""
     tied: bool
     """The output layer is the embedding table."""
     ropes: tuple[Rope | None, ...]
@@ -68,6 +68,12 @@ class DecoderConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    gated: bool = True
+    """Whether feed-forward blocks have a gate, which the activation is of."""
+    causal: bool = True
+    """Whether a token sees those before it alone; in an encoder it sees all."""
+    remembers: bool = False
+    """Whether each layer also attends to a memory, the states of an encoder."""
     clip_qkv: float | None = None
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0

@@ -13,7 +13,7 @@ from torchwright.decoder.batch import Batch
 from torchwright.decoder.cache import LayerPages
 from torchwright.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.decoder.functional import ops
-from torchwright.decoder.weights import DecoderParts
+from torchwright.decoder.weights import LayerParts
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.linear import PackedLinear
 
@@ -27,7 +27,7 @@ class Attention(nn.Module):
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
 
-    def __init__(self, config: DecoderConfig, weights: DecoderParts, layer: int) -> None:
+    def __init__(self, config: DecoderConfig, weights: LayerParts, layer: int) -> None:
         super().__init__()
         self.config, self.window = config, config.windows[layer]
         self.qkv, self.o = weights.linear(layer, "qkv"), weights.linear(layer, "o")
@@ -72,6 +72,7 @@ class Attention(nn.Module):
             config.scale,
             self.window,
             config.attention_soft_cap,
+            causal=config.causal,
         )
         return self.o(out_THD.flatten(1))
 
@@ -86,6 +87,48 @@ class Attention(nn.Module):
             k = ops.rms_norm(k.contiguous(), self.k_norm, config.eps)
             qkv = torch.cat([q, k, v], dim=-1)
         return qkv if config.clip_qkv is None else qkv.clamp(-config.clip_qkv, config.clip_qkv)
+
+
+class MemoryAttention(nn.Module):
+    """Attention of each token to all of its sequence's memory, whose keys and values were written before."""
+
+    def __init__(self, config: DecoderConfig, weights: LayerParts, layer: int) -> None:
+        super().__init__()
+        self.config, self.layer = config, layer
+        self.q, self.o = weights.linear(layer, "memory_q"), weights.linear(layer, "memory_o")
+        self.kv = weights.linear(layer, "memory_kv")
+
+    @property
+    def unplanned(self) -> str | None:
+        """Why no plan takes it (`plan.py`), None where one does."""
+        return _not_packed(self.q, self.o)
+
+    def write(self, states_SE: torch.Tensor, batch: Batch, turn: Turn, pages: LayerPages) -> None:
+        """Keep the keys and values of states in the slots of a batch."""
+        cos, sin, rows_S = turn
+        where = (pages.k, pages.v, pages.k_scale, pages.v_scale)
+        heads = (0, self.config.kv_heads, None, None, self.config.eps)
+        ops.rope_store(self.kv(states_SE), cos, sin, rows_S, batch.slots_T, *where, *heads)
+
+    def forward(self, x_TE: torch.Tensor, batch: Batch) -> torch.Tensor:
+        config, memory = self.config, batch.memory
+        assert memory is not None, "a decoder with a memory is called without one"
+        pages = memory.layers[self.layer]
+        out_THD = ops.paged_attention(
+            self.q(x_TE).unflatten(1, (config.heads, config.head_dim)),
+            pages.k,
+            pages.v,
+            pages.k_scale,
+            pages.v_scale,
+            memory.block_tables_BP,
+            batch.query_starts,
+            memory.lengths_B,
+            config.scale,
+            0,
+            config.attention_soft_cap,
+            causal=False,
+        )
+        return self.o(out_THD.flatten(1))
 
 
 class FeedForward(nn.Module):
@@ -104,6 +147,22 @@ class FeedForward(nn.Module):
         return self.down(ops.gated(self.gate_up(x_TE), self.activation))
 
 
+class PlainFeedForward(nn.Module):
+    """down(activation(up(x)))."""
+
+    def __init__(self, activation: str, up: nn.Module, down: nn.Module) -> None:
+        super().__init__()
+        self.activation, self.up, self.down = activation, up, down
+
+    @property
+    def unplanned(self) -> str | None:
+        """Why no plan takes it (`plan.py`), None where one does."""
+        return _not_packed(self.up, self.down)
+
+    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
+        return self.down(ops.activate(self.up(x_TE), self.activation))
+
+
 class MixtureOfExperts(nn.Module):
     """Each token's chosen experts, weighted by the router's softmax; an expert sees all of its tokens in one call."""
 
@@ -113,7 +172,7 @@ class MixtureOfExperts(nn.Module):
     unplanned = "a mixture of experts, whose rows go different ways"
 
     def __init__(
-        self, config: DecoderConfig, experts: ExpertsConfig, weights: DecoderParts, layer: int
+        self, config: DecoderConfig, experts: ExpertsConfig, weights: LayerParts, layer: int
     ) -> None:
         super().__init__()
         self.chosen, self.normalize, self.count = experts.chosen, experts.normalize, experts.count
@@ -151,27 +210,34 @@ class MixtureOfExperts(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward block, each with a norm before it, after it, or both.
+    """Attention, perhaps attention to a memory, and feed-forward block, each with a norm before it, after it, or both.
 
     What the last block has computed travels beside the residual stream until the next norm adds it, because one kernel
     adds and normalizes.
     """
 
+    memory: MemoryAttention | None
     pre_attention: torch.Tensor | None
+    pre_memory: torch.Tensor | None
     post_attention: torch.Tensor | None
     pre_mlp: torch.Tensor | None
     post_mlp: torch.Tensor | None
 
-    def __init__(self, config: DecoderConfig, weights: DecoderParts, layer: int) -> None:
+    def __init__(self, config: DecoderConfig, weights: LayerParts, layer: int) -> None:
         super().__init__()
         self.eps, self.residual_scale = config.eps, config.residual_scale
         self.attention = Attention(config, weights, layer)
         if config.sparse[layer]:
             assert config.experts
             self.mlp = MixtureOfExperts(config, config.experts, weights, layer)
+        elif not config.gated:
+            up, down = weights.linear(layer, "up"), weights.linear(layer, "down")
+            self.mlp = PlainFeedForward(config.activation, up, down)
         else:
             gate_up, down = weights.linear(layer, "gate_up"), weights.linear(layer, "down")
             self.mlp = FeedForward(config.activation, gate_up, down)
+        self.memory = MemoryAttention(config, weights, layer) if config.remembers else None
+        self.register_buffer("pre_memory", weights.norm(layer, "pre_memory") if self.memory else None)
         for part in ("pre_attention", "post_attention", "pre_mlp", "post_mlp"):
             self.register_buffer(part, weights.norm(layer, part))
 
@@ -186,6 +252,9 @@ class Layer(nn.Module):
         """(delta, stream) in, (delta, stream) out; their sum is the layer's input and output."""
         x_TE, stream_TE = join(delta_TE, stream_TE, self.pre_attention, self.eps)
         delta_TE = self._leave(self.attention(x_TE, batch, turn, pages), self.post_attention)
+        if self.memory is not None:
+            x_TE, stream_TE = join(delta_TE, stream_TE, self.pre_memory, self.eps)
+            delta_TE = self.memory(x_TE, batch)
         x_TE, stream_TE = join(delta_TE, stream_TE, self.pre_mlp, self.eps)
         return self._leave(self.mlp(x_TE), self.post_mlp), stream_TE
 
@@ -196,20 +265,21 @@ class Layer(nn.Module):
             return "blocks without a norm before them"
         if self.residual_scale != 1:
             return "blocks that are scaled before they join the residual stream"
-        return self.attention.unplanned or self.mlp.unplanned
+        blocks = [self.attention, self.mlp, *([] if self.memory is None else [self.memory])]
+        return next((block.unplanned for block in blocks if block.unplanned), None)
 
     def linears(self) -> Iterator[tuple[dict[str, nn.Module | None], str, nn.Module]]:
         """Its linear layers, but for experts': where each hangs, its name there, and itself; in the order of a plan."""
-        for block, names in ((self.attention, ("qkv", "o")), (self.mlp, ("gate_up", "down"))):
-            for name in names:
-                if name in block._modules:
-                    yield block._modules, name, block.get_submodule(name)
+        yield from _linears(self.attention, "qkv", "o")
+        yield from _linears(self.mlp, "gate_up", "up", "down")
+        if self.memory is not None:
+            yield from _linears(self.memory, "q", "o")
 
-    def plan(self, native: Any, turn: int, pages: LayerPages) -> None:
+    def plan(self, native: Any, turn: int, pages: LayerPages, memory: LayerPages | None) -> None:
         """Tell the kernels' plan what the layer is; `turn` is its place among the turns of a step."""
-        for *_, linear in self.linears():
-            assert isinstance(linear, PackedLinear)
-            native.add_linear(*linear.planned())
+        packed = [linear.planned() for *_, linear in self.linears() if isinstance(linear, PackedLinear)]
+        for linear in packed[:4]:
+            native.add_linear(*linear)
         native.add_layer(
             self.pre_attention,
             self.post_attention,
@@ -224,11 +294,22 @@ class Layer(nn.Module):
             turn,
             self.attention.window,
         )
+        if memory is not None:
+            for linear in packed[4:]:
+                native.add_linear(*linear)
+            native.add_memory(self.pre_memory, memory.k, memory.v, memory.k_scale, memory.v_scale)
 
     def _leave(self, x_TE: torch.Tensor, norm_E: torch.Tensor | None) -> torch.Tensor:
         if norm_E is not None:
             x_TE = ops.rms_norm(x_TE, norm_E, self.eps)
         return x_TE if self.residual_scale == 1 else x_TE * self.residual_scale
+
+
+def _linears(block: nn.Module, *names: str) -> Iterator[tuple[dict[str, nn.Module | None], str, nn.Module]]:
+    """Those of these names that a block has."""
+    for name in names:
+        if name in block._modules:
+            yield block._modules, name, block.get_submodule(name)
 
 
 def _not_packed(*linears: nn.Module) -> str | None:

@@ -58,7 +58,7 @@ def load_decoder(
     place = torch.device(device)
     scheme = read_scheme(quantize)
     keep = None if make_linear else _repacker(quantize, scheme, dtype, place)
-    make_linear = make_linear or _linear_maker(scheme, dtype, place)
+    make_linear = make_linear or linear_maker(scheme, dtype, place)
     path = resolve(str(folder))
     config = read_decoder_config(path)
     described = read_config(path)
@@ -81,7 +81,7 @@ def stop_ids(config: DecoderConfig, folder: Path) -> tuple[int, ...]:
     return tuple(sorted({*config.eos, *generation_eos(folder)}))
 
 
-def _linear_maker(scheme: Scheme | None, dtype: torch.dtype, device: torch.device) -> MakeLinear:
+def linear_maker(scheme: Scheme | None, dtype: torch.dtype, device: torch.device) -> MakeLinear:
     """What makes a linear layer: PyTorch's own in float32, packed ones else, where the kernels are there."""
     if scheme is None and (dtype == torch.float32 or ops.on(device, dtype) is None):
         return plain_linear

@@ -24,6 +24,7 @@ class Decoder(nn.Module):
     """
 
     embedding: torch.Tensor
+    positions: torch.Tensor | None
     norm: torch.Tensor
 
     def __init__(self, config: DecoderConfig, weights: DecoderParts) -> None:
@@ -33,6 +34,7 @@ class Decoder(nn.Module):
         self.register_buffer("embedding", embedding_VE.to(weights.device))
         # Gemma scales by the factor as the model's dtype rounds it.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding_VE.dtype).item()
+        self.register_buffer("positions", weights.positions())
         self.layers = nn.ModuleList()
         for layer in range(config.layers):
             self.layers.append(Layer(config, weights, layer).to(weights.device))
@@ -53,6 +55,8 @@ class Decoder(nn.Module):
         stream_TE = F.embedding(batch.ids_T, self.embedding)
         if self.embedding_scale != 1:
             stream_TE = stream_TE * self.embedding_scale
+        if self.positions is not None:
+            stream_TE = stream_TE + F.embedding(batch.positions_T, self.positions)
         delta_TE = None
         for layer, turn, pages in zip(self.layers, self._turn_of, cache.layers, strict=True):
             delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, turns[turn], pages)
@@ -80,9 +84,17 @@ class Decoder(nn.Module):
         if len(batch.ids_T) > MOST_ROWS:
             return None
         plan = plans.get(cache)
-        if plan is None or not plan.holds(self.embedding, self.layers, self.head):
+        memory = None if batch.memory is None else batch.memory.layers
+        if plan is None or not plan.holds(self.embedding, self.layers, self.head, memory):
             parts = Parts(
-                self.embedding, self.embedding_scale, self.layers, self._turn_of, self.norm, self.head
+                self.embedding,
+                self.embedding_scale,
+                self.layers,
+                self._turn_of,
+                self.norm,
+                self.head,
+                self.positions,
+                memory,
             )
             plans[cache] = plan = DecodePlan(parts, self.config, cache)
         return None if plan.unplanned or plan.watched else plan

@@ -91,6 +91,9 @@ class _PackedWeights:
         """Mapped: of its rows, only those of tokens that occur are read."""
         return self._open().get_tensor("embedding")
 
+    def positions(self) -> None:
+        """None: see `DecoderWeights`."""
+
     def head(self, embedding_VE: torch.Tensor) -> nn.Module:
         return self._layer("head")
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from torchwright.decoder.batch import Batch
-from torchwright.decoder.cache import PagedCache
+from torchwright.decoder.cache import LayerPages, PagedCache
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.layers import Layer, Turn
 from torchwright.kernels import ops
@@ -39,6 +39,10 @@ class Parts:
     """Each layer's place among the turns of a step."""
     norm_E: torch.Tensor
     head: nn.Module
+    positions_PE: torch.Tensor | None = None
+    """What is added to the embedding at each position."""
+    memory: Sequence[LayerPages] | None = None
+    """Pages of what the layers attend to beside the cache."""
 
 
 class DecodePlan:
@@ -56,15 +60,24 @@ class DecodePlan:
         if self.unplanned is not None:
             return
         made: Any = torch.classes.torchwright.DecodePlan
-        cap, silu = config.attention_soft_cap, config.activation == "silu"
-        self.native = made(config.heads, config.scale, cap, silu, config.eps, parts.norm_E)
-        self.native.embed_by(parts.embedding_VE, parts.embedding_scale)
-        for layer, turn, pages in zip(layers, parts.turns, cache.layers, strict=True):
-            layer.plan(self.native, turn, pages)
+        cap, gated = config.attention_soft_cap, config.gated
+        self.native = made(
+            config.heads, config.scale, cap, config.activation, gated, config.eps, parts.norm_E
+        )
+        self.native.embed_by(parts.embedding_VE, parts.embedding_scale, parts.positions_PE)
+        memory = parts.memory or [None] * len(layers)
+        for layer, turn, pages, remembered in zip(layers, parts.turns, cache.layers, memory, strict=True):
+            layer.plan(self.native, turn, pages, remembered)
         if isinstance(parts.head, PackedLinear):
             self.native.add_linear(*parts.head.planned())
 
-    def holds(self, embedding_VE: torch.Tensor, layers: nn.ModuleList, head: nn.Module) -> bool:
+    def holds(
+        self,
+        embedding_VE: torch.Tensor,
+        layers: nn.ModuleList,
+        head: nn.Module,
+        memory: Sequence[LayerPages] | None,
+    ) -> bool:
         """Whether these are its parts, as they were when it was made: a technique may have put others in their
         place."""
         parts = self._parts
@@ -72,6 +85,7 @@ class DecodePlan:
             embedding_VE is parts.embedding_VE
             and layers is parts.layers
             and head is parts.head
+            and memory is parts.memory
             and all(owner.get(name) is linear for owner, name, linear in self._linears)
         )
 
@@ -119,6 +133,7 @@ def _step(turns: Iterable[Turn], batch: Batch) -> tuple[Any, ...]:
         batch.block_tables_BP,
         batch.query_starts,
         batch.context_lens_B,
+        [] if batch.memory is None else [batch.memory.block_tables_BP, batch.memory.lengths_B],
     )
 
 

@@ -23,21 +23,27 @@ Repack = Callable[[Sequence[Grouped], torch.Tensor | None], PackedLinear | None]
 None where there is none for them."""
 
 
-class DecoderParts(Protocol):
-    """What a `Decoder` is built from, wherever it comes from."""
+class LayerParts(Protocol):
+    """What a `Layer` is built from, wherever it comes from."""
 
     device: torch.device
-    """Where the decoder will run; the parts may lie on a CPU until they are moved there."""
+    """Where it will run; the parts may lie on a CPU until they are moved there."""
 
-    def embedding(self) -> torch.Tensor: ...
-    def head(self, embedding_VE: torch.Tensor) -> nn.Module: ...
-    def final_norm(self) -> torch.Tensor: ...
     def norm(self, layer: int, part: str) -> torch.Tensor | None: ...
     def linear(self, layer: int, part: str) -> nn.Module: ...
     def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]: ...
     def router(self, layer: int) -> torch.Tensor: ...
     def expert_bias(self, layer: int) -> torch.Tensor | None: ...
     def release(self) -> None: ...
+
+
+class DecoderParts(LayerParts, Protocol):
+    """What a `Decoder` is built from."""
+
+    def embedding(self) -> torch.Tensor: ...
+    def positions(self) -> torch.Tensor | None: ...
+    def head(self, embedding_VE: torch.Tensor) -> nn.Module: ...
+    def final_norm(self) -> torch.Tensor: ...
 
 
 class DecoderWeights:
@@ -66,6 +72,9 @@ class DecoderWeights:
         """(V, E)."""
         config = self.config
         return self._stack(["model.embed_tokens.weight"], [(config.vocabulary, config.model)])
+
+    def positions(self) -> None:
+        """None: these families turn by positions, and learn none."""
 
     def head(self, embedding_VE: torch.Tensor) -> nn.Module:
         """The output layer (V, E); a tied one shares the embedding's tensor."""

@@ -17,6 +17,7 @@ def register(namespace: str = NAMESPACE) -> None:
         quantize_w4,
         linear_grouped,
         linear_w8a8_fused,
+        activate,
         attention,
         conv_dense,
         conv_depthwise,
@@ -137,6 +138,10 @@ def add_rms_norm(
 
 def gated(x: torch.Tensor, kind: str) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
+    return x.new_empty(x.shape)
 
 
 def rope_store(

@@ -67,6 +67,11 @@ def gated(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
     return (on(gate_up.device, gate_up.dtype) or reference).gated(gate_up, kind)
 
 
+def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """See `reference.activate`."""
+    return _of_cpus(on(x.device, x.dtype)).activate(x, kind)
+
+
 def rope_store(
     qkv: torch.Tensor,
     cos: torch.Tensor,
@@ -82,9 +87,17 @@ def rope_store(
     return kernels.rope_store(qkv, cos, sin, positions_T, slots_T, k_pages, v_pages, *args)
 
 
-def paged_attention(q_THD: torch.Tensor, *args: Any) -> torch.Tensor:
+def paged_attention(q_THD: torch.Tensor, *args: Any, causal: bool = True) -> torch.Tensor:
     """See `reference.paged_attention`."""
-    return _paged(q_THD, q_THD.shape[-1]).paged_attention(q_THD, *args)
+    kernels = _paged(q_THD, q_THD.shape[-1])
+    if causal:
+        return kernels.paged_attention(q_THD, *args)
+    return _of_cpus(kernels).paged_attention(q_THD, *args, causal=False)
+
+
+def _of_cpus(kernels: Any) -> Any:
+    """Kernels that have what those for GPUs lack so far, or the reference."""
+    return reference if kernels is None or kernels is triton else kernels
 
 
 def _paged(x: torch.Tensor, head_size: int) -> Any:

@@ -16,6 +16,9 @@ A slot is page · 16 + the token's place in the page.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch.nn import functional as F
 
@@ -28,6 +31,12 @@ SMALLEST_STEP = 1e-38
 LEVELS_8, LEVELS_16 = 127, 254 * 127 + 126
 LEVELS = {8: LEVELS_8, 16: LEVELS_16}
 """Integers on each side of zero. Those of 16 bits are two digits to the base 254, each within ±127."""
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
 QUERY_BLOCK = 128
 """Queries that meet all keys at once, so that the scores of a long prompt fit in memory."""
 
@@ -55,6 +64,11 @@ def gated(gate_up_TF: torch.Tensor, kind: str) -> torch.Tensor:
     gate, up = _wide(gate_up_TF).chunk(2, dim=-1)
     active = F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")
     return (active * up).to(gate_up_TF.dtype)
+
+
+def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """activation(x) in x's dtype; `kind` is relu, gelu, gelu_tanh or silu."""
+    return ACTIVATIONS[kind](_wide(x)).to(x.dtype)
 
 
 def rope_store(
@@ -103,13 +117,14 @@ def paged_attention(
     scale: float,
     window: int,
     soft_cap: float,
+    causal: bool = True,
 ) -> torch.Tensor:
-    """Causal attention (T, H, D) of each sequence's queries over its own pages.
+    """Attention (T, H, D) of each sequence's queries over its own pages.
 
     Rows `query_starts[b]` to `query_starts[b + 1]` are the last tokens of sequence b, whose `context_lens_B[b]` keys
     lie in pages `block_tables_BP[b]`. A query at position p sees keys at positions in (p − `window`, p], or all up to p
-    when `window` is 0. `soft_cap` c > 0 turns a score s into c · tanh(s / c). Query head h reads key-value head
-    h // (H / K).
+    when `window` is 0; where attention is not `causal`, all of the context. `soft_cap` c > 0 turns a score s into
+    c · tanh(s / c). Query head h reads key-value head h // (H / K).
     """
     out_THD = torch.empty_like(q_THD)
     starts, contexts = query_starts.tolist(), context_lens_B.tolist()
@@ -117,7 +132,7 @@ def paged_attention(
     for sequence, context in enumerate(contexts):
         first, last = starts[sequence], starts[sequence + 1]
         pages = block_tables_BP[sequence, : -(-context // PAGE)].long()
-        k_KSD = _load_keys(k_pages, k_scale, pages)[:, :context]
+        k_KSD = load_keys(k_pages, k_scale, pages)[:, :context]
         v_KSD = _load_values(v_pages, v_scale, pages)[:, :context]
         position_S = torch.arange(context, device=q_THD.device)
         for start in range(first, last, QUERY_BLOCK):
@@ -127,11 +142,13 @@ def paged_attention(
             score_KGTS = torch.einsum("kgtd,ksd->kgts", q, k_KSD.to(q.dtype)) * scale
             if soft_cap:
                 score_KGTS = torch.tanh(score_KGTS / soft_cap) * soft_cap
-            distance_TS = position_S[context - last + start : context - last + stop, None] - position_S
-            hidden_TS = distance_TS < 0
-            if window:
-                hidden_TS |= distance_TS >= window
-            weight_KGTS = score_KGTS.masked_fill(hidden_TS, -torch.inf).softmax(-1)
+            if causal:
+                distance_TS = position_S[context - last + start : context - last + stop, None] - position_S
+                hidden_TS = distance_TS < 0
+                if window:
+                    hidden_TS |= distance_TS >= window
+                score_KGTS = score_KGTS.masked_fill(hidden_TS, -torch.inf)
+            weight_KGTS = score_KGTS.softmax(-1)
             out = torch.einsum("kgts,ksd->kgtd", weight_KGTS, v_KSD.to(q.dtype))
             out_THD[start:stop] = out.permute(2, 0, 1, 3).flatten(1, 2).to(out_THD.dtype)
     return out_THD
@@ -183,7 +200,8 @@ def _quantize(x_TKD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (x_TKD * steps(largest_TK)[..., None]).round().clamp(-127, 127), (largest_TK / 127).float()
 
 
-def _load_keys(pages: torch.Tensor, scale: torch.Tensor | None, table_P: torch.Tensor) -> torch.Tensor:
+def load_keys(pages: torch.Tensor, scale: torch.Tensor | None, table_P: torch.Tensor) -> torch.Tensor:
+    """Keys (K, S, D) of the pages of a sequence."""
     chosen = pages[table_P]
     if pages.dim() == PAIRED:
         k_KSD = chosen.permute(1, 0, 3, 2, 4).flatten(3).flatten(1, 2)

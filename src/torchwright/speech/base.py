@@ -12,6 +12,7 @@ import torch
 from torchwright.errors import WorkloadError
 from torchwright.hub.tokenizer import open_tokenizer
 from torchwright.speech.sound import Sound, opened
+from torchwright.speech.steps import SpeechModel
 from torchwright.speech.transcript import Options, Transcript, Window
 
 
@@ -25,10 +26,9 @@ class Recognizer(ABC):
     window: int
     """Samples of a window at most."""
 
-    def __init__(self, folder: Path, model: Any) -> None:
+    def __init__(self, folder: Path, model: SpeechModel) -> None:
         self.folder, self.model = folder, model
         self.tokenizer: Any = open_tokenizer(folder)
-        self.dtype = next(model.parameters()).dtype
 
     @abstractmethod
     def check(self, options: Options) -> None:

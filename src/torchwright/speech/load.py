@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,18 +12,28 @@ from torchwright.errors import ModelError, unknown
 from torchwright.hub.folder import read_config, resolve
 from torchwright.speech.base import Recognizer
 from torchwright.speech.families import FAMILIES
+from torchwright.speech.precision import Precision, read_precision
+from torchwright.speech.steps import SpeechModel, TransformersSpeech
+from torchwright.speech.whisper import native as whisper
 from torchwright.workloads.huggingface import load_model
 
+NATIVE: dict[str, Any] = {"whisper": whisper}
+"""Families that Torchwright's own layers compute: modules with `native_fault` and `load_native`."""
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def load_speech(folder: str | Path, dtype: torch.dtype = torch.float32) -> Recognizer:
-    """The speech model of a Hugging Face folder or hub id, on transformers' modules, in float32 or bfloat16.
+def load_speech(
+    folder: str | Path, dtype: torch.dtype | None = torch.float32, quantize: str | None = None
+) -> Recognizer:
+    """The speech model of a Hugging Face folder or hub id, in float32 or bfloat16; None is bfloat16 on our kernels.
+
+    It runs on Torchwright's kernels where they take it, else on transformers' modules; `model.description` says which.
+    `quantize` is a scheme such as w8a8 for the layers of encoder and decoder, or one each: encoder=w8a8,decoder=none.
 
     Raises `UnknownName` for a family that is not in `FAMILIES`, and `ModelError`, naming the file, for weights or
     configurations that cannot be used.
     """
-    if dtype not in DTYPES:
+    if dtype not in (None, *DTYPES):
         raise ModelError(f"dtype {dtype}", allowed=", ".join(map(str, DTYPES)))
     path = resolve(str(folder))
     kind = read_config(path).get("model_type")
@@ -31,4 +42,16 @@ def load_speech(folder: str | Path, dtype: torch.dtype = torch.float32) -> Recog
             "family of speech models", str(kind), FAMILIES, next="`torchwright generate` runs text models"
         )
     family: type[Recognizer] = pkgutil.resolve_name(FAMILIES[kind])
-    return family(path, load_model(path, "AutoModelForSpeechSeq2Seq").to(dtype))
+    return family(path, _model(kind, path, dtype, read_precision(quantize)))
+
+
+def _model(kind: str, path: Path, dtype: torch.dtype | None, precision: Precision) -> SpeechModel:
+    """On our kernels where they take it, else on transformers' modules, which nobody quantizes."""
+    fault = f"a {kind} runs on transformers' modules"
+    if kind in NATIVE:
+        fault = NATIVE[kind].native_fault(path)
+    if fault is None:
+        return NATIVE[kind].load_native(path, dtype or torch.bfloat16, precision)
+    if precision != Precision():
+        raise ModelError(f"{path} cannot be quantized here", found=fault, next="leave --quantize out")
+    return TransformersSpeech(load_model(path, "AutoModelForSpeechSeq2Seq").to(dtype or torch.float32))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, read_config
 from torchwright.speech.base import Recognizer
 from torchwright.speech.sound import RATE, Sound
-from torchwright.speech.steps import Steps
+from torchwright.speech.steps import SpeechModel
 from torchwright.speech.transcript import Options, Segment, Window
 
 TOKENS_PER_SECOND = 6.5
@@ -34,7 +33,7 @@ class Moonshine(Recognizer):
     model_type = "moonshine"
     window = LONGEST
 
-    def __init__(self, folder: Path, model: Any) -> None:
+    def __init__(self, folder: Path, model: SpeechModel) -> None:
         super().__init__(folder, model)
         settings = read_config(folder) | find_object(folder / "generation_config.json")
         fields = Fields(folder / "config.json", settings)
@@ -77,8 +76,7 @@ class Moonshine(Recognizer):
     def decode(self, samples: np.ndarray) -> tuple[list[int], float]:
         """A window's tokens, the likeliest one each time, and the mean of their log-probabilities."""
         padded = np.pad(samples, (0, max(0, LEAST - len(samples))))
-        sound_1T = torch.from_numpy(padded)[None].to(self.dtype)
-        steps = Steps(self.model, self.model.get_encoder()(sound_1T).last_hidden_state)
+        steps = self.model.steps(self.model.encode(torch.from_numpy(padded)[None]))
         most = min(self.positions - 1, math.ceil(TOKENS_PER_SECOND * len(padded) / RATE))
         tokens, total, token = list[int](), 0.0, self.start
         while len(tokens) < most:

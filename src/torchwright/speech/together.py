@@ -25,5 +25,10 @@ def together(readings: Sequence[Reading[Result]]) -> list[Result]:
                 wanted[i] = readings[i].send(output_TE)  # pyright: ignore[reportArgumentType] (None begins)
             except StopIteration as end:
                 found[i] = end.value
-        outputs = {i: steps.read(ids) for i, (steps, ids) in wanted.items()}
+        outputs = dict(zip(wanted, _read(list(wanted.values())), strict=True))
     return [found[i] for i in range(len(readings))]
+
+
+def _read(pieces: list[tuple[Steps, Sequence[int]]]) -> list[torch.Tensor]:
+    """Of one model."""
+    return pieces[0][0].model.read(pieces) if pieces else []

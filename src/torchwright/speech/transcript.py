@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from torchwright.errors import WorkloadError, unknown
 
-MOST_WINDOWS = 256
+MOST_WINDOWS = 16
 Timestamps = Literal["segment", "word"]
 
 

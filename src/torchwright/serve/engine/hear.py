@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class ServedRecognizer:
         self._model, self._max_running, self._max_queue = model, max_running, max_queue
         self._running = deque[tuple[str, Iterator[Window]]]()
         """The next one first."""
+        module = model.model.module
         self._waiting = deque[tuple[str, Iterator[Window]]]()
         self.ready = EngineReady(
             kind="recognizer",
@@ -36,9 +38,9 @@ class ServedRecognizer:
             page_tokens=0,
             stop_ids=[],
             max_running=max_running,
-            weight_bytes=sum(tensor.nbytes for tensor in model.model.parameters()),
+            weight_bytes=sum(value.nbytes for value in chain(module.parameters(), module.buffers())),
             kv_bytes=0,
-            fingerprint=fingerprint(model.model),
+            fingerprint=fingerprint(module),
         )
 
     @property

@@ -187,10 +187,10 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Ser
     """The model of the options, ready to answer; raises `TorchwrightError` for what cannot be served."""
     channel.send(Loading(text=f"loading {options.model or 'the bundled model'}"))
     if options.model is not None and find(options.model).speech:
-        dtype = {None: torch.float32, "fp32": torch.float32, "bf16": torch.bfloat16}.get(options.dtype)
-        if dtype is None:
+        dtypes = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
+        if options.dtype not in dtypes:
             raise ModelError(f"--dtype {options.dtype}", allowed="fp32, bf16")
-        speech = load_speech(options.model, dtype)
+        speech = load_speech(options.model, dtypes[options.dtype])
         return ServedRecognizer(speech, max_running=options.max_running, max_queue=options.max_queue)
     if options.model is not None and is_artifact(options.model):
         refuse_for_artifact(

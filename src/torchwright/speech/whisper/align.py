@@ -5,21 +5,17 @@ The method, its heads, its median filter and its ties are openai/whisper's (timi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object
+from torchwright.speech.steps import Head
 
 FILTER = 7
 """Frames over which the attention's median is taken."""
-Head = tuple[int, int]
-"""A decoder layer and one of its heads."""
 
 
 def read_heads(folder: Path, layers: int, heads: int) -> list[Head]:
@@ -35,34 +31,6 @@ def read_heads(folder: Path, layers: int, heads: int) -> list[Head]:
     if not isinstance(named, list) or not named or not all(pair in allowed for pair in named):
         raise fields.wrong("alignment_heads", f"pairs of one of {layers} layers and one of {heads} heads")
     return [(layer, head) for layer, head in named]
-
-
-def cross_attention(
-    decoder: Any, heads: Sequence[Head], ids: Sequence[int], states_1SE: torch.Tensor
-) -> torch.Tensor:
-    """How much each head looks at each state of the encoder while it reads each token, without softmax: (H, T, S)."""
-    queries, keys = dict[int, torch.Tensor](), dict[int, torch.Tensor]()
-    with ExitStack() as hooks:
-        for layer in {layer for layer, _ in heads}:
-            attention = decoder.layers[layer].encoder_attn
-            for module, kept in ((attention.q_proj, queries), (attention.k_proj, keys)):
-                handle = module.register_forward_hook(_keeping(kept, layer))
-                hooks.callback(handle.remove)
-        decoder(input_ids=torch.tensor([list(ids)]), encoder_hidden_states=states_1SE, use_cache=False)
-    found = []
-    for layer, head in heads:
-        attention = decoder.layers[layer].encoder_attn
-        part = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
-        q_TD, k_SD = queries[layer][0, :, part].float(), keys[layer][0, :, part].float()
-        found.append(q_TD @ k_SD.T * attention.scaling)
-    return torch.stack(found)
-
-
-def _keeping(kept: dict[int, torch.Tensor], layer: int) -> Any:
-    def keep(module: Any, arguments: Any, output: torch.Tensor) -> None:
-        kept[layer] = output
-
-    return keep
 
 
 def smooth(looks_HTS: torch.Tensor) -> np.ndarray:

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
 from torchwright.errors import ModelError, WorkloadError, unknown
 from torchwright.hub.fields import Fields
@@ -17,10 +15,10 @@ from torchwright.hub.folder import read_config
 from torchwright.speech.base import Recognizer
 from torchwright.speech.pauses import is_silent, parts
 from torchwright.speech.sound import RATE, Sound, of_samples
-from torchwright.speech.steps import Steps
+from torchwright.speech.steps import Encoded, SpeechModel
 from torchwright.speech.together import Reading, together
 from torchwright.speech.transcript import Options, Segment, Window, Word, compression_ratio
-from torchwright.speech.whisper.align import cross_attention, read_heads, smooth, starts
+from torchwright.speech.whisper.align import read_heads, smooth, starts
 from torchwright.speech.whisper.attempt import Attempt, Limits, decode
 from torchwright.speech.whisper.features import HOP, LogMel
 from torchwright.speech.whisper.pieces import FRAMES_PER_TICK, Piece, cut
@@ -34,7 +32,7 @@ class Whisper(Recognizer):
 
     model_type = "whisper"
 
-    def __init__(self, folder: Path, model: Any) -> None:
+    def __init__(self, folder: Path, model: SpeechModel) -> None:
         super().__init__(folder, model)
         config = Fields(folder / "config.json", read_config(folder))
         positions = config.integer("max_source_positions", 1500)
@@ -77,34 +75,28 @@ class Whisper(Recognizer):
             )
         return in_order(tracks, options.batch, _Rounds(self, options, sound.seconds).advance)
 
-    def encode(self, samples: np.ndarray) -> torch.Tensor:
-        """The encoder's output (1, S, E) for a window's samples."""
-        return self.model.get_encoder()(self.features(samples).to(self.dtype)).last_hidden_state
+    def encode(self, samples: np.ndarray) -> Encoded:
+        """What the encoder makes of a window's samples."""
+        return self.model.encode(self.features(samples))
 
-    def language(self, states_1SE: torch.Tensor) -> str:
+    def language(self, encoded: Encoded) -> str:
         """The code of the language that is likeliest in a window."""
         codes = list(self.vocabulary.languages)
         if not codes:
             return "en"
-        steps = Steps(self.model, states_1SE)
+        steps = self.model.steps(encoded)
         logits_V = steps.logits(steps.read([self.vocabulary.start])[-1])
         return codes[int(logits_V[list(self.vocabulary.languages.values())].argmax())]
 
     def decode(
-        self,
-        states_1SE: torch.Tensor,
-        before: Sequence[int],
-        prompt: Sequence[int],
-        limits: Limits,
-        *,
-        seed: int,
+        self, encoded: Encoded, before: Sequence[int], prompt: Sequence[int], limits: Limits, *, seed: int
     ) -> Reading[Attempt]:
         """A window's tokens after the text of the windows before, as much of it as half the positions hold."""
         previous = self.vocabulary.previous
         if before and previous is not None:
             prompt = [previous, *before[-(self.positions // 2 - 1) :], *prompt]
         return decode(
-            partial(Steps, self.model, states_1SE),
+            partial(self.model.steps, encoded),
             prompt,
             self.vocabulary,
             room=self.positions - len(prompt),
@@ -137,7 +129,7 @@ class _Rounds:
 
     def advance(self, tracks: Sequence[Track]) -> None:
         """One more window of each, or its end."""
-        whisper, heard = self._whisper, list[tuple[Track, int, torch.Tensor]]()
+        whisper, heard = self._whisper, list[tuple[Track, int, Encoded]]()
         for track in tracks:
             samples = track.sound.window(track.frame * HOP, whisper.window)
             if len(samples) < HOP:
@@ -146,22 +138,20 @@ class _Rounds:
                 self._put(track, track.frame * HOP + len(samples), [])
                 track.frame += len(samples) // HOP
             else:
-                states_1SE = whisper.encode(samples)
-                self._language = self._language or whisper.language(states_1SE)
-                heard.append((track, len(samples), states_1SE))
+                encoded = whisper.encode(samples)
+                self._language = self._language or whisper.language(encoded)
+                heard.append((track, len(samples), encoded))
         task = "translate" if self._options.translate else "transcribe"
         prompt = whisper.vocabulary.prompt(self._language, task)
         readings = [
-            whisper.decode(
-                states_1SE, track.before, prompt, self._limits, seed=track.begin // HOP + track.frame
-            )
-            for track, _, states_1SE in heard
+            whisper.decode(encoded, track.before, prompt, self._limits, seed=track.begin // HOP + track.frame)
+            for track, _, encoded in heard
         ]
-        for (track, count, states_1SE), found in zip(heard, together(readings), strict=True):
-            self._take(track, count, states_1SE, prompt, found)
+        for (track, count, encoded), found in zip(heard, together(readings), strict=True):
+            self._take(track, count, encoded, prompt, found)
 
     def _take(
-        self, track: Track, count: int, states_1SE: torch.Tensor, prompt: Sequence[int], found: Attempt
+        self, track: Track, count: int, encoded: Encoded, prompt: Sequence[int], found: Attempt
     ) -> None:
         """What was found in a window of so many samples, after which the track's next one begins."""
         frames = count // HOP
@@ -174,7 +164,7 @@ class _Rounds:
         start = (track.begin + track.frame * HOP) / RATE
         segments = [self._segment(piece, found, start, count / RATE) for piece in pieces]
         if self._options.timestamps == "word" and pieces:
-            words = self._words(pieces, prompt, states_1SE, min(ahead, frames) // FRAMES_PER_TICK)
+            words = self._words(pieces, prompt, encoded, min(ahead, frames) // FRAMES_PER_TICK)
             segments = [
                 _with_words(segment, own, start) for segment, own in zip(segments, words, strict=True)
             ]
@@ -205,7 +195,7 @@ class _Rounds:
         )
 
     def _words(
-        self, pieces: Sequence[Piece], prompt: Sequence[int], states_1SE: torch.Tensor, ticks: int
+        self, pieces: Sequence[Piece], prompt: Sequence[int], encoded: Encoded, ticks: int
     ) -> list[list[Word]]:
         """Each piece's words, in seconds from the window's beginning; all were said in its first ticks."""
         whisper, language = self._whisper, "en" if self._options.translate else self._language
@@ -213,7 +203,7 @@ class _Rounds:
         said = [token for text in texts for token in text]
         ids = [*prompt, whisper.vocabulary.no_timestamps, *said, whisper.vocabulary.end]
         ids = ids[: whisper.positions]  # the end may not fit; its own row is not wanted
-        looks_HTS = cross_attention(whisper.model.get_decoder(), whisper.heads, ids, states_1SE)
+        looks_HTS = whisper.model.cross_attention(whisper.heads, ids, encoded)
         rows = slice(len(prompt), len(prompt) + len(said) + 1)  # what follows a token is chosen in its row
         begins = TICK_SECONDS * starts(smooth(looks_HTS[..., : max(1, ticks)])[rows])
         return timed(texts, begins.tolist(), whisper.tokenizer.decode, language)

@@ -299,7 +299,7 @@ struct Place {
 // Rows are (query, head of the group) pairs of one sequence and key/value head.
 inline Place place(const AttentionTask& t, int64_t row) {
   const int64_t group = t.heads / t.kv_heads, query = row / group, head = t.kv_head * group + row % group;
-  const int64_t position = t.context - t.queries + query;
+  const int64_t position = t.causal ? t.context - t.queries + query : t.context - 1;
   const int64_t first = t.window > 0 && position >= t.window ? position - t.window + 1 : 0;
   return {((t.first_query + query) * t.heads + head) * t.head_size, Row{first, position + 1}};
 }

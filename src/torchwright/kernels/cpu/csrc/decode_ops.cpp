@@ -10,12 +10,23 @@ namespace {
 // What is the same in every step over one cache: weights, pages, sizes, and the memory that steps compute in.
 class DecodePlan : public torch::CustomClassHolder {
  public:
-  DecodePlan(int64_t heads, double scale, double soft_cap, bool silu, double eps, const Tensor& final_norm)
-      : heads(heads), model(final_norm.numel()), scale(scale), soft_cap(soft_cap), silu(silu), eps(float(eps)) {
+  // `gated` is whether the feed-forward blocks have a gate, which the activation is of.
+  DecodePlan(int64_t heads, double scale, double soft_cap, const std::string& activation, bool gated, double eps,
+             const Tensor& final_norm)
+      : heads(heads),
+        model(final_norm.numel()),
+        scale(scale),
+        soft_cap(soft_cap),
+        activation(activation_of(activation)),
+        gated(gated),
+        eps(float(eps)) {
+    TORCH_CHECK_VALUE(!gated || activation == "silu" || activation == "gelu_tanh", "activation is ", activation,
+                      "; of a gate silu or gelu_tanh is wanted");
     norm = floats(kept(final_norm), model, "the final norm");
   }
 
-  // One of a layer's four, in the order qkv, o, gate_up, down, before `add_layer`; or the output layer, after all.
+  // One of a layer's four, in the order qkv, o, gate_up (or up), down, before `add_layer`; the query and the output of
+  // its attention to a memory, before `add_memory`; or the output layer, after all.
   void add_linear(const Tensor& weight, const optional<Tensor>& weight_scale, const optional<Tensor>& bias,
                   int64_t width, int64_t features, int64_t group, int64_t bits, int64_t digits) {
     if (weight_scale) {
@@ -41,7 +52,9 @@ class DecodePlan : public torch::CustomClassHolder {
     layer.post_attention = floats(post_attention, model, "post_attention");
     layer.pre_mlp = floats(pre_mlp, model, "pre_mlp");
     layer.post_mlp = floats(post_mlp, model, "post_mlp");
-    layer.attention = attention_task(pages, heads, scale, window, soft_cap);
+    layer.attention = attention_task(pages, heads, scale, window, soft_cap, true);
+    layer.first = layers.empty() ? 0 : layers.back().end;
+    layer.end = layer.first + 4;
     pages.into(layer.rope);
     layer.rope.heads = heads;
     layer.rope.q_norm = floats(q_norm, pages.head_size, "q_norm");
@@ -50,35 +63,59 @@ class DecodePlan : public torch::CustomClassHolder {
     for (const optional<Tensor>& tensor : {optional(pre_attention), post_attention, optional(pre_mlp), post_mlp, q_norm,
                                            k_norm, optional(k), optional(v), k_scale, v_scale})
       kept(tensor);
-    TORCH_CHECK_VALUE(linears.size() == 4 * (layers.size() + 1) && turn >= 0 && heads % pages.heads == 0 &&
+    TORCH_CHECK_VALUE(int64_t(linears.size()) == layer.end && turn >= 0 && heads % pages.heads == 0 &&
                           (layers.empty() || (pages.count == page_count && pages.heads == kv_heads &&
                                               pages.head_size == head_size)),
                       "layer ", layers.size(), " does not fit those before it");
     page_count = pages.count, kv_heads = pages.heads, head_size = pages.head_size;
-    const Packed* four = &linears[4 * layers.size()];
+    const Packed* four = &linears[layer.first];
     check(four[0], model, (heads + 2 * kv_heads) * head_size);
     check(four[1], heads * head_size, model);
-    check(four[2], model, four[2].task.features / 2 * 2);
-    check(four[3], four[2].task.features / 2, model);
+    check(four[2], model, gated ? four[2].task.features / 2 * 2 : four[2].task.features);
+    check(four[3], gated ? four[2].task.features / 2 : four[2].task.features, model);
     feed_forward = std::max(feed_forward, four[3].width);
     layers.push_back(layer);
   }
 
-  // Before the first layer: a step begins with rows of `table`, times `factor`.
-  void embed_by(const Tensor& table, double factor) {
+  // The last layer also attends to the pages of a memory, with the last two linear layers for queries and output.
+  void add_memory(const Tensor& pre_memory, const Tensor& k, const Tensor& v, const optional<Tensor>& k_scale,
+                  const optional<Tensor>& v_scale) {
+    const Pages pages(k, v, k_scale, v_scale);
+    TORCH_CHECK_VALUE(!layers.empty() && int64_t(linears.size()) == layers.back().end + 2 &&
+                          heads % pages.heads == 0 && pages.head_size == head_size &&
+                          (!memory_heads || (pages.heads == memory_heads && pages.count == memory_pages)),
+                      "the memory does not fit the layer, or those before it");
+    Layer& layer = layers.back();
+    layer.pre_memory = floats(pre_memory, model, "pre_memory");
+    layer.memory = attention_task(pages, heads, scale, 0, soft_cap, false);
+    check(linears[layer.end], model, heads * head_size);
+    check(linears[layer.end + 1], heads * head_size, model);
+    layer.end += 2;
+    memory_heads = pages.heads, memory_pages = pages.count;
+    for (const optional<Tensor>& tensor : {optional(pre_memory), optional(k), optional(v), k_scale, v_scale})
+      kept(tensor);
+  }
+
+  // Before the first layer: a step begins with rows of `table`, times `factor`, and what `places` has for each position.
+  void embed_by(const Tensor& table, double factor, const optional<Tensor>& places) {
     type = float_type(table, "the embedding");
     TORCH_CHECK_VALUE(table.dim() == 2 && table.is_contiguous() && table.size(1) == model, "an embedding of shape ",
                       table.sizes(), " is not contiguous rows of ", model);
     embedding = kept(table);
     embedding_scale = float(factor);
+    if (!places) return;
+    TORCH_CHECK_VALUE(places->scalar_type() == table.scalar_type() && places->dim() == 2 && places->is_contiguous() &&
+                          places->size(1) == model,
+                      "positions of shape ", places->sizes(), " are not contiguous rows of ", model);
+    positions = kept(*places);
   }
 
   // Hidden states (T, E) after the final norm. `turns` are cosines, sines and each row's place among them, turn after
-  // turn.
+  // turn; `memory` the pages of each sequence's memory and its lengths, where layers have one.
   Tensor hidden(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots, const Tensor& block_tables,
-                const Tensor& query_starts, const Tensor& context_lens) {
+                const Tensor& query_starts, const Tensor& context_lens, const std::vector<Tensor>& memory) {
     Tensor out = at::empty({ids.numel(), model}, embedding.options());
-    run(ids, turns, slots, block_tables, query_starts, context_lens,
+    run(ids, turns, slots, block_tables, query_starts, context_lens, memory,
         [&](const Step& now) { join(now, norm, out.mutable_data_ptr()); });
     return out;
   }
@@ -87,8 +124,8 @@ class DecodePlan : public torch::CustomClassHolder {
   // largest of each panel of them (N, V / PANEL), NaN where one is.
   std::tuple<Tensor, Tensor> logits(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots,
                                     const Tensor& block_tables, const Tensor& query_starts, const Tensor& context_lens,
-                                    const Tensor& rows) {
-    TORCH_CHECK_VALUE(linears.size() == 4 * layers.size() + 1, "there is no output layer");
+                                    const std::vector<Tensor>& memory, const Tensor& rows) {
+    TORCH_CHECK_VALUE(!layers.empty() && int64_t(linears.size()) == layers.back().end + 1, "there is no output layer");
     check(linears.back(), model, linears.back().task.features);
     const int64_t count = rows.numel(), features = linears.back().task.features, panels = up(features, PANEL) / PANEL;
     const int64_t* wanted = integers<int64_t>(rows, count, "rows");
@@ -97,7 +134,7 @@ class DecodePlan : public torch::CustomClassHolder {
       TORCH_CHECK_INDEX(wanted[i] >= 0 && wanted[i] < ids.numel(), "row ", wanted[i], " is beyond the ", ids.numel());
     const auto floats = embedding.options().dtype(at::kFloat);
     const Tensor out = at::empty({count, features}, floats), peaks = at::empty({count, panels}, floats);
-    run(ids, turns, slots, block_tables, query_starts, context_lens, [&](const Step& now) {
+    run(ids, turns, slots, block_tables, query_starts, context_lens, memory, [&](const Step& now) {
       if (!count) return;
       join(now, norm, now.x);
       const int64_t bytes = model * embedding.element_size();
@@ -108,14 +145,15 @@ class DecodePlan : public torch::CustomClassHolder {
   }
 
   // What steps compute in; it grows with the rows of a step.
-  Tensor scratch() const { return memory; }
+  Tensor scratch() const { return room; }
 
  private:
   struct Layer {
     const float *pre_attention, *post_attention, *pre_mlp, *post_mlp;
+    const float* pre_memory;  // none where it has no memory
     tw::RopeTask rope;
-    tw::AttentionTask attention;
-    int64_t turn;
+    tw::AttentionTask attention, memory;
+    int64_t turn, first, end;  // of its linear layers
   };
 
   // One batch, and where its values lie.
@@ -132,7 +170,7 @@ class DecodePlan : public torch::CustomClassHolder {
   // All layers over one batch, then what `end` makes of them.
   template <class End>
   void run(const Tensor& ids, const std::vector<Tensor>& turns, const Tensor& slots, const Tensor& block_tables,
-           const Tensor& query_starts, const Tensor& context_lens, const End& end) {
+           const Tensor& query_starts, const Tensor& context_lens, const std::vector<Tensor>& memory, const End& end) {
     RECORD_FUNCTION("torchwright::decode_step", std::vector<c10::IValue>({ids}));
     TORCH_CHECK_VALUE(!layers.empty() && embedding.defined(), "a plan of ", layers.size(),
                       " layers cannot run, or one without an embedding");
@@ -147,14 +185,25 @@ class DecodePlan : public torch::CustomClassHolder {
     for (int64_t i = 0; i < rows; i++)
       TORCH_CHECK_INDEX(tokens[i] >= 0 && tokens[i] < embedding.size(0), "token ", tokens[i], " is beyond the ",
                         embedding.size(0), " of the embedding");
+    TORCH_CHECK_VALUE(memory.size() == (memory_heads ? 2 : 0), memory.size(),
+                      " tensors of a memory; pages and lengths are wanted where layers have one");
     if (!rows) return;
-    const Pieces pieces(now.sequences, heads / kv_heads, kv_heads, layers[0].attention.sums_size());
-    place(now, embedding.element_size(), pieces.sums);
+    const int64_t sums_size = layers[0].attention.sums_size();
+    const Pieces pieces(now.sequences, heads / kv_heads, kv_heads, sums_size);
+    optional<Sequences> remembered;
+    optional<Pieces> memory_pieces;
+    if (memory_heads) {
+      remembered.emplace(memory[0], query_starts, memory[1], rows, memory_pages, false);
+      memory_pieces.emplace(*remembered, heads / memory_heads, memory_heads, sums_size);
+    }
+    place(now, embedding.element_size(), std::max(pieces.sums, memory_pieces ? memory_pieces->sums : 0));
     const tw::Pool::Team team(own);
-    embed(now, tokens);
-    for (size_t i = 0; i < layers.size(); i++) {
-      attention(now, layers[i], &linears[4 * i], ropes[layers[i].turn], pieces, i == 0);
-      feed_forward_block(now, layers[i], &linears[4 * i]);
+    embed(now, tokens, ropes[0].positions);
+    for (const Layer& layer : layers) {
+      const Packed* four = &linears[layer.first];
+      attention(now, layer, four, ropes[layer.turn], pieces, &layer == layers.data());
+      if (layer.pre_memory) remember(now, layer, four + 4, *memory_pieces);
+      feed_forward_block(now, layer, four);
     }
     end(now);
   }
@@ -178,21 +227,31 @@ class DecodePlan : public torch::CustomClassHolder {
                              of(q),     rows_bytes, 4 * sums};
     int64_t all = 0;
     for (int64_t size : sizes) all += size;
-    if (!memory.defined() || memory.numel() < all) memory = at::empty({all}, at::kByte);
-    char* at = (char*)memory.mutable_data_ptr();
+    if (!room.defined() || room.numel() < all) room = at::empty({all}, at::kByte);
+    char* at = (char*)room.mutable_data_ptr();
     const int64_t* size = sizes;
     for (char** part : {&now.stream, &now.delta, &now.x, &now.wide, &now.narrow, &now.mixed, &now.row_memory})
       *part = at, at += *size++;
     now.sums = (float*)at;
   }
 
-  void embed(const Step& now, const int64_t* ids) const {
+  void embed(const Step& now, const int64_t* ids, const int64_t* places) const {
     const int64_t bytes = model * embedding.element_size();
     for (int64_t i = 0; i < now.rows; i++)
       std::memcpy(now.stream + i * bytes, (const char*)embedding.const_data_ptr() + ids[i] * bytes, bytes);
-    if (embedding_scale == 1) return;
-    if (type == Type::f32) scale_by(embedding_scale, (float*)now.stream, now.rows * model);
-    else scale_by(embedding_scale, (c10::BFloat16*)now.stream, now.rows * model);
+    if (type == Type::f32) shift((float*)now.stream, now.rows, places);
+    else shift((c10::BFloat16*)now.stream, now.rows, places);
+  }
+
+  template <class T>
+  void shift(T* stream, int64_t rows, const int64_t* places) const {
+    if (embedding_scale != 1) scale_by(embedding_scale, stream, rows * model);
+    if (!positions.defined()) return;
+    for (int64_t i = 0; i < rows; i++) {
+      TORCH_CHECK_INDEX(places[i] < positions.size(0), "position ", places[i], " is beyond the ", positions.size(0));
+      const T* place = (const T*)positions.const_data_ptr() + places[i] * model;
+      for (int64_t d = 0; d < model; d++) stream[i * model + d] = T(float(stream[i * model + d]) + float(place[d]));
+    }
   }
 
   template <class T>
@@ -258,36 +317,51 @@ class DecodePlan : public torch::CustomClassHolder {
     leave(now, layer.post_attention);
   }
 
+  // Attention to what each sequence remembers.
+  void remember(const Step& now, const Layer& layer, const Packed* two, const Pieces& pieces) const {
+    join(now, layer.pre_memory, now.x);
+    multiply(now, two[0], now.x, now.narrow);
+    tw::AttentionTask task = layer.memory;
+    task.q = now.narrow, task.q_type = type, task.out = now.mixed;
+    pieces.attend(task, now.sums);
+    multiply(now, two[1], now.mixed, now.delta);
+  }
+
   void feed_forward_block(const Step& now, const Layer& layer, const Packed* four) const {
     join(now, layer.pre_mlp, now.x);
     multiply(now, four[2], now.x, now.wide);
-    gated_rows(now.wide, now.narrow, type, four[3].width, now.rows, silu);
+    if (gated) gated_rows(now.wide, now.narrow, type, four[3].width, now.rows, activation == tw::Activation::silu);
+    else activate_rows(now.wide, now.narrow, type, four[3].width, now.rows, activation);
     multiply(now, four[3], now.narrow, now.delta);
     leave(now, layer.post_mlp);
   }
 
   const int64_t heads, model;
   const double scale, soft_cap;
-  const bool silu;
+  const tw::Activation activation;
+  const bool gated;
   const float eps;
   const float* norm;
   Type type = Type::f32;  // of the residual stream
   Tensor embedding;
   float embedding_scale = 1;
+  Tensor positions;  // learned ones, or none
   int64_t page_count = 0, kv_heads = 0, head_size = 0, feed_forward = 0;
-  std::vector<Packed> linears;  // four a layer, and the output layer where a plan has it
+  int64_t memory_pages = 0, memory_heads = 0;
+  std::vector<Packed> linears;  // four a layer, two more of one with a memory, and the output layer where a plan has it
   std::vector<Layer> layers;
   std::vector<Tensor> tensors;  // whose memory all of this points to
-  Tensor memory;
+  Tensor room;
 };
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(torchwright, m) {
   m.class_<DecodePlan>("DecodePlan")
-      .def(torch::init<int64_t, double, double, bool, double, const Tensor&>())
+      .def(torch::init<int64_t, double, double, const std::string&, bool, double, const Tensor&>())
       .def("add_linear", &DecodePlan::add_linear)
       .def("add_layer", &DecodePlan::add_layer)
+      .def("add_memory", &DecodePlan::add_memory)
       .def("embed_by", &DecodePlan::embed_by)
       .def("hidden", &DecodePlan::hidden)
       .def("logits", &DecodePlan::logits)

@@ -103,6 +103,24 @@ inline void with_activation(Activation which, const Use& use) {
   }
 }
 
+template <class T>
+void activate_values(const T* x, T* out, int64_t features, Activation activation) {
+  with_activation(activation, [&](auto a) {
+    int64_t i = 0;
+    for (; i + LANES <= features; i += LANES) store_f32(out + i, activated<a()>(load_f32(x + i)));
+    if (i == features) return;
+    T rest[LANES] = {};
+    std::memcpy(rest, x + i, (features - i) * sizeof(T));
+    put(out + i, activated<a()>(load_f32((const T*)rest)), features - i);
+  });
+}
+
+void activate_row(const void* x, void* out, Type type, int64_t features, int64_t row, Activation activation) {
+  const int64_t at = row * features;
+  if (type == Type::f32) activate_values((const float*)x + at, (float*)out + at, features, activation);
+  else activate_values((const uint16_t*)x + at, (uint16_t*)out + at, features, activation);
+}
+
 template <Activation A, class T>
 void finish_block(const FinishTask& t, int64_t row_begin, int64_t row_end, int64_t from, int64_t to) {
   for (int64_t row = row_begin; row < row_end; row++) {

@@ -7,8 +7,6 @@
 
 namespace tw {
 
-enum class Activation { none, relu, gelu, gelu_tanh, silu, relu6, sigmoid, hardswish, hardsigmoid };
-
 // What follows a linear layer, on a part of its output: out = activation(out + center · sum) + residual.
 struct FinishTask {
   void* out;

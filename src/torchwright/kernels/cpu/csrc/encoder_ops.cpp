@@ -3,22 +3,6 @@
 
 namespace {
 
-tw::Activation activation_of(c10::string_view name) {
-  using tw::Activation;
-  constexpr std::pair<c10::string_view, Activation> KNOWN[] = {
-      {"none", Activation::none},           {"relu", Activation::relu},       {"gelu", Activation::gelu},
-      {"gelu_tanh", Activation::gelu_tanh}, {"silu", Activation::silu},       {"relu6", Activation::relu6},
-      {"sigmoid", Activation::sigmoid},     {"hardswish", Activation::hardswish},
-      {"hardsigmoid", Activation::hardsigmoid},
-  };
-  std::string names;
-  for (const auto& [known, activation] : KNOWN) {
-    if (known == name) return activation;
-    names += (names.empty() ? "" : ", ") + std::string(known);
-  }
-  TORCH_CHECK_VALUE(false, "activation is ", name, "; one of ", names, " is wanted");
-}
-
 // activation(x Wᵀ + b) + residual, each row of x quantized about the middle of its range; `sums` are those of the rows
 // of W.
 Tensor linear_w8a8_fused(const Tensor& x, const Tensor& weight, const Tensor& scale, const Tensor& sums,

@@ -13,6 +13,7 @@ constexpr int64_t LARGEST_HEAD = 512;  // elements of an attention head
 constexpr int64_t STRETCH = 1024;  // keys of a sequence that share a softmax; stretches are added up in order
 
 enum class Type { f32, bf16, s8 };
+enum class Activation { none, relu, gelu, gelu_tanh, silu, relu6, sigmoid, hardswish, hardsigmoid };
 
 constexpr int64_t ROWS_AT_ONCE = 512;  // of activations, in one task
 constexpr int64_t SUMMED = 32;   // input features that share one sum of quantized activations
@@ -57,6 +58,7 @@ struct AttentionTask {
   int64_t heads, kv_heads, head_size, kv_head;
   float scale, soft_cap;
   int64_t window;
+  bool causal;  // a query sees no key behind its own place; else all of the context
   int64_t first_key, last_key;  // computed of the context, whole stretches
   float* sums;  // where a stretch's sums go, `sums_size` a row, to be added up later; or null
   void* out;
@@ -78,6 +80,7 @@ struct Kernels {
   void (*rms_norm)(const void* x, const void* residual, const float* weight, void* out, void* sum, Type type,
                    int64_t features, int64_t row, float eps);
   void (*gated)(const void* x, void* out, Type type, int64_t features, int64_t row, bool silu);
+  void (*activate_row)(const void* x, void* out, Type type, int64_t features, int64_t row, Activation activation);
   void (*rope_store)(const struct RopeTask&, int64_t token);
   float (*widen_peak)(const void* x, Type type, float* out, int64_t count);
   void (*quantize_w4)(const float* weight, const float* importance, int64_t features, int64_t group, int8_t* integers,

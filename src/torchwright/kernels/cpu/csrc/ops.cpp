@@ -404,6 +404,35 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
   return norm(x, residual, weight, eps);
 }
 
+tw::Activation activation_of(c10::string_view name) {
+  using tw::Activation;
+  constexpr std::pair<c10::string_view, Activation> KNOWN[] = {
+      {"none", Activation::none},           {"relu", Activation::relu},       {"gelu", Activation::gelu},
+      {"gelu_tanh", Activation::gelu_tanh}, {"silu", Activation::silu},       {"relu6", Activation::relu6},
+      {"sigmoid", Activation::sigmoid},     {"hardswish", Activation::hardswish},
+      {"hardsigmoid", Activation::hardsigmoid},
+  };
+  std::string names;
+  for (const auto& [known, activation] : KNOWN) {
+    if (known == name) return activation;
+    names += (names.empty() ? "" : ", ") + std::string(known);
+  }
+  TORCH_CHECK_VALUE(false, "activation is ", name, "; one of ", names, " is wanted");
+}
+
+void activate_rows(const void* x, void* out, Type type, int64_t features, int64_t rows, tw::Activation activation) {
+  const auto& k = kernels();
+  each_row(rows, 4 * features, [&](int64_t row) { k.activate_row(x, out, type, features, row, activation); });
+}
+
+Tensor activate(const Tensor& x_in, c10::string_view kind) {
+  const Tensor x = x_in.contiguous();
+  Tensor out = at::empty_like(x);
+  activate_rows(x.const_data_ptr(), out.mutable_data_ptr(), float_type(x, "x"), width_of(x), row_count(x),
+                activation_of(kind));
+  return out;
+}
+
 void gated_rows(const void* x, void* out, Type type, int64_t features, int64_t rows, bool silu) {
   const auto& k = kernels();
   each_row(rows, 4 * features, [&](int64_t row) { k.gated(x, out, type, features, row, silu); });
@@ -493,7 +522,7 @@ Tensor rope_store(const Tensor& qkv_in, const Tensor& cos, const Tensor& sin, co
   const Tensor qkv = qkv_in.contiguous();
   const Pages pages(k_pages, v_pages, k_scale, v_scale);
   const int64_t size = pages.head_size;
-  TORCH_CHECK_VALUE(heads > 0 && pages.heads == kv_heads && qkv.dim() == 2 && heads <= qkv.size(1) &&
+  TORCH_CHECK_VALUE(heads >= 0 && pages.heads == kv_heads && qkv.dim() == 2 && heads <= qkv.size(1) &&
                         qkv.size(1) == (heads + 2 * kv_heads) * size,
                     "qkv of shape ", qkv.sizes(), " is not ", heads, " + 2 x ", kv_heads, " heads of ", size);
   const int64_t tokens = qkv.size(0);
@@ -517,7 +546,7 @@ struct Sequences {
   const int32_t *tables, *starts, *contexts;
 
   Sequences(const Tensor& block_tables, const Tensor& query_starts, const Tensor& context_lens, int64_t rows,
-            int64_t pages) {
+            int64_t pages, bool causal = true) {
     TORCH_CHECK_VALUE(block_tables.dim() == 2, "block_tables must be (sequences, pages)");
     count = block_tables.size(0), width = block_tables.size(1);
     tables = integers<int32_t>(block_tables, count * width, "block_tables");
@@ -526,7 +555,8 @@ struct Sequences {
     TORCH_CHECK_INDEX(starts[0] == 0 && starts[count] == rows, "query_starts does not cover the ", rows, " queries");
     for (int64_t b = 0; b < count; b++) {
       const int64_t queries = starts[b + 1] - starts[b], used = up(contexts[b], PAGE) / PAGE;
-      TORCH_CHECK_INDEX(queries >= 0 && contexts[b] >= queries && used <= width, "sequence ", b, " has ", queries,
+      const int64_t fewest = causal ? queries : queries > 0;
+      TORCH_CHECK_INDEX(queries >= 0 && contexts[b] >= fewest && used <= width, "sequence ", b, " has ", queries,
                         " queries, a context of ", contexts[b], " and room for ", width * PAGE);
       for (int64_t i = 0; i < used; i++)
         TORCH_CHECK_INDEX(tables[b * width + i] >= 0 && tables[b * width + i] < pages, "page ", tables[b * width + i],
@@ -602,28 +632,31 @@ class Pieces {
   std::vector<Part> parts;
 };
 
-tw::AttentionTask attention_task(const Pages& pages, int64_t heads, double scale, int64_t window, double soft_cap) {
+tw::AttentionTask attention_task(const Pages& pages, int64_t heads, double scale, int64_t window, double soft_cap,
+                                 bool causal) {
   TORCH_CHECK_VALUE(window >= 0, "window is ", window, "; 0 for none or a number of keys is wanted");
   TORCH_CHECK_VALUE(soft_cap >= 0, "soft_cap is ", soft_cap, "; 0 for none or a positive number is wanted");
+  TORCH_CHECK_VALUE(causal || !window, "window is ", window, "; attention that is not causal has none");
   tw::AttentionTask task{};
   pages.into(task);
   task.heads = heads;
   task.scale = float(scale);
   task.soft_cap = float(soft_cap);
   task.window = window;
+  task.causal = causal;
   return task;
 }
 
 Tensor paged_attention(const Tensor& q_in, const Tensor& k_pages, const Tensor& v_pages,
                        const optional<Tensor>& k_scale, const optional<Tensor>& v_scale, const Tensor& block_tables,
                        const Tensor& query_starts, const Tensor& context_lens, double scale, int64_t window,
-                       double soft_cap) {
+                       double soft_cap, bool causal) {
   const Tensor q = q_in.contiguous();
   const Pages pages(k_pages, v_pages, k_scale, v_scale);
   TORCH_CHECK_VALUE(q.dim() == 3 && q.size(2) == pages.head_size && q.size(1) % pages.heads == 0,
                     "q of shape ", q.sizes(), " does not fit ", pages.heads, " key heads of ", pages.head_size);
-  tw::AttentionTask task = attention_task(pages, q.size(1), scale, window, soft_cap);
-  const Sequences sequences(block_tables, query_starts, context_lens, q.size(0), pages.count);
+  tw::AttentionTask task = attention_task(pages, q.size(1), scale, window, soft_cap, causal);
+  const Sequences sequences(block_tables, query_starts, context_lens, q.size(0), pages.count, causal);
   Tensor out = at::empty_like(q);
   task.q = q.const_data_ptr();
   task.q_type = float_type(q, "q");
@@ -670,14 +703,15 @@ TORCH_LIBRARY(torchwright, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
   m.def("gated(Tensor x, str kind) -> Tensor");
+  m.def("activate(Tensor x, str kind) -> Tensor");
   m.def(
       "rope_store(Tensor qkv, Tensor cos, Tensor sin, Tensor positions, Tensor slots, Tensor(a!) k_pages, "
       "Tensor(b!) v_pages, Tensor(c!)? k_scale, Tensor(d!)? v_scale, int heads, int kv_heads, Tensor? q_norm, "
       "Tensor? k_norm, float eps) -> Tensor");
   m.def(
       "paged_attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor? k_scale, Tensor? v_scale, "
-      "Tensor block_tables, Tensor query_starts, Tensor context_lens, float scale, int window, float soft_cap) "
-      "-> Tensor");
+      "Tensor block_tables, Tensor query_starts, Tensor context_lens, float scale, int window, float soft_cap, "
+      "bool causal=True) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
@@ -690,6 +724,7 @@ TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
   m.impl("rms_norm", rms_norm);
   m.impl("add_rms_norm", add_rms_norm);
   m.impl("gated", gated);
+  m.impl("activate", activate);
   m.impl("rope_store", rope_store);
   m.impl("paged_attention", paged_attention);
 }

@@ -162,13 +162,24 @@ void store_kv(const RopeTask& t, int64_t slot, int64_t head, const float* key, c
   }
 }
 
+// The same of a head that nothing changes, in the pages' own type.
+void copy_kv(const RopeTask& t, int64_t slot, int64_t head, const uint16_t* key, const uint16_t* value) {
+  const int64_t at = slot % PAGE, size = t.head_size, base = (slot / PAGE * t.kv_heads + head) * PAGE * size;
+  uint32_t* k = (uint32_t*)((uint16_t*)t.k + base) + at;
+  uint16_t* v = (uint16_t*)t.v + base + at / 2 * size * 2 + at % 2;
+  for (int64_t d = 0; d < size; d += 2) k[d / 2 * PAGE] = read<uint32_t>(key + d);
+  for (int64_t d = 0; d < size; d++) v[2 * d] = value[d];
+}
+
 template <class T>
 void rope_store_token(const RopeTask& t, int64_t token) {
   const int64_t size = t.head_size, half = t.rotated / 2;
   const T* from = (const T*)t.qkv + token * (t.heads + 2 * t.kv_heads) * size;
   const float *cos = t.cos + t.positions[token] * half, *sin = t.sin + t.positions[token] * half;
   float head[LARGEST_HEAD], value[LARGEST_HEAD];
-  for (int64_t h = 0; h < t.heads; h++) {
+  const bool still_q = !half && !t.q_norm, still_k = !half && !t.k_norm && t.type == t.kv_type && sizeof(T) == 2;
+  if (still_q) std::memcpy((T*)t.q + token * t.heads * size, from, t.heads * size * sizeof(T));
+  for (int64_t h = still_q ? t.heads : 0; h < t.heads; h++) {
     load_head(from + h * size, head, size);
     norm_head(head, t.q_norm, size, t.eps);
     rotate(head, cos, sin, half);
@@ -176,10 +187,15 @@ void rope_store_token(const RopeTask& t, int64_t token) {
     for (int64_t d = 0; d < size; d++) set(q + d, head[d]);
   }
   for (int64_t h = 0; h < t.kv_heads; h++) {
-    load_head(from + (t.heads + h) * size, head, size);
+    const T *key = from + (t.heads + h) * size, *own = key + t.kv_heads * size;
+    if (still_k) {
+      copy_kv(t, t.slots[token], h, (const uint16_t*)key, (const uint16_t*)own);
+      continue;
+    }
+    load_head(key, head, size);
     norm_head(head, t.k_norm, size, t.eps);
     rotate(head, cos, sin, half);
-    load_head(from + (t.heads + t.kv_heads + h) * size, value, size);
+    load_head(own, value, size);
     store_kv(t, t.slots[token], h, head, value);
   }
 }

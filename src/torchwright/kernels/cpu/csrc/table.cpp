@@ -24,6 +24,7 @@ const tw::Kernels& table() {
       .add_stretches = add_stretches,
       .rms_norm = rms_norm,
       .gated = gated,
+      .activate_row = activate_row,
       .rope_store = rope_store,
       .widen_peak = widen_peak,
       .quantize_w4 = quantize_w4,

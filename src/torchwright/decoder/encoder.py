@@ -1,0 +1,51 @@
+"""An encoder: the decoder's layers, in which every token sees all others, over pages that last for one call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from torchwright.decoder.cache import PAGE, PagedCache
+from torchwright.decoder.config import DecoderConfig
+from torchwright.decoder.layers import Layer, join
+from torchwright.decoder.weights import LayerParts
+
+
+class EncoderParts(LayerParts, Protocol):
+    """What an `Encoder` is built from."""
+
+    def final_norm(self) -> torch.Tensor: ...
+    def final_shift(self) -> torch.Tensor | None: ...
+
+
+class Encoder(nn.Module):
+    """From what is embedded (S, E) to states (S, E), in its type; any number of tokens."""
+
+    norm: torch.Tensor
+    shift: torch.Tensor | None
+
+    def __init__(self, config: DecoderConfig, weights: EncoderParts) -> None:
+        super().__init__()
+        assert not config.causal, "an encoder's tokens see all others"
+        self.config = config
+        self.layers = nn.ModuleList()
+        for layer in range(config.layers):
+            self.layers.append(Layer(config, weights, layer))
+            weights.release()
+        self.register_buffer("norm", weights.final_norm())
+        self.register_buffer("shift", weights.final_shift())
+
+    def forward(self, stream_SE: torch.Tensor) -> torch.Tensor:
+        # One layer's pages: the next writes over what the last has read.
+        count, config = len(stream_SE), replace(self.config, layers=1)
+        scratch = PagedCache(config, pages=-(-count // PAGE), dtype=stream_SE.dtype, device=stream_SE.device)
+        batch = scratch.append([(scratch.sequence(count), range(count))])
+        still = torch.empty(count, 0, device=stream_SE.device)
+        turn, delta_SE = (still, still, batch.positions_T), None
+        for layer in self.layers:
+            delta_SE, stream_SE = layer(delta_SE, stream_SE, batch, turn, scratch.layers[0])
+        states_SE = join(delta_SE, stream_SE, self.norm, self.config.eps)[0]
+        return states_SE if self.shift is None else states_SE + self.shift
