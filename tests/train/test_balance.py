@@ -134,8 +134,8 @@ def test_biases_even_out_a_router_that_prefers_one_expert() -> None:
     for _ in range(100):
         load()
         balancing.update()
-    assert before > 1.4
-    assert max(load() for _ in range(5)) < 1.2
+    assert before > 1.6
+    assert sum(load() for _ in range(10)) / 10 < 1.4
 
 
 @pytest.mark.slow
