@@ -93,7 +93,7 @@ def test_the_command(folder, tmp_path):
     with command(str(folder)) as running, httpx.Client(base_url=running.url, timeout=120) as http:
         answer = http.post(
             "/v1/audio/transcriptions",
-            files={"file": (tmp_path / "a.wav").open("rb")},
+            files={"file": ("a.wav", (tmp_path / "a.wav").read_bytes())},
             data={"response_format": "verbose_json", "language": "de"},
         ).json()
         assert http.get("/health_generate").status_code == 200

@@ -35,7 +35,11 @@ def spoken(words: int) -> tuple[np.ndarray, list[tuple[float, float]]]:
         hurry = (i // 20) % 2  # for twenty words there is no pause that can be found
         gap = random.uniform(0.06, 0.2) if hurry else random.choice([0.06, 0.4, 1.0, 7.0])
         length = random.uniform(0.15, 0.6)
-        sound += [np.zeros(round(gap * RATE)), np.full(round(length * RATE), 0.3 + 0.003 * i)]
+        silent = round(gap * RATE)
+        silent += (
+            place + silent
+        ) % 160 == 0  # no window begins where a word does, which `listen` takes for a cut one
+        sound += [np.zeros(silent), np.full(round(length * RATE), 0.3 + 0.003 * i)]
         times.append((place + len(sound[-2]), place + len(sound[-2]) + len(sound[-1])))
         place = times[-1][1]
     sound.append(np.zeros(RATE))
