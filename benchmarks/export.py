@@ -51,7 +51,7 @@ def gru() -> Made:
 def resnet50() -> Made:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    return Logits(ResNetForImageClassification(ResNetConfig(num_labels=1000))), torch.randn(2, 3, 224, 224)
+    return Logits(ResNetForImageClassification(ResNetConfig())), torch.randn(2, 3, 224, 224)
 
 
 def mobilenet() -> Made:
