@@ -51,7 +51,9 @@ def gru() -> Made:
 def resnet50() -> Made:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    return Logits(ResNetForImageClassification(ResNetConfig())), torch.randn(2, 3, 224, 224)
+    config = ResNetConfig()
+    config.num_labels = 1000
+    return Logits(ResNetForImageClassification(config)), torch.randn(2, 3, 224, 224)
 
 
 def mobilenet() -> Made:

@@ -262,10 +262,10 @@ def test_guards_of_torch_are_read(text: str):
     ],
 )
 def test_a_shape_without_bounds_is_refused_at_once(text: str):
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ValueError, match="a shape expression that is not one"):
         check_shape(text)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(
@@ -288,10 +288,10 @@ def test_a_shape_that_takes_for_ever_is_refused_at_once(eager: Path, tmp_path: P
         first = next(iter(graph["graph_module"]["graph"]["tensor_values"].values()))
         first["sizes"][0] = {"as_expr": {"expr_str": "9**9**9**9", "hint": {"as_int": 4}}}
 
-    path, start = graphs(copied(eager, tmp_path), hostile), time.monotonic()
+    path, start = graphs(copied(eager, tmp_path), hostile), time.process_time()
     with pytest.raises(ArtifactError, match="a shape expression that is not one"):
         load(path)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(
@@ -569,10 +569,10 @@ def test_odd_bytes_are_damage_and_found_at_once(eager: Path, tmp_path: Path, nam
     (copy / name).write_bytes(content)
     if name != "manifest.json":
         seal(copy)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ArtifactError, match=r"is damaged|cannot be read"):
         load(copy)
-    assert time.monotonic() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"0" * 63, b"0" * 65, b"G" * 64, b"0" * 64 + b"\n\n"])
@@ -740,16 +740,17 @@ def mutated(
     for index in range(count):
         source = chance.choice(sources)
         copy = Path(shutil.copytree(source, tmp_path / "work" / "artifact"))
-        what = f"{index} of seed {seed}, {source.parent.name}: {mutate(copy, chance)}"
-        start = time.monotonic()
+        # Half a character of a mutated name would be too much for what carries a failure to the terminal.
+        what = ascii(f"{index} of seed {seed}, {source.parent.name}: {mutate(copy, chance)}")
+        start = time.process_time()
         try:
             with watch:
                 load(copy)
         except TorchwrightError as error:
             str(error).encode()
         except Exception as error:
-            raise AssertionError(f"{what} is told as {type(error).__name__}: {error}") from error
-        assert time.monotonic() - start < 10, what
+            raise AssertionError(f"{what} is told as {type(error).__name__}: {ascii(str(error))}") from None
+        assert time.process_time() - start < 10, what
         assert not watch.seen, what
         shutil.rmtree(copy)
 
