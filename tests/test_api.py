@@ -75,8 +75,16 @@ def optimize(inputs: Any = X, model: nn.Module | None = None, **options: Any) ->
 
 
 def test_the_public_names_are_these_and_no_others():
-    public = ["TorchwrightError", "bench", "compile_numpy", "export", "load", "load_decoder", "load_speech"]
-    public += ["optimize", "sequence_parallel", "verify"]
+    public = [
+        "TorchwrightError",
+        "bench",
+        "compile_numpy",
+        "export",
+        "load",
+        "load_decoder",
+        "load_segmenter",
+    ]
+    public += ["load_speech", "optimize", "sequence_parallel", "verify"]
     assert dir(tw) == public
     assert sorted(tw.__all__) == public
     assert all(getattr(tw, name) is not None for name in public)

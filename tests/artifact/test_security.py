@@ -749,7 +749,7 @@ def mutated(
         except TorchwrightError as error:
             str(error).encode()
         except Exception as error:
-            raise AssertionError(f"{what} is told as {type(error).__name__}: {ascii(str(error))}") from None
+            raise AssertionError(f"{what} is told as {type(error).__name__}: {str(error)!a}") from None
         assert time.process_time() - start < 10, what
         assert not watch.seen, what
         shutil.rmtree(copy)

@@ -23,7 +23,7 @@ from folders import encoder, eval_text, save
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.load import load
 from torchwright.errors import TorchwrightError
-from torchwright.serve.engine.process import ServedDecoder, ServedEncoder, open_served, serve_encoder
+from torchwright.serve.engine.process import ServedDecoder, ServedEncoder, open_served, serve_reader
 from torchwright.serve.limits import SEQUENCES
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import (
@@ -300,7 +300,7 @@ def test_an_artifact_of_a_sentence_encoder_embeds(encoder_artifact: Path) -> Non
         request("e", [5]),
         Shutdown(drain=True),
     )
-    serve_encoder(served, cast(Any, script))
+    serve_reader(served, cast(Any, script))
     found = [message for message in script.sent if isinstance(message, Embedded)]
     assert [len(message.places) for message in found] == [4, 2]  # it speaks after every call
     vectors = {p: v for message in found for p, v in zip(message.places, message.vectors, strict=True)}

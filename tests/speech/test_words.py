@@ -17,7 +17,8 @@ from whispers import SECONDS, noise, tiny
 from folders import change_json
 from torchwright.errors import ModelError
 from torchwright.speech.load import load_speech
-from torchwright.speech.whisper.align import cross_attention, median, read_heads, smooth, starts
+from torchwright.speech.steps import TransformersSpeech
+from torchwright.speech.whisper.align import median, read_heads, smooth, starts
 from torchwright.speech.whisper.model import Whisper
 from torchwright.speech.whisper.words import Span, split
 
@@ -60,20 +61,29 @@ def test_the_median_is_that_of_transformers():
         assert torch.equal(median(values), _median_filter(values, 7))
 
 
-def test_token_times_are_those_of_transformers(tmp_path):
+@pytest.mark.parametrize(
+    "speech",
+    [lambda model, reference: model.model, lambda model, reference: TransformersSpeech(reference)],
+    ids=["as it is opened", "transformers"],
+)
+def test_token_times_are_those_of_transformers(tmp_path, speech):
     """Attention by hooks, and all behind it, against `_extract_token_timestamps` on eager attention's own weights."""
     model = opened(tiny(tmp_path))
     reference = WhisperForConditionalGeneration.from_pretrained(tmp_path, attn_implementation="eager").eval()
     with torch.inference_mode():
-        states = model.encode(noise(SECONDS))
+        features = model.features(noise(SECONDS))
+        states = reference.get_encoder()(features).last_hidden_state
         ids = [*model.vocabulary.prompt("en", "transcribe"), *random.choices(range(256), k=25)]
-        looks_HTS = cross_attention(model.model.get_decoder(), model.heads, ids, states)
+        ran = speech(model, reference)
+        looks_HTS = ran.cross_attention(model.heads, ids, ran.encode(features))
         out = reference.get_decoder()(
             input_ids=torch.tensor([ids]), encoder_hidden_states=states, output_attentions=True
         )
         assert model.heads == [(0, 1), (1, 0)]
         for looks_TS, (layer, head) in zip(looks_HTS, model.heads, strict=True):
-            torch.testing.assert_close(looks_TS.softmax(-1), out.cross_attentions[layer][0, head])
+            torch.testing.assert_close(
+                looks_TS.softmax(-1), out.cross_attentions[layer][0, head], atol=1e-5, rtol=1e-3
+            )
         generated = SimpleNamespace(
             cross_attentions=[out.cross_attentions], sequences=torch.tensor([[*ids, 0]])
         )

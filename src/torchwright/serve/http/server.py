@@ -26,7 +26,7 @@ from torchwright.serve.log import begin_log
 from torchwright.serve.openai.language import load_language
 from torchwright.serve.openai.prepare import ServedModel
 from torchwright.serve.preflight import gib
-from torchwright.serve.wire.client import SILENT_SECONDS, SPEECH_SILENT_SECONDS, EngineClient
+from torchwright.serve.wire.client import SPEECH_SILENT_SECONDS, EngineClient
 from torchwright.serve.wire.launch import Launcher
 
 
@@ -46,7 +46,7 @@ def run(
     limits = Limits()
     begin_log()
     return_large_blocks()  # bodies and grammars come and go
-    silent_seconds = SPEECH_SILENT_SECONDS if target.speech else SILENT_SECONDS
+    silent_seconds = SPEECH_SILENT_SECONDS if target.speech else None
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs, silent_seconds=silent_seconds)
     service = Service(
         name=target.name,

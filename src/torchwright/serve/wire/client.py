@@ -91,9 +91,11 @@ class EngineClient:
     """One engine process and the requests that wait for it."""
 
     def __init__(
-        self, launcher: Launcher, *, mailbox_capacity: int = 4096, silent_seconds: float = SILENT_SECONDS
+        self, launcher: Launcher, *, mailbox_capacity: int = 4096, silent_seconds: float | None = None
     ) -> None:
-        self._launcher, self._silent_seconds = launcher, silent_seconds
+        """`silent_seconds`: how long the engine may say nothing while requests wait; by default `SILENT_SECONDS`."""
+        self._launcher = launcher
+        self._silent_seconds = SILENT_SECONDS if silent_seconds is None else silent_seconds
         self._capacity = mailbox_capacity
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
