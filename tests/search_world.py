@@ -26,7 +26,9 @@ from torchwright.trial.values import Memory, Prepared
 
 UNSEEN_SECONDS = 0.01
 """What it takes to look at data that chooses nothing."""
-ORIGINAL = frozenset({"eager", "cpu", "floating", "float_weights", "float32", "linear", "exportable"})
+ORIGINAL = frozenset(
+    {"eager", "cpu", "floating", "float_weights", "float32", "range", "linear", "exportable"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,11 @@ class Half(Technique):
     gives: ClassVar[frozenset[str]] = frozenset({"half"})
     removes: ClassVar[frozenset[str]] = frozenset({"float32"})
     kind: str = "b"
-    """Which."""
+    """Which; `short` has a smaller range, too."""
+
+    @property
+    def removed(self) -> frozenset[str]:
+        return self.removes | {"range"} if self.kind == "short" else self.removes
 
     @property
     def kernel(self) -> str | None:
@@ -89,6 +95,15 @@ class Static(Technique):
     name: ClassVar[str] = "static"
     phase: ClassVar[Phase] = Phase.WEIGHTS
     needs: ClassVar[frozenset[str]] = frozenset({"float32"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles(Technique):
+    """Takes types of the whole range."""
+
+    name: ClassVar[str] = "tiles"
+    phase: ClassVar[Phase] = Phase.WEIGHTS
+    needs: ClassVar[frozenset[str]] = frozenset({"range"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +246,7 @@ FAKES: tuple[type[Technique], ...] = (
     Half,
     Quantize,
     Static,
+    Tiles,
     Fuse,
     Weave,
     Whole,
@@ -373,7 +389,7 @@ def _applied(steps: tuple[Step, ...]) -> frozenset[str]:
         missing = technique.needs - properties - promised
         if missing:
             raise RefusedTechnique(f"{step} cannot be applied here", found=f"the model lacks: {missing}")
-        properties = (properties - technique.removes) | technique.gives
+        properties = (properties - technique.removed) | technique.gives
     return properties
 
 

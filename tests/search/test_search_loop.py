@@ -358,6 +358,14 @@ def test_a_step_takes_the_place_of_one_that_clashes_with_it(world: World):
     assert row(outcome, "half").reason.endswith("then replaced by static")
 
 
+def test_only_the_variant_that_takes_away_what_a_step_needs_gives_way_to_it(world: World):
+    world.gain = product(half=1.2, tiles=1.5)
+    outcome = world.search(step("half", kind="short"), step("tiles"))
+    assert names(outcome) == ["tiles"]
+    assert row(outcome, "tiles").reason == "1.25x faster, in place of half:kind=short"
+    assert names(world.search(step("half"), step("tiles"))) == ["half", "tiles"]
+
+
 def test_a_clashing_step_that_is_slower_leaves_the_recipe_alone(world: World):
     world.gain = lambda names: {frozenset({"half"}): 2.0, frozenset({"static"}): 1.5}.get(names, 1.0)
     outcome = world.search(step("half"), step("static"))

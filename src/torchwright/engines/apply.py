@@ -47,7 +47,7 @@ def apply_steps(target: Target, steps: Sequence[Step]) -> None:
             raise RefusedTechnique(f"{step} cannot run here", found=reason)
         target.workload = technique.reshape(target.workload)
         technique.apply(target)
-        target.properties = (target.properties - technique.removes) | technique.gives
+        target.properties = (target.properties - technique.removed) | technique.gives
 
 
 def reshaped(workload: Workload, steps: Sequence[Step]) -> Workload:
@@ -72,6 +72,8 @@ def _properties(target: Target) -> set[str]:
         found |= {"floating", "float_weights"}
     if floats <= {torch.float32}:
         found.add("float32")
+    if floats <= {torch.float32, torch.bfloat16}:
+        found.add("float32_range")
     if any(isinstance(m, nn.Linear) for m in modules):
         found.add("linear")
     if any(isinstance(m, CONVOLUTIONS) for m in modules):

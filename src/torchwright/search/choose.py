@@ -182,13 +182,13 @@ def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
 def _missing(search: Search, technique: Technique) -> frozenset[str]:
     """What the best recipe lacks for a step, once another variant of it has made room."""
     variants = [from_step(kept) for kept in search.best.steps if kept.name == technique.name]
-    taken = frozenset[str]().union(*(variant.removes for variant in variants))
+    taken = frozenset[str]().union(*(variant.removed for variant in variants))
     return technique.required - search.have() - (taken & search.description.properties)
 
 
 def _is_engine(technique: Technique) -> bool:
     """Whether it runs the model on code of its own."""
-    return "eager" in technique.removes and "compiled" not in technique.gives
+    return "eager" in technique.removed and "compiled" not in technique.gives
 
 
 def is_closed(technique: Technique) -> bool:
@@ -230,9 +230,9 @@ def with_step(
     missing, together = technique.required - search.have(), in_order([*others, step])
     if not missing or _hold_together(search, together):
         return together, variants
-    removers = [kept for kept in others if from_step(kept).removes & missing]
+    removers = [kept for kept in others if from_step(kept).removed & missing]
     swapped = (*variants, *removers)
-    restored = frozenset[str]().union(*(from_step(kept).removes for kept in swapped))
+    restored = frozenset[str]().union(*(from_step(kept).removed for kept in swapped))
     if missing - restored or "compiled" in missing or any(kept in search.wanted for kept in swapped):
         return None, variants
     rest = [kept for kept in search.best.steps if kept not in swapped]
@@ -248,7 +248,7 @@ def _hold_together(search: Search, steps: tuple[Step, ...]) -> bool:
     for change in changes:
         if change.required - have - promised:
             return False
-        have = (have - change.removes) | change.gives
+        have = (have - change.removed) | change.gives
     return True
 
 
@@ -261,7 +261,7 @@ def engine_in_the_way(search: Search, technique: Technique) -> Step | None:
     missing = technique.required - search.have()
     for kept in search.best.steps:
         other = from_step(kept)
-        if not is_closed(technique) and _is_engine(other) and other.removes & missing:
+        if not is_closed(technique) and _is_engine(other) and other.removed & missing:
             return kept
     return None
 

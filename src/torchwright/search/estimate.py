@@ -116,7 +116,7 @@ def no_time(search: Search, steps: Sequence[Step]) -> str | None:
 
 def runners(steps: Sequence[Step]) -> frozenset[str]:
     """What runs the model in place of eager PyTorch: compilers and engines, by name."""
-    return frozenset(step.name for step in steps if "eager" in from_step(step).removes)
+    return frozenset(step.name for step in steps if "eager" in from_step(step).removed)
 
 
 def _in_common(one: Sequence[Step], other: Sequence[Step]) -> int:

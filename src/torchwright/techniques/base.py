@@ -172,6 +172,11 @@ class Technique:
         return self.needs
 
     @property
+    def removed(self) -> frozenset[str]:
+        """`removes`, and what these options remove besides."""
+        return self.removes
+
+    @property
     def kernel(self) -> str | None:
         """The micro-benchmarked kernel that linear layers would run on; lets the search skip what cannot pay."""
         return None

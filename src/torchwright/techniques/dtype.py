@@ -37,6 +37,10 @@ class Dtype(Technique):
     def kernel(self) -> str | None:
         return self.dtype
 
+    @property
+    def removed(self) -> frozenset[str]:
+        return self.removes | {"float32_range"} if self.dtype == "float16" else self.removes
+
     def variants(self, target: Target) -> Iterable[Self]:
         yield replace(self, dtype="bfloat16")
         yield replace(self, dtype="float16")

@@ -21,7 +21,7 @@ class Int8Static(Int8Layers):
     """Linear layers and convolutions on 8-bit weights and activations, activation scales fixed by calibration."""
 
     name: ClassVar[str] = "int8_static"
-    needs: ClassVar[frozenset[str]] = frozenset({"float_weights", "layers", "compiled"})
+    needs: ClassVar[frozenset[str]] = frozenset({"float_weights", "layers", "compiled", "float32_range"})
     calibrates: ClassVar[bool] = True
     kinds: ClassVar[tuple[type[nn.Module], ...]] = LAYERS
 

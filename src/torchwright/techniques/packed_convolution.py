@@ -41,7 +41,7 @@ class PackedConvolution(Technique):
     name: ClassVar[str] = "packed_convolution"
     phase: ClassVar[Phase] = Phase.WEIGHTS
     own_kernels: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset({"compiled", "convolution", "float_weights"})
+    needs: ClassVar[frozenset[str]] = frozenset({"compiled", "convolution", "float_weights", "float32_range"})
     removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
 
     most_products: int = 5_000_000
