@@ -1,4 +1,4 @@
-"""A pipeline's folder as diffusers lays it out: which classes it names, and whether all of it is there. No torch here."""
+"""A pipeline's folder as diffusers lays it out: the classes it names, and whether all is there. No torch here."""
 
 from __future__ import annotations
 

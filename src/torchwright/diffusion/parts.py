@@ -25,9 +25,8 @@ Ask = Callable[..., Any]
 class Parts(nn.Module):
     """Text encoders, denoiser and VAE as one module.
 
-    forward("transformer", …) gives what the denoiser says of a step, forward("vae", latents_BCHW) pictures from -1 to 1,
-    and forward("text_encoder", …) the encoder's outputs by name. Inputs and outputs are float32, whatever a part
-    computes in.
+    forward("transformer", …) gives what the denoiser says of a step, forward("vae", latents_BCHW) pictures from -1 to
+    1, and forward("text_encoder", …) the encoder's outputs by name.
     """
 
     def __init__(self, components: dict[str, nn.Module]) -> None:
@@ -57,9 +56,8 @@ def build_parts(folder: PipelineFolder) -> Parts:
 
 
 def empty_parts(folder: PipelineFolder) -> Parts:
-    """The same without data: calls of it say shapes."""
-    with torch.device("meta"):
-        return Parts({name: _empty(folder, name) for name in folder.models}).eval()
+    """The same with whatever weights their classes begin with: without data under a mode that makes none."""
+    return Parts({name: _empty(folder, name) for name in folder.models}).eval()
 
 
 def find_class(library: str, name: str, base: str) -> Any:
@@ -136,11 +134,8 @@ def _empty(folder: PipelineFolder, name: str) -> nn.Module:
 
 def stand_ins(folder: PipelineFolder, ask: Ask, device: str) -> dict[str, nn.Module]:
     """Components for diffusers' pipeline that have no data, and ask `ask` for whatever they would compute."""
-    found = {}
     with torch.device("meta"):
-        for name in folder.models:
-            found[name] = _stand_in(_empty(folder, name), name, ask, device)
-    return found
+        return {name: _stand_in(_empty(folder, name), name, ask, device) for name in folder.models}
 
 
 def _stand_in(module: nn.Module, part: str, ask: Ask, device: str) -> nn.Module:

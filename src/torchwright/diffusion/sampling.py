@@ -1,4 +1,4 @@
-"""Which of a picture's steps are computed: some take the step before's answer, the last ones may go without guidance."""
+"""Which of a picture's steps are computed: some reuse the last answer, the last ones may go without guidance."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Steps:
     """The denoiser of one picture: counts its steps, and computes those that the plan says.
 
     A guided denoiser is called with the rows without the prompt first and those with it after them, as diffusers'
-    pipelines do. Then an unguided step computes the second half alone, and takes u = c − (c − u) of the last guided step
-    for the first.
+    pipelines do. Then an unguided step computes the second half alone, and takes u = c − (c − u) of the last guided
+    step for the first.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ def _second_half(tensor: torch.Tensor, rows: int) -> torch.Tensor:
 def steps_to_reuse(changes: list[float], threshold: float) -> frozenset[int]:
     """Steps whose prediction is nearly the last computed one's.
 
-    `changes[i]` is ‖p[i] − p[i−1]‖ / ‖p[i−1]‖ of the predictions of steps, 0 for the first. A step is reused while the sum of
-    changes since the last computed step stays below `threshold`. The first and the last step are computed.
+    `changes[i]` is ‖p[i] − p[i−1]‖ / ‖p[i−1]‖ of the predictions of steps, 0 for the first. A step is reused while
+    the sum of changes since the last computed step stays below `threshold`. The first and last step are computed.
     """
     reused, since = set(), 0.0
     for step in range(1, len(changes) - 1):
