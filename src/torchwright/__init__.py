@@ -8,6 +8,7 @@
     model = tw.load_decoder("path/to/folder", quantize="w8a8"); model.generate("Once upon a time")
     tw.load_speech("path/to/whisper").transcribe("talk.mp3").text
     tw.load_segmenter("path/to/sam").segment("cat.jpg", points=[(400, 650)])
+    tw.load_diffuser("path/to/pipeline").draw("a red bicycle", seed=1).pixels_HW3
     tw.export(model, (x,), to="onnx").run(x)
     step = tw.compile_numpy(numpy_function)
     loss = tw.sequence_parallel(model, mesh)(input_ids=ids, labels=labels)
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torchwright.api import bench, optimize, verify
     from torchwright.artifact.load import load
     from torchwright.decoder.load import load_decoder
+    from torchwright.diffusion.load import load_diffuser
     from torchwright.errors import TorchwrightError
     from torchwright.exporter.export import export
     from torchwright.numpy_compile import compile_numpy
@@ -37,6 +39,7 @@ __all__ = [
     "export",
     "load",
     "load_decoder",
+    "load_diffuser",
     "load_segmenter",
     "load_speech",
     "optimize",
@@ -51,6 +54,7 @@ _HOMES = {
     "bench": "torchwright.api",
     "load": "torchwright.artifact.load",
     "load_decoder": "torchwright.decoder.load",
+    "load_diffuser": "torchwright.diffusion.load",
     "load_segmenter": "torchwright.segment.load",
     "load_speech": "torchwright.speech.load",
     "export": "torchwright.exporter.export",

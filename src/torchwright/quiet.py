@@ -7,7 +7,12 @@ import logging
 import warnings
 from collections.abc import Iterator
 
-TALKATIVE = ("transformers", "torchao", "torch.utils._pytree")
+TALKATIVE = (
+    "transformers",
+    "torchao",
+    "torch.utils._pytree",
+    "diffusers.quantizers.torchao.torchao_quantizer",
+)
 """Loggers that warn while their library, or torchao by way of transformers, is imported."""
 
 

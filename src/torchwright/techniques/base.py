@@ -58,6 +58,8 @@ techniques: Registry[type[Technique]] = Registry(
         "max_autotune": "torchwright.techniques.max_autotune:MaxAutotune",
         "regional": "torchwright.techniques.regional:Regional",
         "cuda_graphs": "torchwright.techniques.cuda_graphs:CudaGraphs",
+        "step_caching": "torchwright.techniques.step_caching:StepCaching",
+        "guidance_skip": "torchwright.techniques.guidance_skip:GuidanceSkip",
         "shape_buckets": "torchwright.techniques.shape_buckets:ShapeBuckets",
         "threads": "torchwright.techniques.threads:Threads",
         "allocator": "torchwright.techniques.allocator:Allocator",

@@ -172,8 +172,8 @@ def kind_of(folder: Path) -> type[Workload]:
     """
     from torchwright.hub.folder import read_config
 
-    modules = folder / "modules.json"
-    config = {} if modules.is_file() and not (folder / "config.json").is_file() else read_config(folder)
+    apart = any((folder / index).is_file() for index in ("modules.json", "model_index.json"))
+    config = {} if apart and not (folder / "config.json").is_file() else read_config(folder)
     for _, cls in sorted(workloads, key=lambda item: item[1].leftovers):
         with blaming(cls, "accepts"):
             if cls.accepts(folder, config):

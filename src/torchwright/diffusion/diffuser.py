@@ -1,0 +1,220 @@
+"""Pictures from prompts: diffusers' own pipeline, whose components ask whoever runs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchwright.diffusion.folder import READERS, PipelineFolder
+from torchwright.diffusion.parts import INSTALL, Ask, find_class, stand_ins
+from torchwright.diffusion.sampling import MOST_STEPS, Plan, Steps
+from torchwright.errors import ModelError, WorkloadError, first_line
+from torchwright.workloads.huggingface import quiet_transformers
+
+STEPS = 20
+MOST_PIXELS = 4096 * 4096
+LONGEST_PROMPT = 10_000
+MOST_SEED = 2**63 - 1
+
+
+class ImagineError(WorkloadError, ValueError):
+    """A picture that cannot be made: what was asked, and what is allowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A picture: as pixels (H, W, 3) in uint8, as (3, H, W) in float32 from 0 to 1, and what the VAE made it of."""
+
+    pixels_HW3: np.ndarray
+    picture_3HW: torch.Tensor
+    latents_CHW: torch.Tensor
+
+
+class Diffuser:
+    """Makes pictures; `ask` computes what `parts.Parts` would.
+
+    One picture at a time: two threads need two of them.
+    """
+
+    def __init__(
+        self, folder: PipelineFolder, ask: Ask, *, plan: Plan | None = None, device: str = "cpu"
+    ) -> None:
+        self.folder, self.plan = folder, plan or Plan()
+        self._ask = ask
+        self._denoise: Callable[..., Any] = ask
+        self._latents: torch.Tensor | None = None
+        self.pipe = _pipeline(folder, stand_ins(folder, self._answer, device))
+
+    @property
+    def multiple(self) -> int:
+        """Sides of a picture are multiples of so many pixels."""
+        denoiser = getattr(self.pipe, self.folder.family.denoiser)
+        patch = getattr(denoiser.config, "patch_size", None) or 1
+        return int(self.pipe.vae_scale_factor * self.folder.family.patch * patch)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) that the model was trained for."""
+        denoiser = getattr(self.pipe, self.folder.family.denoiser)
+        side = getattr(self.pipe, "default_sample_size", None) or denoiser.config.sample_size
+        height, width = (side, side) if isinstance(side, int) else side
+        return int(height * self.pipe.vae_scale_factor), int(width * self.pipe.vae_scale_factor)
+
+    def check(self, prompt: str, seed: int, steps: int, size: tuple[int, int]) -> None:
+        """Raises `ImagineError` for what no picture is made of."""
+        height, width = size
+        multiple = self.multiple
+        if len(prompt) > LONGEST_PROMPT:
+            raise ImagineError(f"a prompt of {len(prompt):,} characters", allowed=f"{LONGEST_PROMPT:,}")
+        if not 0 <= seed <= MOST_SEED:
+            raise ImagineError(f"seed {seed}", allowed=f"0 to {MOST_SEED}")
+        if not 1 <= steps <= MOST_STEPS:
+            raise ImagineError(f"{steps} steps", allowed=f"1 to {MOST_STEPS}")
+        if min(size) < 1 or height % multiple or width % multiple or height * width > MOST_PIXELS:
+            raise ImagineError(
+                f"a picture of {height}x{width} pixels (height x width)",
+                allowed=f"multiples of {multiple}, at most {MOST_PIXELS:,} pixels together",
+            )
+
+    def draw(
+        self,
+        prompt: str,
+        *,
+        seed: int = 0,
+        steps: int = STEPS,
+        size: tuple[int, int] | None = None,
+        on_step: Callable[[int, int], None] | None = None,
+        preview: Callable[[int, np.ndarray], None] | None = None,
+    ) -> Drawn:
+        """The picture of a prompt: equal seeds give equal pictures, to the bit, on one machine and number of threads.
+
+        `size` is (height, width). `on_step` is told how many of how many steps are done, `preview` is given the picture
+        so far after each of them, (H, W, 3) uint8; a preview takes a pass of the VAE.
+
+        Raises `ImagineError` for sizes, numbers and prompts that the pipeline does not take.
+        """
+        height, width = size = size or self.size
+        self.check(prompt, seed, steps, size)
+        tell = on_step or (lambda done, total: None)
+        self._denoise = Steps(
+            lambda *args, **kwargs: self._ask(self.folder.family.denoiser, *args, **kwargs),
+            self.plan,
+            steps,
+            1,
+            lambda done: tell(done, steps),
+        )
+        try:
+            with torch.no_grad(), self._previewing(preview):
+                images = self.pipe(
+                    prompt,
+                    height=height,
+                    width=width,
+                    num_inference_steps=steps,
+                    generator=torch.Generator("cpu").manual_seed(seed),
+                    output_type="pt",
+                    **self._taken(),
+                ).images
+        except ValueError as error:  # what a pipeline says of its arguments
+            raise ImagineError(
+                f"{self.folder.pipeline} does not make this picture", found=first_line(error)
+            ) from error
+        assert self._latents is not None
+        picture_3HW = images[0].float().cpu()
+        return Drawn(
+            pixels_HW3=pixels(picture_3HW), picture_3HW=picture_3HW, latents_CHW=self._latents[0].cpu()
+        )
+
+    def _taken(self) -> dict[str, Any]:
+        """The family's arguments that this pipeline has."""
+        names = inspect.signature(type(self.pipe).__call__).parameters
+        return {name: value for name, value in self.folder.family.arguments if name in names}
+
+    def _answer(self, part: str, *args: Any, **kwargs: Any) -> Any:
+        """What a stand-in asks: the denoiser goes through the steps' plan."""
+        if part == self.folder.family.denoiser:
+            return self._denoise(*args, **kwargs)
+        if part == "vae":
+            self._latents = args[0].float()
+        return self._ask(part, *args, **kwargs)
+
+    @contextmanager
+    def _previewing(self, preview: Callable[[int, np.ndarray], None] | None) -> Iterator[None]:
+        """Decodes what the scheduler gives after each step, within the block.
+
+        Latents become the VAE's input by its configuration, as in all pipelines here whose latents stay a picture.
+        """
+        if preview is None:
+            yield
+            return
+        if self.folder.family.patch > 1:
+            raise ImagineError(f"{self.folder.pipeline} has no previews: its latents are packed")
+        scheduler, config, done = self.pipe.scheduler, self.pipe.vae.config, itertools.count(1)
+        step, shift = scheduler.step, getattr(config, "shift_factor", None) or 0.0
+
+        def shown(*args: Any, **kwargs: Any) -> Any:
+            output = step(*args, **kwargs)
+            picture_B3HW = self._ask("vae", output[0].float() / config.scaling_factor + shift)
+            preview(next(done), pixels((picture_B3HW[0].float().cpu() / 2 + 0.5).clamp(0, 1)))
+            return output
+
+        scheduler.step = shown
+        try:
+            yield
+        finally:
+            del scheduler.step
+
+
+def check_pictures() -> None:
+    """Raises `ModelError` where Pillow, which writes pictures, is not installed."""
+    if importlib.util.find_spec("PIL") is None:
+        raise ModelError("pictures are written with Pillow, which is not installed", next=INSTALL)
+
+
+def pixels(picture_3HW: torch.Tensor) -> np.ndarray:
+    """From 0 to 1 → (H, W, 3) uint8, rounded."""
+    return (picture_3HW.permute(1, 2, 0) * 255).round().to(torch.uint8).numpy()
+
+
+def _pipeline(folder: PipelineFolder, models: dict[str, torch.nn.Module]) -> Any:
+    """diffusers' pipeline of these models, with the folder's tokenizers and scheduler."""
+    cls = find_class("diffusers", folder.pipeline, "DiffusionPipeline")
+    given: dict[str, Any] = dict(models)
+    for name, (library, kind) in folder.components.items():
+        if name in READERS:
+            found = find_class(library, kind, "PreTrainedTokenizerBase")
+            given[name] = _read(found, folder, name, trust_remote_code=False)
+        elif name == "scheduler":
+            given[name] = _read(find_class(library, kind, "SchedulerMixin"), folder, name)
+    accepted = inspect.signature(cls).parameters
+    fixed = {"add_watermarker": False, "requires_safety_checker": False}
+    given |= {name: value for name, value in (folder.constants | fixed).items() if name in accepted}
+    # What a picture from text does without.
+    given |= {name: None for name, p in accepted.items() if p.default is p.empty and name not in given}
+    try:
+        with quiet_transformers():
+            pipe = cls(**given)
+    except Exception as error:
+        raise ModelError(
+            f"diffusers makes no {folder.pipeline} of {folder.path}",
+            found=f"{type(error).__name__}: {first_line(error)}",
+        ) from error
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _read(cls: Any, folder: PipelineFolder, name: str, **options: Any) -> Any:
+    try:
+        with quiet_transformers():
+            return cls.from_pretrained(folder.path / name, local_files_only=True, **options)
+    except Exception as error:
+        raise ModelError(
+            f"{folder.path / name} cannot be read", found=f"{type(error).__name__}: {first_line(error)}"
+        ) from error

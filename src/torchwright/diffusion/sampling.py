@@ -1,0 +1,94 @@
+"""Which of a picture's steps are computed: some reuse the last answer, the last ones may go without guidance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchwright.errors import ArtifactError
+
+Denoise = Callable[..., torch.Tensor]
+MOST_STEPS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is left out of a picture's steps, which count from 0."""
+
+    reused: frozenset[int] = frozenset()
+    """Steps that take what the last computed one predicted."""
+    unguided: int = 0
+    """Last steps, in which the difference that guidance made is taken from the last guided one."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"reused": sorted(self.reused), "unguided": self.unguided}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Plan:
+        """What `as_dict` gave; raises `ArtifactError` for anything else, since it may be a stranger's."""
+        reused, unguided = data.get("reused") or [], data.get("unguided") or 0
+        numbers = [*reused, unguided] if isinstance(reused, list) else [None]
+        if not all(type(number) is int and 0 <= number <= MOST_STEPS for number in numbers):
+            raise ArtifactError("the plan of a picture's steps is damaged", found=str(data)[:80])
+        return cls(reused=frozenset(reused), unguided=unguided)
+
+
+class Steps:
+    """The denoiser of one picture: counts its steps, and computes those that the plan says.
+
+    A guided denoiser is called with the rows without the prompt first and those with it after them, as diffusers'
+    pipelines do. Then an unguided step computes the second half alone, and takes u = c − (c − u) of the last guided
+    step for the first.
+    """
+
+    def __init__(
+        self, denoise: Denoise, plan: Plan, steps: int, rows: int, told: Callable[[int], None]
+    ) -> None:
+        self._denoise, self._plan, self._steps, self._rows, self._told = denoise, plan, steps, rows, told
+        self._index = 0
+        self._last: torch.Tensor | None = None
+        self._guidance: torch.Tensor | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        index, self._index = self._index, self._index + 1
+        if self._last is None or index not in self._plan.reused:
+            self._last = self._computed(index, args, kwargs)
+        self._told(self._index)
+        return self._last
+
+    def _computed(self, index: int, args: Any, kwargs: Any) -> torch.Tensor:
+        rows = pytree.tree_leaves((args, kwargs))[0].shape[0]
+        if rows != 2 * self._rows:
+            return self._denoise(*args, **kwargs)
+        if index >= self._steps - self._plan.unguided and self._guidance is not None:
+            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: _second_half(t, rows), (args, kwargs))
+            with_prompt = self._denoise(*args, **kwargs)
+            return torch.cat([with_prompt - self._guidance, with_prompt])
+        output = self._denoise(*args, **kwargs)
+        without, with_prompt = output.chunk(2)
+        self._guidance = with_prompt - without
+        return output
+
+
+def _second_half(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    return tensor[rows // 2 :] if tensor.dim() and tensor.shape[0] == rows else tensor
+
+
+def steps_to_reuse(changes: list[float], threshold: float) -> frozenset[int]:
+    """Steps whose prediction is nearly the last computed one's.
+
+    `changes[i]` is ‖p[i] − p[i−1]‖ / ‖p[i−1]‖ of the predictions of steps, 0 for the first. A step is reused while
+    the sum of changes since the last computed step stays below `threshold`. The first and last step are computed.
+    """
+    reused, since = set(), 0.0
+    for step in range(1, len(changes) - 1):
+        since += changes[step]
+        if since < threshold:
+            reused.add(step)
+        else:
+            since = 0.0
+    return frozenset(reused)

@@ -1,0 +1,67 @@
+"""Steps of a picture that are not computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from torchwright.diffusion.sampling import steps_to_reuse
+from torchwright.diffusion.workload import DiffusionWorkload
+from torchwright.facts import Coverage
+from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.workloads.base import Workload
+
+THRESHOLDS = (0.4, 0.25, 0.15, 0.08)
+"""Of the sum of relative changes that a reused prediction may miss, the boldest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCaching(Technique):
+    """Take a step's prediction from the last computed step, where predictions change little from one to the next.
+
+    Which steps those are is measured: the original makes one picture, and a step is reused while the changes since the
+    last computed one add up to less than a threshold. The search tries several, and the recipe names the steps.
+    """
+
+    name: ClassVar[str] = "step_caching"
+    phase: ClassVar[Phase] = Phase.GRAPH
+    needs: ClassVar[frozenset[str]] = frozenset({"denoising_steps"})
+    calibrates: ClassVar[bool] = True
+
+    reused: tuple[str, ...] = ()
+    """The steps, by their numbers from 0; the first and the last one are always computed."""
+
+    def variants(self, target: Target) -> Iterable[Self]:
+        if self.reused or not isinstance(target.workload, DiffusionWorkload):
+            yield self
+            return
+        changes = target.workload.changes(target.model)
+        plans = dict.fromkeys(steps_to_reuse(changes, threshold) for threshold in THRESHOLDS)
+        found = [replace(self, reused=tuple(map(str, sorted(steps)))) for steps in plans if steps]
+        yield from found or [self]
+
+    def refuse(self, target: Target) -> str | None:
+        if not isinstance(target.workload, DiffusionWorkload):
+            return "it makes no pictures in steps"
+        if not self.reused:
+            return f"no two steps of the {target.workload.steps} are within {THRESHOLDS[0]:.0%} of each other"
+        last = target.workload.steps - 1
+        wrong = [text for text in self.reused if not (text.isdecimal() and 0 < int(text) < last)]
+        return f"step {wrong[0]} is none between the first and the last, 1 to {last - 1}" if wrong else None
+
+    def reshape(self, workload: Workload) -> Workload:
+        if not isinstance(workload, DiffusionWorkload):
+            return workload
+        return workload.planned(replace(workload.plan, reused=frozenset(map(int, self.reused))))
+
+    def apply(self, target: Target) -> None:
+        assert isinstance(target.workload, DiffusionWorkload)
+        target.coverage.append(
+            Coverage(
+                technique=self.name,
+                changed=len(self.reused),
+                total=target.workload.steps,
+                unit="steps reused",
+            )
+        )
