@@ -1,4 +1,4 @@
-"""A language model that answers: an artifact's, or a Hugging Face folder's on the native decoder.
+"""A language model that answers, or a speech model: an artifact's, or a Hugging Face folder's on native layers.
 
 generate("out", "Once upon a time", on_text=…, …)     opens, continues, says how long it took
 opened = open_model("path/to/folder", quantize="w4a8", kv="int8")
@@ -30,6 +30,8 @@ from torchwright.hub.text_stream import TextStream
 from torchwright.hub.trained import trained_scheme
 from torchwright.kernels import ops
 from torchwright.report import view
+from torchwright.speech.base import Recognizer
+from torchwright.speech.load import load_speech
 from torchwright.workloads.generation import Writer
 from torchwright.workloads.language import BUNDLED
 
@@ -149,6 +151,26 @@ def open_model(
     if fault is not None:
         notices += (f"no fast kernels: {fault}",)
     return OpenedModel(model=model, notices=notices, recipe=recipe)
+
+
+def open_speech(
+    target: str, dtype: torch.dtype | None = None, quantize: str | None = None, *, trust: bool = False
+) -> Recognizer:
+    """The speech model of an artifact, or of a Hugging Face folder or hub id as `load_speech` takes it.
+
+    Raises `WorkloadError` for options that an artifact does not take, and `ArtifactError` for one of another kind.
+    """
+    if not is_artifact(target):
+        return load_speech(target, dtype, quantize)
+    refuse_for_artifact(target, dtype=None if dtype is None else str(dtype), quantize=quantize)
+    loaded = load(target, trust=trust)
+    if not isinstance(loaded.model, Recognizer):
+        raise ArtifactError(
+            f"{target} holds no speech model",
+            found=f"the workload '{loaded.recipe.workload.get('kind')}'",
+            next="call it from Python: tw.load(DIR).model(…)",
+        )
+    return loaded.model
 
 
 def promise(recipe: Recipe) -> dict[str, str | None]:

@@ -135,6 +135,8 @@ def optimize_cli(
     new_tokens: int | None,
     tokens: int | None,
     eval_text: str | None,
+    audio: Sequence[str] = (),
+    reference: Sequence[str] = (),
     settings: Sequence[str] = (),
     with_steps: Sequence[str],
     without: Sequence[str],
@@ -151,6 +153,7 @@ def optimize_cli(
     never = _known(without)
     options: dict[str, Any] = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     options |= {"tokens": tokens, "eval_text": eval_text} | settings_of(settings)
+    options |= {name: list(files) for name, files in (("audio", audio), ("reference", reference)) if files}
     if target and is_artifact(target):
         recipe, _ = artifact.open_artifact(Path(target))
         workload = workload_of(Path(target), recipe, trust=False, **options)

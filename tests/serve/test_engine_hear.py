@@ -102,7 +102,7 @@ def test_the_command(folder, tmp_path):
     assert answer["text"] == alone.text
 
 
-@pytest.mark.parametrize("words", [["--quantize", "w8a8"], ["--kv-memory", "1GiB"], ["--max-context", "9"]])
+@pytest.mark.parametrize("words", [["--kv", "int8"], ["--kv-memory", "1GiB"], ["--max-context", "9"]])
 def test_options_of_text_are_refused(folder, words, capsys):
     pytest.importorskip("python_multipart", reason="uploads are read with python-multipart")
     pytest.importorskip("soundfile", reason="sound files are read with soundfile")

@@ -11,6 +11,7 @@ import torch
 
 from folders import causal, encoder, eval_text, image, save, sentence_transformer, write_json
 from torchwright.errors import ArtifactError, ModelError, WorkloadError
+from torchwright.speech.workload import SpeechWorkload
 from torchwright.workloads import workloads
 from torchwright.workloads.detect import from_description, from_target, kind_of
 from torchwright.workloads.encoder import EncoderWorkload
@@ -144,6 +145,7 @@ class TestFromTarget:
             ({"architectures": ["ConvNextForImageClassification"], "model_type": "convnext"}, ImageWorkload),
             ({"architectures": ["BertForSequenceClassification"], "model_type": "bert"}, ForwardWorkload),
             ({"architectures": ["WhisperModel"], "model_type": "whisper"}, ForwardWorkload),
+            ({"architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper"}, SpeechWorkload),
             (
                 {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "kv_lora_rank": 8},
                 ForwardWorkload,

@@ -16,6 +16,7 @@ from torchwright.engines.program import export
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Budget
 from torchwright.search.optimize import Request, optimize
+from torchwright.speech.workload import SpeechWorkload
 from torchwright.workloads import sounds
 from torchwright.workloads.detect import kind_of
 from torchwright.workloads.forward import ForwardWorkload
@@ -126,7 +127,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=list(MODELS))
 def workload(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, text: Path) -> Any:
     folder = made(request.param, tmp_path_factory.mktemp("model"))
-    assert kind_of(folder) is ForwardWorkload
+    assert kind_of(folder) is (SpeechWorkload if request.param.startswith("Whisper") else ForwardWorkload)
     return ForwardWorkload(folder, batch=3, eval_text=text)
 
 

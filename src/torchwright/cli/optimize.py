@@ -57,6 +57,22 @@ BUDGET = Budget()
 @shape_options
 @tokens_option
 @eval_text_option
+@click.option(
+    "--audio",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, readable=True),
+    metavar="FILE",
+    show_default="made-up sound",
+    help="Speech models: a recording to be judged by. Repeatable.",
+)
+@click.option(
+    "--reference",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, readable=True),
+    metavar="FILE",
+    show_default="the original's own words",
+    help="What is said in the --audio of the same place, as a text file. Repeatable.",
+)
 @settings_option
 @click.option(
     "--with",

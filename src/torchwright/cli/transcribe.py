@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 @click.command("transcribe")
 @click.argument("files", metavar="FILE...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--model", required=True, metavar="DIR|MODEL", help="A Whisper or Moonshine of transformers.")
+@click.option(
+    "--model",
+    required=True,
+    metavar="DIR|MODEL",
+    help="A Whisper or Moonshine of transformers, or an artifact of one.",
+)
 @click.option(
     "--language", metavar="CODE", show_default="guessed from the first window", help="Such as en or de."
 )
@@ -107,10 +112,10 @@ def command(
     with importing():
         import torch
 
-        from torchwright.speech.load import load_speech
+        from torchwright.answer import open_speech
 
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, None: None}
-    recognizer = load_speech(model, types[dtype], quantize)
+    recognizer = open_speech(model, types[dtype], quantize)
     if live:
         listen(recognizer, language=options["language"], translate=options["translate"])
         return

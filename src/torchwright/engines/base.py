@@ -31,6 +31,7 @@ engines: Registry[type[Engine]] = Registry(
         "jit": "torchwright.engines.jit:Jit",
         "aot": "torchwright.engines.aot:Aot",
         "native": "torchwright.engines.native:NativeEngine",
+        "native_speech": "torchwright.engines.native_speech:NativeSpeechEngine",
         "openvino": "torchwright.engines.openvino:OpenVino",
         "onnxruntime": "torchwright.engines.onnxruntime:OnnxRuntime",
     },

@@ -141,7 +141,6 @@ def _refuse_for_speech(target: ServeTarget, options: EngineOptions) -> None:
                 next=f"`pip install 'torchwright[{extra}]'`",
             )
     given = {
-        "--quantize": options.quantize,
         "--kv": options.kv,
         "--adapter": options.adapter,
         "--kv-memory": options.kv_memory,

@@ -28,7 +28,7 @@ class ServeTarget:
     encoder: bool = False
     """Whether it is an artifact of a sentence encoder or a classifier of text, which write none."""
     speech: bool = False
-    """Whether it is a speech model's folder."""
+    """Whether it is a speech model's folder, or an artifact of one."""
 
 
 def find(target: str | None) -> ServeTarget:
@@ -45,11 +45,16 @@ def find(target: str | None) -> ServeTarget:
         if not served_as:
             raise ModelError(
                 f"{path} is an artifact of kind '{kind}', which is not served",
-                allowed="language models, sentence encoders and classifiers of text",
+                allowed="language models, sentence encoders, classifiers of text and speech models",
                 next=f'call it from Python: torchwright.load("{path}").model(...)',
             )
-        reads = served_as == "reader"
-        return ServeTarget(name=path.resolve().name, folder=path / MODEL, artifact=path, encoder=reads)
+        return ServeTarget(
+            name=path.resolve().name,
+            folder=path / MODEL,
+            artifact=path,
+            encoder=served_as == "reader",
+            speech=served_as == "recognizer",
+        )
     if path.exists():
         path, name = local(path), path.resolve().name
     elif is_hub_id(target):

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from torchwright.errors import WorkloadError
 from torchwright.hub.tokenizer import open_tokenizer
+from torchwright.speech.calls import CacheSizes
 from torchwright.speech.sound import Sound, opened
 from torchwright.speech.steps import SpeechModel
 from torchwright.speech.transcript import Options, Transcript, Window
@@ -30,9 +32,22 @@ class Recognizer(ABC):
         self.folder, self.model = folder, model
         self.tokenizer: Any = open_tokenizer(folder)
 
+    @classmethod
+    @abstractmethod
+    def cache(cls, folder: Path) -> CacheSizes:
+        """Of a folder's decoder; raises `ModelError` for a config.json that does not say."""
+
     @abstractmethod
     def check(self, options: Options) -> None:
         """Raises `WorkloadError` for what this model cannot do."""
+
+    @abstractmethod
+    def heard(self, samples: np.ndarray) -> torch.Tensor:
+        """What the model's encoder takes for a window of samples, in float32."""
+
+    @abstractmethod
+    def begin(self, language: str | None) -> list[int]:
+        """The tokens that a window's text follows."""
 
     @abstractmethod
     def recognize(self, sound: Sound, options: Options) -> Iterator[Window]:

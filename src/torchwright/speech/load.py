@@ -36,13 +36,18 @@ def load_speech(
     if dtype not in (None, *DTYPES):
         raise ModelError(f"dtype {dtype}", allowed=", ".join(map(str, DTYPES)))
     path = resolve(str(folder))
-    kind = read_config(path).get("model_type")
+    cls = family(path)
+    return cls(path, _model(cls.model_type, path, dtype, read_precision(quantize)))
+
+
+def family(folder: Path) -> type[Recognizer]:
+    """What recognizes by a folder's rules and vocabulary; raises `UnknownName` where it is not in `FAMILIES`."""
+    kind = read_config(folder).get("model_type")
     if kind not in FAMILIES:
         raise unknown(
             "family of speech models", str(kind), FAMILIES, next="`torchwright generate` runs text models"
         )
-    family: type[Recognizer] = pkgutil.resolve_name(FAMILIES[kind])
-    return family(path, _model(kind, path, dtype, read_precision(quantize)))
+    return pkgutil.resolve_name(FAMILIES[kind])
 
 
 def _model(kind: str, path: Path, dtype: torch.dtype | None, precision: Precision) -> SpeechModel:

@@ -13,6 +13,7 @@ from torchwright.errors import WorkloadError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, read_config
 from torchwright.speech.base import Recognizer
+from torchwright.speech.calls import CacheSizes
 from torchwright.speech.sound import RATE, Sound
 from torchwright.speech.steps import SpeechModel
 from torchwright.speech.transcript import Options, Segment, Window
@@ -23,6 +24,8 @@ LONGEST, SHORTEST = 24 * RATE, 16 * RATE
 """Samples of a window: the cut is made at the quietest place between the two."""
 LEAST = RATE // 2
 """Shorter windows get silence behind them."""
+CONVOLUTIONS = ((127, 64), (7, 3), (3, 2))
+"""(kernel, stride) of what a sound goes through first."""
 QUIET = RATE // 10
 """A place is quiet over a tenth of a second."""
 
@@ -40,6 +43,18 @@ class Moonshine(Recognizer):
         self.start = fields.integer("decoder_start_token_id", 1, minimum=0)
         self.ends = fields.ids("eos_token_id") or (2,)
         self.positions = fields.integer("max_position_embeddings", 512)
+
+    @classmethod
+    def cache(cls, folder: Path) -> CacheSizes:
+        fields = Fields(folder / "config.json", read_config(folder))
+        heads = fields.integer("decoder_num_attention_heads", 8)
+        return CacheSizes(
+            layers=fields.integer("decoder_num_hidden_layers", 6),
+            heads=fields.integer("decoder_num_key_value_heads", heads),
+            head_dim=fields.integer("hidden_size", 288) // heads,
+            positions=fields.integer("max_position_embeddings", 512),
+            states=states(LONGEST),
+        )
 
     def check(self, options: Options) -> None:
         if options.timestamps == "word":
@@ -73,11 +88,17 @@ class Moonshine(Recognizer):
             yield Window(until=end / RATE, total=sound.seconds, segments=segments, language=None)
             begin = end
 
+    def heard(self, samples: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.pad(samples, (0, max(0, LEAST - len(samples)))))[None]
+
+    def begin(self, language: str | None) -> list[int]:
+        return [self.start]
+
     def decode(self, samples: np.ndarray) -> tuple[list[int], float]:
         """A window's tokens, the likeliest one each time, and the mean of their log-probabilities."""
-        padded = np.pad(samples, (0, max(0, LEAST - len(samples))))
-        steps = self.model.steps(self.model.encode(torch.from_numpy(padded)[None]))
-        most = min(self.positions - 1, math.ceil(TOKENS_PER_SECOND * len(padded) / RATE))
+        heard_1T = self.heard(samples)
+        steps = self.model.steps(self.model.encode(heard_1T))
+        most = min(self.positions - 1, math.ceil(TOKENS_PER_SECOND * heard_1T.shape[1] / RATE))
         tokens, total, token = list[int](), 0.0, self.start
         while len(tokens) < most:
             logprobs_V = steps.logits(steps.read([token])[-1]).log_softmax(-1)
@@ -97,6 +118,13 @@ class Moonshine(Recognizer):
         end = start + len(samples) / RATE
         found = Segment(start=start, end=end, text=text, tokens=tuple(tokens), mean_logprob=mean_logprob)
         return (found,) if text else ()
+
+
+def states(samples: int) -> int:
+    """Of the encoder for so many samples: three convolutions without padding."""
+    for kernel, stride in CONVOLUTIONS:
+        samples = (samples - kernel) // stride + 1
+    return samples
 
 
 def quietest(samples: np.ndarray) -> int:

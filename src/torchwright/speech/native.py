@@ -55,7 +55,11 @@ class NativeSpeech(SpeechModel):
         Raises `CacheFull` where more windows are held than there is room for.
         """
         with self._on_threads():
-            return Pages(self._memory.write(self.states(input_1)), self._memory.free)
+            return self.remember(self.states(input_1))
+
+    def remember(self, states_SE: torch.Tensor) -> Pages:
+        """Keys and values of states; raises `CacheFull` as `encode` does."""
+        return Pages(self._memory.write(states_SE), self._memory.free)
 
     def states(self, input_1: torch.Tensor) -> torch.Tensor:
         """The encoder's output (S, E)."""
@@ -63,6 +67,10 @@ class NativeSpeech(SpeechModel):
 
     def steps(self, encoded: Encoded) -> Steps:
         return Steps(self, encoded, Pages(self._cache.sequence(0), self._cache.free))
+
+    def rewind(self, steps: Steps, length: int) -> None:
+        """Forget what was read after the first `length` tokens."""
+        self._cache.rewind(steps.kept.sequence, length)
 
     def read(self, pieces: Sequence[tuple[Steps, Sequence[int]]]) -> list[torch.Tensor]:
         """See `SpeechModel.read`; raises `CacheFull` where the tokens of all windows have no room."""

@@ -36,6 +36,13 @@ def word_error_rate(
     The interval is the 95% one of `RESAMPLES` draws of utterances (bootstrap, percentiles): of a few utterances it says
     little. Raises `WorkloadError` where there are not as many texts as references, or no words in these.
     """
+    return rate(*word_errors(references, texts, normalize), seed=seed)
+
+
+def word_errors(
+    references: Sequence[str], texts: Sequence[str], normalize: Callable[[str], str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each utterance its reference's words and the errors, both (U,); raises as `word_error_rate` does."""
     if len(references) != len(texts):
         raise WorkloadError(f"{len(texts)} texts for {len(references)} references")
     pairs = [
@@ -43,10 +50,14 @@ def word_error_rate(
         for one, other in zip(references, texts, strict=True)
     ]
     words_U = np.array([len(reference) for reference, _ in pairs])
-    errors_U = np.array([edits(reference, text) for reference, text in pairs])
     if not words_U.sum():
         raise WorkloadError("the references have no words")
-    drawn_RU = np.random.default_rng(seed).integers(0, len(pairs), (RESAMPLES, len(pairs)))
+    return words_U, np.array([edits(reference, text) for reference, text in pairs])
+
+
+def rate(words_U: np.ndarray, errors_U: np.ndarray, *, seed: int = 0) -> Interval:
+    """Errors of all utterances over their words, with its interval; errors may be the difference of two counts."""
+    drawn_RU = np.random.default_rng(seed).integers(0, len(words_U), (RESAMPLES, len(words_U)))
     rates_R = errors_U[drawn_RU].sum(1) / np.maximum(words_U[drawn_RU].sum(1), 1)
     low, high = np.quantile(rates_R, [0.025, 0.975])
     return Interval(value=float(errors_U.sum() / words_U.sum()), low=float(low), high=float(high))

@@ -51,6 +51,7 @@ techniques: Registry[type[Technique]] = Registry(
         "openvino": "torchwright.techniques.openvino:RunOpenVino",
         "onnxruntime": "torchwright.techniques.onnxruntime:RunOnnxRuntime",
         "native": "torchwright.techniques.native:Native",
+        "native_speech": "torchwright.techniques.native_speech:NativeSpeech",
         "w8a8": "torchwright.techniques.w8a8:W8A8",
         "w4a8": "torchwright.techniques.w4a8:W4A8",
         "w4a16": "torchwright.techniques.w4a16:W4A16",

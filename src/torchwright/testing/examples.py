@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from torchwright.testing.models import Perceptron
+from torchwright.testing.whispers import tiny
 from torchwright.workloads.base import Workload, workloads
 from torchwright.workloads.detect import from_target
 from torchwright.workloads.texts import BUNDLED
@@ -76,12 +77,19 @@ def _image(folder: Path) -> Workload:
     return from_target(_saved(config, "AutoModelForImageClassification", folder))
 
 
+def _speech(folder: Path) -> Workload:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return from_target(str(tiny(folder)), new_tokens=8)
+
+
 BUILT_IN: dict[str, Callable[[Path], Workload]] = {
     "module": _module,
     "language": _language,
     "encoder": _encoder,
     "forward": _forward,
     "image": _image,
+    "speech": _speech,
 }
 
 

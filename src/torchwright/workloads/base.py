@@ -30,9 +30,9 @@ from torchwright.registry import Registry
 Run = Callable[["Case"], Any]
 """Makes one call of the model, however it is executed, and returns its output."""
 
-Served = Literal["", "writer", "reader"]
-"""A writer continues texts (`generation.Writer`), a reader answers for whole ones (`encoding.TextAnswerer`); others are
-not served."""
+Served = Literal["", "writer", "reader", "recognizer"]
+"""A writer continues texts (`generation.Writer`), a reader answers for whole ones (`encoding.TextAnswerer`), a
+recognizer writes down sound (`speech.base.Recognizer`); others are not served."""
 CALIBRATION_BATCHES = 4
 """Of a workload that has more data than it judges by."""
 LARGEST_SIZE = 2**24
@@ -47,6 +47,7 @@ workloads: Registry[type[Workload]] = Registry(
         "encoder": "torchwright.workloads.encoder:EncoderWorkload",
         "image": "torchwright.workloads.image:ImageWorkload",
         "diffusion": "torchwright.diffusion.workload:DiffusionWorkload",
+        "speech": "torchwright.speech.workload:SpeechWorkload",
         "forward": "torchwright.workloads.forward:ForwardWorkload",
     },
 )

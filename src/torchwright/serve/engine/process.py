@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import zmq
 
-from torchwright.answer import is_artifact, open_model, refuse_for_artifact
+from torchwright.answer import is_artifact, open_model, open_speech, refuse_for_artifact
 from torchwright.artifact.load import load
 from torchwright.decoder.cache import PAGE
 from torchwright.decoder.generate import LoadedDecoder
@@ -49,7 +49,6 @@ from torchwright.serve.wire.messages import (
     decode_to_engine,
     encode,
 )
-from torchwright.speech.load import load_speech
 from torchwright.workloads.encoding import TextAnswerer
 
 log = logging.getLogger("torchwright.serve")
@@ -190,7 +189,7 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Ser
         dtypes = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
         if options.dtype not in dtypes:
             raise ModelError(f"--dtype {options.dtype}", allowed="fp32, bf16")
-        speech = load_speech(options.model, dtypes[options.dtype])
+        speech = open_speech(options.model, dtypes[options.dtype], options.quantize, trust=options.trust)
         return ServedRecognizer(speech, max_running=options.max_running, max_queue=options.max_queue)
     if options.model is not None and is_artifact(options.model):
         refuse_for_artifact(

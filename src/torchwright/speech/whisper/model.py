@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from torchwright.errors import ModelError, WorkloadError, unknown
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
 from torchwright.speech.base import Recognizer
+from torchwright.speech.calls import CacheSizes
 from torchwright.speech.pauses import is_silent, parts
 from torchwright.speech.sound import RATE, Sound, of_samples
 from torchwright.speech.steps import Encoded, SpeechModel
@@ -53,6 +55,18 @@ class Whisper(Recognizer):
             folder, config.integer("decoder_layers", 4), config.integer("decoder_attention_heads", 6)
         )
 
+    @classmethod
+    def cache(cls, folder: Path) -> CacheSizes:
+        config = Fields(folder / "config.json", read_config(folder))
+        heads = config.integer("decoder_attention_heads", 6)
+        return CacheSizes(
+            layers=config.integer("decoder_layers", 4),
+            heads=heads,
+            head_dim=config.integer("d_model", 384) // heads,
+            positions=config.integer("max_target_positions", 448),
+            states=config.integer("max_source_positions", 1500),
+        )
+
     def check(self, options: Options) -> None:
         languages = self.vocabulary.languages
         if not languages and options.translate:
@@ -77,7 +91,13 @@ class Whisper(Recognizer):
 
     def encode(self, samples: np.ndarray) -> Encoded:
         """What the encoder makes of a window's samples."""
-        return self.model.encode(self.features(samples))
+        return self.model.encode(self.heard(samples))
+
+    def heard(self, samples: np.ndarray) -> torch.Tensor:
+        return self.features(samples)
+
+    def begin(self, language: str | None) -> list[int]:
+        return self.vocabulary.prompt(language, "transcribe")
 
     def language(self, encoded: Encoded) -> str:
         """The code of the language that is likeliest in a window."""

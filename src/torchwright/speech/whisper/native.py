@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.encoder import Encoder
 from torchwright.decoder.load import linear_maker
 from torchwright.decoder.model import Decoder
@@ -24,12 +26,21 @@ from torchwright.speech.whisper.weights import StackParts, stack_config
 CPU = torch.device("cpu")
 
 
+class StemParts(Protocol):
+    """What a `Stem` is built from."""
+
+    config: DecoderConfig
+
+    def convolution(self, name: str, channels: int) -> nn.Module: ...
+    def positions(self) -> torch.Tensor: ...
+
+
 class Stem(nn.Module):
     """From features (1, M, frames) to what the encoder reads (frames / 2, E): two convolutions and the positions."""
 
     positions: torch.Tensor
 
-    def __init__(self, weights: StackParts, bands: int) -> None:
+    def __init__(self, weights: StemParts, bands: int) -> None:
         super().__init__()
         self.conv1 = weights.convolution("conv1", bands)
         self.conv2 = weights.convolution("conv2", weights.config.model)
@@ -74,7 +85,12 @@ def load_native(folder: Path, dtype: torch.dtype, precision: Precision) -> Nativ
     stem_parts = StackParts(
         parts["encoder"].config, checkpoint, "encoder", dtype, linear_maker(None, dtype, CPU)
     )
-    stem = Stem(stem_parts, fields.integer("num_mel_bins", 80)).eval()
+    return assembled(parts | {"stem": stem_parts}, fields, precision.describe(dtype))
+
+
+def assembled(parts: dict[str, Any], fields: Fields, description: str) -> NativeSpeech:
+    """The model of its parts: those of encoder and decoder, and those of the stem where they come from elsewhere."""
+    stem = Stem(parts.get("stem", parts["encoder"]), fields.integer("num_mel_bins", 80)).eval()
     encoder = Encoder(parts["encoder"].config, parts["encoder"]).eval()
     decoder = Decoder(parts["decoder"].config, parts["decoder"]).eval()
-    return NativeSpeech(stem, encoder, decoder, precision.describe(dtype))
+    return NativeSpeech(stem, encoder, decoder, description)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -32,6 +32,8 @@ class PackedWeights(Technique):
 
     skip: tuple[str, ...] = ()
     """Names of layers that keep more bits."""
+    side: Literal["both", "encoder", "decoder"] = "both"
+    """Of a model that has both."""
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
@@ -41,13 +43,25 @@ class PackedWeights(Technique):
     def scheme(self) -> Scheme:
         return SCHEMES[self.name]
 
+    def variants(self, target: Target) -> Iterable[Self]:
+        yield self
+        if "two_stacks" in target.properties:
+            yield replace(self, side="encoder")
+            yield replace(self, side="decoder")
+
+    def refuse(self, target: Target) -> str | None:
+        if self.side != "both" and "two_stacks" not in target.properties:
+            return f"the model has no {self.side} beside another side"
+        return None
+
     def importance(self, target: Target) -> dict[nn.Module, torch.Tensor]:
         """What calibration says of each layer's input features, for schemes that ask; see `PackedLinear`."""
         return {}
 
     def apply(self, target: Target) -> None:
-        layers = dict(named(target.model, PackedLinear))
-        asked = known_names(f"{self.name}:skip", self.skip, layers)
+        every = dict(named(target.model, PackedLinear))
+        layers = {name: each for name, each in every.items() if self._asked(name)}
+        asked = known_names(f"{self.name}:skip", self.skip, every)
         importance = self.importance(target)
         skipped: dict[str, str] = {}
         for name, layer in layers.items():
@@ -62,7 +76,7 @@ class PackedWeights(Technique):
             Coverage(
                 technique=self.name,
                 changed=len(layers) - len(skipped),
-                total=len(layers),
+                total=len(every),
                 unit="layers",
                 kernel=f"int{self.scheme.weight_bits} weights, {_rows(self.scheme)} rows",
                 skipped=skipped,
@@ -79,6 +93,9 @@ class PackedWeights(Technique):
 
     def retreat(self, names: tuple[str, ...]) -> Self | None:
         return replace(self, skip=names)
+
+    def _asked(self, name: str) -> bool:
+        return self.side == "both" or name.startswith(f"{self.side}.")
 
     def _packed(
         self, layer: PackedLinear, wide_NK: torch.Tensor, scheme: Scheme, importance: torch.Tensor | None

@@ -1,0 +1,25 @@
+"""Running a speech model on the native encoder and decoder, whose packed weights are plain data."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torchwright.engines.base import MODEL, Kept, Ready
+from torchwright.engines.native import NativeEngine
+
+
+class NativeSpeechEngine(NativeEngine):
+    """Calls a `NativeCalls`."""
+
+    name: ClassVar[str] = "native_speech"
+    how: ClassVar[str] = "native encoder and decoder"
+
+    @classmethod
+    def load(cls, kept: Kept) -> Ready | None:
+        from torchwright.speech.load import family
+        from torchwright.speech.native_calls import NativeCalls
+
+        model = NativeCalls.load(kept.path, kept.path / MODEL)
+        folder = kept.path / MODEL
+        answers = family(folder)(folder, model.speech)
+        return Ready(how=cls.how, run=cls(model), answers=answers)
