@@ -12,6 +12,7 @@ import torch
 from whispers import noise, tiny
 
 from factories import make_recipe
+from folders import change_json
 from torchwright.answer import open_speech
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.load import load
@@ -192,6 +193,7 @@ def test_what_it_refuses(folder: Path, workload: SpeechWorkload) -> None:
 def test_english_models_and_folders_without_generation_config(tmp_path: Path) -> None:
     tiny(tmp_path, languages=False)
     (tmp_path / "generation_config.json").unlink()
+    change_json(tmp_path / "config.json", begin_suppress_tokens=[])
     workload = SpeechWorkload(tmp_path, new_tokens=NEW)
     model = workload.adapt(workload.build())
     with torch.inference_mode():
