@@ -13,6 +13,7 @@ class NativeSpeechEngine(NativeEngine):
 
     name: ClassVar[str] = "native_speech"
     how: ClassVar[str] = "native encoder and decoder"
+    whole: ClassVar[bool] = False  # a window has one size
 
     @classmethod
     def load(cls, kept: Kept) -> Ready | None:

@@ -91,7 +91,7 @@ class CallsModel(nn.Module):
         super().__init__()
         self.model, self.positions = model, positions
 
-    def forward(self, heard, ids_1T=None, slots_T=None, cache=None):
+    def forward(self, heard: Any, ids_1T: Any = None, slots_T: Any = None, cache: Any = None) -> Any:
         decoder, dtype = self.model.get_decoder(), self.model.dtype
         if ids_1T is None:
             states_1SE = self.model.get_encoder()(heard.to(dtype)).last_hidden_state

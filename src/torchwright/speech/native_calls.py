@@ -31,7 +31,7 @@ class NativeCalls(nn.Module):
     def save(self, folder: Path) -> None:
         write_packed(self.speech, folder)
 
-    def forward(self, heard, ids_1T=None, slots_T=None, cache=None) -> Any:
+    def forward(self, heard: Any, ids_1T: Any = None, slots_T: Any = None, cache: Any = None) -> Any:
         if ids_1T is None:
             states_SE = self.speech.states(heard)
             self._encoded[states_SE] = self.speech.remember(states_SE)

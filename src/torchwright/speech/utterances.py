@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from torchwright.workloads.texts import read_texts
 
 LOUDNESS = 0.1
 """Of made-up sound, as its deviation."""
+CHARACTERS = 16
+"""Of text for each token that is wanted of it; no tokenizer of speech needs nearly as many."""
 LONGEST_REFERENCE = 2**20
 """Bytes."""
 
@@ -79,5 +80,6 @@ def made_up(seed: int, samples: int) -> np.ndarray:
 
 def some_text(tokenizer: Any, index: int, count: int) -> list[int]:
     """`count` tokens of the bundled text, other ones for each index, from its beginning again after its end."""
-    ids: Sequence[int] = tokenizer.encode(read_texts(None).evaluation, add_special_tokens=False).ids
-    return [ids[place % len(ids)] for place in range(index * count, (index + 1) * count)]
+    text, length = read_texts(None).evaluation, CHARACTERS * count
+    begin = index * length % max(1, len(text) - length)
+    return tokenizer.encode(text[begin : begin + length], add_special_tokens=False).ids[:count]

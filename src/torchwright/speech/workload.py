@@ -128,13 +128,12 @@ class SpeechWorkload(Workload):
 
     @classmethod
     def rates(cls, description: dict[str, Any], seconds: dict[str, float]) -> dict[str, float]:
-        """Of one window: its time over the sound's, the time until the first word, and what each part takes."""
+        """Of one window: its time over the sound's, the time until the first word, and what the decoder takes."""
         written = seconds["prefill"] + description["new_tokens"] * seconds["decode"]
         return {
             "real_time_factor": (seconds["encode"] + written) / description["window_seconds"],
             # The first token is a timestamp, or the word's.
             "first_word_s": seconds["encode"] + seconds["prefill"] + seconds["decode"],
-            "encoder_s": seconds["encode"],
             "decoder_s": written,
             "tpot_s": seconds["decode"],
         }

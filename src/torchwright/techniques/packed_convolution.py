@@ -52,6 +52,8 @@ class PackedConvolution(Technique):
         return build.load_fault() if device.kind == "cpu" else "its kernels are for CPUs"
 
     def refuse(self, target: Target) -> str | None:
+        if not any(named(target.model, nn.Conv2d)):
+            return "the model has no 2-D convolution"
         products = _products(target.model, target.workload.cases(target.compute_dtype)[0])
         layers = [layer for _, layer in named(target.model, nn.Conv2d) if self._left(layer, products) is None]
         if not layers:

@@ -21,10 +21,10 @@ NAMES = (
 )
 
 
-def tokenizer(names: tuple[str, ...] = NAMES) -> Tokenizer:
+def tokenizer(names: tuple[str, ...] = NAMES) -> Any:
     """A token a byte, then the special ones in Whisper's order, then a timestamp for each tick."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
+    made: Any = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([f"<|{name}|>" for name in names])
@@ -64,7 +64,7 @@ def tiny(folder: Path, *, languages: bool = True, peaks: float = 20, **overrides
         token for token in range(256) if not made.decode([token]).strip()
     ]  # segments of these are no text
     special = range(ids["endoftext"] + 1, ids["notimestamps"] + 1)
-    model.generation_config = GenerationConfig(
+    settings: Any = GenerationConfig(
         max_length=fields["max_target_positions"],
         suppress_tokens=[*blank, *special],
         begin_suppress_tokens=[7, ids["endoftext"]],
@@ -76,8 +76,9 @@ def tiny(folder: Path, *, languages: bool = True, peaks: float = 20, **overrides
         **{key: fields[key] for key in ("pad_token_id", "eos_token_id", "decoder_start_token_id")},
     )
     if languages:
-        model.generation_config.lang_to_id = {f"<|{code}|>": ids[code] for code in LANGUAGES}
-        model.generation_config.task_to_id = {name: ids[name] for name in ("transcribe", "translate")}
+        settings.lang_to_id = {f"<|{code}|>": ids[code] for code in LANGUAGES}
+        settings.task_to_id = {name: ids[name] for name in ("transcribe", "translate")}
+    model.generation_config = settings
     model.save_pretrained(folder)
     made.save(str(folder / "tokenizer.json"))
     transformers.WhisperFeatureExtractor(feature_size=80, chunk_length=SECONDS).save_pretrained(folder)
