@@ -135,6 +135,8 @@ def optimize_cli(
     new_tokens: int | None,
     tokens: int | None,
     eval_text: str | None,
+    images: str | None = None,
+    points: str | None = None,
     settings: Sequence[str] = (),
     with_steps: Sequence[str],
     without: Sequence[str],
@@ -150,7 +152,8 @@ def optimize_cli(
     wanted = [parse_step(text) for text in with_steps]
     never = _known(without)
     options: dict[str, Any] = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
-    options |= {"tokens": tokens, "eval_text": eval_text} | settings_of(settings)
+    options |= {"tokens": tokens, "eval_text": eval_text, "images": images, "points": points}
+    options |= settings_of(settings)
     if target and is_artifact(target):
         recipe, _ = artifact.open_artifact(Path(target))
         workload = workload_of(Path(target), recipe, trust=False, **options)

@@ -15,7 +15,9 @@ from torchwright.cli.options import (
     device_option,
     eval_text_option,
     finite,
+    images_option,
     json_option,
+    points_option,
     quiet_option,
     settings_option,
     shape_options,
@@ -57,6 +59,8 @@ BUDGET = Budget()
 @shape_options
 @tokens_option
 @eval_text_option
+@images_option
+@points_option
 @settings_option
 @click.option(
     "--with",

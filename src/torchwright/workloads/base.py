@@ -46,6 +46,7 @@ workloads: Registry[type[Workload]] = Registry(
         "language": "torchwright.workloads.language:LanguageWorkload",
         "encoder": "torchwright.workloads.encoder:EncoderWorkload",
         "image": "torchwright.workloads.image:ImageWorkload",
+        "segment": "torchwright.segment.workload:SegmentWorkload",
         "forward": "torchwright.workloads.forward:ForwardWorkload",
     },
 )
