@@ -58,7 +58,9 @@ def row(form: str, dtype: torch.dtype, rounds: int) -> str:
     batch, side = FORMS[form]
     plain, fused = (kind(SamVisionConfig(), side) for kind in (SamVisionAttention, SamVisionSdpaAttention))
     fused.load_state_dict(plain.state_dict())
-    layers = [layer.to(dtype).eval() for layer in (plain, fused, AttentionOverGrid(fused), LinearAlone(fused))]
+    layers = [
+        layer.to(dtype).eval() for layer in (plain, fused, AttentionOverGrid(fused), LinearAlone(fused))
+    ]
     x_BYXE = torch.randn(batch, side, side, 768).to(dtype)
     seconds = [list[float]() for _ in layers]
     for layer in layers:

@@ -6,19 +6,28 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sams import picture, tiny_sam, tiny_sam2
+from sams import SIDE, picture, tiny_sam, tiny_sam2
+from torch.utils import _pytree as pytree
 from transformers import SamConfig, SamModel
 
 import torchwright as tw
 from torchwright.cli import main
+from torchwright.devices import get_device
+from torchwright.engines.apply import apply_steps, make_target
+from torchwright.engines.program import export, read_programs, write_programs
 from torchwright.errors import WorkloadError
+from torchwright.facts import Quality, Step
+from torchwright.kernels.cpu import build
 from torchwright.segment.judge import mask_quality, overlap, packed
 from torchwright.segment.masks import iou
+from torchwright.techniques.grid_attention import GridAttention
+from torchwright.techniques.shared.wrapping import worst_error
 from torchwright.workloads.base import Case
 from torchwright.workloads.detect import from_target
 
@@ -56,17 +65,18 @@ def test_overlap_is_intersection_over_union() -> None:
 
 
 def test_the_interval_is_about_the_mean_and_narrows_with_more_pictures() -> None:
-    def judged(count: int) -> tw.facts.Quality:
+    def judged(count: int) -> Quality:
         before = [torch.randn(20, 3, 16, 16) for _ in range(count)]
         after = [each + 0.3 * torch.randn(each.shape) for each in before]
         return mask_quality(seen(before), seen(after))
 
     few, many = judged(2), judged(30)
     for quality in (few, many):
+        assert quality.drop_low is not None
         assert 0 < quality.drop_low < quality.drop < quality.drop_high < 1
         assert quality.value == pytest.approx(1 - quality.drop)
         assert quality.extras["worst_tenth"] < quality.value
-    assert many.drop_high - many.drop_low < few.drop_high - few.drop_low
+    assert many.drop_high - many.drop < few.drop_high - few.drop
 
 
 def test_masks_that_rounding_decides_are_no_reference(tmp_path: Path) -> None:
@@ -121,19 +131,47 @@ def test_pictures_of_the_user(tmp_path: Path) -> None:
     assert len(every.flatten(1).unique(dim=0)) == 10, "no picture is in two of them"
 
 
-def _pixels(workload: object, run: object, asked: list[Case]) -> list[torch.Tensor]:
+def _pixels(workload: Any, run: Any, asked: list[Case]) -> list[torch.Tensor]:
     asked.clear()
-    workload.observe(run, torch.float32)  # type: ignore[attr-defined]
+    workload.observe(run, torch.float32)
     return [case.kwargs["pixels"] for case in asked if case.name == "encode"]
+
+
+@pytest.mark.parametrize("make", [tiny_sam, pytest.param(tiny_sam2, marks=pytest.mark.slow)])
+def test_its_graphs_are_read_without_trust_and_take_any_prompt(tmp_path: Path, make: Any) -> None:
+    """With the encoder on our kernel and 8-bit layers, as an artifact keeps them."""
+    if missing := build.load_fault():
+        pytest.skip(f"no kernels: {missing}")
+    folder = make(tmp_path)
+    workload = from_target(str(folder), points="3x3")
+    target = make_target(workload, get_device("cpu").identify())
+    target.properties.add("compiled")
+    names = ["dtype", "int8_rows", *(["grid_attention"] if make is tiny_sam else [])]
+    apply_steps(target, [Step(name=name, options={}) for name in names])
+    if make is tiny_sam2:
+        assert "no attention of the model" in str(GridAttention().refuse(target))
+    cases = workload.cases(target.compute_dtype)
+    write_programs(tmp_path, export(target.model, cases))
+    graphs = {name: program.module() for name, program in read_programs(tmp_path).items()}
+    several = {
+        "points": torch.rand(1, 1, 5, 2) * SIDE,
+        "labels": torch.tensor([[[1, 0, 2, 3, -1]]], dtype=torch.int32),
+    }
+    cases.append(Case(name="prompt", kwargs=cases[-1].kwargs | several))
+    with torch.no_grad():
+        for case in cases:
+            wanted = pytree.tree_leaves(target.model(*case.args, **case.kwargs))
+            found = pytree.tree_leaves(graphs[case.name](*case.args, **case.kwargs))
+            assert worst_error(wanted, found) < 5e-2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [tiny_sam, tiny_sam2])
 def test_an_artifact_segments_in_another_process(
-    tmp_path: Path, make: object, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, make: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One step, in bfloat16: its masks are those of the bfloat16 model, of points, boxes, and several points."""
-    folder, out, cat = make(tmp_path / "model"), str(tmp_path / "out"), tmp_path / "cat.png"  # type: ignore[operator]
+    folder, out, cat = make(tmp_path / "model"), str(tmp_path / "out"), tmp_path / "cat.png"
     Image.fromarray(picture(60, 90)).save(cat)
     words = ["optimize", str(folder), "--points", "3x3", "--max-drop", "0.9", "-o", out, "--quiet", "--json"]
     words += ["--with", "dtype:dtype=bfloat16", "--without", "compile", "--time-budget", "60s"]

@@ -121,7 +121,12 @@ class SegmentWorkload(Workload):
             )
         )
         marks = torch.export.Dim("marks", min=2)
-        free = {"embeddings": None, "points": {2: marks}, "labels": {2: marks}, "several": None}
+        free = {
+            "embeddings": None if len(levels) == 1 else [None] * len(levels),
+            "points": {2: marks},
+            "labels": {2: marks},
+            "several": None,
+        }
         return [
             self._encode(0),
             Case(name="points", kwargs=several.kwargs, repeat=-(-len(prompts) // self.at_once)),
