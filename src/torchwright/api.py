@@ -137,6 +137,8 @@ def optimize_cli(
     eval_text: str | None,
     audio: Sequence[str] = (),
     reference: Sequence[str] = (),
+    images: str | None = None,
+    points: str | None = None,
     settings: Sequence[str] = (),
     with_steps: Sequence[str],
     without: Sequence[str],
@@ -152,8 +154,9 @@ def optimize_cli(
     wanted = [parse_step(text) for text in with_steps]
     never = _known(without)
     options: dict[str, Any] = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
-    options |= {"tokens": tokens, "eval_text": eval_text} | settings_of(settings)
+    options |= {"tokens": tokens, "eval_text": eval_text, "images": images, "points": points}
     options |= {name: list(files) for name, files in (("audio", audio), ("reference", reference)) if files}
+    options |= settings_of(settings)
     if target and is_artifact(target):
         recipe, _ = artifact.open_artifact(Path(target))
         workload = workload_of(Path(target), recipe, trust=False, **options)

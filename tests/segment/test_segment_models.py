@@ -142,10 +142,12 @@ def test_points_and_a_box_are_one_object(folder: Path) -> None:
     assert masks[0].points == ((20.0, 20.0), (30.0, 30.0), (80.0, 50.0))
 
 
-def test_bfloat16_is_the_encoders_alone(folder: Path) -> None:
+def test_bfloat16_leaves_coordinates_alone(folder: Path) -> None:
     image = picture(60, 90)
     wide, narrow = tw.load_segmenter(folder), tw.load_segmenter(folder, torch.bfloat16)
-    assert {value.dtype for value in narrow.model.vision_encoder.parameters()} == {torch.bfloat16}
+    for name, dtype in (("vision_encoder", torch.bfloat16), ("prompt_encoder", torch.float32)):
+        part = narrow.ask.model.get_submodule(name)
+        assert {value.dtype for value in part.parameters()} == {dtype}
     encoded = narrow.encode(image)
     one, other = (
         narrow.decode(encoded, [Prompt(points=((x, 30.0),), inside=(True,))], several=True)[0]

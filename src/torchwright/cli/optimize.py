@@ -15,7 +15,9 @@ from torchwright.cli.options import (
     device_option,
     eval_text_option,
     finite,
+    images_option,
     json_option,
+    points_option,
     quiet_option,
     settings_option,
     shape_options,
@@ -73,6 +75,8 @@ BUDGET = Budget()
     show_default="the original's own words",
     help="What is said in the --audio of the same place, as a text file. Repeatable.",
 )
+@images_option
+@points_option
 @settings_option
 @click.option(
     "--with",

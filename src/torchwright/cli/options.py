@@ -37,6 +37,19 @@ eval_text_option = click.option(
     show_default="the workload's",
     help="Models of text: what the metric is measured on.",
 )
+images_option = click.option(
+    "--images",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    show_default="made-up ones",
+    help="Models that segment: the pictures that they are judged on.",
+)
+points_option = click.option(
+    "--points",
+    metavar="NxN",
+    show_default="the workload's",
+    help="Models that segment: the grid of points on each picture.",
+)
 settings_option = click.option(
     "--set",
     "settings",

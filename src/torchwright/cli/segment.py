@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchwright.cli.options import json_option, quiet_option
+from torchwright.cli.options import json_option, quiet_option, trust_option
 from torchwright.cli.printing import print_json
 from torchwright.errors import TorchwrightError
 from torchwright.process.interrupts import importing
@@ -38,7 +38,12 @@ class _Numbers(click.ParamType):
 
 @click.command("segment")
 @click.argument("pictures", metavar="PICTURE...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--model", required=True, metavar="DIR|MODEL", help="A SAM or SAM 2 of transformers.")
+@click.option(
+    "--model",
+    required=True,
+    metavar="DIR|MODEL",
+    help="A SAM or SAM 2 of transformers, or what `torchwright optimize` made of one.",
+)
 @click.option(
     "--point",
     "points",
@@ -80,9 +85,8 @@ class _Numbers(click.ParamType):
 @click.option(
     "--dtype",
     type=click.Choice(["fp32", "bf16"]),
-    default="fp32",
-    show_default=True,
-    help="What the encoder computes in.",
+    show_default="fp32",
+    help="What all but the prompts' coordinates compute in; an artifact knows its own.",
 )
 @click.option(
     "-o",
@@ -92,6 +96,7 @@ class _Numbers(click.ParamType):
     metavar="FOLDER",
     help="A folder for each picture, named after it: masks as PNG and run lengths, and an overlay.",
 )
+@trust_option
 @quiet_option
 @json_option
 def command(
@@ -103,8 +108,9 @@ def command(
     everything: bool,
     grid: int | None,
     batch: int | None,
-    dtype: str,
+    dtype: str | None,
     out: Path,
+    trust: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -116,12 +122,7 @@ def command(
     prompts = {"points": points, "outside": outside, "boxes": boxes}
     asked = _asked(prompts, everything, {"grid": grid, "batch": batch})
     targets = _targets(pictures, out)
-    with importing():
-        import torch
-
-        from torchwright.segment.load import load_segmenter
-
-    segmenter = load_segmenter(model, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+    segmenter = _opened(model, dtype, trust=trust)
     rows, failed = [], False
     for picture, target in zip(pictures, targets, strict=True):
         try:
@@ -138,6 +139,29 @@ def command(
         print_json({"model": model, "files": rows})
     if failed:
         raise click.exceptions.Exit(2)
+
+
+def _opened(model: str, dtype: str | None, *, trust: bool) -> Segmenter:
+    """The segmenter of a model's folder or of an artifact."""
+    with importing():
+        import torch
+
+        from torchwright.answer import is_artifact
+        from torchwright.artifact.load import load
+        from torchwright.segment.base import Segmenter
+        from torchwright.segment.load import load_segmenter
+
+    if not is_artifact(model):
+        return load_segmenter(model, torch.bfloat16 if dtype == "bf16" else torch.float32)
+    if dtype is not None:
+        raise click.UsageError("--dtype is for models that no search has been through.")
+    loaded = load(model, trust=trust)
+    for notice in loaded.notices:
+        click.echo(f"torchwright: {notice}", err=True)
+    if not isinstance(loaded.model, Segmenter):
+        kind = loaded.recipe.workload.get("kind")
+        raise click.UsageError(f"{model} segments no pictures: its model is of the kind '{kind}'.")
+    return loaded.model
 
 
 def _asked(prompts: dict[str, Any], everything: bool, how: dict[str, int | None]) -> dict[str, Any]:
@@ -177,9 +201,11 @@ def _segment(
 
     check_target(target)
     pixels_HW3, begun = read_picture(picture), time.monotonic()
-    masks = (
-        segmenter.everything(pixels_HW3, **asked) if everything else segmenter.segment(pixels_HW3, **asked)
-    )
+    if everything:
+        with _progress(picture, quiet) as tell:
+            masks = segmenter.everything(pixels_HW3, **asked, tell=tell)
+    else:
+        masks = segmenter.segment(pixels_HW3, **asked)
     seconds = time.monotonic() - begun
     write_masks(target, pixels_HW3, masks)
     facts = [

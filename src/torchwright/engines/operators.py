@@ -109,8 +109,8 @@ ATEN = frozenset(_ATEN.split())
 """Names of `torch.ops.aten`, each with all its overloads but those that write to `out`."""
 
 _OWN = """
-add_rms_norm attention conv_dense conv_depthwise gated image_mean linear_bf16 linear_grouped linear_w4a16 linear_w4a8
-linear_w8a8 linear_w8a8_fused rms_norm
+add_rms_norm attention conv_dense conv_depthwise gated grid_attention image_mean linear_bf16 linear_grouped
+linear_w4a16 linear_w4a8 linear_w8a8 linear_w8a8_fused rms_norm
 """
 OWN = frozenset(_OWN.split())
 """Names of `torch.ops.torchwright`. Those over the paged cache take page numbers on trust, and are in no graph."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from torchwright.errors import WorkloadError
 from torchwright.segment.everything import find
 from torchwright.segment.masks import Mask, Points, stability
+from torchwright.segment.network import INSIDE, LEFT_TOP, NO_POINT, OUTSIDE, RIGHT_BOTTOM, Network
 from torchwright.segment.picture import read_picture
 from torchwright.segment.prompts import Encoded, Prompt, check_within, grid_over, prompts_of
 
@@ -25,19 +25,21 @@ class Segmenter(ABC):
     """Of config.json."""
     architecture: ClassVar[str]
     """The class in transformers."""
-    encoder: ClassVar[tuple[str, ...]] = ("vision_encoder",)
-    """The modules that a picture goes through."""
+    network: ClassVar[type[Network]]
+    ends_boxes: ClassVar[bool] = False
+    """Whether the mark that ends points also follows a box."""
 
-    def __init__(self, folder: Path, model: Any, dtype: torch.dtype = torch.float32) -> None:
-        """`model` is in float32; its encoder computes in `dtype`.
+    def __init__(self, side: int, ask: Callable[..., Any], *, at_once: int | None = None) -> None:
+        """`side`: pixels of the square that the encoder takes. `ask` is called as `Network.forward`, by keywords.
 
-        Prompts and masks stay in float32: they take little time, and bfloat16 has no place for pixel 650.
+        `at_once` says that `ask` takes so many prompts where it gives several masks of each, and else one prompt.
         """
-        self.folder, self.model, self.dtype = folder, model, dtype
-        for name in self.encoder:
-            model.get_submodule(name).to(dtype)
-        self.side = int(model.config.prompt_encoder_config.image_size)
-        """Pixels of the square that the encoder takes."""
+        self.side, self.ask, self.at_once = side, ask, at_once
+
+    @classmethod
+    @abstractmethod
+    def embedding_shapes(cls, config: dict[str, Any]) -> list[tuple[int, ...]]:
+        """Of what the encoder gives for a picture, by the contents of config.json."""
 
     @abstractmethod
     def pixels(self, picture_HW3: np.ndarray) -> torch.Tensor:
@@ -48,10 +50,6 @@ class Segmenter(ABC):
         """By what x and y in a picture are multiplied to be those in the encoder's square."""
 
     @abstractmethod
-    def embeddings(self, pixels: torch.Tensor) -> Any:
-        """What the decoder takes of the encoder's pixels, in float32."""
-
-    @abstractmethod
     def resized(self, logits_1NSS: torch.Tensor, height: int, width: int) -> torch.Tensor:
         """Mask logits (1, N, height, width) in float32 of the decoder's (1, N, S, S)."""
 
@@ -60,8 +58,7 @@ class Segmenter(ABC):
         """A file, Pillow image or array as `read_picture` takes it, through the encoder."""
         picture_HW3 = read_picture(source)
         height, width, _ = picture_HW3.shape
-        embeddings = self.embeddings(self.pixels(picture_HW3).to(self.dtype))
-        return Encoded(height=height, width=width, embeddings=embeddings)
+        return Encoded(height=height, width=width, embeddings=self.ask(pixels=self.pixels(picture_HW3)))
 
     @torch.inference_mode()
     def decode(
@@ -74,17 +71,40 @@ class Segmenter(ABC):
         kinds = {(len(prompt.points), prompt.box is None) for prompt in prompts}
         if len(kinds) != 1:
             raise WorkloadError("prompts of one batch have as many points each, and a box all or none")
+        points_1PT2, labels_1PT = self.marks(encoded, prompts)
+        count = len(prompts) if self.at_once is None else self.at_once if several else 1
+        parts = list[tuple[torch.Tensor, torch.Tensor]]()
+        for first in range(0, len(prompts), count):
+            # The last call is filled up with the last prompt.
+            places = torch.arange(first, first + count).clamp(max=len(prompts) - 1)
+            logits_1PMSS, scores_1PM = self.ask(
+                embeddings=encoded.embeddings,
+                points=points_1PT2[:, places],
+                labels=labels_1PT[:, places],
+                several=several,
+            )
+            wanted = min(count, len(prompts) - first)
+            parts.append((logits_1PMSS[0, :wanted], scores_1PM[0, :wanted]))
+        logits, scores = zip(*parts, strict=True)
+        return torch.cat(logits), torch.cat(scores)
+
+    def marks(self, encoded: Encoded, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Prompts as the network takes them: points (1, P, T, 2) float32 and labels (1, P, T) int32."""
         across, down = self.scale(encoded.height, encoded.width)
-        asked: dict[str, torch.Tensor] = {}
-        if prompts[0].points:
-            points_PN2 = torch.tensor([prompt.points for prompt in prompts], dtype=torch.float64)
-            asked["input_points"] = (points_PN2 * torch.tensor([across, down]))[None].float()
-            asked["input_labels"] = torch.tensor([prompt.inside for prompt in prompts])[None].int()
-        if prompts[0].box is not None:
-            boxes_P4 = torch.tensor([prompt.box for prompt in prompts], dtype=torch.float64)
-            asked["input_boxes"] = (boxes_P4 * torch.tensor([across, down] * 2))[None].float()
-        out = self.model(image_embeddings=encoded.embeddings, multimask_output=several, **asked)
-        return out.pred_masks[0], out.iou_scores[0]
+        points, labels = list[Any](), list[Any]()
+        for prompt in prompts:
+            marks = [
+                (*point, INSIDE if on else OUTSIDE)
+                for point, on in zip(prompt.points, prompt.inside, strict=True)
+            ]
+            if prompt.box is not None:
+                left, top, right, bottom = prompt.box
+                marks += [(left, top, LEFT_TOP), (right, bottom, RIGHT_BOTTOM)]
+            if prompt.box is None or self.ends_boxes:
+                marks.append((0.0, 0.0, NO_POINT))
+            points.append([(x * across, y * down) for x, y, _ in marks])
+            labels.append([label for *_, label in marks])
+        return torch.tensor([points], dtype=torch.float64).float(), torch.tensor([labels], dtype=torch.int32)
 
     def mask(self, encoded: Encoded, prompt: Prompt) -> Mask:
         """The object that a prompt means; of a single point the mask with the best score of three."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from torchwright.errors import ModelError, unknown
+from torchwright.errors import ModelError, first_line, unknown
 from torchwright.hub.folder import read_config, resolve
 from torchwright.segment.base import Segmenter
+from torchwright.segment.network import Network
 from torchwright.segment.sam import Sam
 from torchwright.segment.sam2 import Sam2
-from torchwright.workloads.huggingface import load_model
+from torchwright.workloads.huggingface import load_model, quiet_transformers
 
 FAMILIES: dict[str, type[Segmenter]] = {
     model_type: family for family in (Sam, Sam2) for model_type in family.model_types
@@ -23,7 +25,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 def load_segmenter(folder: str | Path, dtype: torch.dtype = torch.float32) -> Segmenter:
     """The segmentation model of a Hugging Face folder or hub id, on transformers' modules.
 
-    `dtype`, float32 or bfloat16, is its encoder's.
+    `dtype`, float32 or bfloat16, is what all but its prompts' coordinates compute in.
 
     Raises `UnknownName` for a family that is not in `FAMILIES`, and `ModelError`, naming the file, for weights or
     configurations that cannot be used.
@@ -31,8 +33,36 @@ def load_segmenter(folder: str | Path, dtype: torch.dtype = torch.float32) -> Se
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype}", allowed=", ".join(map(str, DTYPES)))
     path = resolve(str(folder))
+    family, config = family_of(path)
+    network = open_network(path, family)
+    if dtype != torch.float32:
+        network.cast(dtype, lambda name, module: False)
+    return family(side_of(config), network)
+
+
+def family_of(path: Path) -> tuple[type[Segmenter], dict[str, Any]]:
+    """A folder's family, and its config.json with what that leaves at its defaults. Raises as `load_segmenter`."""
     kind = read_config(path).get("model_type")
     if kind not in FAMILIES:
         raise unknown("family of segmentation models", str(kind), FAMILIES)
-    family = FAMILIES[kind]
-    return family(path, load_model(path, family.architecture), dtype)
+    with quiet_transformers():
+        from transformers import AutoConfig
+
+        try:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        except Exception as error:  # whatever transformers stumbles over
+            raise ModelError(f"{path / 'config.json'} cannot be used", found=first_line(error)) from error
+    return FAMILIES[kind], config.to_dict()
+
+
+def open_network(path: Path, family: type[Segmenter]) -> Network:
+    """A folder's model in float32 and eval mode. Raises `ModelError` as `load_segmenter`."""
+    return family.network(load_model(path, family.architecture)).eval()
+
+
+def side_of(config: dict[str, Any]) -> int:
+    """Pixels of the square that the encoder takes. Raises `ModelError` where that is no square."""
+    side = config["prompt_encoder_config"]["image_size"]
+    if type(side) is not int or side < 1:
+        raise ModelError("pictures are no square", found=f"prompt_encoder_config.image_size: {side!r}")
+    return side

@@ -9,7 +9,30 @@ import torch
 from torch.nn import functional as F
 
 from torchwright.segment.base import Segmenter
+from torchwright.segment.network import LEFT_TOP, RIGHT_BOTTOM, Network
 from torchwright.segment.square import normalized
+
+
+class SamNetwork(Network):
+    """transformers' SamModel."""
+
+    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.model.vision_encoder(pixels.to(self.dtype)).last_hidden_state.float()
+
+    def decode(
+        self, embeddings: Any, points: Any, labels: Any, several: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        model, prompts = self.model, self.model.prompt_encoder
+        sparse = prompts._embed_points(points, labels, pad=False)
+        for label in (LEFT_TOP, RIGHT_BOTTOM):
+            sparse = sparse + (labels == label)[..., None] * prompts.point_embed[label].weight
+        return model.mask_decoder(
+            image_embeddings=embeddings.to(self.dtype),
+            image_positional_embeddings=model.get_image_wide_positional_embeddings().to(self.dtype),
+            sparse_prompt_embeddings=sparse.to(self.dtype),
+            dense_prompt_embeddings=self.dense().to(self.dtype),
+            multimask_output=several,
+        )
 
 
 class Sam(Segmenter):
@@ -17,6 +40,13 @@ class Sam(Segmenter):
 
     model_types = ("sam",)
     architecture = "SamModel"
+    network = SamNetwork
+
+    @classmethod
+    def embedding_shapes(cls, config: dict[str, Any]) -> list[tuple[int, ...]]:
+        prompts = config["prompt_encoder_config"]
+        size = prompts["image_size"] // prompts["patch_size"]
+        return [(1, prompts["hidden_size"], size, size)]
 
     def pixels(self, picture_HW3: np.ndarray) -> torch.Tensor:
         from PIL import Image
@@ -26,9 +56,6 @@ class Sam(Segmenter):
         resized: Any = Image.fromarray(picture_HW3).resize((width, height), Image.Resampling.BILINEAR)
         pixels_3HW = normalized(torch.from_numpy(np.array(resized)).permute(2, 0, 1).float())
         return F.pad(pixels_3HW, (0, self.side - width, 0, self.side - height))[None]
-
-    def embeddings(self, pixels: torch.Tensor) -> torch.Tensor:
-        return self.model.get_image_embeddings(pixels).float()
 
     def scale(self, height: int, width: int) -> tuple[float, float]:
         inner_height, inner_width = self._inside(height, width)

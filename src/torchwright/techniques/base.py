@@ -46,6 +46,7 @@ techniques: Registry[type[Technique]] = Registry(
         "attention": "torchwright.techniques.attention:SwitchAttention",
         "attention_backend": "torchwright.techniques.attention_backend:AttentionBackend",
         "dense_attention": "torchwright.techniques.dense_attention:DenseAttention",
+        "grid_attention": "torchwright.techniques.grid_attention:GridAttention",
         "matmul_attention": "torchwright.techniques.matmul_attention:MatmulAttention",
         "compile": "torchwright.techniques.compile:Compile",
         "openvino": "torchwright.techniques.openvino:RunOpenVino",

@@ -83,6 +83,23 @@ def _speech(folder: Path) -> Workload:
         return from_target(str(tiny(folder)), new_tokens=8)
 
 
+def _segment(folder: Path) -> Workload:
+    from transformers import SamConfig
+
+    vision: dict[str, Any] = {
+        "hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "mlp_dim": 64,
+        "image_size": 64, "patch_size": 8, "window_size": 3, "global_attn_indexes": [1], "num_pos_feats": 8,
+    }  # fmt: skip
+    prompts = {"hidden_size": 16, "image_size": 64, "patch_size": 8, "mask_input_channels": 4}
+    masks = {"hidden_size": 16, "mlp_dim": 32, "num_attention_heads": 2, "iou_head_hidden_dim": 16}
+    config = SamConfig(
+        vision_config=vision,
+        prompt_encoder_config=prompts | {"image_embedding_size": 8},
+        mask_decoder_config=masks | {"num_hidden_layers": 2},
+    )
+    return from_target(_saved(config, "AutoModel", folder), points="4x4")
+
+
 BUILT_IN: dict[str, Callable[[Path], Workload]] = {
     "module": _module,
     "language": _language,
@@ -90,6 +107,7 @@ BUILT_IN: dict[str, Callable[[Path], Workload]] = {
     "forward": _forward,
     "image": _image,
     "speech": _speech,
+    "segment": _segment,
 }
 
 

@@ -48,6 +48,7 @@ workloads: Registry[type[Workload]] = Registry(
         "image": "torchwright.workloads.image:ImageWorkload",
         "diffusion": "torchwright.diffusion.workload:DiffusionWorkload",
         "speech": "torchwright.speech.workload:SpeechWorkload",
+        "segment": "torchwright.segment.workload:SegmentWorkload",
         "forward": "torchwright.workloads.forward:ForwardWorkload",
     },
 )

@@ -1,4 +1,4 @@
-// What encoders do beside packed linear layers: what follows a layer, and attention without a cache.
+// What follows the packed linear layers of encoders.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -10,7 +10,6 @@
 namespace TW_ISA {
 
 using tw::Activation;
-using tw::DenseAttentionTask;
 using tw::FinishTask;
 
 // A row of activations about the middle of its range: half the step that zero in the middle takes where all values
@@ -147,170 +146,6 @@ void finish(const FinishTask& t, int64_t row_begin, int64_t row_end, int64_t fro
     if (t.type == Type::f32) finish_block<a(), float>(t, row_begin, row_end, from, to);
     else finish_block<a(), uint16_t>(t, row_begin, row_end, from, to);
   });
-}
-
-// Keys and values of one head in the order in which the products read them, and the scores of some queries.
-// Keys are (blocks of 16, head_size / 2, 16, 2) and values (pairs of keys, head_size, 2), padded with zeros.
-class Head {
- public:
-  Head(const DenseAttentionTask& t, int64_t batch, int64_t head)
-      : t(t),
-        width((t.keys + LANES - 1) / LANES * LANES),
-        keys(allocate(width * t.head_size * 2)),
-        values(allocate(width * t.head_size * 2)),
-        scores(allocate(ROWS * width * 4)),
-        weights(allocate(ROWS * width * 2)),
-        masked(allocate(width * 4)),
-        q(t.q.data + batch * t.q.batch + head * t.q.head),
-        out(t.out + (batch * t.queries * t.heads + head) * t.head_size),
-        mask_at(batch * t.mask_batch + head * t.mask_head) {
-    pack_keys(t.k.data + batch * t.k.batch + head * t.k.head);
-    pack_values(t.v.data + batch * t.v.batch + head * t.v.head);
-    if (t.mask && !t.mask_query) read_mask(0);
-  }
-
-  void run(int64_t begin, int64_t end) const {
-    const int64_t tiles = (end - begin + ROWS - 1) / ROWS;
-    for (int64_t i = 0; i < tiles; i++) {
-      const int64_t from = begin + (end - begin) * i / tiles;
-      dispatch<ROWS>(from, begin + (end - begin) * (i + 1) / tiles - from);
-    }
-  }
-
- private:
-  static constexpr int ROWS = 6, BLOCKS_AT_ONCE = 4;
-
-  void pack_keys(const uint16_t* from) const {
-    const int64_t pairs = t.head_size / 2;
-    uint32_t* to = (uint32_t*)keys.get();
-    for (int64_t key = 0; key < width; key++) {
-      uint32_t* column = to + key / LANES * pairs * LANES + key % LANES;
-      const char* row = (const char*)(from + key * t.k.token);
-      for (int64_t d = 0; d < pairs; d++) column[d * LANES] = key < t.keys ? read<uint32_t>(row + 4 * d) : 0;
-    }
-  }
-
-  void pack_values(const uint16_t* from) const {
-    uint32_t* to = (uint32_t*)values.get();
-    for (int64_t key = 0; key < width; key += 2, to += t.head_size) {
-      const uint16_t* row = from + key * t.v.token;
-      if (key + 1 < t.keys)
-        for (int64_t d = 0; d < t.head_size; d++) to[d] = row[d] | uint32_t(row[t.v.token + d]) << 16;
-      else
-        for (int64_t d = 0; d < t.head_size; d++) to[d] = key < t.keys ? row[d] : 0;
-    }
-  }
-
-  // What is added to a query's scores in powers of two.
-  void read_mask(int64_t query) const {
-    float* to = (float*)masked.get();
-    const int64_t at = mask_at + query * t.mask_query;
-    for (int64_t key = 0; key < t.keys; key++) {
-      const int64_t i = at + key * t.mask_key;
-      to[key] = t.mask_is_bool ? ((const bool*)t.mask)[i] ? 0 : NOTHING : ((const float*)t.mask)[i] * LOG2_E;
-    }
-  }
-
-  template <int R>
-  void dispatch(int64_t query, int64_t rows) const {
-    if constexpr (R > 1) {
-      if (rows < R) return dispatch<R - 1>(query, rows);
-    }
-    int64_t block = 0;
-    const int64_t blocks = width / LANES;
-    for (; block + BLOCKS_AT_ONCE <= blocks; block += BLOCKS_AT_ONCE) score<R, BLOCKS_AT_ONCE>(query, block);
-    if (blocks - block == 3) score<R, 3>(query, block);
-    else if (blocks - block == 2) score<R, 2>(query, block);
-    else if (blocks - block == 1) score<R, 1>(query, block);
-    float inverse[R];
-    for (int r = 0; r < R; r++) inverse[r] = soften(query + r, r);
-    int64_t d = 0;
-    for (; d + 4 * LANES <= t.head_size; d += 4 * LANES) weigh<R, 4>(query, d, inverse);
-    for (; d + 2 * LANES <= t.head_size; d += 2 * LANES) weigh<R, 2>(query, d, inverse);
-    for (; d < t.head_size; d += LANES) weigh<R, 1>(query, d, inverse);
-  }
-
-  template <int R, int B>
-  void score(int64_t query, int64_t block) const {
-    F sum[R][B];
-    for (int r = 0; r < R; r++)
-      for (int b = 0; b < B; b++) sum[r][b] = F{};
-    const uint32_t* from = (const uint32_t*)keys.get() + block * t.head_size / 2 * LANES;
-    const uint16_t* rows = q + query * t.q.token;
-    for (int64_t d = 0; d < t.head_size; d += 2, from += LANES) {
-      U key[B];
-      for (int b = 0; b < B; b++) key[b] = load<U>(from + b * t.head_size / 2 * LANES);
-      for (int r = 0; r < R; r++) {
-        const uint32_t two = read<uint32_t>(rows + r * t.q.token + d);
-        for (int b = 0; b < B; b++) sum[r][b] = dot2(sum[r][b], key[b], two);
-      }
-    }
-    float* to = (float*)scores.get() + block * LANES;
-    for (int r = 0; r < R; r++)
-      for (int b = 0; b < B; b++) store(to + r * width + b * LANES, sum[r][b]);
-  }
-
-  // Turns a row of scores into weights up to their sum, whose inverse it returns: zero where nothing is seen.
-  float soften(int64_t query, int r) const {
-    float* s = (float*)scores.get() + r * width;
-    uint16_t* p = (uint16_t*)weights.get() + r * width;
-    if (t.mask && t.mask_query) read_mask(query);
-    const float* mask = (const float*)masked.get();
-    const F scale = splat(t.scale * LOG2_E), nothing = splat(NOTHING);
-    F peak = nothing;
-    for (int64_t key = 0; key < width; key += LANES) {
-      F x = load<F>(s + key) * scale;
-      if (t.mask) x = max(nothing, x + load<F>(mask + key));
-      if (key + LANES > t.keys) {
-        const I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        x = lane + int32_t(key) < int32_t(t.keys) ? x : nothing;
-      }
-      store(s + key, x);
-      peak = max(peak, x);
-    }
-    const float top = largest(peak);
-    F total = F{};
-    for (int64_t key = 0; key < width; key += LANES) {
-      const F x = load<F>(s + key);
-      const F weight = x <= nothing ? F{} : exp2(max(splat(-126.0f), x - top));
-      total = total + weight;
-      store_f32(p + key, weight);
-    }
-    const float all = sum(total);
-    return all == 0 ? 0 : 1 / all;
-  }
-
-  template <int R, int B>
-  void weigh(int64_t query, int64_t d, const float* inverse) const {
-    F acc[R][B];
-    for (int r = 0; r < R; r++)
-      for (int b = 0; b < B; b++) acc[r][b] = F{};
-    const uint32_t* from = (const uint32_t*)values.get() + d;
-    const uint16_t* p = (const uint16_t*)weights.get();
-    for (int64_t key = 0; key < t.keys; key += 2, from += t.head_size) {
-      U pair[B];
-      for (int b = 0; b < B; b++) pair[b] = load<U>(from + b * LANES);
-      for (int r = 0; r < R; r++) {
-        const uint32_t two = read<uint32_t>(p + r * width + key);
-        for (int b = 0; b < B; b++) acc[r][b] = dot2(acc[r][b], pair[b], two);
-      }
-    }
-    for (int r = 0; r < R; r++) {
-      uint16_t* to = out + (query + r) * t.heads * t.head_size + d;
-      for (int b = 0; b < B; b++) store_f32(to + b * LANES, acc[r][b] * splat(inverse[r]));
-    }
-  }
-
-  const DenseAttentionTask& t;
-  const int64_t width;  // keys, in whole blocks
-  const Bytes keys, values, scores, weights, masked;
-  const uint16_t* q;
-  uint16_t* out;
-  const int64_t mask_at;
-};
-
-void dense_attention(const DenseAttentionTask& t, int64_t batch, int64_t head, int64_t begin, int64_t end) {
-  Head(t, batch, head).run(begin, end);
 }
 
 }  // namespace TW_ISA

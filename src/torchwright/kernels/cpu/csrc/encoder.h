@@ -18,19 +18,28 @@ struct FinishTask {
   int64_t stride;  // values between rows
 };
 
-// Attention of every query to every key, bfloat16. Strides are in values; those of the last dimension are one.
+// Attention of every query to every key, float32 or bfloat16. Strides are in values; those of the last dimension are one.
 struct DenseAttentionTask {
   struct Side {
-    const uint16_t* data;
+    const void* data;
     int64_t batch, head, token;
   };
   Side q, k, v;
-  uint16_t* out;  // (batch, queries, heads, head_size)
+  Type type;  // of all three and of out
+  void* out;  // (batch, queries, heads, head_size)
   const void* mask;  // bool (true is seen) or float32 (added to the scores), or null
   bool mask_is_bool;
   int64_t mask_batch, mask_head, mask_query, mask_key;  // strides; zero where it is broadcast
   int64_t queries, keys, heads, head_size;
   float scale;
+
+  // Where tokens are places of a grid, row after row: a query adds its products with a vector for how many rows, and
+  // one for how many columns, a key lies after it. (head_size, 2 · extent - 1, zeros up to a step beyond the last
+  // sixteen) from the farthest before to the farthest after; null without.
+  const float *by_row, *by_column;
+  int64_t height, width;
+
+  static int64_t table_width(int64_t extent) { return 2 * extent - 1 + 16; }
 };
 
 }  // namespace tw

@@ -40,23 +40,20 @@ Tensor linear_w8a8_fused(const Tensor& x, const Tensor& weight, const Tensor& sc
 }
 
 tw::DenseAttentionTask::Side side(const Tensor& x, const char* what) {
-  TORCH_CHECK_TYPE(x.scalar_type() == at::kBFloat16, what, " is ", x.scalar_type(), "; bfloat16 is wanted");
   TORCH_CHECK_VALUE(x.dim() == 4 && x.stride(3) == 1, what, " of shape ", x.sizes(), " and strides ", x.strides(),
                     " is not (batch, heads, tokens, features) with features side by side");
-  return {(const uint16_t*)x.const_data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
+  return {x.const_data_ptr(), x.stride(0), x.stride(1), x.stride(2)};
 }
 
 Tensor readable(const Tensor& x) { return x.dim() == 4 && x.stride(3) != 1 ? x.contiguous() : x; }
 
-// (B, H, T, D) in, of any strides; the same out, lying as (B, T, H, D).
-Tensor attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const optional<Tensor>& mask,
-                 double scale) {
-  const Tensor q = readable(q_in), k = readable(k_in), v = readable(v_in);
+// Operands (B, H, T, D) of any strides, which must outlive it.
+tw::DenseAttentionTask attention_task(const Tensor& q, const Tensor& k, const Tensor& v, double scale) {
   tw::DenseAttentionTask task{};
+  task.type = float_type(q, "q");
   task.q = side(q, "q");
   task.k = side(k, "k");
   task.v = side(v, "v");
-  const int64_t batch = q.size(0);
   task.heads = q.size(1);
   task.queries = q.size(2);
   task.head_size = q.size(3);
@@ -64,25 +61,20 @@ Tensor attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, con
   task.scale = float(scale);
   TORCH_CHECK_VALUE(task.head_size > 0 && task.head_size % 16 == 0 && task.head_size <= tw::LARGEST_HEAD,
                     "heads of ", task.head_size, " features; multiples of 16 up to ", tw::LARGEST_HEAD, " are wanted");
-  TORCH_CHECK_VALUE(k.sizes() == at::IntArrayRef({batch, task.heads, task.keys, task.head_size}) &&
+  TORCH_CHECK_VALUE(k.sizes() == at::IntArrayRef({q.size(0), task.heads, task.keys, task.head_size}) &&
                         v.sizes() == k.sizes(),
                     "k of shape ", k.sizes(), " and v of shape ", v.sizes(), " do not fit q of shape ", q.sizes());
-  Tensor seen;
-  if (mask) {
-    task.mask_is_bool = mask->scalar_type() == at::kBool;
-    seen = (task.mask_is_bool ? *mask : mask->to(at::kFloat)).expand({batch, task.heads, task.queries, task.keys});
-    task.mask = seen.const_data_ptr();
-    task.mask_batch = seen.stride(0);
-    task.mask_head = seen.stride(1);
-    task.mask_query = seen.stride(2);
-    task.mask_key = seen.stride(3);
-  }
-  Tensor out = at::empty({batch, task.queries, task.heads, task.head_size}, q.options());
-  task.out = (uint16_t*)out.mutable_data_ptr();
+  return task;
+}
+
+// The same (B, H, T, D) as q, lying as (B, T, H, D).
+Tensor attend(tw::DenseAttentionTask task, const Tensor& q) {
+  Tensor out = at::empty({q.size(0), task.queries, task.heads, task.head_size}, q.options());
+  task.out = out.mutable_data_ptr();
   if (out.numel() && task.keys) {
     // Pieces of queries share what is packed of their head: more than one only where the threads want more to do.
     constexpr int64_t FEWEST = 48;
-    const int64_t heads = batch * task.heads, wanted = up(PIECES * threads(), heads) / heads;
+    const int64_t heads = q.size(0) * task.heads, wanted = up(PIECES * threads(), heads) / heads;
     const int64_t pieces = std::max<int64_t>(1, std::min(wanted, task.queries / FEWEST));
     const auto& kernel = kernels();
     each(heads * pieces, [&](int64_t i) {
@@ -96,6 +88,62 @@ Tensor attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, con
   return out.transpose(1, 2);
 }
 
+void check_bfloat16(const Tensor& x, const char* what) {
+  TORCH_CHECK_TYPE(x.scalar_type() == at::kBFloat16, what, " is ", x.scalar_type(), "; bfloat16 is wanted");
+}
+
+Tensor attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const optional<Tensor>& mask,
+                 double scale) {
+  check_bfloat16(q_in, "q");
+  check_bfloat16(k_in, "k");
+  check_bfloat16(v_in, "v");
+  const Tensor q = readable(q_in), k = readable(k_in), v = readable(v_in);
+  tw::DenseAttentionTask task = attention_task(q, k, v, scale);
+  Tensor seen;
+  if (mask) {
+    task.mask_is_bool = mask->scalar_type() == at::kBool;
+    seen = (task.mask_is_bool ? *mask : mask->to(at::kFloat)).expand({q.size(0), task.heads, task.queries, task.keys});
+    task.mask = seen.const_data_ptr();
+    task.mask_batch = seen.stride(0);
+    task.mask_head = seen.stride(1);
+    task.mask_query = seen.stride(2);
+    task.mask_key = seen.stride(3);
+  }
+  return attend(task, q);
+}
+
+// (head_size, places from the farthest before to the farthest after, padded) of (2 · extent - 1, head_size), whose
+// first vector is that of keys farthest after.
+Tensor table_of_places(const Tensor& vectors, int64_t extent, int64_t head_size, const char* what) {
+  TORCH_CHECK_VALUE(vectors.sizes() == at::IntArrayRef({2 * extent - 1, head_size}) && vectors.is_floating_point(),
+                    what, " is ", vectors.scalar_type(), vectors.sizes(), "; a vector of ", head_size,
+                    " features for each of ", 2 * extent - 1, " distances is wanted");
+  Tensor table = at::empty({head_size, tw::DenseAttentionTask::table_width(extent)}, at::kFloat);
+  table.zero_().narrow(1, 0, 2 * extent - 1).copy_(vectors.flip(0).t());
+  return table;
+}
+
+// Attention over a grid of places, row after row, as wide as `columns` says: to the score of a query at (y, x) and a
+// key at (y', x') come q · rows[y - y' + height - 1] and q · columns[x - x' + width - 1].
+Tensor grid_attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const Tensor& rows,
+                      const Tensor& columns, double scale) {
+  const Tensor q = readable(q_in), k = readable(k_in), v = readable(v_in);
+  TORCH_CHECK_TYPE(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(), "q is ", q.scalar_type(),
+                   ", k ", k.scalar_type(), " and v ", v.scalar_type(), "; one type is wanted");
+  tw::DenseAttentionTask task = attention_task(q, k, v, scale);
+  TORCH_CHECK_VALUE(rows.dim() == 2 && columns.dim() == 2, "rows of shape ", rows.sizes(), " and columns of shape ",
+                    columns.sizes(), " are no tables of vectors");
+  task.height = (rows.size(0) + 1) / 2;
+  task.width = (columns.size(0) + 1) / 2;
+  TORCH_CHECK_VALUE(task.queries == task.height * task.width && task.keys == task.queries, task.queries,
+                    " queries and ", task.keys, " keys are no grid of ", task.height, " x ", task.width);
+  const Tensor by_row = table_of_places(rows, task.height, task.head_size, "rows");
+  const Tensor by_column = table_of_places(columns, task.width, task.head_size, "columns");
+  task.by_row = by_row.const_data_ptr<float>();
+  task.by_column = by_column.const_data_ptr<float>();
+  return attend(task, q);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(torchwright, m) {
@@ -103,9 +151,11 @@ TORCH_LIBRARY_FRAGMENT(torchwright, m) {
       "linear_w8a8_fused(Tensor x, Tensor weight, Tensor scale, Tensor sums, Tensor? bias, int features, str activation, "
       "Tensor? residual) -> Tensor");
   m.def("attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale) -> Tensor");
+  m.def("grid_attention(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor columns, float scale) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(torchwright, CPU, m) {
   m.impl("linear_w8a8_fused", linear_w8a8_fused);
   m.impl("attention", attention);
+  m.impl("grid_attention", grid_attention);
 }

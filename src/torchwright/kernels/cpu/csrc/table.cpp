@@ -4,6 +4,7 @@
 #include "pointwise.cpp"
 #include "quantize.cpp"
 #include "encoder.cpp"
+#include "dense_attention.cpp"
 #include "conv.cpp"
 #include "conv_pairs.cpp"
 
