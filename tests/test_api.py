@@ -82,6 +82,7 @@ def test_the_public_names_are_these_and_no_others():
         "export",
         "load",
         "load_decoder",
+        "load_seq2seq",
         "load_segmenter",
     ]
     public += ["load_speech", "optimize", "sequence_parallel", "verify"]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torchwright.api import bench, optimize, verify
     from torchwright.artifact.load import load
     from torchwright.decoder.load import load_decoder
+    from torchwright.decoder.load_seq2seq import load_seq2seq
     from torchwright.errors import TorchwrightError
     from torchwright.exporter.export import export
     from torchwright.numpy_compile import compile_numpy
@@ -38,6 +39,7 @@ __all__ = [
     "load",
     "load_decoder",
     "load_segmenter",
+    "load_seq2seq",
     "load_speech",
     "optimize",
     "sequence_parallel",
@@ -51,6 +53,7 @@ _HOMES = {
     "bench": "torchwright.api",
     "load": "torchwright.artifact.load",
     "load_decoder": "torchwright.decoder.load",
+    "load_seq2seq": "torchwright.decoder.load_seq2seq",
     "load_segmenter": "torchwright.segment.load",
     "load_speech": "torchwright.speech.load",
     "export": "torchwright.exporter.export",
