@@ -82,8 +82,8 @@ def test_the_public_names_are_these_and_no_others():
         "export",
         "load",
         "load_decoder",
-        "load_seq2seq",
         "load_segmenter",
+        "load_seq2seq",
     ]
     public += ["load_speech", "optimize", "sequence_parallel", "verify"]
     assert dir(tw) == public

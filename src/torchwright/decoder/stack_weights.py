@@ -68,8 +68,9 @@ class StackParts:
         own = "lm_head.weight" in self._names
         weight_VE = self._read("lm_head.weight", V, E) if own else self._table_VE
         bias_V = self._read(LOGITS_BIAS, 1, V)[0] if LOGITS_BIAS in self._names else None
-        if self._folds:
-            shift_V = weight_VE @ self.final_shift()
+        shift_E = self.final_shift()
+        if shift_E is not None:
+            shift_V = weight_VE @ shift_E
             bias_V = shift_V if bias_V is None else bias_V + shift_V
         del self._table_VE
         return self._make_linear(weight_VE, bias_V)

@@ -21,7 +21,6 @@ from torchwright.answer import is_artifact, open_model, refuse_for_artifact
 from torchwright.artifact.load import load
 from torchwright.decoder.cache import PAGE
 from torchwright.decoder.generate import LoadedDecoder
-from torchwright.decoder.seq2seq import LoadedSeq2Seq
 from torchwright.devices.allocator import retain_where_possible
 from torchwright.errors import ArtifactError, ModelError, TorchwrightError
 from torchwright.process.orphans import die_with_parent
@@ -216,12 +215,6 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Ser
             trust=options.trust,
         )
         model, notices = opened.model, list(opened.notices)
-    if isinstance(model, LoadedSeq2Seq):
-        raise ModelError(
-            f"{options.model} cannot be served",
-            found="an encoder and a decoder; the engine's batches have no memory of source texts so far",
-            next="answer with `torchwright generate`, or from Python: load_seq2seq(DIR).generate([…])",
-        )
     if not isinstance(model, LoadedDecoder):
         raise ArtifactError(
             f"{options.model} cannot be served",
