@@ -30,12 +30,13 @@ from torchwright.decoder.load_seq2seq import load_seq2seq
 
 Answer = Callable[[Sequence[Sequence[int]], int], Any]
 """Of sources (as token ids) and the number of new tokens."""
-END, PAD = 1, 0
+T5_END, T5_PAD, MARIAN_END, MARIAN_PAD = 1, 0, 0, 58100
+UNKNOWN = 2
 SHAPES: dict[str, Callable[[], Any]] = {
     "t5-small": lambda: transformers.T5ForConditionalGeneration(
-        transformers.T5Config(decoder_start_token_id=PAD)
+        transformers.T5Config(decoder_start_token_id=T5_PAD)
     ),
-    "marian-big-en": lambda: transformers.MarianMTModel(
+    "marian": lambda: transformers.MarianMTModel(
         transformers.MarianConfig(
             vocab_size=58101,
             decoder_vocab_size=58101,
@@ -49,26 +50,27 @@ SHAPES: dict[str, Callable[[], Any]] = {
             activation_function="swish",
             scale_embedding=True,
             max_position_embeddings=512,
-            pad_token_id=PAD,
-            eos_token_id=END,
-            decoder_start_token_id=PAD,
+            pad_token_id=MARIAN_PAD,
+            eos_token_id=MARIAN_END,
+            decoder_start_token_id=MARIAN_PAD,
             forced_eos_token_id=None,
         )
     ),
 }
 
 
-def save(folder: Path, make: Callable[[], Any]) -> int:
-    """A folder with a vocabulary of numbers, which converters want to read; its size."""
+def save(folder: Path, make: Callable[[], Any]) -> Any:
+    """A folder with a vocabulary of numbers, which converters want to read; its configuration."""
     model = make().eval()
     model.save_pretrained(folder)
-    size = model.config.vocab_size
-    words = {"<pad>": PAD, "</s>": END, "<unk>": 2} | {f"w{i}": i for i in range(3, size)}
+    config = model.config
+    named = {config.pad_token_id: "<pad>", config.eos_token_id: "</s>", UNKNOWN: "<unk>"}
+    words = {named.get(i, f"w{i}"): i for i in range(config.vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    named = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
-    return size
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    return config
 
 
 def torchwright(folder: Path, how: str) -> Answer:
@@ -105,7 +107,7 @@ def ctranslate2(folder: Path, how: str) -> Answer:
     )
 
     def answer(sources: Sequence[Sequence[int]], tokens: int) -> Any:
-        words = [["</s>" if token == END else f"w{token}" for token in ids] for ids in sources]
+        words = [[*(f"w{token}" for token in ids[:-1]), "</s>"] for ids in sources]
         found = translator.translate_batch(
             words, beam_size=1, min_decoding_length=tokens, max_decoding_length=tokens
         )
@@ -148,7 +150,8 @@ def main() -> None:
 
 
 def measure(shape: str, folder: Path, options: argparse.Namespace) -> None:
-    size, ready = save(folder, SHAPES[shape]), dict[str, Answer]()
+    config, ready = save(folder, SHAPES[shape]), dict[str, Answer]()
+    ids = range(UNKNOWN + 1, config.vocab_size - 1)
     for name in ROWS:
         kind, how = name.split()
         try:
@@ -159,7 +162,9 @@ def measure(shape: str, folder: Path, options: argparse.Namespace) -> None:
         wall: dict[str, list[float]] = {name: [] for name in ready}
         spent: dict[str, list[float]] = {name: [] for name in ready}
         for turn in range(options.rounds + 1):
-            sources = [[*random.choices(range(3, size), k=options.source - 1), END] for _ in range(batch)]
+            sources = [
+                [*random.choices(ids, k=options.source - 1), config.eos_token_id] for _ in range(batch)
+            ]
             for name in random.sample(sorted(ready), len(ready)):
                 begun, before = time.perf_counter(), time.process_time()
                 ready[name](sources, options.tokens)

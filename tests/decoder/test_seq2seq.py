@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +166,18 @@ def test_languages_begin_source_and_answer(tmp_path: Path) -> None:
     tokenizer(tmp_path)
     with pytest.raises(WorkloadError, match="names no languages"):
         load_seq2seq(tmp_path, language="fra_Latn")
+
+
+def test_a_process_that_has_computed_nothing_answers(tmp_path: Path) -> None:
+    """Nobody has loaded the kernels there."""
+    tiny(tmp_path, "t5")
+    code = "import sys, torch, torchwright as tw; m = tw.load_seq2seq(sys.argv[1], torch.bfloat16, 'w8a8'); "
+    code += "print(m.generate([9, 8, 2], max_new_tokens=8))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    ours = load_seq2seq(tmp_path, torch.bfloat16, "w8a8")
+    assert done.stdout.strip() == str(ours.generate([9, 8, 2], max_new_tokens=8)), done.stderr
 
 
 def test_distances_fall_into_transformers_buckets() -> None:

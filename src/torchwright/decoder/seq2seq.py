@@ -29,6 +29,7 @@ from torchwright.decoder.scores import Logits
 from torchwright.decoder.source import SourceTokenizer
 from torchwright.decoder.stack_weights import StackParts
 from torchwright.errors import WorkloadError
+from torchwright.kernels import ops
 from torchwright.kernels.cpu.threads import own_threads, torch_threads
 from torchwright.workloads.generation import as_list
 
@@ -229,12 +230,13 @@ class LoadedSeq2Seq:
 
     def on_threads(self) -> AbstractContextManager[Any]:
         """Within the block it computes on the kernels' own threads, where they do all that takes long."""
-        return own_threads() if self._packed else torch_threads(None)
+        return own_threads() if self._on_kernels else torch_threads(None)
 
     @cached_property
-    def _packed(self) -> bool:
+    def _on_kernels(self) -> bool:
         parts = (*self.encoder.modules(), *self.decoder.modules())
-        return not any(isinstance(part, nn.Linear) for part in parts)
+        linear = any(isinstance(part, nn.Linear) for part in parts)
+        return not linear and ops.on(self.device, self.decoder.embedding.dtype) is ops.native
 
     def _check(self, ids: Sequence[int], stack: Encoder | Decoder, new: int) -> None:
         config = stack.config
