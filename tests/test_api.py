@@ -84,6 +84,7 @@ def test_the_public_names_are_these_and_no_others():
         "load_decoder",
         "load_diffuser",
         "load_segmenter",
+        "load_seq2seq",
     ]
     public += ["load_speech", "optimize", "sequence_parallel", "verify"]
     assert dir(tw) == public

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torchwright.artifact.load import load
     from torchwright.decoder.load import load_decoder
     from torchwright.diffusion.load import load_diffuser
+    from torchwright.decoder.load_seq2seq import load_seq2seq
     from torchwright.errors import TorchwrightError
     from torchwright.exporter.export import export
     from torchwright.numpy_compile import compile_numpy
@@ -41,6 +42,7 @@ __all__ = [
     "load_decoder",
     "load_diffuser",
     "load_segmenter",
+    "load_seq2seq",
     "load_speech",
     "optimize",
     "sequence_parallel",
@@ -55,6 +57,7 @@ _HOMES = {
     "load": "torchwright.artifact.load",
     "load_decoder": "torchwright.decoder.load",
     "load_diffuser": "torchwright.diffusion.load",
+    "load_seq2seq": "torchwright.decoder.load_seq2seq",
     "load_segmenter": "torchwright.segment.load",
     "load_speech": "torchwright.speech.load",
     "export": "torchwright.exporter.export",

@@ -21,11 +21,13 @@ from torchwright.artifact import folder as artifact
 from torchwright.artifact.load import load
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import load_decoder
+from torchwright.decoder.load_seq2seq import load_seq2seq
 from torchwright.decoder.sampling import Sampling
+from torchwright.decoder.stacks import stack_family
 from torchwright.devices import default_name, get_device
 from torchwright.errors import ArtifactError, ModelError, WorkloadError, unknown
 from torchwright.facts import Recipe
-from torchwright.hub.folder import resolve
+from torchwright.hub.folder import read_config, resolve
 from torchwright.hub.text_stream import TextStream
 from torchwright.hub.trained import trained_scheme
 from torchwright.kernels import ops
@@ -79,6 +81,8 @@ def generate(
     dtype: str | None,
     device: str | None,
     adapter: str | None,
+    language: str | None = None,
+    source_language: str | None = None,
     trust: bool,
     on_text: Callable[[str], None],
     on_notice: Callable[[str], None],
@@ -97,7 +101,15 @@ def generate(
             next="add --temperature, such as 0.8",
         )
     opened = open_model(
-        target, quantize=quantize, kv=kv, dtype=dtype, device=device, adapter=adapter, trust=trust
+        target,
+        quantize=quantize,
+        kv=kv,
+        dtype=dtype,
+        device=device,
+        adapter=adapter,
+        language=language,
+        source_language=source_language,
+        trust=trust,
     )
     for notice in opened.notices:
         on_notice(notice)
@@ -114,6 +126,8 @@ def open_model(
     dtype: str | None = None,
     device: str | None = None,
     adapter: str | None = None,
+    language: str | None = None,
+    source_language: str | None = None,
     trust: bool = False,
 ) -> OpenedModel:
     """The language model of an artifact, or of a Hugging Face folder, training run, GGUF file or hub id; None is the
@@ -121,14 +135,15 @@ def open_model(
 
     `quantize`, `kv` and `adapter` are those of `load_decoder`, but without `quantize` a folder whose weights were
     trained for a rounding runs in it (`hub/trained.py`); `dtype` is bf16 or fp32, by default bf16 where the compiled
-    kernels are there; `device` is by default CUDA where there is a card. An artifact has its own, so none of the five
-    is for it.
+    kernels are there; `device` is by default CUDA where there is a card. Languages are those of `load_seq2seq`, for a
+    model of an encoder and a decoder. An artifact has its own, so none of the seven is for it.
 
     Raises `WorkloadError` for options that an artifact does not take, `ArtifactError` for an artifact of another kind
     of model, and what `tw.load` and `load_decoder` raise.
     """
     if target is not None and is_artifact(target):
-        refuse_for_artifact(target, quantize=quantize, kv=kv, dtype=dtype, device=device, adapter=adapter)
+        own = {"quantize": quantize, "kv": kv, "dtype": dtype, "device": device, "adapter": adapter}
+        refuse_for_artifact(target, **own, language=language, source_language=source_language)
         loaded = load(target, trust=trust)
         model, recipe, notices = loaded.model, loaded.recipe, tuple(loaded.notices)
         if not isinstance(model, Writer):
@@ -142,6 +157,11 @@ def open_model(
     else:
         _check_target(target, dtype)
         folder, recipe = resolve(str(BUNDLED if target is None else target)), None
+        languages = {"language": language, "source_language": source_language}
+        if stack_family(read_config(folder)) is not None:
+            return _seq2seq(folder, quantize, kv, dtype, device=device, adapter=adapter, **languages)
+        if given := [_flag(name) for name, value in languages.items() if value is not None]:
+            raise WorkloadError(f"{', '.join(given)}: {folder} has no encoder that reads a source text")
         trained = trained_scheme(folder) if quantize is None else None
         model = _decoder(folder, quantize or trained, kv, dtype, device or default_name(), adapter)
         notices = () if model.stored is None else (model.stored,)
@@ -258,6 +278,34 @@ def _decoder(
     get_device(device).start()
     name = dtype or ("bf16" if ops.fault(device) is None else "fp32")
     return load_decoder(folder, DTYPES[name], quantize, kv, device=device, adapter=adapter)
+
+
+def _seq2seq(
+    folder: Path,
+    quantize: str | None,
+    kv: str | None,
+    dtype: str | None,
+    *,
+    device: str | None,
+    adapter: str | None,
+    language: str | None,
+    source_language: str | None,
+) -> OpenedModel:
+    """An encoder and a decoder, which run on CPUs so far."""
+    if device not in (None, "cpu") or adapter is not None:
+        what = f"--adapter {adapter}" if adapter is not None else f"--device {device}"
+        raise WorkloadError(
+            f"{what} is not for {folder}, an encoder and a decoder", allowed="the CPU, no adapter"
+        )
+    fault = ops.fault("cpu")
+    name = dtype or ("bf16" if fault is None else "fp32")
+    model = load_seq2seq(
+        folder, DTYPES[name], quantize, kv, language=language, source_language=source_language
+    )
+    notices = [f"generation_config.json's {setting} is not followed" for setting in model.rules.not_followed]
+    if fault is not None:
+        notices.append(f"no fast kernels: {fault}")
+    return OpenedModel(model=model, notices=tuple(notices))
 
 
 def _check_text(prompt: str) -> None:

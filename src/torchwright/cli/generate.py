@@ -40,6 +40,15 @@ from torchwright.process.interrupts import importing
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="Seed of the draws."
 )
+@click.option(
+    "--language", metavar="NAME", help="Of the answer, as a translator's vocabulary names it: fra_Latn, fr."
+)
+@click.option(
+    "--source-language",
+    metavar="NAME",
+    show_default="the tokenizer's own",
+    help="Of the text to be translated.",
+)
 @decoder_options
 @adapter_option
 @device_option
@@ -54,15 +63,17 @@ def command(
     kv: str | None,
     dtype: str | None,
     adapter: str | None,
+    language: str | None,
+    source_language: str | None,
     device: str | None,
     trust: bool,
     as_json: bool,
     **sampling: float | None,
 ) -> None:
-    """Continue a text, printed as it appears.
+    """Continue a text, or translate or summarize it, printed as it appears.
 
     An artifact answers as it was optimized. Any other language model runs on Torchwright's own decoder, without a
-    search.
+    search, and one of an encoder and a decoder (T5, BART, Marian, NLLB) answers the text as its source.
     """
     with importing():
         from torchwright import answer
@@ -77,6 +88,8 @@ def command(
         kv=kv,
         dtype=dtype,
         adapter=adapter,
+        language=language,
+        source_language=source_language,
         device=device,
         trust=trust,
         on_text=_nothing if as_json else _write,

@@ -9,8 +9,10 @@ from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture
 from torchwright.decoder.families import read_decoder_config
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import load_decoder
+from torchwright.decoder.load_seq2seq import load_seq2seq
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.sampling import Sampler, Sampling
+from torchwright.decoder.seq2seq import LoadedSeq2Seq
 
 __all__ = [
     "PAGE",
@@ -18,10 +20,12 @@ __all__ = [
     "Decoder",
     "DecoderConfig",
     "LoadedDecoder",
+    "LoadedSeq2Seq",
     "PagedCache",
     "Sampler",
     "Sampling",
     "UnsupportedArchitecture",
     "load_decoder",
+    "load_seq2seq",
     "read_decoder_config",
 ]

@@ -74,6 +74,8 @@ class DecoderConfig:
     """Whether a token sees those before it alone; in an encoder it sees all."""
     remembers: bool = False
     """Whether each layer also attends to a memory, the states of an encoder."""
+    post_norm: bool = False
+    """Whether a LayerNorm follows each block's sum with the stream, and none precedes a block."""
     clip_qkv: float | None = None
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0

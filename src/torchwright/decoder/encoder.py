@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,21 +11,22 @@ from torch import nn
 
 from torchwright.decoder.cache import PAGE, PagedCache
 from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.layers import Layer, join
+from torchwright.decoder.layers import join
+from torchwright.decoder.post_norm import layer_of
 from torchwright.decoder.weights import LayerParts
 
 
 class EncoderParts(LayerParts, Protocol):
     """What an `Encoder` is built from."""
 
-    def final_norm(self) -> torch.Tensor: ...
+    def final_norm(self) -> torch.Tensor | None: ...
     def final_shift(self) -> torch.Tensor | None: ...
 
 
 class Encoder(nn.Module):
-    """From what is embedded (S, E) to states (S, E), in its type; any number of tokens."""
+    """From what is embedded (S, E) to states (S, E), in its type; any number of tokens, of one sequence or several."""
 
-    norm: torch.Tensor
+    norm: torch.Tensor | None
     shift: torch.Tensor | None
 
     def __init__(self, config: DecoderConfig, weights: EncoderParts) -> None:
@@ -33,17 +35,19 @@ class Encoder(nn.Module):
         self.config = config
         self.layers = nn.ModuleList()
         for layer in range(config.layers):
-            self.layers.append(Layer(config, weights, layer))
+            self.layers.append(layer_of(config, weights, layer))
             weights.release()
         self.register_buffer("norm", weights.final_norm())
         self.register_buffer("shift", weights.final_shift())
 
-    def forward(self, stream_SE: torch.Tensor) -> torch.Tensor:
+    def forward(self, stream_SE: torch.Tensor, lengths: Sequence[int] | None = None) -> torch.Tensor:
+        """`lengths` are those of sequences that lie one after another; what each becomes does not depend on others."""
+        lengths = [len(stream_SE)] if lengths is None else lengths
         # One layer's pages: the next writes over what the last has read.
-        count, config = len(stream_SE), replace(self.config, layers=1)
-        scratch = PagedCache(config, pages=-(-count // PAGE), dtype=stream_SE.dtype, device=stream_SE.device)
-        batch = scratch.append([(scratch.sequence(count), range(count))])
-        still = torch.empty(count, 0, device=stream_SE.device)
+        config, pages = replace(self.config, layers=1), sum(-(-count // PAGE) for count in lengths)
+        scratch = PagedCache(config, pages=pages, dtype=stream_SE.dtype, device=stream_SE.device)
+        batch = scratch.append([(scratch.sequence(count), range(count)) for count in lengths])
+        still = torch.empty(batch.longest, 0, device=stream_SE.device)
         turn, delta_SE = (still, still, batch.positions_T), None
         for layer in self.layers:
             delta_SE, stream_SE = layer(delta_SE, stream_SE, batch, turn, scratch.layers[0])

@@ -192,7 +192,7 @@ class LoadedDecoder:
         rows = [self._checked(ids, new=max_new_tokens) for ids in prompts]
         samplers = [
             Sampler(sampling, ids, row_seed)
-            for ids, row_seed in zip(rows, _seeds(seed, len(rows)), strict=True)
+            for ids, row_seed in zip(rows, seeds_of(seed, len(rows)), strict=True)
         ]
         ends = set(self.stop if stop is None else stop)
         return self._steps(rows, samplers, max_new_tokens, ends, chunk)
@@ -295,7 +295,7 @@ def _chunks(rows: list[list[int]], size: int) -> Iterator[list[tuple[int, int, i
         yield chunk
 
 
-def _seeds(seed: int | Sequence[int], rows: int) -> list[int]:
+def seeds_of(seed: int | Sequence[int], rows: int) -> list[int]:
     """One seed for each row; from a single number, row r of a batch gets what no other row does."""
     if isinstance(seed, int):
         return [1_000_003 * seed + row for row in range(rows)]

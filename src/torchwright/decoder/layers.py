@@ -26,6 +26,7 @@ class Attention(nn.Module):
 
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
+    bias: torch.Tensor | None
 
     def __init__(self, config: DecoderConfig, weights: LayerParts, layer: int) -> None:
         super().__init__()
@@ -33,6 +34,7 @@ class Attention(nn.Module):
         self.qkv, self.o = weights.linear(layer, "qkv"), weights.linear(layer, "o")
         self.register_buffer("q_norm", weights.norm(layer, "q_norm"))
         self.register_buffer("k_norm", weights.norm(layer, "k_norm"))
+        self.register_buffer("bias", weights.attention_bias())
 
     @property
     def unplanned(self) -> str | None:
@@ -73,6 +75,7 @@ class Attention(nn.Module):
             self.window,
             config.attention_soft_cap,
             causal=config.causal,
+            bias=self.bias,
         )
         return self.o(out_THD.flatten(1))
 
@@ -209,6 +212,18 @@ class MixtureOfExperts(nn.Module):
         return out_TE
 
 
+def feed_forward(
+    config: DecoderConfig, weights: LayerParts, layer: int
+) -> FeedForward | PlainFeedForward | MixtureOfExperts:
+    """The block of a layer that its configuration describes."""
+    if config.sparse[layer]:
+        assert config.experts
+        return MixtureOfExperts(config, config.experts, weights, layer)
+    if not config.gated:
+        return PlainFeedForward(config.activation, weights.linear(layer, "up"), weights.linear(layer, "down"))
+    return FeedForward(config.activation, weights.linear(layer, "gate_up"), weights.linear(layer, "down"))
+
+
 class Layer(nn.Module):
     """Attention, perhaps attention to a memory, and feed-forward block, each with a norm before it, after it, or both.
 
@@ -227,15 +242,7 @@ class Layer(nn.Module):
         super().__init__()
         self.eps, self.residual_scale = config.eps, config.residual_scale
         self.attention = Attention(config, weights, layer)
-        if config.sparse[layer]:
-            assert config.experts
-            self.mlp = MixtureOfExperts(config, config.experts, weights, layer)
-        elif not config.gated:
-            up, down = weights.linear(layer, "up"), weights.linear(layer, "down")
-            self.mlp = PlainFeedForward(config.activation, up, down)
-        else:
-            gate_up, down = weights.linear(layer, "gate_up"), weights.linear(layer, "down")
-            self.mlp = FeedForward(config.activation, gate_up, down)
+        self.mlp = feed_forward(config, weights, layer)
         self.memory = MemoryAttention(config, weights, layer) if config.remembers else None
         self.register_buffer("pre_memory", weights.norm(layer, "pre_memory") if self.memory else None)
         for part in ("pre_attention", "post_attention", "pre_mlp", "post_mlp"):
@@ -293,6 +300,7 @@ class Layer(nn.Module):
             pages.v_scale,
             turn,
             self.attention.window,
+            self.attention.bias,
         )
         if memory is not None:
             for linear in packed[4:]:

@@ -9,8 +9,9 @@ from torch.nn import functional as F
 from torchwright.decoder.batch import Batch
 from torchwright.decoder.cache import PagedCache
 from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.layers import Layer, Turn, join
+from torchwright.decoder.layers import Turn, join
 from torchwright.decoder.plan import MOST_ROWS, DecodePlan, Parts, plans
+from torchwright.decoder.post_norm import embedding_norm, layer_of
 from torchwright.decoder.rope import Rotary
 from torchwright.decoder.scores import Logits
 from torchwright.decoder.weights import DecoderParts
@@ -25,7 +26,7 @@ class Decoder(nn.Module):
 
     embedding: torch.Tensor
     positions: torch.Tensor | None
-    norm: torch.Tensor
+    norm: torch.Tensor | None
 
     def __init__(self, config: DecoderConfig, weights: DecoderParts) -> None:
         super().__init__()
@@ -35,11 +36,13 @@ class Decoder(nn.Module):
         # Gemma scales by the factor as the model's dtype rounds it.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=embedding_VE.dtype).item()
         self.register_buffer("positions", weights.positions())
+        self.embedding_norm = embedding_norm(config, weights)
         self.layers = nn.ModuleList()
         for layer in range(config.layers):
-            self.layers.append(Layer(config, weights, layer).to(weights.device))
+            self.layers.append(layer_of(config, weights, layer).to(weights.device))
             weights.release()
-        self.register_buffer("norm", weights.final_norm().to(weights.device))
+        norm_E = weights.final_norm()
+        self.register_buffer("norm", None if norm_E is None else norm_E.to(weights.device))
         self.head = weights.head(embedding_VE).to(weights.device)
         weights.release()
         distinct = list(dict.fromkeys(rope for rope in config.ropes if rope))
@@ -57,6 +60,8 @@ class Decoder(nn.Module):
             stream_TE = stream_TE * self.embedding_scale
         if self.positions is not None:
             stream_TE = stream_TE + F.embedding(batch.positions_T, self.positions)
+        if self.embedding_norm is not None:
+            stream_TE = self.embedding_norm(stream_TE)
         delta_TE = None
         for layer, turn, pages in zip(self.layers, self._turn_of, cache.layers, strict=True):
             delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, turns[turn], pages)

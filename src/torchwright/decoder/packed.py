@@ -118,6 +118,9 @@ class _PackedWeights:
         name = f"layers.{layer}.mlp.bias"
         return self._read(name) if name in self._offsets else None
 
+    def attention_bias(self) -> None:
+        """None: see `DecoderWeights`."""
+
     def release(self) -> None:
         """Let go of what was read of the file, which would count twice."""
         self._file = None

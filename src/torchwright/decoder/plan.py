@@ -37,7 +37,7 @@ class Parts:
     layers: nn.ModuleList
     turns: Sequence[int]
     """Each layer's place among the turns of a step."""
-    norm_E: torch.Tensor
+    norm_E: torch.Tensor | None
     head: nn.Module
     positions_PE: torch.Tensor | None = None
     """What is added to the embedding at each position."""

@@ -87,12 +87,14 @@ def rope_store(
     return kernels.rope_store(qkv, cos, sin, positions_T, slots_T, k_pages, v_pages, *args)
 
 
-def paged_attention(q_THD: torch.Tensor, *args: Any, causal: bool = True) -> torch.Tensor:
+def paged_attention(
+    q_THD: torch.Tensor, *args: Any, causal: bool = True, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """See `reference.paged_attention`."""
     kernels = _paged(q_THD, q_THD.shape[-1])
-    if causal:
+    if causal and bias is None:
         return kernels.paged_attention(q_THD, *args)
-    return _of_cpus(kernels).paged_attention(q_THD, *args, causal=False)
+    return _of_cpus(kernels).paged_attention(q_THD, *args, causal=causal, bias=bias)
 
 
 def _of_cpus(kernels: Any) -> Any:

@@ -118,13 +118,15 @@ def paged_attention(
     window: int,
     soft_cap: float,
     causal: bool = True,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention (T, H, D) of each sequence's queries over its own pages.
 
     Rows `query_starts[b]` to `query_starts[b + 1]` are the last tokens of sequence b, whose `context_lens_B[b]` keys
     lie in pages `block_tables_BP[b]`. A query at position p sees keys at positions in (p − `window`, p], or all up to p
     when `window` is 0; where attention is not `causal`, all of the context. `soft_cap` c > 0 turns a score s into
-    c · tanh(s / c). Query head h reads key-value head h // (H / K).
+    c · tanh(s / c). Query head h reads key-value head h // (H / K). `bias` (H, 2L) in float32, L a multiple of 64 and
+    no context longer, is added to the scores of its head: column L + d for a key d places behind its query.
     """
     out_THD = torch.empty_like(q_THD)
     starts, contexts = query_starts.tolist(), context_lens_B.tolist()
@@ -142,6 +144,10 @@ def paged_attention(
             score_KGTS = torch.einsum("kgtd,ksd->kgts", q, k_KSD.to(q.dtype)) * scale
             if soft_cap:
                 score_KGTS = torch.tanh(score_KGTS / soft_cap) * soft_cap
+            if bias is not None:
+                query_T = position_S[context - last + start : context - last + stop]
+                column_TS = bias.shape[1] // 2 + position_S - query_T[:, None]
+                score_KGTS = score_KGTS + bias[:, column_TS].unflatten(0, (-1, group))
             if causal:
                 distance_TS = position_S[context - last + start : context - last + stop, None] - position_S
                 hidden_TS = distance_TS < 0

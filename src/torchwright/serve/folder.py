@@ -74,7 +74,15 @@ def find(target: str | None) -> ServeTarget:
         raise ModelError(
             f"{path} has no config.json", allowed="a Hugging Face folder: config.json beside *.safetensors"
         )
-    speech = find_object(path / "config.json").get("model_type") in FAMILIES
+    config = find_object(path / "config.json")
+    speech = config.get("model_type") in FAMILIES
+    if config.get("is_encoder_decoder") is True and not speech:
+        raise ModelError(
+            f"{path} holds an encoder and a decoder, which is not served so far",
+            found=", ".join(map(str, config.get("architectures") or [])) or "no 'architectures'",
+            allowed="language models, sentence encoders, classifiers of text and speech models",
+            next=f"torchwright generate {target} --prompt TEXT, or load_seq2seq from Python",
+        )
     return ServeTarget(name=name, folder=path, speech=speech)
 
 

@@ -167,6 +167,9 @@ class StackParts:
     def expert_bias(self, layer: int) -> None:
         """No Whisper has experts."""
 
+    def attention_bias(self) -> None:
+        """None: positions are added to what is embedded."""
+
     def release(self) -> None:
         self._checkpoint.close()
 

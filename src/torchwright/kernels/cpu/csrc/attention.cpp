@@ -26,6 +26,7 @@ constexpr float NOTHING = -1e30f, LOG2_E = 1.44269504f;
 struct Row {
   int64_t first, last;  // keys that it sees: [first, last)
   float peak = NOTHING, total = 0;
+  const float* bias = nullptr;  // of key 0
 };
 
 // What some rows have summed over stretches.
@@ -99,6 +100,7 @@ inline float soften(const AttentionTask& t, Row& row, int64_t key, int count, F 
   for (int i = 0; i < PAGES; i++) {
     if (t.soft_cap > 0) s[i] = tanh(s[i] * t.scale / t.soft_cap) * t.soft_cap;
     s[i] = s[i] * scale;
+    if (row.bias) s[i] = fma(load<F>(row.bias + key + i * PAGE), splat(LOG2_E), s[i]);
     if (whole) continue;
     const I at = lane + int32_t(key + i * PAGE);
     const I seen = (at >= int32_t(row.first)) & (at < int32_t(row.last));
@@ -299,9 +301,11 @@ struct Place {
 // Rows are (query, head of the group) pairs of one sequence and key/value head.
 inline Place place(const AttentionTask& t, int64_t row) {
   const int64_t group = t.heads / t.kv_heads, query = row / group, head = t.kv_head * group + row % group;
-  const int64_t position = t.causal ? t.context - t.queries + query : t.context - 1;
-  const int64_t first = t.window > 0 && position >= t.window ? position - t.window + 1 : 0;
-  return {((t.first_query + query) * t.heads + head) * t.head_size, Row{first, position + 1}};
+  const int64_t position = t.context - t.queries + query, last = t.causal ? position : t.context - 1;
+  const int64_t first = t.window > 0 && last >= t.window ? last - t.window + 1 : 0;
+  Row seen{first, last + 1};
+  if (t.bias) seen.bias = t.bias + (2 * head + 1) * t.reach - position;
+  return {((t.first_query + query) * t.heads + head) * t.head_size, seen};
 }
 
 inline F query(const AttentionTask& t, int64_t at) {
@@ -342,7 +346,10 @@ inline void by_stretches(const AttentionTask& t, int64_t begin, int64_t from, in
   }
   first = std::max(first, t.first_key), last = std::min(last, t.last_key);
   for (int64_t stretch = first / tw::STRETCH * tw::STRETCH; stretch < last; stretch += tw::STRETCH) {
-    for (int r = 0; r < count; r++) rows[r] = Row{whole.rows[r].first, whole.rows[r].last};
+    for (int r = 0; r < count; r++) {
+      rows[r] = Row{whole.rows[r].first, whole.rows[r].last};
+      rows[r].bias = whole.rows[r].bias;
+    }
     clear();
     compute(std::max(first, stretch), std::min(last, stretch + tw::STRETCH));
     for (int r = 0; r < count; r++) add(t, rows[r], part(r), whole.rows[r], whole.out[r]);

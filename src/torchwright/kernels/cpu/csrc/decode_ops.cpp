@@ -39,12 +39,12 @@ class DecodePlan : public torch::CustomClassHolder {
     for (const optional<Tensor>& tensor : {optional(weight), weight_scale, bias}) kept(tensor);
   }
 
-  // Around the last four linear layers. `turn` is a place in the turns of a step; norms after a block, and those of
-  // heads, may be none.
+  // Around the last four linear layers. `turn` is a place in the turns of a step; norms after a block, those of heads,
+  // and the bias of scores may be none.
   void add_layer(const Tensor& pre_attention, const optional<Tensor>& post_attention, const Tensor& pre_mlp,
                  const optional<Tensor>& post_mlp, const optional<Tensor>& q_norm, const optional<Tensor>& k_norm,
                  const Tensor& k, const Tensor& v, const optional<Tensor>& k_scale, const optional<Tensor>& v_scale,
-                 int64_t turn, int64_t window) {
+                 int64_t turn, int64_t window, const optional<Tensor>& bias) {
     const Pages pages(k, v, k_scale, v_scale);
     Layer layer{};
     layer.turn = turn;
@@ -52,7 +52,7 @@ class DecodePlan : public torch::CustomClassHolder {
     layer.post_attention = floats(post_attention, model, "post_attention");
     layer.pre_mlp = floats(pre_mlp, model, "pre_mlp");
     layer.post_mlp = floats(post_mlp, model, "post_mlp");
-    layer.attention = attention_task(pages, heads, scale, window, soft_cap, true);
+    layer.attention = attention_task(pages, heads, scale, window, soft_cap, true, bias);
     layer.first = layers.empty() ? 0 : layers.back().end;
     layer.end = layer.first + 4;
     pages.into(layer.rope);
@@ -61,7 +61,7 @@ class DecodePlan : public torch::CustomClassHolder {
     layer.rope.k_norm = floats(k_norm, pages.head_size, "k_norm");
     layer.rope.eps = eps;
     for (const optional<Tensor>& tensor : {optional(pre_attention), post_attention, optional(pre_mlp), post_mlp, q_norm,
-                                           k_norm, optional(k), optional(v), k_scale, v_scale})
+                                           k_norm, optional(k), optional(v), k_scale, v_scale, bias})
       kept(tensor);
     TORCH_CHECK_VALUE(int64_t(linears.size()) == layer.end && turn >= 0 && heads % pages.heads == 0 &&
                           (layers.empty() || (pages.count == page_count && pages.heads == kv_heads &&
@@ -179,8 +179,10 @@ class DecodePlan : public torch::CustomClassHolder {
     std::vector<tw::RopeTask> ropes;
     for (size_t i = 0; i + 2 < turns.size(); i += 3)
       ropes.push_back(rope_task(turns[i], turns[i + 1], turns[i + 2], slots, rows, head_size, page_count));
-    for (const Layer& layer : layers)
+    for (const Layer& layer : layers) {
       TORCH_CHECK_VALUE(layer.turn < int64_t(ropes.size()), "there is no turn ", layer.turn);
+      check_reach(layer.attention, now.sequences);
+    }
     const int64_t* tokens = integers<int64_t>(ids, rows, "ids");
     for (int64_t i = 0; i < rows; i++)
       TORCH_CHECK_INDEX(tokens[i] >= 0 && tokens[i] < embedding.size(0), "token ", tokens[i], " is beyond the ",

@@ -59,6 +59,8 @@ struct AttentionTask {
   float scale, soft_cap;
   int64_t window;
   bool causal;  // a query sees no key behind its own place; else all of the context
+  const float* bias;  // (heads, 2 reach), or null: a score's, by the distance of key and query, 0 at `reach`
+  int64_t reach;      // a multiple of four pages, and no context is longer
   int64_t first_key, last_key;  // computed of the context, whole stretches
   float* sums;  // where a stretch's sums go, `sums_size` a row, to be added up later; or null
   void* out;

@@ -633,7 +633,7 @@ class Pieces {
 };
 
 tw::AttentionTask attention_task(const Pages& pages, int64_t heads, double scale, int64_t window, double soft_cap,
-                                 bool causal) {
+                                 bool causal, const optional<Tensor>& bias = std::nullopt) {
   TORCH_CHECK_VALUE(window >= 0, "window is ", window, "; 0 for none or a number of keys is wanted");
   TORCH_CHECK_VALUE(soft_cap >= 0, "soft_cap is ", soft_cap, "; 0 for none or a positive number is wanted");
   TORCH_CHECK_VALUE(causal || !window, "window is ", window, "; attention that is not causal has none");
@@ -644,19 +644,33 @@ tw::AttentionTask attention_task(const Pages& pages, int64_t heads, double scale
   task.soft_cap = float(soft_cap);
   task.window = window;
   task.causal = causal;
+  if (bias) {
+    constexpr int64_t SPAN = 4 * PAGE;  // the kernel reads whole ones
+    TORCH_CHECK_VALUE(bias->dim() == 2 && bias->size(0) == heads && bias->size(1) % (2 * SPAN) == 0,
+                      "a bias of shape ", bias->sizes(), " is not (", heads, ", a multiple of ", 2 * SPAN, ")");
+    task.bias = floats(*bias, bias->numel(), "bias");
+    task.reach = bias->size(1) / 2;
+  }
   return task;
+}
+
+void check_reach(const tw::AttentionTask& task, const Sequences& sequences) {
+  for (int64_t b = 0; task.bias && b < sequences.count; b++)
+    TORCH_CHECK_INDEX(sequences.contexts[b] <= task.reach, "sequence ", b, " of ", sequences.contexts[b],
+                      " tokens is longer than the ", task.reach, " of the bias");
 }
 
 Tensor paged_attention(const Tensor& q_in, const Tensor& k_pages, const Tensor& v_pages,
                        const optional<Tensor>& k_scale, const optional<Tensor>& v_scale, const Tensor& block_tables,
                        const Tensor& query_starts, const Tensor& context_lens, double scale, int64_t window,
-                       double soft_cap, bool causal) {
+                       double soft_cap, bool causal, const optional<Tensor>& bias) {
   const Tensor q = q_in.contiguous();
   const Pages pages(k_pages, v_pages, k_scale, v_scale);
   TORCH_CHECK_VALUE(q.dim() == 3 && q.size(2) == pages.head_size && q.size(1) % pages.heads == 0,
                     "q of shape ", q.sizes(), " does not fit ", pages.heads, " key heads of ", pages.head_size);
-  tw::AttentionTask task = attention_task(pages, q.size(1), scale, window, soft_cap, causal);
+  tw::AttentionTask task = attention_task(pages, q.size(1), scale, window, soft_cap, causal, bias);
   const Sequences sequences(block_tables, query_starts, context_lens, q.size(0), pages.count, causal);
+  check_reach(task, sequences);
   Tensor out = at::empty_like(q);
   task.q = q.const_data_ptr();
   task.q_type = float_type(q, "q");
@@ -711,7 +725,7 @@ TORCH_LIBRARY(torchwright, m) {
   m.def(
       "paged_attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor? k_scale, Tensor? v_scale, "
       "Tensor block_tables, Tensor query_starts, Tensor context_lens, float scale, int window, float soft_cap, "
-      "bool causal=True) -> Tensor");
+      "bool causal=True, Tensor? bias=None) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(torchwright, CPU, m) {

@@ -1,0 +1,190 @@
+"""Encoder-decoder text models beside CTranslate2 and transformers: T5-small's and Marian's shapes, random weights.
+
+    pip install ctranslate2
+    python benchmarks/seq2seq.py [--rounds 7] [--tokens 64] [--source 64]
+
+Greedy answers of a fixed length, which the end of text cannot shorten, for 1 and 8 sources, contenders in turns in one
+process. It prints medians of wall time and of processor time over all threads, and of the ratios to CTranslate2 within
+a round. Where others use the machine, processor time is the one to read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from torchwright.decoder.load_seq2seq import load_seq2seq
+
+Answer = Callable[[Sequence[Sequence[int]], int], Any]
+"""Of sources (as token ids) and the number of new tokens."""
+T5_END, T5_PAD, MARIAN_END, MARIAN_PAD = 1, 0, 0, 58100
+UNKNOWN = 2
+SHAPES: dict[str, Callable[[], Any]] = {
+    "t5-small": lambda: transformers.T5ForConditionalGeneration(
+        transformers.T5Config(decoder_start_token_id=T5_PAD)
+    ),
+    "marian": lambda: transformers.MarianMTModel(
+        transformers.MarianConfig(
+            vocab_size=58101,
+            decoder_vocab_size=58101,
+            d_model=512,
+            encoder_layers=6,
+            decoder_layers=6,
+            encoder_attention_heads=8,
+            decoder_attention_heads=8,
+            encoder_ffn_dim=2048,
+            decoder_ffn_dim=2048,
+            activation_function="swish",
+            scale_embedding=True,
+            max_position_embeddings=512,
+            pad_token_id=MARIAN_PAD,
+            eos_token_id=MARIAN_END,
+            decoder_start_token_id=MARIAN_PAD,
+            forced_eos_token_id=None,
+        )
+    ),
+}
+
+
+def save(folder: Path, make: Callable[[], Any]) -> Any:
+    """A folder with a vocabulary of numbers, which converters want to read; its configuration."""
+    model = make().eval()
+    model.save_pretrained(folder)
+    config = model.config
+    named = {config.pad_token_id: "<pad>", config.eos_token_id: "</s>", UNKNOWN: "<unk>"}
+    words = {named.get(i, f"w{i}"): i for i in range(config.vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    return config
+
+
+def torchwright(folder: Path, how: str) -> Answer:
+    model = load_seq2seq(folder, torch.bfloat16, how)
+    return lambda sources, tokens: model.generate(
+        [list(ids) for ids in sources], max_new_tokens=tokens, stop=[]
+    )
+
+
+def eager(folder: Path, how: str) -> Answer:
+    model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=getattr(torch, how)).eval()
+
+    def answer(sources: Sequence[Sequence[int]], tokens: int) -> Any:
+        ids = torch.tensor(sources)
+        return model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            do_sample=False,
+            num_beams=1,
+        )
+
+    return answer
+
+
+def ctranslate2(folder: Path, how: str) -> Answer:
+    import ctranslate2  # pyright: ignore[reportMissingImports]
+
+    converted = folder / f"ctranslate2-{how}"
+    ctranslate2.converters.TransformersConverter(str(folder)).convert(str(converted), quantization=how)
+    translator = ctranslate2.Translator(
+        str(converted), "cpu", compute_type=how, intra_threads=torch.get_num_threads(), inter_threads=1
+    )
+
+    def answer(sources: Sequence[Sequence[int]], tokens: int) -> Any:
+        words = [[*(f"w{token}" for token in ids[:-1]), "</s>"] for ids in sources]
+        found = translator.translate_batch(
+            words, beam_size=1, min_decoding_length=tokens, max_decoding_length=tokens
+        )
+        assert all(len(row.hypotheses[0]) == tokens for row in found)
+        return found
+
+    return answer
+
+
+CONTENDERS: dict[str, Callable[[Path, str], Answer]] = {
+    "torchwright": torchwright,
+    "ctranslate2": ctranslate2,
+    "transformers": eager,
+}
+ROWS = (
+    "torchwright w8a8",
+    "torchwright none",
+    "ctranslate2 int8",
+    "ctranslate2 float32",
+    "transformers float32",
+    "transformers bfloat16",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--source", type=int, default=64)
+    parser.add_argument("--shape", choices=SHAPES, action="append")
+    options = parser.parse_args()
+    # Pools that spin while they wait would be charged for it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    print(
+        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
+    for shape in options.shape or SHAPES:
+        with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+            measure(shape, Path(folder), options)
+
+
+def measure(shape: str, folder: Path, options: argparse.Namespace) -> None:
+    config, ready = save(folder, SHAPES[shape]), dict[str, Answer]()
+    ids = range(UNKNOWN + 1, config.vocab_size - 1)
+    for name in ROWS:
+        kind, how = name.split()
+        try:
+            ready[name] = CONTENDERS[kind](folder, how)
+        except Exception as error:  # a contender that is not here is a row that says so
+            print(f"{shape}: {name}: {type(error).__name__}: {error}", flush=True)
+    for batch in (1, 8):
+        wall: dict[str, list[float]] = {name: [] for name in ready}
+        spent: dict[str, list[float]] = {name: [] for name in ready}
+        for turn in range(options.rounds + 1):
+            sources = [
+                [*random.choices(ids, k=options.source - 1), config.eos_token_id] for _ in range(batch)
+            ]
+            for name in random.sample(sorted(ready), len(ready)):
+                begun, before = time.perf_counter(), time.process_time()
+                ready[name](sources, options.tokens)
+                if turn:  # the first is to warm up
+                    wall[name].append(time.perf_counter() - begun)
+                    spent[name].append(time.process_time() - before)
+        for name in ready:
+            row = {
+                "shape": shape,
+                "batch": batch,
+                "contender": name,
+                "wall_s": round(statistics.median(wall[name]), 4),
+                "processor_s": round(statistics.median(spent[name]), 4),
+            }
+            if (peer := "ctranslate2 int8") in ready:
+                for key, times in (("wall_ratio", wall), ("processor_ratio", spent)):
+                    ratios = [other / own for other, own in zip(times[peer], times[name], strict=True)]
+                    row[key] = round(statistics.median(ratios), 2)
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""One stack of an encoder-decoder text model as parts of `layers.py` and `post_norm.py`, from its checkpoint.
+
+Layers with norms before their blocks know no LayerNorm and need none: a LayerNorm of x is the RMSNorm of x without its
+mean, times a weight, plus a shift. Whatever is added to their residual stream is read without its mean over the
+stream's dimensions, so that the stream never has one (Ashkboos et al., SliceGPT, 2024, section 3.1), and the shift goes
+into the bias of the layer behind the norm.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from torchwright.decoder.stacks import Side, StackFamily
+from torchwright.decoder.weights import MakeLinear
+from torchwright.hub.checkpoint import Checkpoint
+from torchwright.hub.fields import Fields
+
+READS = {"qkv": "attention", "memory_q": "memory", "up": "mlp", "gate_up": "mlp"}
+"""Linear layers behind a norm."""
+INTO_STREAM = ("o", "memory_o", "down")
+LOGITS_BIAS = "final_logits_bias"
+
+
+class StackParts:
+    """One side's parts, in `dtype`; linear layers as `make_linear` makes them of float32 weights."""
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        family: StackFamily,
+        fields: Fields,
+        side: Side,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        make_linear: MakeLinear,
+    ) -> None:
+        self.family, self.fields, self.side, self.dtype = family, fields, side, dtype
+        self.config = family.read(fields, side)
+        self._checkpoint, self._make_linear = checkpoint, make_linear
+        self._at = family.stack.format(side=side)
+        self._names = frozenset(checkpoint.format.names())
+        self._folds = family.norms == "layer" and not self.config.post_norm
+
+    def embedding(self) -> torch.Tensor:
+        """(V, E)."""
+        return self._streamed(self._table_VE).to(self.dtype)
+
+    def positions(self) -> torch.Tensor | None:
+        """(P, E), what is added at each position."""
+        made, count, model = self.family.positions, self.config.context, self.config.model
+        if made is None:
+            return None
+        if isinstance(made, str):
+            # BART's table has two rows that no position reads in front.
+            table_PE = self._read(self._at + made, count + 2, model)[2:]
+        else:
+            table_PE = made(self.fields, count, model)
+        return self._streamed(table_PE).to(self.dtype)
+
+    def head(self, embedding_VE: torch.Tensor) -> nn.Module:
+        """The output layer (V, E) behind the last norm."""
+        V, E = self.config.vocabulary, self.config.model
+        own = "lm_head.weight" in self._names
+        weight_VE = self._read("lm_head.weight", V, E) if own else self._table_VE
+        bias_V = self._read(LOGITS_BIAS, 1, V)[0] if LOGITS_BIAS in self._names else None
+        shift_E = self.final_shift()
+        if shift_E is not None:
+            shift_V = weight_VE @ shift_E
+            bias_V = shift_V if bias_V is None else bias_V + shift_V
+        del self._table_VE
+        return self._make_linear(weight_VE, bias_V)
+
+    def final_norm(self) -> torch.Tensor | None:
+        """(E,); None where a norm follows each block."""
+        if self.config.post_norm:
+            return None
+        norm_E = self._tensor(f"{self.family.final_norm}.weight", self.config.model)
+        return norm_E * self._output_scale if self.side == "decoder" else norm_E
+
+    def final_shift(self) -> torch.Tensor | None:
+        """What the last norm adds."""
+        return self._tensor(f"{self.family.final_norm}.bias", self.config.model) if self._folds else None
+
+    def norm(self, layer: int, part: str) -> torch.Tensor | None:
+        """pre_attention, pre_memory or pre_mlp (E,)."""
+        place, _, block = part.partition("_")
+        if place != "pre" or self.config.post_norm:
+            return None
+        return self._tensor(self._name(layer, self.family.norm[block]) + ".weight", self.config.model)
+
+    def layer_norm(self, layer: int, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weight and shift of what follows attention, memory or mlp."""
+        return self._pair(self._name(layer, self.family.norm[part]))
+
+    def embedding_norm(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Weight and shift; None where there is none."""
+        return None if self.family.embedding_norm is None else self._pair(self.family.embedding_norm)
+
+    def attention_bias(self) -> torch.Tensor | None:
+        """(H, 2L) as `paged_attention` wants it, the same tensor for every layer; None where scores have none."""
+        return self._bias_HD
+
+    def linear(self, layer: int, part: str) -> nn.Module:
+        config, family = self.config, self.family
+        rows, columns = config.model, config.model
+        if part in ("qkv", "memory_q", "memory_kv"):
+            rows = config.heads * config.head_dim
+        elif part in ("o", "memory_o"):
+            columns = config.heads * config.head_dim
+        elif part == "down":
+            columns = config.feed_forward
+        else:
+            rows = config.feed_forward
+        names = [self._name(layer, name) for name in family.linear[part]]
+        weight_NK = torch.cat([self._tensor(f"{name}.weight", rows, columns) for name in names])
+        bias_N = torch.cat([self._tensor(f"{name}.bias", rows) for name in names]) if family.biased else None
+        if bias_N is not None and self._folds and part in READS:
+            shift_K = self._tensor(self._name(layer, family.norm[READS[part]]) + ".bias", columns)
+            bias_N = bias_N + weight_NK @ shift_K
+        if part in INTO_STREAM:
+            weight_NK = self._streamed(weight_NK, 0)
+            bias_N = None if bias_N is None else self._streamed(bias_N, 0)
+        return self._make_linear(weight_NK, bias_N)
+
+    def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]:
+        raise AssertionError("none of these families has experts")
+
+    def router(self, layer: int) -> torch.Tensor:
+        raise AssertionError("none of these families has experts")
+
+    def expert_bias(self, layer: int) -> None:
+        """None of these families has experts."""
+
+    def release(self) -> None:
+        self._checkpoint.close()
+
+    @cached_property
+    def _table_VE(self) -> torch.Tensor:
+        """The embedding as the file has it."""
+        shared = self.family.shared
+        name = shared if shared in self._names else f"{self._at}embed_tokens.weight"
+        return self._read(name, self.config.vocabulary, self.config.model)
+
+    @cached_property
+    def _bias_HD(self) -> torch.Tensor | None:
+        if self.family.relative is None:
+            return None
+        fields = self.fields
+        buckets = fields.integer("relative_attention_num_buckets", 32, minimum=4)
+        furthest = fields.integer("relative_attention_max_distance", 128, minimum=buckets)
+        table_BH = self._tensor(self.family.relative, buckets, self.config.heads)
+        distance_D = torch.arange(-self.config.context, self.config.context)
+        bucket_D = buckets_of(distance_D, buckets, furthest, both_ways=not self.config.causal)
+        return table_BH[bucket_D].T.contiguous()
+
+    @property
+    def _output_scale(self) -> float:
+        """What the last norm's output is multiplied by in models whose output layer is, or was once, the embedding."""
+        scaled = self.fields.flag("scale_decoder_outputs", self.config.tied)
+        return self.config.model**-0.5 if self.family.relative is not None and scaled else 1.0
+
+    def _streamed(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Without its mean along the stream's dimension, where layers rely on that."""
+        return x - x.mean(dim, keepdim=True) if self._folds else x
+
+    def _pair(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        E = self.config.model
+        return self._tensor(f"{name}.weight", E), self._tensor(f"{name}.bias", E)
+
+    def _name(self, layer: int, name: str) -> str:
+        name = name.format(mlp=2 if self.side == "decoder" else 1)
+        return self.family.layer.format(layer=layer) + name
+
+    def _tensor(self, name: str, *shape: int) -> torch.Tensor:
+        return self._read(self._at + name, *shape)
+
+    def _read(self, name: str, *shape: int) -> torch.Tensor:
+        """In float32 and memory of its own."""
+        return self._checkpoint.weight(name, shape).rows(0, shape[0]).to(torch.float32, copy=True)
+
+
+def buckets_of(distance_D: torch.Tensor, buckets: int, furthest: int, *, both_ways: bool) -> torch.Tensor:
+    """The bucket of each distance of a key from its query (Raffel et al., 2020, section 2.1).
+
+    Half of the buckets hold one distance each, the other half ever more, up to `furthest` and all beyond it. Where keys
+    lie on both sides of a query, those behind it have buckets of their own.
+    """
+    side = buckets // 2 if both_ways else buckets
+    exact = side // 2
+    away_D = distance_D.abs() if both_ways else (-distance_D).clamp_min(0)
+    # In float32, in which transformers rounds: a distance on an edge falls into the same bucket.
+    ratio_D = torch.log(away_D.clamp_min(1).float() / exact) / math.log(furthest / exact)
+    far_D = (exact + (ratio_D * (side - exact)).long()).clamp_max(side - 1)
+    bucket_D = torch.where(away_D < exact, away_D, far_D)
+    return bucket_D + side * (distance_D > 0) if both_ways else bucket_D
