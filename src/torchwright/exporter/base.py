@@ -36,6 +36,7 @@ exports: Registry[type[ExportTarget]] = Registry(
         "onnx": "torchwright.exporter.onnx_file:Onnx",
         "openvino": "torchwright.exporter.openvino_ir:OpenVinoIr",
         "pt2": "torchwright.exporter.pt2:Pt2",
+        "safetensors": "torchwright.exporter.safetensors_folder:SafetensorsFolder",
     },
     next="`torchwright export --help` says what each is",
 )
