@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,13 @@ from export_models import small
 import torchwright as tw
 from torchwright.errors import RefusedTechnique
 from torchwright.exporter.compressed import Layout, packed
+from torchwright.exporter.formats import format_of
+from torchwright.exporter.onnx_file import Onnx
+from torchwright.exporter.pt2 import Pt2
 from torchwright.exporter.reference import EXAMPLE, calls_of
 from torchwright.exporter.safetensors_folder import AUTO, SafetensorsFolder
 from torchwright.exporter.subject import Subject, make_subject
+from torchwright.facts import Step
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.detect import from_target
@@ -82,6 +87,30 @@ def test_transformers_loads_it_quantized(precision: str, bundled: Subject, tmp_p
     call = next(call for call in calls_of(bundled) if call.name == EXAMPLE)
     outputs = SafetensorsFolder.open(tmp_path, bundled.graph.spec, 1)(call.tensors)
     assert relative_error(call.outputs, outputs).value <= SafetensorsFolder.tolerances[precision]
+
+
+def test_a_recipes_format_travels_with_its_groups_and_what_it_skips(bundled: Subject, tmp_path: Path) -> None:
+    skip = ("layers.0.attention.qkv", "layers.5.mlp.down", "head")
+    step = Step(name="w4a16", options={"group_size": 64, "skip": skip})
+    native = Step(name="native")
+    assert format_of(SafetensorsFolder, [native]) is None
+    found = format_of(SafetensorsFolder, [native, step])
+    assert found is not None
+    assert found.precision == "w4a16"
+    with_format = replace(bundled, format=found)
+    written = SafetensorsFolder.write(with_format, found.precision, tmp_path)
+    assert written.operators["linear layers in w4a16"] == 42 - 4
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    attention = [f"model.layers.0.self_attn.{part}_proj" for part in "qkv"]
+    assert config["ignore"] == ["lm_head", *attention, "model.layers.5.mlp.down_proj"]
+    assert config["config_groups"]["group_0"]["weights"]["group_size"] == 64
+    assert SafetensorsFolder.weights(tmp_path)
+
+
+def test_a_format_whose_skip_list_cannot_be_kept_stays_behind() -> None:
+    assert format_of(Onnx, [Step(name="int8_static")]) is not None
+    assert format_of(Onnx, [Step(name="int8_static", options={"skip": ("fc",)})]) is None
+    assert format_of(Pt2, [Step(name="int8_static")]) is None
 
 
 def test_a_module_comes_from_no_folder(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ class ExecuTorch(GraphTarget):
     runtime: ClassVar[str] = "ExecuTorch"
     libraries: ClassVar[tuple[str, ...]] = ("executorch",)
     tolerances: ClassVar[dict[str, float]] = {"fp32": 1e-3, "int8": 0.1}
+    formats: ClassVar[dict[str, str]] = {"int8_static": "int8"}
     largest_batch: ClassVar[bool] = True
 
     @classmethod

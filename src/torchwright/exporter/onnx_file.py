@@ -39,6 +39,7 @@ class Onnx(ConvertedTarget):
     runtime: ClassVar[str] = "ONNX Runtime"
     libraries: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx", "onnxscript")
     tolerances: ClassVar[dict[str, float]] = {"fp32": 1e-3, "int8": 0.1}
+    formats: ClassVar[dict[str, str]] = {"int8_static": "int8"}
     engine: ClassVar[type[Converted]] = OnnxRuntime
     file: ClassVar[str] = MODEL
 

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,8 +18,10 @@ from torch import nn
 from torchwright.errors import RefusedTechnique
 from torchwright.exporter.base import ExportTarget, Run, Written
 from torchwright.exporter.compressed import Layout
+from torchwright.exporter.formats import stored_names
 from torchwright.hub.checkpoint import QUANTIZATION, Checkpoint
 from torchwright.hub.folder import model_files, read_config
+from torchwright.scheme import GROUPS
 from torchwright.workloads.huggingface import load_model, quiet_transformers
 
 if TYPE_CHECKING:
@@ -42,6 +45,8 @@ class SafetensorsFolder(ExportTarget):
     runtime: ClassVar[str] = "transformers"
     libraries: ClassVar[tuple[str, ...]] = ("transformers", "compressed-tensors")
     tolerances: ClassVar[dict[str, float]] = {"bf16": 0.03, "w8a8": 0.1, "w4a16": 0.3}
+    formats: ClassVar[dict[str, str]] = {"w8a8": "w8a8", "w4a16": "w4a16"}
+    skips: ClassVar[bool] = True
 
     @classmethod
     def write(cls, subject: Subject, precision: str, folder: Path) -> Written:
@@ -50,7 +55,7 @@ class SafetensorsFolder(ExportTarget):
                 "a folder of safetensors is written from one", found=f"{subject.name}, which comes from none"
             )
         config = read_config(subject.folder)
-        layout = LAYOUTS[precision]
+        layout, skip = _of_recipe(LAYOUTS[precision], subject)
         linears = _linears(subject)
         found: dict[str, Tensor] = {}
         left: list[str] = []
@@ -58,7 +63,7 @@ class SafetensorsFolder(ExportTarget):
             layer = name.removesuffix(".weight")
             if layout is None or layer not in linears:
                 found[name] = tensor.to(torch.bfloat16)
-            elif not layout.fits(tensor.shape):
+            elif layer in skip or not layout.fits(tensor.shape):
                 found[name] = tensor.to(torch.bfloat16)
                 left.append(layer)
             else:
@@ -103,6 +108,14 @@ class SafetensorsFolder(ExportTarget):
     @classmethod
     def weights(cls, folder: Path) -> dict[str, Tensor]:
         return dict(Checkpoint(folder, read_config(folder)).tensors(torch.float32))
+
+
+def _of_recipe(layout: Layout | None, subject: Subject) -> tuple[Layout | None, set[str]]:
+    """The layout with the recipe's size of groups, and what it keeps wider, by the folder's names."""
+    if layout is None or subject.format is None or subject.folder is None:
+        return layout, set()
+    group = (subject.format.group or GROUPS[0]) if layout.group else None
+    return replace(layout, group=group), stored_names(subject.format.skip, subject.folder)
 
 
 def _linears(subject: Subject) -> set[str]:
