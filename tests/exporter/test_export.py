@@ -137,6 +137,39 @@ def spoil(folder: Path, fault: Callable[[ExportedProgram], None]) -> None:
     torch.export.save(program, folder / MODEL)
 
 
+class Drowned(nn.Module):
+    """One feature of the hidden ones is a thousand times the others, and counts for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.last.weight.data[:, 0] = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x) * torch.tensor([1000.0] + [1.0] * 15)
+        return self.last(hidden)
+
+
+def test_the_layer_at_which_8_bits_do_not_suffice_is_named(tmp_path: Path) -> None:
+    target = available("onnx")
+    outputs, allowed = {}, target.tolerances["int8"]
+    for made in (subject(), subject(Drowned().eval(), torch.randn(8, 16))):
+        folder = tmp_path / made.name
+        folder.mkdir()
+        assert target.write(made, "int8", folder).operators["QuantizeLinear"]
+        assert len(list(folder.iterdir())) == 1
+        tensors = tensors_of(made.case)
+        error = relative_error(made.answer(made.case), target.open(folder, made.graph.spec, 1)(tensors)).value
+        wanted = graph_values(made.graph.program, tensors)
+        values = target.values(folder, made.graph.spec, tensors)
+        outputs[made.name] = error, first_parting(wanted, values, layers_of(made.graph.program), allowed)
+    (sound, nothing), (drowned, parting) = outputs.values()
+    assert sound < allowed < drowned
+    assert nothing is None
+    assert parting is not None
+    assert (parting.module, parting.operator) == ("last", "aten.linear")
+
+
 def test_what_is_sound_parts_nowhere() -> None:
     made = subject()
     values = graph_values(made.graph.program, tensors_of(made.case))

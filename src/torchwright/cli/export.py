@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchwright.cli.options import finite, json_option, quiet_option, settings_option, trust_option
+from torchwright.cli.options import (
+    byte_count,
+    finite,
+    json_option,
+    quiet_option,
+    settings_option,
+    trust_option,
+)
 from torchwright.cli.printing import print_result
 from torchwright.errors import RegressionFound
 from torchwright.process.interrupts import importing
@@ -42,6 +49,15 @@ if TYPE_CHECKING:
     show_default="by precision",
     help="The relative error beside eager float32 that holds.",
 )
+@click.option(
+    "--max-size",
+    metavar="BYTES",
+    callback=byte_count,
+    help="Of the package, such as 20MB: the precision of least error that fits is taken.",
+)
+@click.option(
+    "--max-memory", metavar="BYTES", callback=byte_count, help="Of what it adds to a process, the same way."
+)
 @settings_option
 @trust_option
 @quiet_option
@@ -54,6 +70,8 @@ def command(
     precision: str | None,
     max_batch: int | None,
     max_error: float | None,
+    max_size: int | None,
+    max_memory: int | None,
     settings: tuple[str, ...],
     trust: bool,
     quiet: bool,
@@ -65,6 +83,7 @@ def command(
     time, latency, memory, and where outputs part the first layer at which they do. Exit 1 where they differ.
     """
     making = {"MODEL": model, "--to": to, "-o": out, "--precision": precision, "--max-batch": max_batch}
+    making |= {"--max-size": max_size, "--max-memory": max_memory}
     if checked is not None and (given := [name for name, value in making.items() if value is not None]):
         raise click.UsageError(f"--check runs a package as it is: {', '.join(given)} would make another")
     if checked is None and to is None:
@@ -85,6 +104,8 @@ def command(
                 out=out,
                 precision=precision,
                 max_batch=max_batch,
+                max_size=max_size,
+                max_memory=max_memory,
                 settings=settings,
                 **shared,
             )

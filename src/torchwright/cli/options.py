@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ import click
 from torchwright.duration import seconds
 from torchwright.errors import WorkloadError
 from torchwright.scheme import ASKED
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 quiet_option = click.option("--quiet", is_flag=True, help="No live progress; the result alone.")
@@ -140,3 +143,21 @@ device_option = click.option(
     show_default="a card where one can be used, else cpu",
     help="Where to run; null is a card that is not there, for tests.",
 )
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a text such as 4GiB, 500MB or 1073741824; raises `ValueError` for any other."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", text.lower())
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"'{text}' is no size; write 4GiB, 500MB or a number of bytes")
+    return round(float(match[1]) * UNITS[match[2] or ""])
+
+
+def byte_count(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """A click callback."""
+    if value is None:
+        return None
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None

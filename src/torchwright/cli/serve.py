@@ -9,21 +9,12 @@ from typing import Any
 
 import click
 
-from torchwright.cli.options import adapter_option, decoder_options, trust_option
+from torchwright.cli.options import adapter_option, byte_count, decoder_options, trust_option
 from torchwright.errors import TorchwrightError
 from torchwright.process.interrupts import importing
 from torchwright.serve.options import EngineOptions, ServerOptions
 
 ENGINE = EngineOptions()
-
-
-def _bytes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
-    try:
-        return _serve_command().parse_bytes(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from None
 
 
 def _serve_command() -> ModuleType:
@@ -97,7 +88,7 @@ def _serve_command() -> ModuleType:
 )
 @click.option(
     "--kv-memory",
-    callback=_bytes,
+    callback=byte_count,
     metavar="SIZE",
     show_default="half of the available memory",
     help="Memory for keys and values, such as 4GiB.",

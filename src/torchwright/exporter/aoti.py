@@ -15,6 +15,7 @@ from torchwright.engines.package import Package
 from torchwright.engines.program import compile_program
 from torchwright.errors import RefusedTechnique, first_line
 from torchwright.exporter.base import GraphTarget, Run, Written
+from torchwright.exporter.sizes import widen
 from torchwright.measure.toolchain import compiler_fault
 
 if TYPE_CHECKING:
@@ -45,8 +46,13 @@ class Aoti(GraphTarget):
         cls, program: ExportedProgram, spec: CallSpec, target: Target, precision: str, folder: Path
     ) -> Written:
         lay_out_rows(program.graph_module)
+        widen(program)
+        # What torch asks of a convolution narrows the bounds again, before code is generated from them.
+        options = dict(target.settings.inductor) | {
+            "post_grad_custom_post_pass": lambda graph: widen(program)
+        }
         try:
-            compile_program(program, folder / MODEL, dict(target.settings.inductor))
+            compile_program(program, folder / MODEL, options)
         except OSError:
             raise
         except Exception as error:  # of Inductor, at what it does not know

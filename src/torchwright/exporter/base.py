@@ -36,6 +36,7 @@ exports: Registry[type[ExportTarget]] = Registry(
         "onnx": "torchwright.exporter.onnx_file:Onnx",
         "openvino": "torchwright.exporter.openvino_ir:OpenVinoIr",
         "pt2": "torchwright.exporter.pt2:Pt2",
+        "safetensors": "torchwright.exporter.safetensors_folder:SafetensorsFolder",
     },
     next="`torchwright export --help` says what each is",
 )
@@ -60,6 +61,10 @@ class ExportTarget:
     """Distributions whose versions the package notes; `unavailable` says which are missing."""
     tolerances: ClassVar[dict[str, float]] = {"fp32": 1e-3}
     """Precision → the relative error beside eager float32 that is its nature; the first is taken where none is said."""
+    formats: ClassVar[dict[str, str]] = {}
+    """Techniques of a recipe whose number format it can express → its precision for them."""
+    skips: ClassVar[bool] = False
+    """Whether it leaves those layers wider that such a step leaves."""
     largest_batch: ClassVar[bool] = False
     """Whether it plans memory ahead, for a largest number of rows."""
     machine_code: ClassVar[bool] = False

@@ -14,10 +14,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchwright.engines.program import ignore_library_warnings
-from torchwright.engines.takes import tensors_of
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.exporter.base import GraphTarget, Run, Written
+from torchwright.exporter.calibration import calibrating
 from torchwright.exporter.reference import free_dims
+from torchwright.exporter.sizes import widen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +39,7 @@ class ExecuTorch(GraphTarget):
     runtime: ClassVar[str] = "ExecuTorch"
     libraries: ClassVar[tuple[str, ...]] = ("executorch",)
     tolerances: ClassVar[dict[str, float]] = {"fp32": 1e-3, "int8": 0.1}
+    formats: ClassVar[dict[str, str]] = {"int8_static": "int8"}
     largest_batch: ClassVar[bool] = True
 
     @classmethod
@@ -59,15 +61,15 @@ class ExecuTorch(GraphTarget):
     def convert(
         cls, program: ExportedProgram, spec: CallSpec, target: Target, precision: str, folder: Path
     ) -> Written:
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-        from executorch.devtools.backend_debug import get_delegation_info
-        from executorch.exir import to_edge_transform_and_lower
-
         with ignore_library_warnings(), _quiet():
+            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+            from executorch.devtools.backend_debug import get_delegation_info
+            from executorch.exir import to_edge_transform_and_lower
+
             try:
                 if precision == "int8":
                     program = _quantized(program, spec, target)
-                _leave_room(program)
+                widen(program, past=1)  # of a largest of 16, memory is planned for 15
                 edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
                 told = get_delegation_info(edge.exported_program().graph_module)
                 content = edge.to_executorch().buffer
@@ -92,10 +94,11 @@ class ExecuTorch(GraphTarget):
 
     @classmethod
     def open(cls, folder: Path, spec: CallSpec, threads: int) -> Run:
-        from executorch.runtime import Runtime
-
         try:
-            method = Runtime.get().load_program(folder / MODEL).load_method("forward")
+            with ignore_library_warnings():
+                from executorch.runtime import Runtime
+
+                method = Runtime.get().load_program(folder / MODEL).load_method("forward")
         except RuntimeError as error:
             raise ArtifactError(f"{folder / MODEL} cannot be read", found=first_line(error)) from error
         if method is None:
@@ -120,35 +123,14 @@ def _quantized(program: ExportedProgram, spec: CallSpec, target: Target) -> Expo
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
     prepared = prepare_pt2e(program.module(), quantizer)
     example: Any = program.example_inputs
-    calls = [case for case in target.workload.calibration(torch.float32) if _fits(case, spec)]
-    if not calls:
-        raise RefusedTechnique("no calibration input has the sizes of the call")
     with torch.no_grad():
-        for case in calls:
+        for case in calibrating(target, spec):
             prepared(*case.args, **case.kwargs)
         converted = convert_pt2e(prepared)
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, example)
         return torch.export.export(
             converted, args, kwargs, dynamic_shapes=free_dims(spec, pytree.tree_leaves((args, kwargs)))
         )
-
-
-def _leave_room(program: ExportedProgram) -> None:
-    """Let every free size be one larger: of a largest of 16, memory is planned for 15."""
-    from torch.utils._sympy.value_ranges import ValueRanges
-
-    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
-    sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
-    for size in sizes:
-        if isinstance(size, torch.SymInt):
-            ranges = size.node.shape_env.var_to_range
-            symbol = size.node.expr
-            wider = ValueRanges(ranges[symbol].lower, program.range_constraints[symbol].upper + 1)
-            ranges[symbol] = program.range_constraints[symbol] = wider
-
-
-def _fits(case: Any, spec: CallSpec) -> bool:
-    return spec.bind([tensor.shape for tensor in tensors_of(case)]) is not None
 
 
 def _minor(full: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +16,24 @@ from torch import nn
 
 from torchwright.answer import is_artifact
 from torchwright.artifact import folder as artifact
-from torchwright.errors import RegressionFound, WorkloadError
+from torchwright.errors import RefusedTechnique, RegressionFound, WorkloadError
 from torchwright.exporter.base import ExportTarget, exports
-from torchwright.exporter.package import PACKAGE, REFERENCE, Export, finish, open_export, writing_export
+from torchwright.exporter.budget import Budget
+from torchwright.exporter.formats import format_of
+from torchwright.exporter.package import (
+    PACKAGE,
+    REFERENCE,
+    Export,
+    empty_export,
+    finish,
+    open_export,
+    writing_export,
+)
 from torchwright.exporter.reference import calls_of, write_reference
 from torchwright.exporter.subject import Subject, make_subject
 from torchwright.exporter.verify import verify
 from torchwright.facts import Event
-from torchwright.process import interrupts
+from torchwright.process import folders, interrupts
 from torchwright.remade import workload_of
 from torchwright.workloads.base import Workload
 from torchwright.workloads.detect import from_target, settings_of
@@ -63,6 +74,8 @@ def export(
     max_batch: int | None = None,
     dynamic: Any = None,
     max_error: float | None = None,
+    max_size: int | None = None,
+    max_memory: int | None = None,
     trust: bool = False,
     settings: Sequence[str] = (),
     on_event: Tell = lambda event: None,
@@ -73,6 +86,8 @@ def export(
     id, `package.module:factory`, an artifact, whose recipe's steps come along where the runtime knows their operators.
     `to` is a target, `precision` one of its own. The number of rows is free where the model lets it be, up to
     `max_batch`; `dynamic` is torch.export's `dynamic_shapes`. `max_error` is the relative error that holds.
+    Where none is said, the precision is that of the recipe, or of the target's the one of least error that fits
+    `max_size` bytes on disk and `max_memory` bytes of a process; all are written and verified for that.
 
     Raises `UnknownName` for a target that does not exist, `RefusedTechnique` for one that cannot run here or cannot
     take the model, with the line of the model's own source that it stumbles over, and `ModelError` for a model in
@@ -81,20 +96,37 @@ def export(
     target = exports.get(to)
     if reason := target.unavailable():
         raise WorkloadError(f"the export target '{to}' cannot run here", found=reason)
-    chosen = target.check_precision(precision)
+    budget = Budget(size=max_size, memory=max_memory)
+    tried = list(target.tolerances) if budget and precision is None else [target.check_precision(precision)]
     most = max_batch or (MOST if target.largest_batch else None)
     path = Path(out) if out is not None else Path(f"{_name(model)}-{to}")
     tell = _teller(on_event)
-    with interrupts.deferred():
+    with interrupts.deferred(), writing_export(path) as folder, folders.temporary() as scratch:
         tell("building the model")
         workload, steps = _workload(model, inputs, dynamic, trust, settings)
-        subject = make_subject(workload, steps, most)
-        with writing_export(path) as folder:
-            made = _write(folder, subject, target, chosen, tell)
-            tell("verifying")
-            found = verify(folder, made, [], tell, max_error)
-            made = finish(folder, replace(made, report=found))
-        return Exported(path, made)
+        format = format_of(target, steps) if precision is None else None
+        if format is not None and not budget:
+            tried = [format.precision]
+        made: dict[str, Export] = {}
+        reports: dict[str, Any] = {}
+        for chosen in tried:
+            fitting = format if format is not None and format.precision == chosen else None
+            subject = make_subject(workload, steps, most, fitting)
+            place = empty_export(scratch / chosen) if budget else folder
+            try:
+                written = _write(place, subject, target, chosen, tell)
+            except RefusedTechnique as error:
+                if not budget:
+                    raise
+                reports[chosen] = error.reason
+                continue
+            tell(f"verifying {chosen}")
+            reports[chosen] = verify(place, written, [], tell, max_error)
+            made[chosen] = replace(written, report=reports[chosen])
+        chosen = budget.choose(reports) if budget else tried[0]
+        if budget:
+            shutil.copytree(scratch / chosen, folder, dirs_exist_ok=True)
+        return Exported(path, finish(folder, made[chosen]))
 
 
 def check(

@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""ONNX: one file with its weights inside, which ONNX Runtime runs."""
+"""ONNX: one file with its weights inside, float32 or 8-bit integers, which ONNX Runtime runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchwright.engines.converted import Converted
 from torchwright.engines.onnxruntime import OnnxRuntime
+from torchwright.engines.takes import tensors_of
+from torchwright.errors import RefusedTechnique, first_line
 from torchwright.exporter.base import Values, Written
+from torchwright.exporter.calibration import calibrating
 from torchwright.exporter.converted import ConvertedTarget
 from torchwright.exporter.reference import keys
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.export import ExportedProgram
 
     from torchwright.engines.spec import CallSpec
+    from torchwright.techniques.base import Target
+    from torchwright.workloads.base import Case
 
 MODEL = "model.onnx"
 OF = re.compile(r"%(\w+) .*?target=torch\.ops\.([\w.]+)\.\w+\]")
@@ -27,13 +33,25 @@ KEY = "pkg.torch.onnx.fx_node"
 
 
 class Onnx(ConvertedTarget):
-    """An ONNX file in float32, by torch's own exporter; runs in ONNX Runtime."""
+    """An ONNX file by torch's own exporter: float32, or 8-bit integers by ONNX Runtime's quantizer."""
 
     name: ClassVar[str] = "onnx"
     runtime: ClassVar[str] = "ONNX Runtime"
     libraries: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnx", "onnxscript")
+    tolerances: ClassVar[dict[str, float]] = {"fp32": 1e-3, "int8": 0.1}
+    formats: ClassVar[dict[str, str]] = {"int8_static": "int8"}
     engine: ClassVar[type[Converted]] = OnnxRuntime
     file: ClassVar[str] = MODEL
+
+    @classmethod
+    def convert(
+        cls, program: ExportedProgram, spec: CallSpec, target: Target, precision: str, folder: Path
+    ) -> Written:
+        written = super().convert(program, spec, target, precision, folder)
+        if precision != "int8":
+            return written
+        _quantize(folder / MODEL, calibrating(target, spec))
+        return cls.written(folder)
 
     @classmethod
     def written(cls, folder: Path) -> Written:
@@ -65,6 +83,38 @@ class Onnx(ConvertedTarget):
         }
         found: list[Any] = list(session.run(list(names.values()), given))
         return {key: torch.from_numpy(value) for key, value in zip(names, found, strict=True)}
+
+
+def _quantize(file: Path, calls: Sequence[Case]) -> None:
+    """8-bit weights, one scale a channel, and activations, their ranges from the calls."""
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+
+    names = [value.name for value in onnx.load(file).graph.input]
+
+    class Calls(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.left = iter(calls)
+
+        def get_next(self) -> Any:
+            case = next(self.left, None)
+            if case is None:
+                return None
+            arrays = [tensor.contiguous().numpy() for tensor in tensors_of(case)]
+            return dict(zip(names, arrays, strict=True))
+
+    whole = file.with_suffix(".float32")
+    file.rename(whole)
+    try:
+        quantize_static(whole, file, Calls(), quant_format=QuantFormat.QDQ, per_channel=True)
+    except (OSError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # of the quantizer, at what it does not know
+        raise RefusedTechnique(
+            "ONNX Runtime's quantizer cannot take this model", found=first_line(error)
+        ) from error
+    finally:
+        whole.unlink()
 
 
 def _outputs(model: Any) -> dict[str, str]:

@@ -31,6 +31,7 @@ class OpenVinoIr(ConvertedTarget):
     runtime: ClassVar[str] = "OpenVINO"
     libraries: ClassVar[tuple[str, ...]] = ("openvino", "nncf")
     tolerances: ClassVar[dict[str, float]] = {"fp32": 1e-3, "bf16": 3e-2, "int8": 0.1}
+    formats: ClassVar[dict[str, str]] = {"int8_static": "int8"}
     engine: ClassVar[type[Converted]] = OpenVino
     file: ClassVar[str] = MODEL
 

@@ -56,9 +56,14 @@ class Export:
 def writing_export(path: Path) -> Iterator[Path]:
     """A folder that takes the place of `path` when it is whole; another export there is replaced, nothing else is."""
     with writing(path, _no_export) as folder:
-        (folder / PACKAGE).mkdir()
-        (folder / REFERENCE).mkdir()
-        yield folder
+        yield empty_export(folder)
+
+
+def empty_export(folder: Path) -> Path:
+    """`folder` with the two folders of an export."""
+    (folder / PACKAGE).mkdir(parents=True)
+    (folder / REFERENCE).mkdir()
+    return folder
 
 
 def finish(folder: Path, export: Export) -> Export:

@@ -22,6 +22,7 @@ from torchwright.engines.program import FreeSizes, export_one
 from torchwright.engines.spec import CallSpec
 from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows
 from torchwright.errors import ModelError, RefusedTechnique, TorchwrightError
+from torchwright.exporter.formats import Format
 from torchwright.exporter.obstacles import explained
 from torchwright.facts import Step
 from torchwright.techniques.base import Phase, Target, from_step, in_order
@@ -61,6 +62,8 @@ class Subject:
     """The Hugging Face folder that it comes from, if there is one."""
     most: int | None = None
     """The largest number of rows, for a runtime that plans memory ahead."""
+    format: Format | None = None
+    """Of the recipe's, what the target is to express."""
     carried: tuple[str, ...] = ()
     left: dict[str, str] = field(default_factory=dict)
     """Steps of the recipe that stay behind, each with its reason."""
@@ -79,8 +82,10 @@ class Subject:
             return flatten(self.original(*tensors.args, **tensors.kwargs))
 
 
-def make_subject(workload: Workload, steps: Sequence[Step] = (), most: int | None = None) -> Subject:
-    """What a workload's first call needs to be exported, with those of `steps` that travel.
+def make_subject(
+    workload: Workload, steps: Sequence[Step] = (), most: int | None = None, format: Format | None = None
+) -> Subject:
+    """What a workload's first call needs to be exported, with those of `steps` that travel, or whose format does.
 
     A language model is exported as prompt → logits. Raises `ModelError` for a model that is still training, or whose
     outputs are no numbers.
@@ -97,7 +102,8 @@ def make_subject(workload: Workload, steps: Sequence[Step] = (), most: int | Non
     device = get_device("cpu").identify()
     original = make_target(workload, device).model
     case = workload.cases(torch.float32)[0]
-    carried, left = _carried(workload, steps, case)
+    own = None if format is None else format.step
+    carried, left = _carried(workload, [step for step in steps if step is not own], case)
     target = make_target(workload, device)
     apply_steps(target, carried)
     if not carried:
@@ -109,7 +115,8 @@ def make_subject(workload: Workload, steps: Sequence[Step] = (), most: int | Non
         case=case,
         folder=folder,
         most=most,
-        carried=tuple(map(str, carried)),
+        format=format,
+        carried=tuple(map(str, carried if own is None else [*carried, own])),
         left=left,
     )
     _check_numbers(subject)

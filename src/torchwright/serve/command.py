@@ -26,7 +26,6 @@ for _package in ("uvicorn", "starlette", "zmq", "msgspec", "prometheus_client", 
         raise ModuleNotFoundError(f"No module named '{_package}'", name=_package)
 
 KEY_VARIABLE = "TORCHWRIGHT_API_KEY"
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
 def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
@@ -100,14 +99,6 @@ def engine_command(endpoint: str, options: EngineOptions) -> list[str]:
     """The command that starts the engine's process."""
     words = [sys.executable, "-m", "torchwright.serve.engine.process"]
     return [*words, "--endpoint", endpoint, "--parent", str(os.getpid()), "--options", options.to_json()]
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of a text such as 4GiB, 500MB or 1073741824; raises `ValueError` for any other."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", text.lower())
-    if match is None or float(match[1]) <= 0:
-        raise ValueError(f"'{text}' is no size; write 4GiB, 500MB or a number of bytes")
-    return round(float(match[1]) * UNITS[match[2] or ""])
 
 
 def _print_preflight(target: ServeTarget, options: EngineOptions, say: Callable[[str], None]) -> None:

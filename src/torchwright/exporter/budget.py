@@ -1,0 +1,56 @@
+# pyright: basic
+"""The most exact of a target's precisions that fits a budget of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchwright.errors import RefusedTechnique
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Bytes of the package, and what opening and running it may add to a process; None is no bound."""
+
+    size: int | None = None
+    memory: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.size is not None or self.memory is not None
+
+    def excess(self, report: Mapping[str, Any]) -> str | None:
+        """What is too large of a package that was verified, None where it holds and fits."""
+        if report["verdict"] != "holds":
+            return f"off by {report['largest_error']:.2g}" if report["largest_error"] else "does not run"
+        for bound, key, what in (
+            (self.size, "size_bytes", "large"),
+            (self.memory, "memory_bytes", "in memory"),
+        ):
+            if bound is not None and report[key] > bound:
+                return f"{report[key]:,} bytes {what}"
+        return None
+
+    def choose(self, reports: Mapping[str, Mapping[str, Any] | str]) -> str:
+        """The precision of least error that fits; a text in place of a report says why there is none.
+
+        Raises `RefusedTechnique`, with what each lacks, where none fits.
+        """
+        lacks = {
+            precision: report if isinstance(report, str) else self.excess(report)
+            for precision, report in reports.items()
+        }
+        fitting = {name: report for name, report in reports.items() if lacks[name] is None}
+        if not fitting:
+            raise RefusedTechnique(
+                "no precision fits",
+                found="; ".join(f"{name}: {why}" for name, why in lacks.items()),
+                allowed=str(self),
+                next="raise the bound, or take a smaller model",
+            )
+        return min(fitting, key=lambda name: fitting[name]["largest_error"])  # type: ignore[index]
+
+    def __str__(self) -> str:
+        said = ((self.size, "of the package"), (self.memory, "of memory"))
+        return ", ".join(f"{bound:,} bytes {what}" for bound, what in said if bound is not None)

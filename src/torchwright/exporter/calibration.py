@@ -1,0 +1,27 @@
+"""The calls by which a converter finds the ranges of activations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchwright.engines.takes import tensors_of
+from torchwright.errors import RefusedTechnique
+
+if TYPE_CHECKING:
+    from torchwright.engines.spec import CallSpec
+    from torchwright.techniques.base import Target
+    from torchwright.workloads.base import Case
+
+
+def calibrating(target: Target, spec: CallSpec) -> list[Case]:
+    """The workload's calibration calls that have the sizes of the graph. Raises `RefusedTechnique` where none has."""
+    import torch
+
+    calls = [
+        case
+        for case in target.workload.calibration(torch.float32)
+        if spec.bind([tensor.shape for tensor in tensors_of(case)]) is not None
+    ]
+    if not calls:
+        raise RefusedTechnique("no calibration input has the sizes of the call")
+    return calls

@@ -1,0 +1,58 @@
+"""The number format of a recipe's step, where a target can express it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchwright.exporter.base import ExportTarget
+from torchwright.facts import Step
+
+PARTS = {"attention.qkv": "qkv", "attention.o": "o", "mlp.gate_up": "gate_up", "mlp.down": "down"}
+"""Layers of the native decoder → fields of its family's `Names`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """What a step has chosen for the weights."""
+
+    step: Step
+    precision: str
+    """Of the target."""
+
+    @property
+    def group(self) -> int | None:
+        return self.step.options.get("group_size")
+
+    @property
+    def skip(self) -> tuple[str, ...]:
+        """Layers that keep more bits, by the recipe's names."""
+        return tuple(self.step.options.get("skip", ()))
+
+
+def format_of(target: type[ExportTarget], steps: Sequence[Step]) -> Format | None:
+    """The first of the steps that the target has a precision for, and whose skip list it can honour."""
+    for step in steps:
+        if step.name in target.formats:
+            found = Format(step=step, precision=target.formats[step.name])
+            return found if target.skips or not found.skip else None
+    return None
+
+
+def stored_names(layers: Sequence[str], folder: Path) -> set[str]:
+    """Names of the native decoder's layers as the model's folder has them: one of ours may be two or three there."""
+    from torchwright.decoder.families import FAMILIES, read_decoder_config
+
+    names: Any = FAMILIES[read_decoder_config(folder).architecture].names
+    found: set[str] = set()
+    for layer in layers:
+        start, _, rest = layer.partition(".")
+        number, _, part = rest.partition(".")
+        if start == "head":
+            found.add("lm_head")
+        elif part in PARTS:
+            said = getattr(names, PARTS[part])
+            found |= {f"model.layers.{number}.{name}" for name in ([said] if isinstance(said, str) else said)}
+    return found
