@@ -142,3 +142,22 @@ def test_the_command(pixart: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(command, [*words[:-1], str(tmp_path / "picture.tiff")]).exit_code == 2
     with pytest.raises(TorchwrightError, match="multiples of 4"):
         CliRunner().invoke(command, [*words, "--size", "15x16"], catch_exceptions=False)
+
+
+def test_a_scheduler_may_ask_more_often_than_it_was_told_steps(pixart: Path, tmp_path: Path) -> None:
+    """PNDM makes one prediction more; without a plan none of them goes without guidance."""
+    import diffusers
+
+    from torchwright.diffusion.load import load_diffuser
+    from torchwright.diffusion.workload import DiffusionWorkload
+
+    folder = shutil.copytree(pixart, tmp_path / "pndm")
+    diffusers.PNDMScheduler(skip_prk_steps=True, steps_offset=1).save_pretrained(folder / "scheduler")
+    index = json.loads((folder / "model_index.json").read_text())
+    index["scheduler"] = ["diffusers", "PNDMScheduler"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    told = []
+    load_diffuser(folder).draw("a dog", steps=3, on_step=lambda done, total: told.append((done, total)))
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    calls = {case.name: case.repeat for case in DiffusionWorkload(folder, steps=3).cases(torch.float32)}
+    assert calls == {"text_encoder": 2, "transformer": 4, "vae": 1}

@@ -25,7 +25,7 @@ def predictions(plan: Plan, *, steps: int, rows: int = 2) -> tuple[list[torch.Te
         assert timestep.shape[0] == x_BC.shape[0]
         return 2 * x_BC + step
 
-    denoiser, given = Steps(denoise, plan, steps, 1, lambda done: None), []
+    denoiser, given = Steps(denoise, plan, count=lambda: steps), []
     for step in range(steps):  # noqa: B007
         x_BC = torch.arange(rows)[:, None] * torch.ones(rows, 3)
         given.append(denoiser(x_BC, timestep=torch.zeros(rows)))
