@@ -94,6 +94,10 @@ def test_the_calls_of_a_picture(pixart: Path) -> None:
     planned = workload.planned(Plan(reused=frozenset({2, 3}), unguided=2))
     calls = {case.name: case.repeat for case in planned.cases(torch.float32)}
     assert calls == {"text_encoder": 2, "transformer": 2, "transformer 2": 2, "vae": 1}
+    tensors = [
+        value for case in planned.cases(torch.float32) for value in (*case.args, *case.kwargs.values())
+    ]
+    assert all(0 not in t.stride() for t in tensors if isinstance(t, torch.Tensor))
 
 
 def test_bfloat16_keeps_the_numbers_of_steps(pixart: Path) -> None:
