@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torchwright.api import bench, optimize, verify
     from torchwright.artifact.load import load
     from torchwright.decoder.load import load_decoder
-    from torchwright.diffusion.load import load_diffuser
     from torchwright.decoder.load_seq2seq import load_seq2seq
+    from torchwright.diffusion.load import load_diffuser
     from torchwright.errors import TorchwrightError
     from torchwright.exporter.export import export
     from torchwright.numpy_compile import compile_numpy

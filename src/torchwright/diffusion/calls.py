@@ -48,8 +48,8 @@ class _Recorder:
             self._seen[key] = replace(case, repeat=case.repeat + 1), answer
             return answer
         number = 1 + sum(known[0] == part for known in self._seen)
-        # Of their own, and dense: pipelines expand the number of a step to all rows.
-        given = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone().contiguous(), (args, kwargs))
+        # Of their own, and dense: pipelines expand the number of a step to all rows, of which one may be left.
+        given = pytree.tree_map_only(torch.Tensor, _dense, (args, kwargs))
         case = Case(name=part if number == 1 else f"{part} {number}", args=(part, *given[0]), kwargs=given[1])
         answer = pytree.tree_map_only(torch.Tensor, self._made_up, self._empty(part, args, kwargs))
         self._seen[key] = case, answer
@@ -67,3 +67,7 @@ class _Recorder:
         if not tensor.is_floating_point():
             return torch.zeros(tensor.shape, dtype=tensor.dtype)
         return torch.randn(tensor.shape, generator=self._random, dtype=tensor.dtype)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)

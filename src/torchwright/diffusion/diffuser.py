@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,7 +59,8 @@ class Diffuser:
         """Sides of a picture are multiples of so many pixels."""
         denoiser = getattr(self.pipe, self.folder.family.denoiser)
         patch = getattr(denoiser.config, "patch_size", None) or 1
-        return int(self.pipe.vae_scale_factor * self.folder.family.patch * patch)
+        family = self.folder.family
+        return math.lcm(int(self.pipe.vae_scale_factor * family.patch * patch), family.multiple)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -103,13 +105,11 @@ class Diffuser:
         """
         height, width = size = size or self.size
         self.check(prompt, seed, steps, size)
-        tell = on_step or (lambda done, total: None)
         self._denoise = Steps(
             lambda *args, **kwargs: self._ask(self.folder.family.denoiser, *args, **kwargs),
             self.plan,
-            steps,
-            1,
-            lambda done: tell(done, steps),
+            count=lambda: len(self.pipe.scheduler.timesteps),
+            told=on_step or (lambda done, total: None),
         )
         try:
             with torch.no_grad(), self._previewing(preview):

@@ -25,6 +25,8 @@ class Family:
     denoiser: str = "transformer"
     patch: int = 1
     """Latents of a side that the pipeline packs into one before the denoiser sees them."""
+    multiple: int = 1
+    """Pixels that the pipeline asks sides to be multiples of, whatever its VAE needs."""
     arguments: tuple[tuple[str, Any], ...] = ()
     """Given to each call of the pipeline."""
 
@@ -34,7 +36,7 @@ FAMILIES = {
     "FluxPipeline": Family(patch=2),
     "PixArtAlphaPipeline": Family(arguments=PLAIN_SIZE),
     "PixArtSigmaPipeline": Family(arguments=PLAIN_SIZE),
-    "SanaPipeline": Family(arguments=PLAIN_SIZE),
+    "SanaPipeline": Family(multiple=32, arguments=PLAIN_SIZE),
     "StableDiffusion3Pipeline": Family(),
     "StableDiffusionPipeline": Family(denoiser="unet"),
     "StableDiffusionXLPipeline": Family(denoiser="unet"),

@@ -46,9 +46,16 @@ class Steps:
     """
 
     def __init__(
-        self, denoise: Denoise, plan: Plan, steps: int, rows: int, told: Callable[[int], None]
+        self,
+        denoise: Denoise,
+        plan: Plan,
+        *,
+        count: Callable[[], int],
+        told: Callable[[int, int], None] = lambda done, total: None,
+        rows: int = 1,
     ) -> None:
-        self._denoise, self._plan, self._steps, self._rows, self._told = denoise, plan, steps, rows, told
+        """`count` says how many predictions there will be, once the scheduler knows: some make more than one a step."""
+        self._denoise, self._plan, self._count, self._told, self._rows = denoise, plan, count, told, rows
         self._index = 0
         self._last: torch.Tensor | None = None
         self._guidance: torch.Tensor | None = None
@@ -57,14 +64,14 @@ class Steps:
         index, self._index = self._index, self._index + 1
         if self._last is None or index not in self._plan.reused:
             self._last = self._computed(index, args, kwargs)
-        self._told(self._index)
+        self._told(self._index, self._count())
         return self._last
 
     def _computed(self, index: int, args: Any, kwargs: Any) -> torch.Tensor:
         rows = pytree.tree_leaves((args, kwargs))[0].shape[0]
         if rows != 2 * self._rows:
             return self._denoise(*args, **kwargs)
-        if index >= self._steps - self._plan.unguided and self._guidance is not None:
+        if index >= self._count() - self._plan.unguided and self._guidance is not None:
             args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: _second_half(t, rows), (args, kwargs))
             with_prompt = self._denoise(*args, **kwargs)
             return torch.cat([with_prompt - self._guidance, with_prompt])

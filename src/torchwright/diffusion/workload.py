@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from torchwright.diffusion.calls import calls_of
 from torchwright.diffusion.diffuser import Diffuser
-from torchwright.diffusion.folder import INDEX, READERS, is_pipeline, open_pipeline
+from torchwright.diffusion.folder import INDEX, is_pipeline, open_pipeline
 from torchwright.diffusion.parts import IDENTIFIERS, Parts, build_parts
 from torchwright.diffusion.sampling import Plan
 from torchwright.diffusion.score import alike

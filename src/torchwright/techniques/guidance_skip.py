@@ -1,4 +1,8 @@
-"""The last steps of a picture without guidance."""
+"""The last steps of a picture without guidance.
+
+A guided step computes each picture twice, with its prompt and without; by the last steps the difference hardly
+changes.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,7 @@ from torchwright.workloads.base import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class GuidanceSkip(Technique):
-    """Run the last steps on the prompt alone, and take what guidance adds from the last guided step.
-
-    A guided step computes each picture twice, with its prompt and without; by the last steps the difference of the two
-    hardly changes.
-    """
+    """Run the last steps on the prompt alone, and take what guidance adds from the last guided step."""
 
     name: ClassVar[str] = "guidance_skip"
     phase: ClassVar[Phase] = Phase.GRAPH

@@ -1,4 +1,8 @@
-"""Steps of a picture that are not computed."""
+"""Steps of a picture that are not computed.
+
+Which steps those are is measured: the original makes one picture, and a step is reused while the changes since the last
+computed one add up to less than a threshold. The search tries several, and the recipe names the steps.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,7 @@ THRESHOLDS = (0.4, 0.25, 0.15, 0.08)
 
 @dataclass(frozen=True, kw_only=True)
 class StepCaching(Technique):
-    """Take a step's prediction from the last computed step, where predictions change little from one to the next.
-
-    Which steps those are is measured: the original makes one picture, and a step is reused while the changes since the
-    last computed one add up to less than a threshold. The search tries several, and the recipe names the steps.
-    """
+    """Take a step's prediction from the last computed step, where predictions change little from one to the next."""
 
     name: ClassVar[str] = "step_caching"
     phase: ClassVar[Phase] = Phase.GRAPH
