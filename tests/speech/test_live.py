@@ -29,6 +29,7 @@ class Bursts(Recognizer):
     """
 
     model_type = "bursts"
+    cache = heard = begin = None  # of a model, which it has none of
 
     def __init__(self) -> None:
         self.window = WINDOW

@@ -51,8 +51,17 @@ def language(folder: Path) -> tuple[Workload, list[Step]]:
     return workload, [Step(name="native")]
 
 
+def speech(folder: Path) -> tuple[Workload, list[Step]]:
+    workload = example("speech", folder)
+    assert workload is not None
+    return workload, [Step(name="native_speech")]
+
+
 MAKERS: dict[str, Make] = {"perceptron": perceptron, "parts": parts}
-OWN_MAKERS: dict[str, dict[str, Make]] = {"native": {"language": language}}
+OWN_MAKERS: dict[str, dict[str, Make]] = {
+    "native": {"language": language},
+    "native_speech": {"speech": speech},
+}
 """Of engines that run models of one kind."""
 PAIRS = [(name, model) for name in NAMES for model in OWN_MAKERS.get(name, MAKERS)]
 
