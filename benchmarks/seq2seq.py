@@ -34,7 +34,7 @@ T5_END, T5_PAD, MARIAN_END, MARIAN_PAD = 1, 0, 0, 58100
 UNKNOWN = 2
 SHAPES: dict[str, Callable[[], Any]] = {
     "t5-small": lambda: transformers.T5ForConditionalGeneration(
-        transformers.T5Config(decoder_start_token_id=T5_PAD)
+        transformers.T5Config(decoder_start_token_id=T5_PAD)  # pyright: ignore[reportCallIssue]
     ),
     "marian": lambda: transformers.MarianMTModel(
         transformers.MarianConfig(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -58,9 +59,9 @@ def test_bias_is_added_by_distance(
 ) -> None:
     q_THD, pages, made = batch(dtype, [random.randrange(8, REACH) for _ in range(3)], new=new)
     bias = 2 * torch.randn(HEADS, 2 * REACH)
-    rest = (None, None, made.block_tables_BP, made.query_starts, made.context_lens_B, D**-0.5, 0, 0.0)
+    rest: Any = (None, None, made.block_tables_BP, made.query_starts, made.context_lens_B, D**-0.5, 0, 0.0)
     found = ops.paged_attention(q_THD, pages.k, pages.v, *rest, causal=causal, bias=bias)
-    wide = [x.double() for x in (q_THD, pages.k, pages.v)]
+    wide = q_THD.double(), pages.k.double(), pages.v.double()
     wanted = reference.paged_attention(*wide, *rest, causal=causal, bias=bias)
     assert (found - wanted).norm() / wanted.norm() < tolerance
     without = reference.paged_attention(*wide, *rest, causal=causal)
@@ -69,7 +70,7 @@ def test_bias_is_added_by_distance(
 
 def test_what_does_not_fit_is_refused(isa: str) -> None:
     q_THD, pages, made = batch(torch.float32, [100, 7], new=None)
-    rest = (None, None, made.block_tables_BP, made.query_starts, made.context_lens_B, D**-0.5, 0, 0.0)
+    rest: Any = (None, None, made.block_tables_BP, made.query_starts, made.context_lens_B, D**-0.5, 0, 0.0)
     for shape, says in (
         ((HEADS, 128), "longer than the 64"),
         ((HEADS, 200), "multiple of 128"),
