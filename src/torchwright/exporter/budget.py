@@ -24,13 +24,13 @@ class Budget:
         """What is too large of a package that was verified, None where it holds and fits."""
         if report["verdict"] != "holds":
             return f"off by {report['largest_error']:.2g}" if report["largest_error"] else "does not run"
-        for bound, key, what in (
-            (self.size, "size_bytes", "large"),
-            (self.memory, "memory_bytes", "in memory"),
-        ):
-            if bound is not None and report[key] > bound:
-                return f"{report[key]:,} bytes {what}"
-        return None
+        if self.memory is not None and report["memory_bytes"] > self.memory:
+            return f"{report['memory_bytes']:,} bytes in memory"
+        return self.too_large(report["size_bytes"])
+
+    def too_large(self, size: int) -> str | None:
+        """The same of a package that is only written: what is too large is not verified."""
+        return f"{size:,} bytes large" if self.size is not None and size > self.size else None
 
     def choose(self, reports: Mapping[str, Mapping[str, Any] | str]) -> str:
         """The precision of least error that fits; a text in place of a report says why there is none.

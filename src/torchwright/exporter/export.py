@@ -27,6 +27,7 @@ from torchwright.exporter.package import (
     empty_export,
     finish,
     open_export,
+    size_of,
     writing_export,
 )
 from torchwright.exporter.reference import calls_of, write_reference
@@ -119,6 +120,9 @@ def export(
                 if not budget:
                     raise
                 reports[chosen] = error.reason
+                continue
+            if excess := budget.too_large(size_of(place / PACKAGE)):
+                reports[chosen] = excess
                 continue
             tell(f"verifying {chosen}")
             reports[chosen] = verify(place, written, [], tell, max_error)
