@@ -58,9 +58,9 @@ def compare(workload: DiffusionWorkload, rounds: int) -> None:
                 lambda case, parts=parts: parts(*case.args, **case.kwargs), torch.float32
             )
             seconds[name].append(time.process_time() - begun)
-    print(
-        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}, diffusers {diffusers.__version__}"
-    )
+    machine = platform.processor() or platform.machine()
+    versions = f"torch {torch.__version__}, diffusers {diffusers.__version__}"
+    print(f"{machine}, {torch.get_num_threads()} threads, {versions}")
     pictures = len(seen["all steps"]["pictures"])
     print(
         f"{steps} steps, {workload.height}x{workload.width} pixels, {pictures} pictures a round, {rounds} rounds"

@@ -1,3 +1,4 @@
+# pyright: basic, reportPrivateImportUsage=false, reportArgumentType=false
 """Small pipelines with random weights, saved as diffusers saves them: what tests and benchmarks open."""
 
 from __future__ import annotations
