@@ -25,7 +25,7 @@ from torchwright.techniques.step_caching import THRESHOLDS
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     for name, value in {"layers": 2, "heads": 4, "width": 64, "sample": 16, "steps": 20, "rounds": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     asked = parser.parse_args()

@@ -32,8 +32,8 @@ class Torchwright:
     """Torchwright's kernels: a precision as --quantize takes it, bfloat16 beside it."""
 
     def __init__(self, folder: Path, how: str) -> None:
+        from torchwright.decoder.precision import read_precision
         from torchwright.speech.load import load_speech  # noqa: F401  (its faults are told before the timing)
-        from torchwright.speech.precision import read_precision
         from torchwright.speech.whisper.native import load_native
 
         self.model = load_native(folder, torch.bfloat16, read_precision(how))

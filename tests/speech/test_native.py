@@ -15,12 +15,12 @@ from whispers import SECONDS, noise, tiny
 from torchwright.decoder import model as decoder_model
 from torchwright.decoder.cache import CacheFull
 from torchwright.decoder.plan import plans
+from torchwright.decoder.precision import read_precision
 from torchwright.errors import ModelError, UnknownName
 from torchwright.kernels import ops
 from torchwright.kernels.cpu import build
 from torchwright.speech.load import load_speech
 from torchwright.speech.native import NativeSpeech
-from torchwright.speech.precision import read_precision
 from torchwright.speech.steps import TransformersSpeech
 from torchwright.speech.whisper.native import load_native
 

@@ -16,12 +16,12 @@ from folders import change_json
 from torchwright.answer import open_speech
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.load import load
+from torchwright.decoder.precision import Precision
 from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.kernels.cpu import build
 from torchwright.speech.calls import CHUNK, CacheSizes, CalledSpeech, CallsModel
 from torchwright.speech.load import family, load_speech
 from torchwright.speech.native_calls import NativeCalls
-from torchwright.speech.precision import Precision
 from torchwright.speech.whisper.native import load_native
 from torchwright.speech.workload import SpeechWorkload, predictions, words
 from torchwright.workloads.base import Run

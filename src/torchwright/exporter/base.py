@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torchwright.engines.spec import CallSpec
 from torchwright.errors import RefusedTechnique
+from torchwright.exporter.formats import Format
+from torchwright.facts import Step
 from torchwright.registry import Registry
 
 if TYPE_CHECKING:
@@ -98,6 +100,15 @@ class ExportTarget:
     @classmethod
     def reweighted(cls, folder: Path, spec: CallSpec, weights: dict[str, Tensor]) -> Run | None:
         """The package with these weights in place of its own; None where its runtime takes none."""
+        return None
+
+    @classmethod
+    def format_of(cls, steps: Sequence[Step]) -> Format | None:
+        """The first of a recipe's steps that there is a precision for, if its skip list can be honoured."""
+        for step in steps:
+            if step.name in cls.formats:
+                found = Format(step=step, precision=cls.formats[step.name])
+                return found if cls.skips or not found.skip else None
         return None
 
     @classmethod

@@ -19,7 +19,6 @@ from torchwright.artifact import folder as artifact
 from torchwright.errors import RefusedTechnique, RegressionFound, WorkloadError
 from torchwright.exporter.base import ExportTarget, exports
 from torchwright.exporter.budget import Budget
-from torchwright.exporter.formats import format_of
 from torchwright.exporter.package import (
     PACKAGE,
     REFERENCE,
@@ -105,7 +104,7 @@ def export(
     with interrupts.deferred(), writing_export(path) as folder, folders.temporary() as scratch:
         tell("building the model")
         workload, steps = _workload(model, inputs, dynamic, trust, settings)
-        format = format_of(target, steps) if precision is None else None
+        format = target.format_of(steps) if precision is None else None
         if format is not None and not budget:
             tried = [format.precision]
         made: dict[str, Export] = {}

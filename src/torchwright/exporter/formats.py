@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchwright.exporter.base import ExportTarget
 from torchwright.facts import Step
 
 PARTS = {"attention.qkv": "qkv", "attention.o": "o", "mlp.gate_up": "gate_up", "mlp.down": "down"}
@@ -30,15 +29,6 @@ class Format:
     def skip(self) -> tuple[str, ...]:
         """Layers that keep more bits, by the recipe's names."""
         return tuple(self.step.options.get("skip", ()))
-
-
-def format_of(target: type[ExportTarget], steps: Sequence[Step]) -> Format | None:
-    """The first of the steps that the target has a precision for, and whose skip list it can honour."""
-    for step in steps:
-        if step.name in target.formats:
-            found = Format(step=step, precision=target.formats[step.name])
-            return found if target.skips or not found.skip else None
-    return None
 
 
 def stored_names(layers: Sequence[str], folder: Path) -> set[str]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from torchwright.decoder.precision import Precision, read_precision
 from torchwright.errors import ModelError, unknown
 from torchwright.hub.folder import read_config, resolve
 from torchwright.speech.base import Recognizer
 from torchwright.speech.families import FAMILIES
-from torchwright.speech.precision import Precision, read_precision
 from torchwright.speech.steps import SpeechModel, TransformersSpeech
 from torchwright.speech.whisper import native as whisper
 from torchwright.workloads.huggingface import load_model

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from torchwright.decoder.config import DecoderConfig
+from torchwright.decoder.precision import SIDES
 from torchwright.errors import ArtifactError, ModelError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
@@ -25,7 +26,6 @@ from torchwright.kernels.cpu.memory import lasting
 from torchwright.kernels.linear import PackedForm, PackedLinear
 from torchwright.speech.load import NATIVE
 from torchwright.speech.native import NativeSpeech
-from torchwright.speech.precision import SIDES
 
 TENSORS, FORMS = "speech.safetensors", "speech.json"
 PLACES = {

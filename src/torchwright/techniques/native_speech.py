@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
+from torchwright.decoder.precision import Precision
 from torchwright.errors import ModelError
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.hub.folder import read_config
 from torchwright.kernels.linear import PackedLinear
 from torchwright.speech.load import NATIVE
 from torchwright.speech.native_calls import NativeCalls
-from torchwright.speech.precision import Precision
 from torchwright.techniques.base import Phase, Target, Technique
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

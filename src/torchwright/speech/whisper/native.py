@@ -13,6 +13,7 @@ from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.encoder import Encoder
 from torchwright.decoder.load import linear_maker
 from torchwright.decoder.model import Decoder
+from torchwright.decoder.precision import Precision
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
@@ -20,7 +21,6 @@ from torchwright.kernels import ops
 from torchwright.kernels.cpu import build
 from torchwright.kernels.limits import LANES
 from torchwright.speech.native import NativeSpeech
-from torchwright.speech.precision import Precision
 from torchwright.speech.whisper.weights import StackParts, stack_config
 
 CPU = torch.device("cpu")
