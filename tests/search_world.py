@@ -99,11 +99,11 @@ class Static(Technique):
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles(Technique):
-    """Takes types of the whole range."""
+    """Takes types of the whole range, in a compiled model."""
 
     name: ClassVar[str] = "tiles"
     phase: ClassVar[Phase] = Phase.WEIGHTS
-    needs: ClassVar[frozenset[str]] = frozenset({"range"})
+    needs: ClassVar[frozenset[str]] = frozenset({"range", "compiled"})
 
 
 @dataclass(frozen=True, kw_only=True)

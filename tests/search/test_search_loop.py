@@ -359,11 +359,11 @@ def test_a_step_takes_the_place_of_one_that_clashes_with_it(world: World):
 
 
 def test_only_the_variant_that_takes_away_what_a_step_needs_gives_way_to_it(world: World):
-    world.gain = product(half=1.2, tiles=1.5)
-    outcome = world.search(step("half", kind="short"), step("tiles"))
-    assert names(outcome) == ["tiles"]
+    world.gain = product(half=1.2, tiles=1.5, fuse=1.5)
+    outcome = world.search(step("half", kind="short"), step("tiles"), step("fuse"))
+    assert names(outcome) == ["tiles", "fuse"]
     assert row(outcome, "tiles").reason == "1.25x faster, in place of half:kind=short"
-    assert names(world.search(step("half"), step("tiles"))) == ["half", "tiles"]
+    assert names(world.search(step("half"), step("tiles"), step("fuse"))) == ["half", "tiles", "fuse"]
 
 
 def test_a_clashing_step_that_is_slower_leaves_the_recipe_alone(world: World):

@@ -176,7 +176,10 @@ def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
     if with_step(search, technique, step)[0] is not None:
         return False
     others = [from_step(other) for other in queue if other != step]
-    return _missing(search, technique) <= {name for other in others for name in other.gives}
+    taken = frozenset[str]().union(*(from_step(kept).removed for kept in search.best.steps))
+    # What kept steps took away comes back in their place; see `with_step`.
+    missing = _missing(search, technique) - taken
+    return bool(missing) and missing <= {name for other in others for name in other.gives}
 
 
 def _missing(search: Search, technique: Technique) -> frozenset[str]:
