@@ -149,10 +149,14 @@ def test_optimize_takes_its_defaults_from_the_budget(api):
 def test_optimize_passes_every_option_on(api, tmp_path):
     text = tmp_path / "eval.txt"
     text.write_text("text")
+    talk, pictures = tmp_path / "talk.wav", tmp_path / "pictures"
+    talk.write_bytes(b"sound")
+    pictures.mkdir()
     arguments = (
         "optimize model --max-drop 0.05 --objective memory --time-budget 20 --batch 2 --prompt-tokens 64 "
         f"--new-tokens 8 --tokens 40 --eval-text {text} --with dtype:dtype=bfloat16 --with compile --without threads "
-        f"--device cpu -o {tmp_path}/out --seed 7 --resume --exhaustive --quiet --set alpha=2 --set beta-x=y"
+        f"--device cpu -o {tmp_path}/out --seed 7 --resume --exhaustive --quiet --set alpha=2 --set beta-x=y "
+        f"--audio {talk} --reference {text} --images {pictures} --points 4x2"
     )
     assert main(arguments.split()) == 0
     (args, passed) = api.calls[0]
@@ -162,7 +166,8 @@ def test_optimize_passes_every_option_on(api, tmp_path):
         "max_drop": 0.05, "objective": "memory", "time_budget": 20.0, "batch": 2, "prompt_tokens": 64, "new_tokens": 8,
         "tokens": 40, "eval_text": str(text), "with_steps": ["dtype:dtype=bfloat16", "compile"], "without": ["threads"],
         "device": "cpu", "out": f"{tmp_path}/out", "seed": 7, "resume": True, "exhaustive": True,
-        "settings": ("alpha=2", "beta-x=y"),
+        "settings": ("alpha=2", "beta-x=y"), "audio": (str(talk),), "reference": (str(text),),
+        "images": str(pictures), "points": "4x2",
     }  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from export_models import small
 import torchwright as tw
 from torchwright.errors import RefusedTechnique
 from torchwright.exporter.compressed import Layout, packed
-from torchwright.exporter.formats import format_of
 from torchwright.exporter.onnx_file import Onnx
 from torchwright.exporter.pt2 import Pt2
 from torchwright.exporter.reference import EXAMPLE, calls_of
@@ -93,8 +92,8 @@ def test_a_recipes_format_travels_with_its_groups_and_what_it_skips(bundled: Sub
     skip = ("layers.0.attention.qkv", "layers.5.mlp.down", "head")
     step = Step(name="w4a16", options={"group_size": 64, "skip": skip})
     native = Step(name="native")
-    assert format_of(SafetensorsFolder, [native]) is None
-    found = format_of(SafetensorsFolder, [native, step])
+    assert SafetensorsFolder.format_of([native]) is None
+    found = SafetensorsFolder.format_of([native, step])
     assert found is not None
     assert found.precision == "w4a16"
     with_format = replace(bundled, format=found)
@@ -108,9 +107,9 @@ def test_a_recipes_format_travels_with_its_groups_and_what_it_skips(bundled: Sub
 
 
 def test_a_format_whose_skip_list_cannot_be_kept_stays_behind() -> None:
-    assert format_of(Onnx, [Step(name="int8_static")]) is not None
-    assert format_of(Onnx, [Step(name="int8_static", options={"skip": ("fc",)})]) is None
-    assert format_of(Pt2, [Step(name="int8_static")]) is None
+    assert Onnx.format_of([Step(name="int8_static")]) is not None
+    assert Onnx.format_of([Step(name="int8_static", options={"skip": ("fc",)})]) is None
+    assert Pt2.format_of([Step(name="int8_static")]) is None
 
 
 def test_a_module_comes_from_no_folder(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
     table = (torch.ones(1, 1, dtype=torch.int32), torch.tensor([0, 3]).int(), torch.tensor([3]).int())
     image, sizes = torch.randn(2, 20, 7, 5).to(kind), ([3, 3], [2, 2], [1, 1])
     window = conv.pack_pairs(torch.randn(18, 20, 3, 3).to(kind)), torch.randn(18)
+    grid = [torch.randn(1, 2, 6, 16).to(kind) for _ in range(3)]
     return {
         "conv_dense": (image, *window, *sizes, 18, "relu", torch.randn(2, 18, 4, 3).to(kind)),
         "conv_depthwise": (image, torch.randn(3, 3, 20), torch.randn(20), *sizes, "silu"),
@@ -45,6 +46,7 @@ def samples(kind: torch.dtype) -> dict[str, tuple[Any, ...]]:
             *(70, "gelu", torch.randn(2, 3, 70).to(kind)),
         ),
         "attention": (*(torch.randn(1, 2, 5, 16).bfloat16() for _ in range(3)), None, 0.25),
+        "grid_attention": (*grid, torch.randn(3, 16), torch.randn(5, 16), 0.25),
         "linear_w4a8": (x, linear["w4a8"].packed, linear["w4a8"].scale, None, 70, 32),
         "linear_w4a16": (
             *(x, linear["w4a16"].packed, linear["w4a16"].scale, linear["w4a16"].bias),

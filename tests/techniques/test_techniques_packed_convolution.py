@@ -216,7 +216,7 @@ def test_a_model_that_would_gain_nothing_is_refused_with_the_number() -> None:
         )
 
     image = torch.randn(1, 16, 8, 8)
-    assert "no 1x1 or depthwise" in refusal(nn.Linear(4, 4), torch.randn(1, 4))
+    assert "no 2-D convolution" in refusal(nn.Linear(4, 4), torch.randn(1, 4))
     small = nn.Sequential(nn.Conv2d(16, 16, 1))
     device = dataclasses.replace(device, tflops={"float32": 1e-4})
     large = nn.Sequential(nn.Conv2d(16, 16, 3), nn.Conv2d(16, 16, 1))

@@ -135,6 +135,9 @@ class KeptParts:
     def expert_bias(self, layer: int) -> None:
         """No speech model has experts."""
 
+    def attention_bias(self) -> None:
+        """No speech model has a bias by distance."""
+
     def release(self) -> None:
         """Each tensor is copied as it is asked for."""
 

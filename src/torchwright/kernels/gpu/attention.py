@@ -216,6 +216,7 @@ def paged_attention(
     window: int,
     soft_cap: float,
     causal: bool = True,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `reference.paged_attention`; pages are k (P, K, D, 16) and v (P, K, 16, D) for every type."""
     heads, D = check.pages(k_pages, v_pages, k_scale, v_scale, q_in)
@@ -228,6 +229,8 @@ def paged_attention(
         raise ValueError(f"window is {window}; 0 for none or a number of keys is wanted")
     if not causal:
         raise ValueError("on GPUs every token sees those up to itself; causal=True is wanted")
+    if bias is not None:
+        raise ValueError("on GPUs scores have no bias by distance")
     if soft_cap < 0:
         raise ValueError(f"soft_cap is {soft_cap}; 0 for none or a positive number is wanted")
     q = q_in.contiguous()
