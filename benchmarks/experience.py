@@ -5,9 +5,10 @@
     python benchmarks/experience.py apart DIR [--only NAME …]
 
 `search` records exhaustive searches, each in a process of its own and a file of DIR; what has a file already is passed
-over. `table` makes src/torchwright/search/experience.json from these files. `apart` searches each model once more, with
-a table of all the others (leave one out), and prints both searches side by side. The gain is the speed-up less one, as
-measured when a step was kept.
+over. `hundred.py --recipes DIR` records its own there, which end with their time. `table` makes
+src/torchwright/search/experience.json from these files. `apart` searches each model once more, with a table of all the
+others (leave one out), and prints both searches side by side. The gain is the speed-up less one, as measured when a
+step was kept.
 """
 
 from __future__ import annotations
@@ -99,10 +100,7 @@ def one(name: str, options: argparse.Namespace) -> None:
     request = Request(workload=ModuleWorkload(model, inputs), budget=budget, experience=options.table)
     with tempfile.TemporaryDirectory() as folder, LiveProgress(quiet=True) as progress:
         recipe = optimize(request, Path(folder) / "artifact", progress)
-    found = {"model": name, "commit": hundred.commit(), "recipe": dataclasses.asdict(recipe)}
-    file = options.folder / f"{name}.json"
-    file.with_suffix(".part").write_text(json.dumps(found))
-    file.with_suffix(".part").rename(file)
+    hundred.keep(name, recipe, options.folder)
 
 
 def make(name: str) -> tuple[Any, Any]:

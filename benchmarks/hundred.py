@@ -1,6 +1,7 @@
 """A hundred architectures: optimized, loaded in a new process, held against the original, torch.compile and OpenVINO.
 
     python benchmarks/hundred.py [--only NAME …] [--again] [--rows FILE] [--time-budget 90] [--max-drop 0.01]
+                                 [--recipes DIR]
     python benchmarks/hundred.py --check [--only NAME …]
     python benchmarks/hundred.py --page FILE [--rows FILE]
 
@@ -9,13 +10,14 @@ machine, the number of threads and the commit. Without `--again` only what has n
 a run that was stopped goes on; with it, what has none of this commit. An artifact is loaded in a new process and must
 agree with the original on fresh inputs in another batch. It takes turns with the original, with torch.compile as its
 author would use it, and with OpenVINO where that is installed: whoever leaves the budget, or is not ready in the
-time that the whole search has, does not count. `--check` builds and calls the originals only; `--page` makes a page of
-the lines.
+time that the whole search has, does not count. `--recipes` keeps what each search found for experience.py. `--check`
+builds and calls the originals only; `--page` makes a page of the lines.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
 import json
 import statistics
@@ -37,7 +39,7 @@ import hundred_models
 import torchwright as tw
 import turns
 from hundred_page import BY_HAND, OPENVINO, ORIGINAL, OURS, Row, as_line, faults, page, read_rows
-from torchwright.facts import Interval
+from torchwright.facts import Interval, Recipe
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 
@@ -88,6 +90,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--time-budget", type=float, default=90.0, help="seconds of search (default: %(default)s)"
     )
+    parser.add_argument(
+        "--recipes", type=Path, metavar="DIR", help="keep each search, as experience.py reads it"
+    )
     parser.add_argument("--alone", action="store_true", help="beside the original only, which is quick")
     parser.add_argument(
         "--check", action="store_true", help="build and call the originals, and say what is off"
@@ -122,6 +127,7 @@ def run(name: str, options: argparse.Namespace) -> Row:
     entry, begun = hundred_models.MODELS[name], time.perf_counter()
     turns.say(name)
     settings = [name, str(options.max_drop), str(options.time_budget), str(int(options.alone))]
+    settings += [str(options.recipes.resolve())] if options.recipes else []
     row: Row = {"model": name, "kind": entry.kind, "cut": entry.cut}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"
@@ -144,11 +150,15 @@ def death(done: subprocess.CompletedProcess[str]) -> str:
 # In the architecture's own process
 
 
-def one(folder: str, name: str, max_drop: float, time_budget: float, alone: bool) -> Row:
+def one(
+    folder: str, name: str, max_drop: float, time_budget: float, alone: bool, recipes: Path | None = None
+) -> Row:
     model, inputs = hundred_models.make(name)
     artifact = f"{folder}/artifact"
     result = tw.optimize(model, inputs, max_drop=max_drop, time_budget=time_budget)
     result.save(artifact)
+    if recipes:
+        keep(name, result.recipe, recipes)
     _, fresh = hundred_models.make(name, hundred_models.BATCH - 1, inputs=1)
     loaded = turns.FromArtifact(model, artifact)
     with turns.contenders() as start:
@@ -180,6 +190,15 @@ def one(folder: str, name: str, max_drop: float, time_budget: float, alone: bool
                 if fastest:
                     peers[group] = fastest
         return row | timed(original, ours, peers)
+
+
+def keep(name: str, recipe: Recipe, folder: Path) -> None:
+    """A search for the table of experience."""
+    found = {"model": name, "commit": commit(), "recipe": dataclasses.asdict(recipe)}
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.json"
+    file.with_suffix(".part").write_text(json.dumps(found))
+    file.with_suffix(".part").rename(file)
 
 
 def by_hand(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -299,8 +318,8 @@ def triple(speedup: Interval) -> list[float]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [ONE]:
-        folder, name, drop, seconds, alone = sys.argv[2:]
-        row = one(folder, name, float(drop), float(seconds), alone == "1")
+        folder, name, drop, seconds, alone, *recipes = sys.argv[2:]
+        row = one(folder, name, float(drop), float(seconds), alone == "1", *map(Path, recipes))
         (Path(folder) / "row.json").write_text(json.dumps(row))
     else:
         sys.exit(main())

@@ -133,7 +133,26 @@ def test_a_compiler_that_fails(compiler: Compiler, work: str, message: str) -> N
     with pytest.raises(BuildError, match=message):
         build.library()
     folder = Path(os.environ["TORCHWRIGHT_CACHE"]) / "kernels"
-    assert [file.name for file in folder.iterdir()] == ["lock"]
+    assert {file.suffix for file in folder.iterdir()} == {"", ".failed"}
+
+
+def test_a_failure_is_told_again_for_a_while(compiler: Compiler) -> None:
+    log = compiler(work="echo 'a.cpp:7:3: error: no header' >&2; exit 1")
+    assert not build.ready()
+    for _ in range(3):
+        with pytest.raises(BuildError, match="no header"):
+            build.library()
+    once = commands(log)
+    assert once
+    assert build.ready()  # it cannot be
+    (kept,) = Path(os.environ["TORCHWRIGHT_CACHE"]).glob("kernels/*.failed")
+    long_ago = time.time() - build.TOLD_AGAIN - 1
+    os.utime(kept, (long_ago, long_ago))
+    with pytest.raises(BuildError, match="no header"):
+        build.library()
+    assert len(commands(log)) > len(once)
+    build.forget()
+    assert not build.ready()
 
 
 def test_an_interrupted_build_leaves_nothing(

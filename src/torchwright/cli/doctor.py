@@ -30,6 +30,7 @@ def command(refresh: bool, only_build: bool, as_json: bool) -> None:
         from torchwright import doctor
         from torchwright.kernels.cpu import build
 
+    build.forget()
     if not build.ready():
         click.echo("torchwright: compiling the kernels, once for this version", err=True)
     if only_build:

@@ -14,6 +14,7 @@ import platform
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,8 @@ SCRATCH = "building-"
 """Beside the library; what a build that was killed left there is removed by the next."""
 SECONDS = 300
 """A compiler that takes longer hangs."""
+TOLD_AGAIN = 600
+"""Seconds for which a failure is told again as it was: each trial of a search would compile for a minute in vain."""
 COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", "-ffp-contract=off")
 """C++20, because torch's headers ask for it since 2.14. No contraction: the compiler would fuse a product and a sum in
 one tile size and not in another, and a row's result would depend on the rows beside it. Where the kernels want a fused
@@ -69,7 +72,7 @@ def attempt() -> str | None:
 def library() -> Path:
     """The compiled library, built if this user has none yet (about ten seconds on two cores).
 
-    Raises `BuildError` where there is no compiler or it fails.
+    Raises `BuildError` where there is no compiler, or it fails or did so some minutes ago (`forget` asks it again).
     """
     compiler = find_compiler()
     sets = instruction_sets(compiler)
@@ -79,7 +82,12 @@ def library() -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.parent / "lock"):
         if not path.is_file():
-            _build(compiler, sets, path)
+            _raise_again(path)
+            try:
+                _build(compiler, sets, path)
+            except BuildError as error:
+                _failure(path).write_text(str(error))
+                raise
     return path
 
 
@@ -87,9 +95,29 @@ def ready() -> bool:
     """Whether the library is built already, or cannot be."""
     try:
         compiler = find_compiler()
-        return place(compiler, instruction_sets(compiler)).is_file()
+        path = place(compiler, instruction_sets(compiler))
+        _raise_again(path)
+        return path.is_file()
     except BuildError:
         return True
+
+
+def forget() -> None:
+    """A failure that was kept, so that the next `library` asks the compiler."""
+    for path in (cache_folder() / "kernels").glob("*.failed"):
+        path.unlink(missing_ok=True)
+
+
+def _failure(library: Path) -> Path:
+    return library.with_suffix(".failed")
+
+
+def _raise_again(library: Path) -> None:
+    """`BuildError` as another process met it a while ago."""
+    path = _failure(library)
+    with contextlib.suppress(FileNotFoundError):
+        if 0 <= time.time() - path.stat().st_mtime < TOLD_AGAIN:
+            raise BuildError(path.read_text())
 
 
 def find_compiler() -> str:
