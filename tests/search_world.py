@@ -65,6 +65,10 @@ class Half(Technique):
         return self.removes | {"range"} if self.kind == "short" else self.removes
 
     @property
+    def epsilon(self) -> float:
+        return 2.0**-10 if self.kind == "short" else 2.0**-7
+
+    @property
     def kernel(self) -> str | None:
         return "half"
 

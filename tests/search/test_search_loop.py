@@ -397,10 +397,26 @@ def test_large_gains_come_first_and_settings_last(world: World):
 
 def test_what_gains_less_but_more_a_second_does_not_take_the_time_of_the_largest_gain(world: World):
     world.gain, world.cost = product(fuse=2.0, fold=1.2), {"fuse": 12.0}
-    world.budget, world.export_seconds = Budget(time_seconds=33.0), 1.5
+    world.budget, world.export_seconds = Budget(time_seconds=22.0), 1.5
     outcome = world.search(step("fold"), step("fuse"))
     assert world.started[1] == (step("fuse"),)
     assert rows(outcome) == {"fuse": "kept", "fold": "untried"}
+
+
+def test_what_rounds_as_much_as_what_lost_too_much_comes_later(world: World):
+    world.gain = product(half=2.0, fuse=1.5)
+    coarse, other, fine = (Step(name="half", options={"kind": kind}) for kind in ("b", "c", "short"))
+    world.drop = lambda steps: 0.05 if coarse in steps else 0.0
+    world.search(coarse, other, fine, step("fuse"))
+    assert [steps[-1] for steps in world.started[1:4]] == [coarse, fine, step("fuse")]
+    assert any(other in steps for steps in world.started)
+
+
+def test_until_something_is_kept_the_proof_may_end_late(world: World):
+    """On a machine so slow that the proof alone would take what is left."""
+    world.gain, world.called_as_is, world.seconds = product(half=2.0), True, 1.0
+    world.budget = Budget(max_drop=0.01, time_seconds=22.0)
+    assert rows(world.search(step("half")))["half"] == "kept"
 
 
 def test_what_is_asked_for_by_name_is_tried_in_the_engines_place(world: World):

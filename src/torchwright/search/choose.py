@@ -26,11 +26,11 @@ GAINS = {
 }
 """What a step is expected to gain where it pays; only the order of trials comes from it."""
 ENGINE_GAIN = 4.0
-"""The same of one that runs the model on code of its own."""
+"""The same of one that runs the model on code of its own, in fewer bits as a rule."""
 SETTING_GAIN = 1.1
 """A setting of the process that is expected to bring more does not wait until the end."""
 AGAIN_GAIN = 1.05
-"""The same of what was measured before, and of another variant of what was kept."""
+"""The same of what was measured before, of another variant of what was kept, and of what rounds too much by all signs."""
 MOST = {
     Phase.PROCESS: 2.5,
     Phase.GRAPH: 1.5,
@@ -138,11 +138,24 @@ def expected_gain(search: Search, step: Step) -> float:
     measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
     if measured or any(kept.name == step.name for kept in search.best.steps):
         return AGAIN_GAIN
+    if technique.epsilon and technique.epsilon >= _too_coarse(search):
+        return AGAIN_GAIN
     # What lets others do something is worth what waits for it, a compiler at least.
     gain = GAINS[Phase.COMPILE if technique.enables else technique.phase]
     if _is_engine(technique) and not any(rung.step.name == step.name for rung in search.rungs):
-        gain = ENGINE_GAIN  # of an engine that was dropped, another variant is no surer than anything else
+        # Of an engine that was dropped, another variant is no surer than anything else.
+        gain = technique.expected_gain or ENGINE_GAIN
     return search.experience.gain(step, gain)
+
+
+def _too_coarse(search: Search) -> float:
+    """The least rounding that has cost more than the budget."""
+    lost = [
+        from_step(rung.step).epsilon
+        for rung in search.rungs
+        if rung.status == "dropped" and rung.quality and rung.quality.drop_high > search.budget.max_drop
+    ]
+    return min((epsilon for epsilon in lost if epsilon), default=math.inf)
 
 
 def expected_seconds(search: Search, step: Step, steps: Sequence[Step]) -> float:

@@ -19,9 +19,11 @@ DROP_ONE_SHARE = 0.15
 """Of the time budget, at most, is kept for the drop-one pass while techniques are tried."""
 PROOF_SHARE = 0.4
 """Of the time budget, at most, is kept for writing the artifact and proving it."""
+FIRST_SHARE = 0.15
+"""The same while nothing is kept: a proof that ends late is better than nothing found in time."""
 OTHER_ROWS_SECONDS = 6.0
 """What the proof takes to time other numbers of rows."""
-CHOICE = (5.0, 20.0, 30.0)
+CHOICE = (5.0, 10.0, 20.0)
 """Choosing among forms for other numbers of rows takes seconds and so many calls of the original, seconds at most."""
 
 
@@ -67,10 +69,11 @@ def proof_seconds(search: Search, steps: Sequence[Step]) -> float:
     """
     compiled = any("compiled" in from_step(step).gives for step in steps)
     whole = least_proof_seconds(search, steps) + (ready_seconds(search, steps) if compiled else 0.0)
-    if any(rung.kept for rung in search.rungs):
-        whole += OTHER_ROWS_SECONDS
-        if search.description.called_as_is:
-            whole += another_process_seconds(search)
+    if not any(rung.kept for rung in search.rungs):
+        return min(whole, FIRST_SHARE * search.budget.time_seconds)
+    whole += OTHER_ROWS_SECONDS
+    if search.description.called_as_is:
+        whole += another_process_seconds(search)
     return min(whole, PROOF_SHARE * search.budget.time_seconds)
 
 

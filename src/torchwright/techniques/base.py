@@ -181,6 +181,22 @@ class Technique:
         return self.removes
 
     @property
+    def epsilon(self) -> float:
+        """Relative error by which it rounds what it multiplies; 0 where numbers stay as they were.
+
+        Only the order of trials comes from it: what rounds more than a step that lost too much will lose too much.
+        """
+        return 0.0
+
+    @property
+    def expected_gain(self) -> float | None:
+        """What it gains where it pays, if that is not what its phase or running the whole model promises.
+
+        Only the order of trials comes from it.
+        """
+        return None
+
+    @property
     def kernel(self) -> str | None:
         """The micro-benchmarked kernel that linear layers would run on; lets the search skip what cannot pay."""
         return None

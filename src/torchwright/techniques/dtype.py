@@ -38,6 +38,10 @@ class Dtype(Technique):
         return self.dtype
 
     @property
+    def epsilon(self) -> float:
+        return torch.finfo(getattr(torch, self.dtype)).eps
+
+    @property
     def removed(self) -> frozenset[str]:
         return self.removes | {"float32_range"} if self.dtype == "float16" else self.removes
 

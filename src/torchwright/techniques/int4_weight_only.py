@@ -45,6 +45,10 @@ class Int4WeightOnly(Technique):
         return None
 
     @property
+    def epsilon(self) -> float:
+        return 2.0**-4
+
+    @property
     def kernel(self) -> str | None:
         return "int4"
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torchwright.facts import DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.shared.engine import REPLACED, hand_over, missing, writes
+from torchwright.techniques.shared.engine import FLOAT32_GAIN, REPLACED, hand_over, missing, writes
 
 NAME = "onnxruntime"
 LIBRARIES = ("onnxruntime", "onnx", "onnxscript")
@@ -26,6 +26,10 @@ class RunOnnxRuntime(Technique):
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
         return missing(NAME, LIBRARIES, device)
+
+    @property
+    def expected_gain(self) -> float:
+        return FLOAT32_GAIN
 
     def refuse(self, target: Target) -> str | None:
         return writes(target)

@@ -12,12 +12,14 @@ from torch import nn
 from torchwright.facts import DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.batchnorm import fold
-from torchwright.techniques.shared.engine import REPLACED, hand_over, missing, writes
+from torchwright.techniques.shared.engine import FLOAT32_GAIN, REPLACED, hand_over, missing, writes
 from torchwright.techniques.shared.int8 import LAYERS, Int8Layer
 from torchwright.techniques.shared.wrapping import known_names, named, relative_error
 
 NAME = "openvino"
 LIBRARIES = ("openvino", "nncf")
+EPSILON = {"f32": 0.0, "f16": 2.0**-10, "bf16": 2.0**-7, "int8": 2.0**-7}
+"""`Technique.epsilon` by precision."""
 RATES = {"bf16": "bfloat16", "f16": "float16"}
 
 
@@ -46,6 +48,14 @@ class RunOpenVino(Technique):
     def variants(self, target: Target) -> Iterable[Self]:
         for precision in ("bf16", "int8", "f32", "f16"):
             yield replace(self, precision=precision)
+
+    @property
+    def epsilon(self) -> float:
+        return EPSILON[self.precision]
+
+    @property
+    def expected_gain(self) -> float | None:
+        return FLOAT32_GAIN if self.precision == "f32" else None
 
     def refuse(self, target: Target) -> str | None:
         if self.skip and self.precision != "int8":

@@ -44,6 +44,10 @@ class Int8Layers(Technique):
         return None if device.kind == "cpu" else "its kernels are oneDNN's, for x86 CPUs"
 
     @property
+    def epsilon(self) -> float:
+        return 2.0**-7
+
+    @property
     def kernel(self) -> str | None:
         return "int8"
 
