@@ -30,7 +30,7 @@ ENGINE_GAIN = 4.0
 SETTING_GAIN = 1.1
 """A setting of the process that is expected to bring more does not wait until the end."""
 AGAIN_GAIN = 1.05
-"""The same of what was measured before, of another variant of what was kept, and of what rounds too much by all signs."""
+"""The same of what was measured before, of another variant of what was kept, and of what must round too much."""
 MOST = {
     Phase.PROCESS: 2.5,
     Phase.GRAPH: 1.5,
