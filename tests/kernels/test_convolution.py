@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from torchwright.kernels import conv
 
-ERROR = {torch.float32: 1e-5, torch.bfloat16: 6e-3}
+ERROR = {torch.float32: 1e-5, torch.bfloat16: 6e-3, torch.float16: 8e-4}
 """Relative (Frobenius): float32 sums, results rounded to the type."""
 SPLIT = 5e-5
 """The same of float32 as two in bfloat16: each factor is off by up to 2^-18, and as much is left out."""
@@ -69,7 +69,8 @@ def check(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "pairs"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, True)]
+    ("dtype", "pairs"),
+    [(torch.float32, False), (torch.float32, True), (torch.bfloat16, True), (torch.float16, True)],
 )
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("window", WINDOWS)
@@ -102,7 +103,7 @@ def test_a_dense_convolution(
         check(got, wanted, exact, dtype, SPLIT if pairs and dtype == torch.float32 else None)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", list(ERROR))
 def test_the_mean_of_an_image(isa: str, native: Any, threads: int, dtype: torch.dtype) -> None:
     for channels in (1, 16, *CHANNELS):
         x = image(channels, (1, 1), dtype)
@@ -124,11 +125,13 @@ def test_packed_weights_are_those_that_were_packed(shape: tuple[int, ...]) -> No
     assert torch.equal(conv.unpack_dense(conv.pack_dense(weight), weight.shape), weight)
     narrow = weight.bfloat16()
     assert torch.equal(conv.unpack_pairs(conv.pack_pairs(narrow), weight.shape, torch.bfloat16), narrow)
+    half = weight.half()
+    assert torch.equal(conv.unpack_pairs(conv.pack_pairs(half), weight.shape, torch.float16), half)
     split = conv.unpack_pairs(conv.pack_pairs(weight), weight.shape, torch.float32)
     assert ((split - weight).abs() <= 2.0**-17 * weight.abs()).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", list(ERROR))
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_depthwise_convolution(
@@ -209,3 +212,16 @@ def test_no_image_and_sizes_that_do_not_fit(native: Any) -> None:
         native.conv_depthwise(torch.randn(1, 8, 8, 8), deep, bias, [3, 3], one, one, "none")
     with pytest.raises(ValueError, match="bias"):
         native.conv_depthwise(torch.randn(1, 16, 8, 8), deep, bias[:8], [3, 3], one, one, "none")
+
+
+def test_float16_rounds_as_pytorch_does(isa: str, native: Any) -> None:
+    """Every value, through the mean of images of one pixel; and those between two, to the even one."""
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
+    x = every[~every.isnan()].view(1, -1, 1, 1)
+    assert torch.equal(
+        native.image_mean(x).view(torch.int16), (x + 0.0).view(torch.int16) | (x == 0).short() * 0
+    )
+    wide = (torch.randn(1, 16, 200, 300) * 2.0 ** torch.randint(-30, 18, (1, 16, 200, 300))).half()
+    weight, bias = conv.pack_depthwise(torch.full((16, 1, 1, 1), 1 / 3)), conv.pack_bias(None, 16)
+    got = native.conv_depthwise(wide, weight, bias, [1, 1], [1, 1], [0, 0], "none")
+    assert torch.equal(got, (wide.float() * torch.tensor(1 / 3)).half())

@@ -203,8 +203,23 @@ def test_weights_that_models_read_are_those_of_the_convolution() -> None:
         torch.testing.assert_close(
             PackedConv2d(layer, tiles=True).weight, layer.weight, rtol=2.0**-17, atol=0
         )
-        half = layer.bfloat16()
-        assert torch.equal(PackedConv2d(half, tiles=False).weight, half.weight)
+        for dtype in (torch.bfloat16, torch.float16):
+            narrow = layer.to(dtype)
+            assert torch.equal(PackedConv2d(narrow, tiles=False).weight, narrow.weight)
+
+
+def test_float16_comes_before_and_stays_the_type_of_images() -> None:
+    model, x = Residual().eval(), torch.randn(2, 3, 33, 29)
+    with torch.no_grad():
+        wanted = model.double()(x.double())
+    half = Step(name="dtype", options={"dtype": "float16"})
+    target = applied(model.float(), x, half, *STEPS)
+    packed = [layer for layer in target.model.modules() if isinstance(layer, PackedConv2d)]
+    assert {layer.dtype for layer in packed} == {torch.float16}
+    # Without tiles dense layers of float16 are oneDNN's.
+    assert len(packed) == (5 if torch.ops.torchwright.isa() == "amx" else 1)
+    with torch.no_grad():
+        assert relative(target.model(x.half()), wanted) < 3e-3
 
 
 def test_a_model_that_would_gain_nothing_is_refused_with_the_number() -> None:

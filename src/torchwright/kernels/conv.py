@@ -31,10 +31,13 @@ def unpack_dense(packed: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def pack_pairs(weight_NCHW: torch.Tensor) -> torch.Tensor:
-    """The same in bfloat16, for inputs of the weight's type: of float32 in two parts, whose sum it is up to 2^-17."""
+    """The same in bfloat16, for inputs of the weight's type.
+
+    Other types have two parts, whose sum is a float16 weight, and a float32 one up to 2^-17 of it.
+    """
     wide = weight_NCHW.detach().float()
     parts = [wide.bfloat16()]
-    if weight_NCHW.dtype == torch.float32:
+    if weight_NCHW.dtype != torch.bfloat16:
         parts.append((wide - parts[0].float()).bfloat16())
     blocks_BPLK = torch.stack([_blocks(part) for part in parts], 1)
     steps = F.pad(blocks_BPLK, (0, -blocks_BPLK.shape[-1] % STEP)).unflatten(-1, (-1, STEP // 2, 2))
@@ -44,8 +47,8 @@ def pack_pairs(weight_NCHW: torch.Tensor) -> torch.Tensor:
 def unpack_pairs(packed: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """What `pack_pairs` was given, up to rounding in float32; (N, C, H, W) and `dtype` are its shape and type."""
     _, C, H, W = shape
-    parts, inputs = 2 if dtype == torch.float32 else 1, C * H * W
-    steps = packed.view(-1, (inputs + STEP - 1) // STEP, parts, STEP // 2, LANES, 2).to(dtype).sum(2)
+    parts, inputs = 1 if dtype == torch.bfloat16 else 2, C * H * W
+    steps = packed.view(-1, (inputs + STEP - 1) // STEP, parts, STEP // 2, LANES, 2).float().sum(2).to(dtype)
     return _unblocked(steps.permute(0, 3, 1, 2, 4).flatten(2)[:, :, :inputs], shape)
 
 

@@ -23,7 +23,7 @@ from torchwright.techniques.shared.batchnorm import fold
 from torchwright.techniques.shared.convolution_graph import fuse_convolutions
 from torchwright.techniques.shared.wrapping import attached, layer_input, named, replace_module
 
-TYPES = (torch.float32, torch.bfloat16)
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDTHS = (3, 5, 7)
 """Windows of the depthwise kernels."""
 SAVED = 2e-5
@@ -41,7 +41,7 @@ class PackedConvolution(Technique):
     name: ClassVar[str] = "packed_convolution"
     phase: ClassVar[Phase] = Phase.WEIGHTS
     own_kernels: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset({"compiled", "convolution", "float_weights", "float32_range"})
+    needs: ClassVar[frozenset[str]] = frozenset({"compiled", "convolution", "float_weights"})
     removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
 
     most_products: int = 5_000_000
@@ -108,7 +108,7 @@ class PackedConvolution(Technique):
 class PackedConv2d(nn.Module):
     """A convolution of (B, C, H, W), dense or depthwise, on packed weights; the result lies channels-last.
 
-    It computes in float32 or bfloat16, whichever the layer's weight has; a dense float32 one on `tiles` or not.
+    Its input and result have the type of the layer's weight; a dense float32 one is multiplied on `tiles` or not.
     """
 
     packed: torch.Tensor
@@ -118,7 +118,7 @@ class PackedConv2d(nn.Module):
         super().__init__()
         self.depthwise, self.features, self.dtype = layer.groups > 1, layer.out_channels, layer.weight.dtype
         self.window, self.stride, self.padding = list(layer.kernel_size), list(layer.stride), _padding(layer)
-        self.shape, self.pairs = layer.weight.shape, tiles or self.dtype == torch.bfloat16
+        self.shape, self.pairs = layer.weight.shape, tiles or self.dtype != torch.float32
         dense = conv.pack_pairs if self.pairs else conv.pack_dense
         self.register_buffer(
             "packed", conv.pack_depthwise(layer.weight) if self.depthwise else dense(layer.weight)
@@ -165,8 +165,8 @@ def _products(model: nn.Module, case: Any) -> dict[nn.Module, int]:
 
 
 def _split(layer: nn.Conv2d) -> bool:
-    """Whether a layer's products are float32 ones that tiles make of bfloat16."""
-    return layer.groups == 1 and layer.weight.dtype == torch.float32 and torch.ops.torchwright.isa() == "amx"
+    """Whether a layer's products are more exact than bfloat16's, of which tiles make them."""
+    return layer.groups == 1 and layer.weight.dtype != torch.bfloat16 and torch.ops.torchwright.isa() == "amx"
 
 
 def _padding(layer: nn.Conv2d) -> list[int] | None:
@@ -190,6 +190,8 @@ def _reason(layer: Any) -> str | None:
     if any(zeros >= size for zeros, size in zip(padding, layer.kernel_size, strict=True)):
         return "its padding is as wide as its window"
     if layer.groups == 1:
+        if layer.weight.dtype == torch.float16 and not _split(layer):
+            return "float16 is multiplied on tiles alone"
         if layer.kernel_size != (1, 1) and not (_split(layer) and layer.in_channels >= LANES):
             return f"its window is {layer.kernel_size[0]} x {layer.kernel_size[1]}, over all channels"
     elif not layer.groups == layer.in_channels == layer.out_channels:

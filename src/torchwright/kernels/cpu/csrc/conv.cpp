@@ -227,6 +227,7 @@ void depthwise_row(const ConvTask& t, int64_t row) {
 
 void convolve_depthwise(const ConvTask& t, int64_t row) {
   if (t.type == Type::f32) depthwise_row<float>(t, row);
+  else if (t.type == Type::f16) depthwise_row<Half>(t, row);
   else depthwise_row<uint16_t>(t, row);
 }
 
@@ -252,6 +253,7 @@ void average_blocks(const ConvTask& t, int64_t image, int64_t block_begin, int64
 
 void average(const ConvTask& t, int64_t image, int64_t block_begin, int64_t block_end) {
   if (t.type == Type::f32) average_blocks<float>(t, image, block_begin, block_end);
+  else if (t.type == Type::f16) average_blocks<Half>(t, image, block_begin, block_end);
   else average_blocks<uint16_t>(t, image, block_begin, block_end);
 }
 

@@ -25,7 +25,7 @@ struct ConvTask {
   const void* residual;  // of the output's shape and type, or null
   const float* scale;    // (batch, channels), by which a 1x1 layer's input is multiplied first; or null
   void* out;
-  Type type;  // f32 or bf16: of x, residual and out
+  Type type;  // f32, bf16 or f16: of x, residual and out
   Activation activation;
   int64_t height, width, channels, out_height, out_width, features;
   int64_t window_height, window_width, stride_y, stride_x, padding_y, padding_x;

@@ -5,6 +5,8 @@ namespace {
 
 constexpr int64_t PIECE = 1 << 18;  // products that are worth a task of their own
 
+Type image_type(const Tensor& x) { return x.scalar_type() == at::kHalf ? Type::f16 : float_type(x, "x"); }
+
 Tensor side_by_side(const Tensor& x, const char* what) {
   TORCH_CHECK_VALUE(x.dim() == 4, what, " of shape ", x.sizes(), " is not (batch, channels, height, width)");
   return x.contiguous(at::MemoryFormat::ChannelsLast);
@@ -25,7 +27,7 @@ tw::ConvTask conv_task(const Tensor& x, const Tensor& bias, at::IntArrayRef wind
                     "window, stride and padding are two numbers each");
   TORCH_CHECK_VALUE(features > 0 && features < LONGEST, "features is ", features, "; 1 to ", LONGEST, " is wanted");
   tw::ConvTask task{};
-  task.type = float_type(x, "x");
+  task.type = image_type(x);
   task.x = x.const_data_ptr();
   task.channels = x.size(1), task.height = x.size(2), task.width = x.size(3);
   task.window_height = window[0], task.window_width = window[1];
@@ -100,7 +102,7 @@ Tensor conv_dense(const Tensor& x_in, const Tensor& weight, const Tensor& bias, 
   const bool paired = weight.scalar_type() == at::kBFloat16;
   TORCH_CHECK_TYPE(paired || (task.type == Type::f32 && weight.scalar_type() == at::kFloat), "the packed weight is ",
                    weight.scalar_type(), " and x ", x.scalar_type(), "; float32 both, or bfloat16 weights are wanted");
-  const int64_t inputs = paired ? task.steps() * tw::PAIRED_DEPTH * (task.type == Type::f32 ? 2 : 1) : inputs_of(task);
+  const int64_t inputs = paired ? task.steps() * tw::PAIRED_DEPTH * (task.type == Type::bf16 ? 1 : 2) : inputs_of(task);
   TORCH_CHECK_VALUE(weight.is_contiguous() && weight.numel() == task.blocks() * inputs * tw::CHANNELS,
                     "the packed weight has ", weight.numel(), " values of ", weight.scalar_type(), "; ", features,
                     " features of ", inputs_of(task), " inputs take ", task.blocks() * inputs * tw::CHANNELS);
@@ -143,7 +145,7 @@ Tensor image_mean(const Tensor& x_in) {
   const Tensor x = side_by_side(x_in, "x");
   TORCH_CHECK_VALUE(x.size(2) > 0 && x.size(3) > 0, "an image of ", x.sizes(), " has no pixel");
   tw::ConvTask task{};
-  task.type = float_type(x, "x");
+  task.type = image_type(x);
   task.x = x.const_data_ptr();
   task.channels = task.features = x.size(1), task.height = x.size(2), task.width = x.size(3);
   const Tensor out = at::empty({x.size(0), x.size(1), 1, 1}, x.options());

@@ -1,8 +1,9 @@
 // Dense convolutions on weights in bfloat16: matrix products of pixels, their windows copied side by side.
 //
-// A float32 value is the sum of two in bfloat16 up to 2^-17 of it, and of the four products of two such sums all but the
+// A float32 value is the sum of two in bfloat16 up to 2^-17 of it, a float16 one is such a sum, and of the four products of two such sums all but the
 // least are taken: three times the arithmetic, which tiles have to spare. Of an infinity such a sum makes NaN.
 #include <algorithm>
+#include <type_traits>
 
 #include "amx.h"
 #include "conv.h"
@@ -15,11 +16,11 @@ using tw::Activation;
 using tw::CHANNELS;
 using tw::ConvTask;
 
-// Some pixels, counted over all images, by some blocks of features. PARTS of each value: 2 for float32, 1 for bfloat16.
+// Some pixels, counted over all images, by some blocks of features. PARTS of each value: 1 for bfloat16, else 2.
 template <class T>
 class Pairs {
  public:
-  static constexpr int PARTS = sizeof(T) == 4 ? 2 : 1;
+  static constexpr int PARTS = std::is_same_v<T, uint16_t> ? 1 : 2;
 
   explicit Pairs(const ConvTask& t)
       : t(t), line(t.window_width * t.channels), depth(t.window_height * line), row(t.steps() * STEP_ROW) {}
@@ -268,6 +269,7 @@ class Pairs {
 
 void convolve_pairs(const ConvTask& t, int64_t begin, int64_t end, int64_t block_begin, int64_t block_end) {
   if (t.type == Type::f32) Pairs<float>(t).run(begin, end, block_begin, block_end);
+  else if (t.type == Type::f16) Pairs<Half>(t).run(begin, end, block_begin, block_end);
   else Pairs<uint16_t>(t).run(begin, end, block_begin, block_end);
 }
 

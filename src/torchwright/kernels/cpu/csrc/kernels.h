@@ -12,7 +12,7 @@ constexpr int64_t PAGE = 16;    // tokens per page of the KV cache
 constexpr int64_t LARGEST_HEAD = 512;  // elements of an attention head
 constexpr int64_t STRETCH = 1024;  // keys of a sequence that share a softmax; stretches are added up in order
 
-enum class Type { f32, bf16, s8 };
+enum class Type { f32, bf16, s8, f16 };
 enum class Activation { none, relu, gelu, gelu_tanh, silu, relu6, sigmoid, hardswish, hardsigmoid };
 
 constexpr int64_t ROWS_AT_ONCE = 512;  // of activations, in one task

@@ -90,17 +90,23 @@ inline float largest(F x) {
 #endif
 }
 
-// bfloat16 as its 16 bits.
-inline float widen(uint16_t x) {
-  uint32_t bits = uint32_t(x) << 16;
-  float y;
-  std::memcpy(&y, &bits, 4);
-  return y;
+inline float read_bits(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
 }
 
-inline uint16_t narrow(float x) {
+inline uint32_t bits_of(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
+  return bits;
+}
+
+// bfloat16 as its 16 bits.
+inline float widen(uint16_t x) { return read_bits(uint32_t(x) << 16); }
+
+inline uint16_t narrow(float x) {
+  const uint32_t bits = bits_of(x);
   if ((bits & 0x7fffffff) > 0x7f800000) return uint16_t((bits >> 16) | 0x40);
   return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
@@ -115,6 +121,42 @@ inline F load_f32(const uint16_t* p) {
   H half;
   std::memcpy(&half, p, sizeof half);
   return as_float(__builtin_convertvector(half, U) << 16);
+#endif
+}
+
+// float16.
+struct Half {
+  uint16_t bits;
+};
+
+inline float widen(Half x) {
+  const uint32_t size = x.bits & 0x7fffu, sign = uint32_t(x.bits & 0x8000u) << 16;
+  const float y = read_bits(size << 13) * 0x1p112f;  // exact, below the least normal number too
+  return read_bits((size >= 0x7c00 ? 0x7f800000u | size << 13 : bits_of(y)) | sign);
+}
+
+// Ties to even.
+inline Half narrow_half(float x) {
+  const uint32_t all = bits_of(x), sign = all >> 16 & 0x8000u, size = all & 0x7fffffffu;
+  if (size > 0x7f800000u) return {uint16_t(sign | 0x7e00u)};
+  if (size >= 0x477ff000u) return {uint16_t(sign | 0x7c00u)};
+  if (size < 0x38800000u) return {uint16_t(sign | (bits_of(read_bits(size) + 0.5f) - 0x3f000000u))};
+  return {uint16_t(sign | ((size + 0xfff + (size >> 13 & 1)) >> 13) - (112u << 10))};
+}
+
+inline F load_f32(const Half* p) {
+#if defined(__AVX512F__)
+  return (F)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+  __m256 both[2];
+  for (int h = 0; h < 2; h++) both[h] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8 * h)));
+  F x;
+  std::memcpy(&x, both, sizeof x);
+  return x;
+#else
+  F x;
+  for (int i = 0; i < LANES; i++) x[i] = widen(p[i]);
+  return x;
 #endif
 }
 
@@ -140,6 +182,12 @@ inline F load_first(const uint16_t* p, int64_t count) {
 #endif
 }
 
+inline F load_first(const Half* p, int64_t count) {
+  Half all[LANES] = {};
+  std::memcpy(all, p, count * sizeof(Half));
+  return load_f32(all);
+}
+
 inline I small_integers(const int8_t* p) {
 #if defined(__AVX512F__)
   return (I)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
@@ -160,6 +208,19 @@ inline void store_f32(uint16_t* p, F x) {
   _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
 #else
   for (int i = 0; i < LANES; i++) p[i] = narrow(x[i]);
+#endif
+}
+
+inline void store_f32(Half* p, F x) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+  __m256 both[2];
+  std::memcpy(both, &x, sizeof x);
+  for (int h = 0; h < 2; h++)
+    _mm_storeu_si128((__m128i*)(p + 8 * h), _mm256_cvtps_ph(both[h], _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < LANES; i++) p[i] = narrow_half(x[i]);
 #endif
 }
 
