@@ -69,8 +69,12 @@ class ExportTarget:
     """Whether it leaves those layers wider that such a step leaves."""
     largest_batch: ClassVar[bool] = False
     """Whether it plans memory ahead, for a largest number of rows."""
+    largest_context: ClassVar[bool] = False
+    """Whether a language model's cache lies in the package, for a largest number of tokens."""
     machine_code: ClassVar[bool] = False
     """Whether the package is code for this processor, and not data."""
+    levels: ClassVar[tuple[str, ...]] = ()
+    """Of its family, that such code can be made for instead."""
 
     @classmethod
     def unavailable(cls) -> str | None:
