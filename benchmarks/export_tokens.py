@@ -5,7 +5,7 @@
     python benchmarks/export_tokens.py --only executorch:fp32,gguf:bf16
 
 Each package is written by `tw.export` and continues three prompts in its own runtime, through its own cache. Eager is
-transformers in the type that the package is written in: float32 for ExecuTorch, bfloat16 for the others. A row says
+transformers, in bfloat16 for what transformers runs, in float32 for the others, whose sums are float32's. A row says
 at how many of the tokens they agree before the first that differs, and how far apart the two likeliest logits of eager
 were there: a tie that another order of summation decides is not an error. ExecuTorch's own runner is asked, too.
 """
@@ -32,7 +32,7 @@ from torchwright.workloads.language import BUNDLED
 TOKENS = 200
 PROMPTS = 3
 LENGTH = 24
-"""Tokens of a prompt."""
+"""Tokens of a prompt, at most."""
 ROWS = (
     "executorch:fp32",
     "executorch:8da4w",
@@ -56,7 +56,7 @@ def main() -> None:
     print(
         f"{get_device('cpu').identify().name}, torch {torch.__version__}, Python {platform.python_version()}"
     )
-    print(f"{PROMPTS} prompts of {LENGTH} tokens, {TOKENS} greedy tokens each\n")
+    print(f"{PROMPTS} prompts of {LENGTH} tokens at most, {TOKENS} greedy tokens each\n")
     print(
         "| target | precision | same tokens, by prompt | margin of eager where they part | verifier's error | MB |"
     )
@@ -69,7 +69,7 @@ def main() -> None:
             except TorchwrightError as error:
                 print(f"| {target} | {precision} | refused: {error.reason[:200]} | | | |", flush=True)
                 continue
-            dtype = torch.float32 if target == "executorch" else torch.bfloat16
+            dtype = torch.bfloat16 if target == "safetensors" else torch.float32
             for how, go_on in runtimes(target, made.path / PACKAGE).items():
                 same, margins = compared(go_on, dtype)
                 report = made.report
@@ -106,10 +106,15 @@ def tokenizer() -> Tokenizer:
 
 
 def prompts() -> list[list[int]]:
-    """The openings of pieces of the held-out text, evenly spread."""
-    text, encode = (BUNDLED / "eval.txt").read_text(), tokenizer().encode
+    """The openings of pieces of the held-out text, evenly spread, cut where their text is cut into the same tokens."""
+    text, words = (BUNDLED / "eval.txt").read_text(), tokenizer()
     places = [len(text) * index // PROMPTS for index in range(PROMPTS)]
-    return [encode(text[place : place + 1000]).ids[:LENGTH] for place in places]
+    pieces = [words.encode(text[place : place + 1000]).ids for place in places]
+    ends = [
+        next(n for n in range(LENGTH, 0, -1) if words.encode(words.decode(ids[:n])).ids == ids[:n])
+        for ids in pieces
+    ]
+    return [ids[:n] for ids, n in zip(pieces, ends, strict=True)]
 
 
 def margin(ids: Sequence[int], dtype: torch.dtype) -> float:
@@ -171,6 +176,7 @@ def runner(folder: Path) -> Continue:
     model = TextLLMRunner(str(folder / PTE), str(folder / "tokenizer.json"))
     config = GenerationConfig()
     config.echo, config.temperature, config.max_new_tokens = False, 0.0, TOKENS
+    config.num_bos = 1  # of the tokens that our prompts begin with
 
     def go_on(prompt: list[int]) -> str:
         words: list[str] = []
