@@ -59,7 +59,7 @@ def made_up(folder: Path, place: Place = PLACE, calls: tuple[str, ...] = ()) -> 
     """A bundle that nobody's code is in."""
     folder.mkdir()
     (folder / GRAPHS).write_bytes(b"no pickle")
-    bundle = Bundle(made_by="nobody", calls=calls, place=place, files=digests(folder))
+    bundle = Bundle(made_by="nobody", calls=calls, place=place, files=digests(folder / BUNDLE))
     (folder / BUNDLE).write_text(json.dumps(asdict(bundle)))
     return folder
 

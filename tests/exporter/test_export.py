@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from export_models import Branches, Counts, Small, small
+from export_models import Branches, Counts, Drowned, Small, small
 from torch import nn
 from torch.export import ExportedProgram
 
@@ -135,19 +135,6 @@ def spoil(folder: Path, fault: Callable[[ExportedProgram], None]) -> None:
     program = torch.export.load(folder / MODEL)
     fault(program)
     torch.export.save(program, folder / MODEL)
-
-
-class Drowned(nn.Module):
-    """One feature of the hidden ones is a thousand times the others, and counts for nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.last.weight.data[:, 0] = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.first(x) * torch.tensor([1000.0] + [1.0] * 15)
-        return self.last(hidden)
 
 
 def test_the_layer_at_which_8_bits_do_not_suffice_is_named(tmp_path: Path) -> None:

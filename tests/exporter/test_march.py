@@ -5,7 +5,9 @@ from __future__ import annotations
 import platform
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -54,6 +56,28 @@ def test_code_for_a_level_has_no_instruction_of_a_higher_one(tmp_path: Path) -> 
     if "avx512f" in Path("/proc/cpuinfo").read_text():
         assert counts[None] > 0  # that they would be seen
     assert counts["x86-64-v3"] == 0
+
+
+LOAD = """
+import sys, torch
+loader = torch._C._aoti.AOTIModelPackageLoader(sys.argv[1], "model", False, 1, -1)
+print(loader.boxed_run([torch.ones(3, 4, 16)])[0].sum().item())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not X86 or shutil.which("qemu-x86_64") is None, reason="needs x86-64 and qemu-user")
+def test_it_runs_on_a_processor_of_the_level(tmp_path: Path) -> None:
+    codes = {}
+    for march in (None, "x86-64-v3"):
+        folder = tmp_path / str(march)
+        folder.mkdir()
+        Aoti.write(make_subject(ModuleWorkload(*small()), march=march), "fp32", folder)
+        command = ["qemu-x86_64", "-cpu", "Haswell", sys.executable, "-c", LOAD, str(folder / MODEL)]
+        codes[march] = subprocess.run(command, capture_output=True, timeout=250, check=False).returncode
+    assert codes["x86-64-v3"] == 0
+    if "avx512f" in Path("/proc/cpuinfo").read_text():
+        assert codes[None] == -signal.SIGILL  # that it would be seen
 
 
 def test_levels_that_a_target_has_not_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

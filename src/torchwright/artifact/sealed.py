@@ -14,9 +14,10 @@ UNFINISHED = ".unfinished"
 """In a folder that is being written (`artifact.folder.writing`)."""
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """Relative path → SHA-256 of every file there is."""
-    return {name: file_digest(folder / name) for name in _names(folder) if name != UNFINISHED}
+def digests(manifest: Path) -> dict[str, str]:
+    """Relative path → SHA-256 of every file beside the manifest, which may not be there yet, but for its signature."""
+    folder = manifest.parent
+    return {name: file_digest(folder / name) for name in sorted(_listed(manifest)) if name != UNFINISHED}
 
 
 def seal(manifest: Path) -> None:
@@ -36,12 +37,14 @@ def is_own(manifest: Path) -> bool:
 def not_as_written(manifest: Path, files: Mapping[str, str]) -> list[str]:
     """Files that have changed, are missing or were added, but for the manifest and its signature."""
     folder = manifest.parent
-    present = set(_names(folder)) - {manifest.name, SIGNATURE}
+    present = _listed(manifest)
     changed = sorted(
         name for name, digest in files.items() if name not in present or file_digest(folder / name) != digest
     )
     return [*changed, *sorted(present - set(files))]
 
 
-def _names(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+def _listed(manifest: Path) -> set[str]:
+    folder = manifest.parent
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return names - {manifest.name, SIGNATURE}

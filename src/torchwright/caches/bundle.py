@@ -64,7 +64,9 @@ def pack(path: str | Path, *, made_by: str = "this process", calls: Sequence[str
         if (library := _kernels()) is not None:
             (folder / KERNELS).mkdir()
             shutil.copyfile(library, folder / KERNELS / library.name)
-        bundle = Bundle(made_by=made_by, calls=tuple(calls), place=place_here(), files=digests(folder))
+        bundle = Bundle(
+            made_by=made_by, calls=tuple(calls), place=place_here(), files=digests(folder / BUNDLE)
+        )
         (folder / BUNDLE).write_text(json.dumps(asdict(bundle), indent=2) + "\n")
         seal(folder / BUNDLE)
     return bundle

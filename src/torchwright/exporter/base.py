@@ -51,6 +51,8 @@ class Written:
     operators: dict[str, int] = field(default_factory=dict[str, int])
     """How many operators run how, by the words of the runtime, such as "delegated"."""
     notes: tuple[str, ...] = ()
+    parting: str = ""
+    """The first layer that the target's own rounding throws off, where its runtime could not show it."""
 
 
 class ExportTarget:

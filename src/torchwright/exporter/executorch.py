@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torchwright.engines.program import ignore_library_warnings
 from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
 from torchwright.exporter.base import GraphTarget, Run, Written
-from torchwright.exporter.calibration import calibrating
+from torchwright.exporter.executorch_int8 import quantized
 from torchwright.exporter.executorch_language import (
     CACHED,
     cached_program,
     keep_tokenizer,
     through_cache,
 )
-from torchwright.exporter.reference import free_dims
 from torchwright.exporter.sizes import widen
 
 if TYPE_CHECKING:
@@ -59,7 +57,10 @@ class ExecuTorch(GraphTarget):
         here = _minor(torch.__version__)
         fitting = next((one for one, wanted in TOGETHER.items() if wanted == here), None)
         if fitting is None:
-            return f"no release of ExecuTorch is built for torch {here}: install torch {' or '.join(TOGETHER.values())}"
+            return (
+                f"no release of ExecuTorch is built for torch {here}, but for {', '.join(TOGETHER.values())}: "
+                "pip install 'torchwright[executorch]' brings a pair"
+            )
         install = f"pip install 'executorch=={fitting}.*'"
         try:
             found = version("executorch")
@@ -86,10 +87,11 @@ class ExecuTorch(GraphTarget):
     ) -> Written:
         if precision == "8da4w":
             raise RefusedTechnique("8da4w is for language models, from their folders")
-        if precision == "int8":
-            with ignore_library_warnings(), _quiet(), _refusing():
-                program = _quantized(program, spec, target)
-        return _lower(program, {}, folder)
+        if precision != "int8":
+            return _lower(program, {}, folder)
+        with ignore_library_warnings(), _quiet(), _refusing():
+            program, parting = quantized(program, spec, target, cls.tolerances[precision])
+        return replace(_lower(program, {}, folder), parting=str(parting or ""))
 
     @classmethod
     def open(cls, folder: Path, spec: CallSpec, threads: int) -> Run:
@@ -129,6 +131,7 @@ def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path) -> W
         partitioners = [XnnpackDynamicallyQuantizedPartitioner(), XnnpackPartitioner()]
         edge = to_edge_transform_and_lower(program, partitioner=partitioners, constant_methods=methods)
         told = get_delegation_info(edge.exported_program().graph_module)
+        widen(edge.exported_program())  # lowering a convolution narrows what memory is planned for
         # A cache is written to where it lies, and not copied for it.
         content = edge.to_executorch(ExecutorchBackendConfig(run_reinplace_pass=bool(methods))).buffer
     (folder / MODEL).write_bytes(content)
@@ -144,27 +147,6 @@ def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path) -> W
         },
         notes=tuple(f"not delegated: {name}, {count} times" for name, count in alone.items()),
     )
-
-
-def _quantized(program: ExportedProgram, spec: CallSpec, target: Target) -> ExportedProgram:
-    """8-bit weights, one scale a channel, and activations, their ranges from the workload's calibration calls."""
-    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-        XNNPACKQuantizer,
-        get_symmetric_quantization_config,
-    )
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
-    prepared = prepare_pt2e(program.module(), quantizer)
-    example: Any = program.example_inputs
-    with torch.no_grad():
-        for case in calibrating(target, spec):
-            prepared(*case.args, **case.kwargs)
-        converted = convert_pt2e(prepared)
-        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, example)
-        return torch.export.export(
-            converted, args, kwargs, dynamic_shapes=free_dims(spec, pytree.tree_leaves((args, kwargs)))
-        )
 
 
 @contextlib.contextmanager

@@ -193,6 +193,7 @@ def _write(
         carried=subject.carried,
         left=subject.left,
         notes=(*frozen, *written.notes),
+        parting=written.parting,
     )
     return finish(folder, made)
 

@@ -45,6 +45,8 @@ class Export:
     left: dict[str, str] = field(default_factory=dict)
     """Steps that are not, each with its reason."""
     notes: tuple[str, ...] = ()
+    parting: str = ""
+    """The first layer that the target's own rounding throws off, where its runtime could not show it."""
     report: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     """Relative path → SHA-256."""
@@ -66,7 +68,7 @@ def empty_export(folder: Path) -> Path:
 
 def finish(folder: Path, export: Export) -> Export:
     """Write export.json with every file's checksum, and sign it."""
-    whole = replace(export, files=digests(folder))
+    whole = replace(export, files=digests(folder / EXPORT))
     (folder / EXPORT).write_text(json.dumps(asdict(whole), indent=2) + "\n")
     seal(folder / EXPORT)
     return whole

@@ -163,8 +163,12 @@ def _carried(workload: Workload, steps: Sequence[Step], case: Case) -> tuple[lis
     carried: list[Step] = []
     left: dict[str, str] = {}
     for step in in_order(steps):
-        if from_step(step).phase not in TRAVELS:
+        technique = from_step(step)
+        if technique.phase not in TRAVELS:
             left[str(step)] = "the target compiles, and chooses its types, by itself"
+            continue
+        if "language" in technique.needs:
+            left[str(step)] = "its layers are Torchwright's own, and no other runtime's"
             continue
         try:
             target = make_target(workload, get_device("cpu").identify())
