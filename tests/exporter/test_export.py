@@ -209,6 +209,17 @@ def test_a_package_is_verified_and_its_damage_found(tmp_path: Path) -> None:
         tw.export(model, inputs, to="pt2", out=out)
 
 
+def test_a_batch_frozen_at_one_is_found(tmp_path: Path) -> None:
+    model, (x,) = small()
+    out = tmp_path / "out"
+    tw.export(model, (x,), to="pt2", out=out)
+    torch.export.save(torch.export.export(model, (x[:1],)), out / PACKAGE / MODEL)
+    with pytest.raises(RegressionFound, match="sizes are frozen: only those of the smallest call") as caught:
+        check(out, trust=True)
+    outcomes = {row["call"]: row["outcome"] for row in caught.value.facts["calls"]}
+    assert outcomes == {"example": REFUSED, "smallest": RIGHT, "largest": REFUSED, PAST: REFUSED}
+
+
 # ----------------------------------------------------------------------------------------------- bad input
 
 
