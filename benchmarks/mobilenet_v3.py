@@ -73,6 +73,13 @@ class MobileNetV3Small(nn.Module):
         )
         self.top = nn.Sequential(*conv(96, 576, 1), nn.Hardswish())
         self.head = nn.Sequential(nn.Linear(576, 1024), nn.Hardswish(), nn.Linear(1024, classes))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out")
+            elif isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, 0, 0.01)
+            if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)  # what is left of a picture decides, and not the biases
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.top(self.blocks(self.stem(x))).mean((2, 3)))
