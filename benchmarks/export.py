@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mobilenet_v3 import MobileNetV3Small
 from torchwright.devices import get_device
 from torchwright.errors import TorchwrightError
 from torchwright.exporter.base import exports
@@ -57,9 +58,7 @@ def resnet50() -> Made:
 
 
 def mobilenet() -> Made:
-    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
-
-    return Logits(MobileNetV2ForImageClassification(MobileNetV2Config())), torch.randn(2, 3, 224, 224)
+    return MobileNetV3Small(), torch.randn(2, 3, 224, 224)
 
 
 def whisper() -> Made:

@@ -33,6 +33,19 @@ class Small(nn.Module):
         return self.norm(self.conv(x))
 
 
+class Drowned(nn.Module):
+    """One feature of the hidden ones is a thousand times the others, and counts for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.last.weight.data[:, 0] = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x) * torch.tensor([1000.0] + [1.0] * 15)
+        return self.last(hidden)
+
+
 class Branches(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.sum() > 0:  # the line that is named

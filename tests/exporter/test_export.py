@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from export_models import Branches, Counts, Small, small
+from export_models import Branches, Counts, Drowned, Small, small
 from torch import nn
 from torch.export import ExportedProgram
 
@@ -137,19 +137,6 @@ def spoil(folder: Path, fault: Callable[[ExportedProgram], None]) -> None:
     torch.export.save(program, folder / MODEL)
 
 
-class Drowned(nn.Module):
-    """One feature of the hidden ones is a thousand times the others, and counts for nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.last.weight.data[:, 0] = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.first(x) * torch.tensor([1000.0] + [1.0] * 15)
-        return self.last(hidden)
-
-
 def test_the_layer_at_which_8_bits_do_not_suffice_is_named(tmp_path: Path) -> None:
     target = available("onnx")
     outputs, allowed = {}, target.tolerances["int8"]
@@ -220,6 +207,17 @@ def test_a_package_is_verified_and_its_damage_found(tmp_path: Path) -> None:
     assert caught.value.facts["parting"]["operator"] == "aten.linear"
     with pytest.raises(ArtifactError, match="exists and is not"):
         tw.export(model, inputs, to="pt2", out=out)
+
+
+def test_a_batch_frozen_at_one_is_found(tmp_path: Path) -> None:
+    model, (x,) = small()
+    out = tmp_path / "out"
+    tw.export(model, (x,), to="pt2", out=out)
+    torch.export.save(torch.export.export(model, (x[:1],)), out / PACKAGE / MODEL)
+    with pytest.raises(RegressionFound, match="sizes are frozen: only those of the smallest call") as caught:
+        check(out, trust=True)
+    outcomes = {row["call"]: row["outcome"] for row in caught.value.facts["calls"]}
+    assert outcomes == {"example": REFUSED, "smallest": RIGHT, "largest": REFUSED, PAST: REFUSED}
 
 
 # ----------------------------------------------------------------------------------------------- bad input

@@ -11,6 +11,8 @@ import torch
 from export_models import small
 
 import torchwright as tw
+from torchwright.devices import get_device
+from torchwright.engines.apply import apply_steps, make_target
 from torchwright.errors import RefusedTechnique
 from torchwright.exporter.compressed import Layout, packed
 from torchwright.exporter.onnx_file import Onnx
@@ -89,9 +91,12 @@ def test_transformers_loads_it_quantized(precision: str, bundled: Subject, tmp_p
 
 
 def test_a_recipes_format_travels_with_its_groups_and_what_it_skips(bundled: Subject, tmp_path: Path) -> None:
-    skip = ("layers.0.attention.qkv", "layers.5.mlp.down", "head")
+    skip = ("decoder.layers.0.attention.qkv", "decoder.layers.5.mlp.down", "decoder.head")
     step = Step(name="w4a16", options={"group_size": 64, "skip": skip})
     native = Step(name="native")
+    target = make_target(from_target(None), get_device("cpu").identify())
+    apply_steps(target, [native])
+    assert set(skip) <= {name for name, _ in target.model.named_modules()}  # as a recipe calls them
     assert SafetensorsFolder.format_of([native]) is None
     found = SafetensorsFolder.format_of([native, step])
     assert found is not None
@@ -104,6 +109,13 @@ def test_a_recipes_format_travels_with_its_groups_and_what_it_skips(bundled: Sub
     assert sorted(config["ignore"]) == sorted(["lm_head", *attention, "model.layers.5.mlp.down_proj"])
     assert config["config_groups"]["group_0"]["weights"]["group_size"] == 64
     assert SafetensorsFolder.weights(tmp_path)
+
+
+def test_a_layer_that_is_none_of_the_folders_is_refused(bundled: Subject, tmp_path: Path) -> None:
+    step = Step(name="w8a8", options={"skip": ("decoder.layers.0.router",)})
+    with_format = replace(bundled, format=SafetensorsFolder.format_of([step]))
+    with pytest.raises(RefusedTechnique, match=r"'decoder\.layers\.0\.router', which is no layer of"):
+        SafetensorsFolder.write(with_format, "w8a8", tmp_path)
 
 
 def test_a_format_whose_skip_list_cannot_be_kept_stays_behind() -> None:

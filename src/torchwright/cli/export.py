@@ -42,6 +42,19 @@ if TYPE_CHECKING:
     help="The largest number of rows.",
 )
 @click.option(
+    "--max-context",
+    type=click.IntRange(min=2),
+    metavar="N",
+    show_default="2048 or what the model takes, for executorch",
+    help="Tokens that a language model's cache holds.",
+)
+@click.option(
+    "--march",
+    metavar="LEVEL",
+    show_default="this processor",
+    help="Code for every processor of a level, such as x86-64-v3 (aoti).",
+)
+@click.option(
     "--max-error",
     type=click.FloatRange(min=0),
     metavar="X",
@@ -69,6 +82,8 @@ def command(
     checked: str | None,
     precision: str | None,
     max_batch: int | None,
+    max_context: int | None,
+    march: str | None,
     max_error: float | None,
     max_size: int | None,
     max_memory: int | None,
@@ -83,7 +98,12 @@ def command(
     time, latency, memory, and where outputs part the first layer at which they do. Exit 1 where they differ.
     """
     making = {"MODEL": model, "--to": to, "-o": out, "--precision": precision, "--max-batch": max_batch}
-    making |= {"--max-size": max_size, "--max-memory": max_memory}
+    making |= {
+        "--max-context": max_context,
+        "--march": march,
+        "--max-size": max_size,
+        "--max-memory": max_memory,
+    }
     if checked is not None and (given := [name for name, value in making.items() if value is not None]):
         raise click.UsageError(f"--check runs a package as it is: {', '.join(given)} would make another")
     if checked is None and to is None:
@@ -104,6 +124,8 @@ def command(
                 out=out,
                 precision=precision,
                 max_batch=max_batch,
+                max_context=max_context,
+                march=march,
                 max_size=max_size,
                 max_memory=max_memory,
                 settings=settings,

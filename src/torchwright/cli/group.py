@@ -10,6 +10,7 @@ import click
 
 from torchwright.cli import (
     bench,
+    cache,
     data,
     doctor,
     ett,
@@ -37,6 +38,7 @@ VERBS = (
     bench,
     profile,
     export,
+    cache,
     generate,
     transcribe,
     segment,

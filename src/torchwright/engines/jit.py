@@ -85,15 +85,7 @@ class Jit(Engine):
 
     def keep(self, folder: Path) -> str | None:
         """What torch.compile compiled in this process, for who makes the model anew: it is no loss if that fails."""
-        native = folder / NATIVE
-        try:
-            graphs = torch.compiler.save_cache_artifacts()
-            if graphs is not None:
-                (native / GRAPHS).write_bytes(graphs[0])
-            code = keep_machine_code(native / CODE)
-        except Exception:  # of torch's cache, whatever was compiled
-            return NOT_KEPT
-        return None if code or graphs is not None else NOT_KEPT
+        return keep_compiled(folder / NATIVE)
 
     @classmethod
     def load(cls, kept: Kept) -> Ready | None:
@@ -106,6 +98,18 @@ class Jit(Engine):
             torch.compiler.load_cache_artifacts((folder / GRAPHS).read_bytes())
         if (folder / CODE).is_file():
             restore_machine_code(folder / CODE)
+
+
+def keep_compiled(folder: Path) -> str | None:
+    """Write what torch.compile compiled in this process, for `Jit.restore`; why nothing can be kept, or None."""
+    try:
+        graphs = torch.compiler.save_cache_artifacts()
+        if graphs is not None:
+            (folder / GRAPHS).write_bytes(graphs[0])
+        code = keep_machine_code(folder / CODE)
+    except Exception:  # of torch's cache, whatever was compiled
+        return NOT_KEPT
+    return None if code or graphs is not None else NOT_KEPT
 
 
 def compile_regions(model: nn.Module, settings: Settings) -> nn.Module:

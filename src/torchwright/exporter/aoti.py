@@ -1,13 +1,15 @@
 # pyright: basic
-"""A package of native code by AOTInductor, with its weights inside, for processors of this kind; C++ can load it."""
+"""A package of native code by AOTInductor, with its weights inside, for processors of a kind; C++ can load it."""
 
 from __future__ import annotations
 
 import os
+import platform
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchwright.devices import get_device
 from torchwright.engines.layout import lay_out_rows
@@ -23,23 +25,35 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from torchwright.engines.spec import CallSpec
+    from torchwright.exporter.subject import Subject
     from torchwright.techniques.base import Target
 
 MODEL = "model.pt2"
 CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"
 """Has the compiled code refuse inputs of other types and sizes; without it they are undefined behaviour."""
+VECTOR_BITS = {"x86-64-v3": 256}
+"""Levels of x86-64 that code is made for, and the vectors that Inductor then writes in: AVX2 without AVX-512."""
 
 
 class Aoti(GraphTarget):
-    """Native code for this kind of processor, by AOTInductor (.pt2); loads without Python."""
+    """Native code for this kind of processor, or a level of its family, by AOTInductor (.pt2); loads without Python."""
 
     name: ClassVar[str] = "aoti"
     runtime: ClassVar[str] = "AOTInductor"
     machine_code: ClassVar[bool] = True
+    levels: ClassVar[tuple[str, ...]] = tuple(VECTOR_BITS)
 
     @classmethod
     def unavailable(cls) -> str | None:
         return compiler_fault(get_device("cpu").identify())
+
+    @classmethod
+    def write(cls, subject: Subject, precision: str, folder: Path) -> Written:
+        if subject.march is None:
+            return super().write(subject, precision, folder)
+        subject.target.settings.inductor |= level_flags(subject.march)
+        written = super().write(subject, precision, folder)
+        return replace(written, notes=(f"for any processor of {subject.march}", *written.notes))
 
     @classmethod
     def convert(
@@ -75,6 +89,19 @@ class Aoti(GraphTarget):
         package = Package(folder / MODEL, spec)
         package.load_weights(weights)
         return _run(package)
+
+
+def level_flags(level: str) -> dict[str, Any]:
+    """Inductor's settings for a level of x86-64. Raises `RefusedTechnique` on another family, or a torch without."""
+    from torch._inductor import config
+
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise RefusedTechnique(f"{level} is a level of another family", found=platform.machine())
+    if not hasattr(config.cpp, "march"):
+        raise RefusedTechnique(
+            "this torch compiles for its own processor alone", next="torch 2.13 takes --march"
+        )
+    return {"cpp.march": level, "cpp.simdlen": VECTOR_BITS[level]}
 
 
 def _run(package: Package) -> Run:

@@ -51,6 +51,8 @@ class Written:
     operators: dict[str, int] = field(default_factory=dict[str, int])
     """How many operators run how, by the words of the runtime, such as "delegated"."""
     notes: tuple[str, ...] = ()
+    parting: str = ""
+    """The first layer that the target's own rounding throws off, where its runtime could not show it."""
 
 
 class ExportTarget:
@@ -69,8 +71,12 @@ class ExportTarget:
     """Whether it leaves those layers wider that such a step leaves."""
     largest_batch: ClassVar[bool] = False
     """Whether it plans memory ahead, for a largest number of rows."""
+    largest_context: ClassVar[bool] = False
+    """Whether a language model's cache lies in the package, for a largest number of tokens."""
     machine_code: ClassVar[bool] = False
     """Whether the package is code for this processor, and not data."""
+    levels: ClassVar[tuple[str, ...]] = ()
+    """Of its family, that such code can be made for instead."""
 
     @classmethod
     def unavailable(cls) -> str | None:

@@ -1,23 +1,28 @@
 # pyright: basic, reportMissingImports=false
-"""ExecuTorch: a .pte with XNNPACK's delegate, in float32 or 8-bit integers, for phones and small machines."""
+"""ExecuTorch: a .pte with XNNPACK's delegate, for phones and small machines; language models with their cache."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torchwright.engines.program import ignore_library_warnings
-from torchwright.errors import ArtifactError, RefusedTechnique, first_line
+from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
 from torchwright.exporter.base import GraphTarget, Run, Written
-from torchwright.exporter.calibration import calibrating
-from torchwright.exporter.reference import free_dims
+from torchwright.exporter.executorch_int8 import quantized
+from torchwright.exporter.executorch_language import (
+    CACHED,
+    cached_program,
+    keep_tokenizer,
+    through_cache,
+)
 from torchwright.exporter.sizes import widen
 
 if TYPE_CHECKING:
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from torchwright.engines.spec import CallSpec
+    from torchwright.exporter.subject import Subject
     from torchwright.techniques.base import Target
 
 MODEL = "model.pte"
@@ -33,21 +39,28 @@ TOGETHER = {"1.4": "2.13", "1.5": "2.14"}
 
 
 class ExecuTorch(GraphTarget):
-    """ExecuTorch's .pte with XNNPACK's delegate: float32, or 8-bit integers by PT2E; takes so many rows at most."""
+    """ExecuTorch's .pte with XNNPACK's delegate: float32, or 8-bit integers by PT2E; takes so many rows at most.
+
+    A language model has its cache in it, and linear layers of 4-bit weights by 8-bit inputs as "8da4w".
+    """
 
     name: ClassVar[str] = "executorch"
     runtime: ClassVar[str] = "ExecuTorch"
     libraries: ClassVar[tuple[str, ...]] = ("executorch",)
-    tolerances: ClassVar[dict[str, float]] = {"fp32": 1e-3, "int8": 0.1}
+    tolerances: ClassVar[dict[str, float]] = {"fp32": 1e-3, "int8": 0.1, "8da4w": 0.3}
     formats: ClassVar[dict[str, str]] = {"int8_static": "int8"}
     largest_batch: ClassVar[bool] = True
+    largest_context: ClassVar[bool] = True
 
     @classmethod
     def unavailable(cls) -> str | None:
         here = _minor(torch.__version__)
         fitting = next((one for one, wanted in TOGETHER.items() if wanted == here), None)
         if fitting is None:
-            return f"no release of ExecuTorch is built for torch {here}: install torch {' or '.join(TOGETHER.values())}"
+            return (
+                f"no release of ExecuTorch is built for torch {here}, but for {', '.join(TOGETHER.values())}: "
+                "pip install 'torchwright[executorch]' brings a pair"
+            )
         install = f"pip install 'executorch=={fitting}.*'"
         try:
             found = version("executorch")
@@ -58,39 +71,27 @@ class ExecuTorch(GraphTarget):
         return None
 
     @classmethod
+    def write(cls, subject: Subject, precision: str, folder: Path) -> Written:
+        if subject.language is None or subject.folder is None:
+            if subject.context is not None:
+                raise RefusedTechnique("a cache is a language model's, from its folder", found=subject.name)
+            return super().write(subject, precision, folder)
+        program, methods, notes = cached_program(subject.language, subject.folder, precision, subject.context)
+        written = _lower(program, methods, folder)
+        keep_tokenizer(subject.folder, folder)
+        return replace(written, notes=(*notes, *written.notes))
+
+    @classmethod
     def convert(
         cls, program: ExportedProgram, spec: CallSpec, target: Target, precision: str, folder: Path
     ) -> Written:
-        with ignore_library_warnings(), _quiet():
-            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-            from executorch.devtools.backend_debug import get_delegation_info
-            from executorch.exir import to_edge_transform_and_lower
-
-            try:
-                if precision == "int8":
-                    program = _quantized(program, spec, target)
-                widen(program, past=1)  # of a largest of 16, memory is planned for 15
-                edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
-                told = get_delegation_info(edge.exported_program().graph_module)
-                content = edge.to_executorch().buffer
-            except Exception as error:  # of ExecuTorch, at what it does not know
-                raise RefusedTechnique(
-                    "ExecuTorch cannot take this model", found=f"{type(error).__name__}: {first_line(error)}"
-                ) from error
-        (folder / MODEL).write_bytes(content)
-        alone = {
-            name: rows.non_delegated
-            for name, rows in sorted(told.delegation_by_operator.items())
-            if rows.non_delegated and name != "getitem"
-        }
-        left = tuple(f"not delegated: {name}, {count} times" for name, count in alone.items())
-        return Written(
-            operators={
-                "delegated to XNNPACK": told.num_delegated_nodes,
-                "fallen back to portable kernels": sum(alone.values()),
-            },
-            notes=left,
-        )
+        if precision == "8da4w":
+            raise RefusedTechnique("8da4w is for language models, from their folders")
+        if precision != "int8":
+            return _lower(program, {}, folder)
+        with ignore_library_warnings(), _quiet(), _refusing():
+            program, parting = quantized(program, spec, target, cls.tolerances[precision])
+        return replace(_lower(program, {}, folder), parting=str(parting or ""))
 
     @classmethod
     def open(cls, folder: Path, spec: CallSpec, threads: int) -> Run:
@@ -98,11 +99,14 @@ class ExecuTorch(GraphTarget):
             with ignore_library_warnings():
                 from executorch.runtime import Runtime
 
-                method = Runtime.get().load_program(folder / MODEL).load_method("forward")
+                program = Runtime.get().load_program(folder / MODEL)
+                method = program.load_method("forward")
         except RuntimeError as error:
             raise ArtifactError(f"{folder / MODEL} cannot be read", found=first_line(error)) from error
         if method is None:
             raise ArtifactError(f"{folder / MODEL} cannot be read", found="no method 'forward' in it")
+        if CACHED in program.method_names:
+            return through_cache(method.execute)
 
         def run(tensors: Sequence[Tensor]) -> list[Tensor]:
             outputs = method.execute([tensor.contiguous() for tensor in tensors])
@@ -112,25 +116,50 @@ class ExecuTorch(GraphTarget):
         return run
 
 
-def _quantized(program: ExportedProgram, spec: CallSpec, target: Target) -> ExportedProgram:
-    """8-bit weights, one scale a channel, and activations, their ranges from the workload's calibration calls."""
-    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-        XNNPACKQuantizer,
-        get_symmetric_quantization_config,
-    )
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
-    prepared = prepare_pt2e(program.module(), quantizer)
-    example: Any = program.example_inputs
-    with torch.no_grad():
-        for case in calibrating(target, spec):
-            prepared(*case.args, **case.kwargs)
-        converted = convert_pt2e(prepared)
-        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, example)
-        return torch.export.export(
-            converted, args, kwargs, dynamic_shapes=free_dims(spec, pytree.tree_leaves((args, kwargs)))
+def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path) -> Written:
+    """Write the program, delegated as far as XNNPACK goes; `methods` give constants."""
+    with ignore_library_warnings(), _quiet(), _refusing():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
+            XnnpackDynamicallyQuantizedPartitioner,
+            XnnpackPartitioner,
         )
+        from executorch.devtools.backend_debug import get_delegation_info
+        from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+
+        widen(program, past=1)  # of a largest of 16, memory is planned for 15
+        # Of a layer whose inputs are quantized as they come, the general one would take the multiplication alone.
+        partitioners = [XnnpackDynamicallyQuantizedPartitioner(), XnnpackPartitioner()]
+        edge = to_edge_transform_and_lower(program, partitioner=partitioners, constant_methods=methods)
+        told = get_delegation_info(edge.exported_program().graph_module)
+        widen(edge.exported_program())  # lowering a convolution narrows what memory is planned for
+        # A cache is written to where it lies, and not copied for it.
+        content = edge.to_executorch(ExecutorchBackendConfig(run_reinplace_pass=bool(methods))).buffer
+    (folder / MODEL).write_bytes(content)
+    alone = {
+        name: rows.non_delegated
+        for name, rows in sorted(told.delegation_by_operator.items())
+        if rows.non_delegated and name != "getitem"
+    }
+    return Written(
+        operators={
+            "delegated to XNNPACK": told.num_delegated_nodes,
+            "fallen back to portable kernels": sum(alone.values()),
+        },
+        notes=tuple(f"not delegated: {name}, {count} times" for name, count in alone.items()),
+    )
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """What ExecuTorch does not know, as a refusal."""
+    try:
+        yield
+    except (TorchwrightError, OSError):
+        raise
+    except Exception as error:
+        raise RefusedTechnique(
+            "ExecuTorch cannot take this model", found=f"{type(error).__name__}: {first_line(error)}"
+        ) from error
 
 
 def _minor(full: str) -> str:

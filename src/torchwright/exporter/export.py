@@ -72,6 +72,8 @@ def export(
     out: str | Path | None = None,
     precision: str | None = None,
     max_batch: int | None = None,
+    max_context: int | None = None,
+    march: str | None = None,
     dynamic: Any = None,
     max_error: float | None = None,
     max_size: int | None = None,
@@ -85,7 +87,9 @@ def export(
     `model` is a module with its `inputs` as `tw.optimize` takes them, or what the command line names: a folder, a hub
     id, `package.module:factory`, an artifact, whose recipe's steps come along where the runtime knows their operators.
     `to` is a target, `precision` one of its own. The number of rows is free where the model lets it be, up to
-    `max_batch`; `dynamic` is torch.export's `dynamic_shapes`. `max_error` is the relative error that holds.
+    `max_batch`; `dynamic` is torch.export's `dynamic_shapes`. A language model's cache holds `max_context` tokens,
+    where the runtime plans memory ahead. Code is for this kind of processor, or for a level of its family that `march`
+    says ("x86-64-v3"). `max_error` is the relative error that holds.
     Where none is said, the precision is that of the recipe, or of the target's the one of least error that fits
     `max_size` bytes on disk and `max_memory` bytes of a process; all are written and verified for that.
 
@@ -96,6 +100,15 @@ def export(
     target = exports.get(to)
     if reason := target.unavailable():
         raise WorkloadError(f"the export target '{to}' cannot run here", found=reason)
+    if max_context is not None and not target.largest_context:
+        raise WorkloadError(
+            f"a package of {to} holds no cache of so many tokens", next="leave --max-context out"
+        )
+    if march is not None and march not in target.levels:
+        raise WorkloadError(
+            f"{to} writes nothing for '{march}'",
+            allowed=", ".join(target.levels) or "packages that are code: aoti",
+        )
     budget = Budget(size=max_size, memory=max_memory)
     tried = list(target.tolerances) if budget and precision is None else [target.check_precision(precision)]
     most = max_batch or (MOST if target.largest_batch else None)
@@ -111,7 +124,7 @@ def export(
         reports: dict[str, Any] = {}
         for chosen in tried:
             fitting = format if format is not None and format.precision == chosen else None
-            subject = make_subject(workload, steps, most, fitting)
+            subject = make_subject(workload, steps, most, fitting, max_context, march)
             place = empty_export(scratch / chosen) if budget else folder
             try:
                 written = _write(place, subject, target, chosen, tell)
@@ -180,6 +193,7 @@ def _write(
         carried=subject.carried,
         left=subject.left,
         notes=(*frozen, *written.notes),
+        parting=written.parting,
     )
     return finish(folder, made)
 

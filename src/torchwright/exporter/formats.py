@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchwright.errors import RefusedTechnique
 from torchwright.facts import Step
 
 PARTS = {"attention.qkv": "qkv", "attention.o": "o", "mlp.gate_up": "gate_up", "mlp.down": "down"}
 """Layers of the native decoder → fields of its family's `Names`."""
+DECODER = "decoder."
+"""What their names begin with in a recipe: the module in the workload's wrapper."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +35,22 @@ class Format:
 
 
 def stored_names(layers: Sequence[str], folder: Path) -> set[str]:
-    """Names of the native decoder's layers as the model's folder has them: one of ours may be two or three there."""
+    """Names of the native decoder's layers as the model's folder has them: one of ours may be two or three there.
+
+    Raises `RefusedTechnique` for what is none.
+    """
     from torchwright.decoder.families import FAMILIES, read_decoder_config
 
     names: Any = FAMILIES[read_decoder_config(folder).architecture].names
     found: set[str] = set()
     for layer in layers:
-        start, _, rest = layer.partition(".")
+        start, _, rest = layer.removeprefix(DECODER).partition(".")
         number, _, part = rest.partition(".")
         if start == "head":
             found.add("lm_head")
         elif part in PARTS:
             said = getattr(names, PARTS[part])
             found |= {f"model.layers.{number}.{name}" for name in ([said] if isinstance(said, str) else said)}
+        else:
+            raise RefusedTechnique(f"the recipe leaves out '{layer}', which is no layer of {folder}'s")
     return found

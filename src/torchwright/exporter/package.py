@@ -9,7 +9,6 @@ signature      of export.json, with this user's key
 
 from __future__ import annotations
 
-import hmac
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,16 +16,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torchwright.artifact.folder import sign, writing
+from torchwright.artifact.folder import writing
+from torchwright.artifact.sealed import digests, is_own, not_as_written, seal
 from torchwright.engines.spec import CallSpec
 from torchwright.errors import ArtifactError
 from torchwright.exporter.base import exports
-from torchwright.json_file import read_bytes, read_json, typed
-from torchwright.paths import file_digest
+from torchwright.json_file import read_json, typed
 
-EXPORT, SIGNATURE, PACKAGE, REFERENCE = "export.json", "signature", "package", "reference"
+EXPORT, PACKAGE, REFERENCE = "export.json", "package", "reference"
 FORMAT = 1
-MARK = ".unfinished"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +45,8 @@ class Export:
     left: dict[str, str] = field(default_factory=dict)
     """Steps that are not, each with its reason."""
     notes: tuple[str, ...] = ()
+    parting: str = ""
+    """The first layer that the target's own rounding throws off, where its runtime could not show it."""
     report: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     """Relative path → SHA-256."""
@@ -68,11 +68,9 @@ def empty_export(folder: Path) -> Path:
 
 def finish(folder: Path, export: Export) -> Export:
     """Write export.json with every file's checksum, and sign it."""
-    names = [name for name in _names(folder) if name != MARK]
-    whole = replace(export, files={name: file_digest(folder / name) for name in names})
+    whole = replace(export, files=digests(folder / EXPORT))
     (folder / EXPORT).write_text(json.dumps(asdict(whole), indent=2) + "\n")
-    if (signed := sign(folder / EXPORT)) is not None:
-        (folder / SIGNATURE).write_text(signed)
+    seal(folder / EXPORT)
     return whole
 
 
@@ -88,24 +86,18 @@ def open_export(path: Path, *, trust: bool = False) -> tuple[Export, list[str]]:
         )
     export = typed(read_json(path / EXPORT), Export, str(path / EXPORT))
     exports.get(export.target)
-    present = set(_names(path))
-    changed = sorted(
-        name
-        for name, digest in export.files.items()
-        if name not in present or file_digest(path / name) != digest
-    )
-    added = sorted(present - set(export.files))
-    if not trust and (changed or added):
+    wrong = not_as_written(path / EXPORT, export.files)
+    if not trust and wrong:
         raise ArtifactError(
             f"{path} is not as it was written",
-            found=f"changed, missing or added: {', '.join([*changed, *added])[:300]}",
+            found=f"changed, missing or added: {', '.join(wrong)[:300]}",
             next="export again; --trust runs it all the same, and says what is wrong with it",
         )
-    if not trust and not _is_own(path):
+    if not trust and not is_own(path / EXPORT):
         raise ArtifactError(
             f"{path} was not written by this user on this machine", next="trust=True, or --trust, opens it"
         )
-    return export, [*changed, *added]
+    return export, wrong
 
 
 def size_of(folder: Path) -> int:
@@ -121,15 +113,3 @@ def _no_export(path: Path) -> str | None:
     except ArtifactError as error:
         return error.reason
     return None
-
-
-def _is_own(path: Path) -> bool:
-    expected = sign(path / EXPORT)
-    if expected is None or not (path / SIGNATURE).is_file():
-        return False
-    return hmac.compare_digest(read_bytes(path / SIGNATURE, 1000).strip(), expected.encode())
-
-
-def _names(folder: Path) -> list[str]:
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return [name for name in names if name not in (EXPORT, SIGNATURE)]

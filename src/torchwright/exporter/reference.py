@@ -140,8 +140,14 @@ def read_layers(folder: Path) -> Layers:
 
 def graph_values(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Every operator's value in a call, by `keys` and in order."""
-    module = program.module()
     args, kwargs = _arguments(program, tensors)
+    found = node_values(program.module(), pytree.tree_leaves((args, kwargs)))
+    names = keys((node, operator_of(node)) for node in found)
+    return {names[node]: value for node, value in found.items()}
+
+
+def node_values(module: Any, flat: Sequence[Any]) -> dict[fx.Node, torch.Tensor]:
+    """Every operator's value in a call of a graph's module, in order; `flat` are the call's leaves."""
     found: dict[fx.Node, torch.Tensor] = {}
 
     class Recorder(fx.Interpreter):
@@ -151,13 +157,10 @@ def graph_values(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> d
                 found[n] = value.clone()  # a later operator may write into it
             return value
 
+    assert len(flat) == sum(node.op == "placeholder" for node in module.graph.nodes)
     with torch.no_grad():
-        placeholders = [node.name for node in module.graph.nodes if node.op == "placeholder"]
-        flat = pytree.tree_leaves((args, kwargs))
-        assert len(placeholders) == len(flat)
         Recorder(module).run(*flat)
-    names = keys((node, operator_of(node)) for node in found)
-    return {names[node]: value for node, value in found.items()}
+    return found
 
 
 def keys(operators: Any) -> dict[Any, str]:

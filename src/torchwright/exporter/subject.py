@@ -62,6 +62,10 @@ class Subject:
     """The Hugging Face folder that it comes from, if there is one."""
     most: int | None = None
     """The largest number of rows, for a runtime that plans memory ahead."""
+    context: int | None = None
+    """Tokens that a language model's cache is to hold, for a runtime that plans memory ahead."""
+    march: str | None = None
+    """The level of the processor's family that code is for, where it is not for this processor alone."""
     format: Format | None = None
     """Of the recipe's, what the target is to express."""
     carried: tuple[str, ...] = ()
@@ -76,6 +80,12 @@ class Subject:
         except RefusedTechnique as error:
             raise explained(self.target.model, self.case, error) from error
 
+    @property
+    def language(self) -> nn.Module | None:
+        """The causal language model with the steps that travel, where it is one."""
+        model = self.target.model
+        return model.model if isinstance(model, PromptLogits) else None
+
     def answer(self, tensors: Case) -> list[torch.Tensor]:
         """The original's results, flat."""
         with torch.no_grad():
@@ -83,7 +93,12 @@ class Subject:
 
 
 def make_subject(
-    workload: Workload, steps: Sequence[Step] = (), most: int | None = None, format: Format | None = None
+    workload: Workload,
+    steps: Sequence[Step] = (),
+    most: int | None = None,
+    format: Format | None = None,
+    context: int | None = None,
+    march: str | None = None,
 ) -> Subject:
     """What a workload's first call needs to be exported, with those of `steps` that travel, or whose format does.
 
@@ -115,6 +130,8 @@ def make_subject(
         case=case,
         folder=folder,
         most=most,
+        context=context,
+        march=march,
         format=format,
         carried=tuple(map(str, carried if own is None else [*carried, own])),
         left=left,
@@ -146,8 +163,12 @@ def _carried(workload: Workload, steps: Sequence[Step], case: Case) -> tuple[lis
     carried: list[Step] = []
     left: dict[str, str] = {}
     for step in in_order(steps):
-        if from_step(step).phase not in TRAVELS:
+        technique = from_step(step)
+        if technique.phase not in TRAVELS:
             left[str(step)] = "the target compiles, and chooses its types, by itself"
+            continue
+        if "language" in technique.needs:
+            left[str(step)] = "its layers are Torchwright's own, and no other runtime's"
             continue
         try:
             target = make_target(workload, get_device("cpu").identify())

@@ -64,10 +64,14 @@ def verify(
             tried += [package.tried(index, call, allowed) for index, call in enumerate(calls) if index]
     wrong = [row for row in tried if row.outcome != RIGHT and (row.call, row.outcome) != (PAST, REFUSED)]
     findings = [*(f"{name} is not as it was written" for name in changed), *_sizes(tried)]
+    if parting is not None:
+        findings.append(str(parting))
+    elif tried[0].outcome == WRONG and export.parting:
+        findings.append(f"{export.parting} (in the graph that was converted)")
     return report | {
         "calls": [asdict(row) for row in tried],
         "largest_error": max((row.error for row in tried if row.error is not None), default=None),
-        "findings": findings + ([str(parting)] if parting else []),
+        "findings": findings,
         "parting": asdict(parting) if parting else None,
         "verdict": "differs" if wrong or changed else "holds",
     }

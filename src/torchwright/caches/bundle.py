@@ -1,0 +1,129 @@
+# pyright: basic
+"""A bundle: what torch.compile and our kernels' compiler made in a process, in a folder for another machine.
+
+    bundle.json      for which calls, on what machine, and the SHA-256 of every other file
+    cache.bin        what torch keeps of its compiled graphs: Python's pickles
+    code.zip         what its C++ compiler made of them
+    kernels/         Torchwright's own, compiled
+    signature        of bundle.json, with this user's key
+
+Reading the first two runs code. A bundle that this user made on this machine is unpacked as it is; another's, and a
+changed one, with trust alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from torchwright.artifact.folder import writing
+from torchwright.artifact.sealed import digests, is_own, not_as_written, seal
+from torchwright.caches.place import Place, place_here
+from torchwright.engines.jit import CODE, GRAPHS, Jit, keep_compiled
+from torchwright.errors import ArtifactError, WorkloadError
+from torchwright.json_file import read_json, typed
+from torchwright.kernels.cpu import build
+from torchwright.paths import cache_folder
+from torchwright.process.files import replacing
+
+BUNDLE, KERNELS = "bundle.json", "kernels"
+FORMAT = 1
+PICKLES = (
+    f"torch keeps its compiled graphs as pickles ({GRAPHS}), and {CODE} is machine code: reading either runs what "
+    "their writer wants"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """What lies in the folder."""
+
+    format: int = FORMAT
+    made_by: str
+    """The model, or what else was compiled, as its user calls it."""
+    calls: tuple[str, ...] = ()
+    """Types and shapes of the calls that were compiled; none where they were not noted."""
+    place: Place
+    files: dict[str, str] = field(default_factory=dict)
+    """Relative path → SHA-256."""
+
+
+def pack(path: str | Path, *, made_by: str = "this process", calls: Sequence[str] = ()) -> Bundle:
+    """Write what this process has compiled so far to a folder; another bundle there is replaced.
+
+    Raises `WorkloadError` where it has compiled nothing that can be kept, and `ArtifactError` where something else lies
+    there.
+    """
+    with writing(Path(path), _no_bundle) as folder:
+        if reason := keep_compiled(folder):
+            raise WorkloadError("there is nothing to pack", found=reason, next="call a compiled model first")
+        if (library := _kernels()) is not None:
+            (folder / KERNELS).mkdir()
+            shutil.copyfile(library, folder / KERNELS / library.name)
+        bundle = Bundle(
+            made_by=made_by, calls=tuple(calls), place=place_here(), files=digests(folder / BUNDLE)
+        )
+        (folder / BUNDLE).write_text(json.dumps(asdict(bundle), indent=2) + "\n")
+        seal(folder / BUNDLE)
+    return bundle
+
+
+def read(path: str | Path) -> Bundle:
+    """What a bundle says of itself; runs nothing of it. Raises `ArtifactError`."""
+    file = Path(path) / BUNDLE
+    if not file.is_file():
+        raise ArtifactError(
+            f"{path} is no bundle", found=f"no {BUNDLE}", next="`torchwright cache pack` writes one"
+        )
+    return typed(read_json(file), Bundle, str(file))
+
+
+def unpack(path: str | Path, *, trust: bool = False) -> Bundle:
+    """Put a bundle where torch.compile and our kernels look for what is compiled already.
+
+    What is there is left alone. Raises `ArtifactError` for a bundle that is not as it was written, or that somebody
+    else wrote, without `trust`.
+    """
+    path = Path(path)
+    bundle = read(path)
+    if not trust and (wrong := not_as_written(path / BUNDLE, bundle.files)):
+        raise ArtifactError(
+            f"{path} is not as it was packed", found=", ".join(wrong)[:300], next="pack it again"
+        )
+    if not trust and not is_own(path / BUNDLE):
+        raise ArtifactError(
+            f"{path} was not packed by this user on this machine",
+            found=PICKLES,
+            next="trust=True, or --trust, unpacks it: for bundles of people whose programs you would run",
+        )
+    Jit.restore(path)
+    for library in sorted((path / KERNELS).glob("torchwright-*.so")):
+        place = cache_folder() / KERNELS / library.name
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(place) as beside:
+                shutil.copyfile(library, beside)
+    return bundle
+
+
+def _kernels() -> Path | None:
+    """The library of our kernels, where this user has one for these sources and this torch."""
+    with contextlib.suppress(build.BuildError):
+        compiler = build.find_compiler()
+        library = build.place(compiler, build.instruction_sets(compiler))
+        return library if library.is_file() else None
+    return None
+
+
+def _no_bundle(path: Path) -> str | None:
+    if path.is_symlink() or not path.is_dir():
+        return "a link" if path.is_symlink() else "a file"
+    try:
+        wrong = not_as_written(path / BUNDLE, read(path).files)
+    except ArtifactError as error:
+        return error.reason
+    return f"{wrong[0]} is not as it was packed" if wrong else None

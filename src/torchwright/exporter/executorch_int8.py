@@ -1,0 +1,83 @@
+# pyright: basic, reportMissingImports=false
+"""8-bit integers for XNNPACK by PT2E, and the layer at which they do not suffice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from torchwright.errors import WorkloadError
+from torchwright.exporter.calibration import calibrating
+from torchwright.exporter.locate import Parting
+from torchwright.exporter.reference import free_dims, line_of, module_of, node_values, operator_of
+from torchwright.workloads.accuracy import relative_error
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from torchwright.engines.spec import CallSpec
+    from torchwright.techniques.base import Target
+
+
+def quantized(
+    program: ExportedProgram, spec: CallSpec, target: Target, allowed: float
+) -> tuple[ExportedProgram, Parting | None]:
+    """8-bit weights, one scale a channel, and activations, their ranges from the workload's calibration calls.
+
+    Beside it the first layer that the rounding throws off by more than `allowed`: XNNPACK shows nothing of what it
+    computes, and rounds as the graph does that it is given.
+    """
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+    prepared = prepare_pt2e(program.module(), quantizer)
+    example: Any = program.example_inputs
+    with torch.no_grad():
+        cases = calibrating(target, spec)
+        for case in cases:
+            prepared(*case.args, **case.kwargs)
+        flat = pytree.tree_leaves((cases[0].args, cases[0].kwargs))
+        exact = _by_name(node_values(prepared, flat))
+        converted = convert_pt2e(prepared)
+        parting = _first(exact, node_values(converted, flat), allowed)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, example)
+        made = torch.export.export(
+            converted, args, kwargs, dynamic_shapes=free_dims(spec, pytree.tree_leaves((args, kwargs)))
+        )
+    return made, parting
+
+
+def _by_name(values: Mapping[fx.Node, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {node.name: value for node, value in values.items()}
+
+
+def _first(
+    exact: Mapping[str, torch.Tensor], rounded: Mapping[fx.Node, torch.Tensor], allowed: float
+) -> Parting | None:
+    """Of the operators that both graphs have, by name: batch norms are folded into convolutions in both."""
+    before = 0.0
+    for node, value in rounded.items():
+        if not operator_of(node).startswith("aten.") or node.name not in exact:
+            continue
+        try:
+            error = relative_error([exact[node.name]], [value]).value
+        except WorkloadError:  # NaN, or of another shape
+            error = float("inf")
+        if error > allowed:
+            return Parting(
+                module=module_of(node),
+                operator=operator_of(node),
+                line=line_of(node),
+                error=error,
+                before=before,
+            )
+        before = max(before, error)
+    return None
