@@ -21,6 +21,7 @@ from torchwright.decoder.families import read_decoder_config
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.load import KV_DTYPES, stop_ids
 from torchwright.decoder.model import Decoder
+from torchwright.decoder.weights import DecoderParts
 from torchwright.errors import ArtifactError
 from torchwright.hub.tensor_header import read_header
 from torchwright.json_file import read_json
@@ -78,7 +79,7 @@ def read_packed(folder: Path, model_folder: Path, device: str = "cpu") -> Loaded
     return LoadedDecoder(decoder, model_folder, kv_dtype=kv_dtype, stop=stop_ids(config, model_folder))
 
 
-class _PackedWeights:
+class _PackedWeights(DecoderParts):
     """Gives a `Decoder` its parts by the names that they have in its own state dict."""
 
     def __init__(self, forms: dict[str, PackedForm], path: Path, device: torch.device) -> None:
@@ -90,9 +91,6 @@ class _PackedWeights:
     def embedding(self) -> torch.Tensor:
         """Mapped: of its rows, only those of tokens that occur are read."""
         return self._open().get_tensor("embedding")
-
-    def positions(self) -> None:
-        """None: see `DecoderWeights`."""
 
     def head(self, embedding_VE: torch.Tensor) -> nn.Module:
         return self._layer("head")
@@ -117,9 +115,6 @@ class _PackedWeights:
     def expert_bias(self, layer: int) -> torch.Tensor | None:
         name = f"layers.{layer}.mlp.bias"
         return self._read(name) if name in self._offsets else None
-
-    def attention_bias(self) -> None:
-        """None: see `DecoderWeights`."""
 
     def release(self) -> None:
         """Let go of what was read of the file, which would count twice."""

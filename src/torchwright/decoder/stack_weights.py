@@ -1,4 +1,4 @@
-"""One stack of an encoder-decoder text model as parts of `layers.py` and `post_norm.py`, from its checkpoint.
+"""One stack of an encoder-decoder model as parts of `layers.py` and `post_norm.py`, from its checkpoint.
 
 Layers with norms before their blocks know no LayerNorm and need none: a LayerNorm of x is the RMSNorm of x without its
 mean, times a weight, plus a shift. Whatever is added to their residual stream is read without its mean over the
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from torchwright.decoder.stacks import Side, StackFamily
-from torchwright.decoder.weights import MakeLinear
+from torchwright.decoder.weights import DecoderParts, MakeLinear
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.fields import Fields
 
@@ -25,7 +25,7 @@ INTO_STREAM = ("o", "memory_o", "down")
 LOGITS_BIAS = "final_logits_bias"
 
 
-class StackParts:
+class StackParts(DecoderParts):
     """One side's parts, in `dtype`; linear layers as `make_linear` makes them of float32 weights."""
 
     device = torch.device("cpu")
@@ -56,8 +56,8 @@ class StackParts:
         if made is None:
             return None
         if isinstance(made, str):
-            # BART's table has two rows that no position reads in front.
-            table_PE = self._read(self._at + made, count + 2, model)[2:]
+            skipped = self.family.skipped
+            table_PE = self._read(self._at + made, skipped + count, model)[skipped:]
         else:
             table_PE = made(self.fields, count, model)
         return self._streamed(table_PE).to(self.dtype)
@@ -65,8 +65,8 @@ class StackParts:
     def head(self, embedding_VE: torch.Tensor) -> nn.Module:
         """The output layer (V, E) behind the last norm."""
         V, E = self.config.vocabulary, self.config.model
-        own = "lm_head.weight" in self._names
-        weight_VE = self._read("lm_head.weight", V, E) if own else self._table_VE
+        own = self.family.head in self._names or not self.config.tied
+        weight_VE = self._read(self.family.head, V, E) if own else self._table_VE
         bias_V = self._read(LOGITS_BIAS, 1, V)[0] if LOGITS_BIAS in self._names else None
         shift_E = self.final_shift()
         if shift_E is not None:
@@ -116,9 +116,11 @@ class StackParts:
             columns = config.feed_forward
         else:
             rows = config.feed_forward
-        names = [self._name(layer, name) for name in family.linear[part]]
-        weight_NK = torch.cat([self._tensor(f"{name}.weight", rows, columns) for name in names])
-        bias_N = torch.cat([self._tensor(f"{name}.bias", rows) for name in names]) if family.biased else None
+        names = family.linear[part]
+        weight_NK = torch.cat(
+            [self._tensor(f"{self._name(layer, name)}.weight", rows, columns) for name in names]
+        )
+        bias_N = torch.cat([self._bias(layer, name, rows) for name in names]) if family.biased else None
         if bias_N is not None and self._folds and part in READS:
             shift_K = self._tensor(self._name(layer, family.norm[READS[part]]) + ".bias", columns)
             bias_N = bias_N + weight_NK @ shift_K
@@ -127,17 +129,14 @@ class StackParts:
             bias_N = None if bias_N is None else self._streamed(bias_N, 0)
         return self._make_linear(weight_NK, bias_N)
 
-    def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]:
-        raise AssertionError("none of these families has experts")
-
-    def router(self, layer: int) -> torch.Tensor:
-        raise AssertionError("none of these families has experts")
-
-    def expert_bias(self, layer: int) -> None:
-        """None of these families has experts."""
-
     def release(self) -> None:
         self._checkpoint.close()
+
+    def _bias(self, layer: int, name: str, rows: int) -> torch.Tensor:
+        """Of a linear layer; zeros for one that has none beside others that do."""
+        if name in self.family.unbiased:
+            return torch.zeros(rows)
+        return self._tensor(f"{self._name(layer, name)}.bias", rows)
 
     @cached_property
     def _table_VE(self) -> torch.Tensor:

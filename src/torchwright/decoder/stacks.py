@@ -36,6 +36,8 @@ class StackFamily:
     """Whether its norms subtract the mean and add a shift, or do neither."""
     biased: bool
     """Whether its linear layers have biases."""
+    unbiased: frozenset[str] = frozenset()
+    """Those that have none, where the others do."""
     stack: str = "model.{side}."
     shared: str = "model.shared.weight"
     """The embedding, where the stacks share one."""
@@ -47,6 +49,10 @@ class StackFamily:
     linear: Mapping[str, tuple[str, ...]]
     positions: Positions | str | None = None
     """How they are made, or the tensor whose last rows they are; None where the model adds none."""
+    skipped: int = 0
+    """Rows in front of that tensor that no position reads."""
+    head: str = "lm_head.weight"
+    """The output layer, where it is not the embedding."""
     relative: str | None = None
     """What each head adds to scores by their distance."""
 
@@ -174,6 +180,7 @@ STACKS: dict[str, StackFamily] = {
         embedding_norm="layernorm_embedding",
         linear=BART_LINEAR,
         positions="embed_positions.weight",
+        skipped=2,
     ),
     "MarianMTModel": StackFamily(
         read=_bart("MarianMTModel", post_norm=True),

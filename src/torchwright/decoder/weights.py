@@ -24,30 +24,45 @@ None where there is none for them."""
 
 
 class LayerParts(Protocol):
-    """What a `Layer` is built from, wherever it comes from."""
+    """What a `Layer` is built from, wherever it comes from; those that derive from it lack what they leave out."""
 
     device: torch.device
     """Where it will run; the parts may lie on a CPU until they are moved there."""
 
     def norm(self, layer: int, part: str) -> torch.Tensor | None: ...
     def linear(self, layer: int, part: str) -> nn.Module: ...
-    def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]: ...
-    def router(self, layer: int) -> torch.Tensor: ...
-    def expert_bias(self, layer: int) -> torch.Tensor | None: ...
-    def attention_bias(self) -> torch.Tensor | None: ...
     def release(self) -> None: ...
+
+    def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]:
+        """gate_up and down of one expert."""
+        raise AssertionError("these parts have no experts")
+
+    def router(self, layer: int) -> torch.Tensor:
+        """(experts, E)."""
+        raise AssertionError("these parts have no experts")
+
+    def expert_bias(self, layer: int) -> torch.Tensor | None:
+        """(experts,) in float32; None where experts are chosen by their shares alone."""
+        return None
+
+    def attention_bias(self) -> torch.Tensor | None:
+        """(H, 2L) as `paged_attention` wants it; None where scores know no distances."""
+        return None
 
 
 class DecoderParts(LayerParts, Protocol):
     """What a `Decoder` is built from."""
 
     def embedding(self) -> torch.Tensor: ...
-    def positions(self) -> torch.Tensor | None: ...
     def head(self, embedding_VE: torch.Tensor) -> nn.Module: ...
     def final_norm(self) -> torch.Tensor | None: ...
 
+    def positions(self) -> torch.Tensor | None:
+        """(P, E), what is added at each position; None where the model turns by positions, and learns none."""
+        return None
 
-class DecoderWeights:
+
+class DecoderWeights(DecoderParts):
     """A decoder's parts from a checkpoint, in the model's `dtype`; linear layers as `make_linear` makes them."""
 
     def __init__(
@@ -73,9 +88,6 @@ class DecoderWeights:
         """(V, E)."""
         config = self.config
         return self._stack(["model.embed_tokens.weight"], [(config.vocabulary, config.model)])
-
-    def positions(self) -> None:
-        """None: these families turn by positions, and learn none."""
 
     def head(self, embedding_VE: torch.Tensor) -> nn.Module:
         """The output layer (V, E); a tied one shares the embedding's tensor."""
@@ -133,9 +145,6 @@ class DecoderWeights:
             return None
         name = f"model.layers.{layer}.{self.names.expert_bias}"
         return self.checkpoint.weight(name, (experts.count,)).rows(0, experts.count).float()
-
-    def attention_bias(self) -> None:
-        """None: these families know distances by their turns."""
 
     def release(self) -> None:
         """Let go of the files' memory, called after each layer; parts given before stay good."""

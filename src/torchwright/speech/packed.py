@@ -18,6 +18,7 @@ from torch import nn
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.precision import SIDES
+from torchwright.decoder.weights import DecoderParts
 from torchwright.errors import ArtifactError, ModelError
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
@@ -83,7 +84,7 @@ def read_packed(folder: Path, model_folder: Path) -> NativeSpeech:
         ) from error
 
 
-class KeptParts:
+class KeptParts(DecoderParts):
     """Gives one stack its parts, and the stem those that go before the encoder, by their names in the state dict."""
 
     device = torch.device("cpu")
@@ -125,18 +126,6 @@ class KeptParts:
 
     def convolution(self, name: str, channels: int) -> nn.Module:
         return self._layer(f"stem.{name}", self.config.model, 3 * channels)
-
-    def expert(self, layer: int, expert: int) -> tuple[nn.Module, nn.Module]:
-        raise AssertionError("no speech model has experts")
-
-    def router(self, layer: int) -> torch.Tensor:
-        raise AssertionError("no speech model has experts")
-
-    def expert_bias(self, layer: int) -> None:
-        """No speech model has experts."""
-
-    def attention_bias(self) -> None:
-        """No speech model has a bias by distance."""
 
     def release(self) -> None:
         """Each tensor is copied as it is asked for."""

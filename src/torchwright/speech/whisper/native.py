@@ -14,6 +14,7 @@ from torchwright.decoder.encoder import Encoder
 from torchwright.decoder.load import linear_maker
 from torchwright.decoder.model import Decoder
 from torchwright.decoder.precision import Precision
+from torchwright.decoder.stacks import SIDES
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_config
@@ -21,7 +22,7 @@ from torchwright.kernels import ops
 from torchwright.kernels.cpu import build
 from torchwright.kernels.limits import LANES
 from torchwright.speech.native import NativeSpeech
-from torchwright.speech.whisper.weights import StackParts, stack_config
+from torchwright.speech.whisper.weights import WHISPER, WhisperParts, stack_config
 
 CPU = torch.device("cpu")
 
@@ -32,7 +33,7 @@ class StemParts(Protocol):
     config: DecoderConfig
 
     def convolution(self, name: str, channels: int) -> nn.Module: ...
-    def positions(self) -> torch.Tensor: ...
+    def positions(self) -> torch.Tensor | None: ...
 
 
 class Stem(nn.Module):
@@ -51,7 +52,7 @@ class Stem(nn.Module):
         x_FE = ops.activate(self.conv1(_windows(x_FM, 1)), "gelu")
         x_SE = ops.activate(self.conv2(_windows(x_FE, 2)), "gelu")
         wide_SE = x_SE.float()
-        # The stream has no mean (`weights.py`); neither have the positions.
+        # The stream has no mean (`decoder/stack_weights.py`); neither have the positions.
         return (wide_SE - wide_SE.mean(-1, keepdim=True) + self.positions).to(x_SE.dtype)
 
 
@@ -78,13 +79,8 @@ def load_native(folder: Path, dtype: torch.dtype, precision: Precision) -> Nativ
     fields = Fields(folder / "config.json", described)
     checkpoint = Checkpoint(folder, described)
     made = {side: linear_maker(scheme, dtype, CPU) for side, scheme in precision.schemes.items()}
-    parts = {
-        side: StackParts(stack_config(fields, side), checkpoint, side, dtype, make)
-        for side, make in made.items()
-    }
-    stem_parts = StackParts(
-        parts["encoder"].config, checkpoint, "encoder", dtype, linear_maker(None, dtype, CPU)
-    )
+    parts = {side: WhisperParts(WHISPER, fields, side, checkpoint, dtype, made[side]) for side in SIDES}
+    stem_parts = WhisperParts(WHISPER, fields, "encoder", checkpoint, dtype, linear_maker(None, dtype, CPU))
     return assembled(parts | {"stem": stem_parts}, fields, precision.describe(dtype))
 
 
