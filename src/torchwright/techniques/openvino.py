@@ -55,7 +55,7 @@ class RunOpenVino(Technique):
 
     @property
     def expected_gain(self) -> float | None:
-        return FLOAT32_GAIN if self.precision == "f32" else None
+        return FLOAT32_GAIN if self.precision in ("f32", "f16") else None
 
     def refuse(self, target: Target) -> str | None:
         if self.skip and self.precision != "int8":

@@ -9,7 +9,7 @@ from torchwright.facts import Coverage, DeviceFacts
 from torchwright.techniques.base import Target
 
 FLOAT32_GAIN = 1.5
-"""What an engine that computes in float32 is expected to gain: what a compiler does."""
+"""What an engine that computes in float32, or in float16 on a CPU, is expected to gain: what a compiler does."""
 REPLACED = frozenset(
     [
         "eager",
