@@ -23,7 +23,8 @@ from torchwright.speech.calls import CHUNK, CacheSizes, CalledSpeech, CallsModel
 from torchwright.speech.load import family, load_speech
 from torchwright.speech.native_calls import NativeCalls
 from torchwright.speech.whisper.native import load_native
-from torchwright.speech.workload import SpeechWorkload, predictions, words
+from torchwright.speech.workload import SpeechWorkload, words
+from torchwright.workloads.accuracy import predictions
 from torchwright.workloads.base import Run
 
 NEW = 8

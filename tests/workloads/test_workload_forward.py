@@ -12,6 +12,7 @@ import transformers
 import torchwright as tw
 from folders import VOCABULARY, change_json, eval_text, save
 from in_process import trials_in_process
+from torchwright.decoder.seq2seq_workload import Seq2SeqWorkload
 from torchwright.engines.program import export
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Budget
@@ -127,7 +128,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=list(MODELS))
 def workload(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, text: Path) -> Any:
     folder = made(request.param, tmp_path_factory.mktemp("model"))
-    assert kind_of(folder) is (SpeechWorkload if request.param.startswith("Whisper") else ForwardWorkload)
+    own = {"WhisperForConditionalGeneration": SpeechWorkload, "T5ForConditionalGeneration": Seq2SeqWorkload}
+    assert kind_of(folder) is own.get(request.param, ForwardWorkload)
     return ForwardWorkload(folder, batch=3, eval_text=text)
 
 

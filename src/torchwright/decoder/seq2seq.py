@@ -11,13 +11,14 @@ from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from torchwright.decoder.cache import PAGE, CacheSequence, PagedCache
+from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.encoder import Encoder
 from torchwright.decoder.generate import seeds_of
 from torchwright.decoder.memory import Memory
@@ -27,7 +28,7 @@ from torchwright.decoder.rules import Rules
 from torchwright.decoder.sampling import Sampler, Sampling
 from torchwright.decoder.scores import Logits
 from torchwright.decoder.source import SourceTokenizer
-from torchwright.decoder.stack_weights import StackParts
+from torchwright.decoder.weights import DecoderParts
 from torchwright.errors import WorkloadError
 from torchwright.kernels import ops
 from torchwright.kernels.cpu.threads import own_threads, torch_threads
@@ -37,13 +38,19 @@ MOST_ENCODED = 2048
 """Tokens of sources that the encoder reads at once, where they are of several."""
 
 
+class EmbeddingParts(DecoderParts, Protocol):
+    """What an `Embedding` is built from."""
+
+    config: DecoderConfig
+
+
 class Embedding(nn.Module):
     """From token ids (T,) and their positions to what an encoder reads (T, E)."""
 
     table: torch.Tensor
     positions: torch.Tensor | None
 
-    def __init__(self, parts: StackParts) -> None:
+    def __init__(self, parts: EmbeddingParts) -> None:
         super().__init__()
         self.register_buffer("table", parts.embedding())
         self.scale = parts.config.embedding_scale
@@ -118,6 +125,24 @@ class LoadedSeq2Seq:
         with self.on_threads():
             hidden_TE = self.decoder(replace(batch, memory=memory.of([remembered])), cache)
             return self.decoder.logits(hidden_TE)
+
+    def follow(self, sources: list[list[int]], targets: list[list[int]]) -> torch.Tensor:
+        """Logits (B, N, V) in float32 after each token of targets of one length, read as if they were written.
+
+        Raises `WorkloadError` as `logits` does.
+        """
+        for ids, target in zip(sources, targets, strict=True):
+            self._check(ids, self.encoder, 0)
+            self._check(target, self.decoder, 0)
+        with torch.inference_mode():
+            memory, remembered = self._remember(sources)
+        cache = self._cache([len(target) for target in targets])
+        sequences = [cache.sequence(0) for _ in sources]
+        steps = [
+            self._advance(cache, memory, list(zip(sequences, tokens, remembered, strict=True))).values_NV
+            for tokens in zip(*targets, strict=True)
+        ]
+        return torch.stack(steps, 1).float()
 
     def generate(
         self,

@@ -32,6 +32,7 @@ engines: Registry[type[Engine]] = Registry(
         "aot": "torchwright.engines.aot:Aot",
         "native": "torchwright.engines.native:NativeEngine",
         "native_speech": "torchwright.engines.native_speech:NativeSpeechEngine",
+        "native_seq2seq": "torchwright.engines.native_seq2seq:NativeSeq2SeqEngine",
         "openvino": "torchwright.engines.openvino:OpenVino",
         "onnxruntime": "torchwright.engines.onnxruntime:OnnxRuntime",
     },

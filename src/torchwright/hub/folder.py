@@ -94,7 +94,7 @@ def model_files(folder: Path, *, weights: bool, parts: Sequence[str] = ()) -> di
 
     Path inside the folder → the file.
     """
-    patterns = ["*.json", "*.jinja", "*.txt", "LICENSE*", "*.model", *(WEIGHTS if weights else [])]
+    patterns = ["*.json", "*.jinja", "*.txt", "LICENSE*", "*.model", "*.spm", *(WEIGHTS if weights else [])]
     places = dict.fromkeys([folder, *(folder / part for part in parts)])
     files = {
         path for place in places for pattern in patterns for path in place.glob(pattern) if path.is_file()

@@ -199,7 +199,9 @@ class SpeechWorkload(Workload):
         return self.judged_after(self._count(), len(self.recordings.audio) or None)
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
-        predicted = predictions(reference["log_probabilities"], candidate["log_probabilities"], FORCED)
+        predicted = accuracy.predictions(
+            reference["log_probabilities"], candidate["log_probabilities"], FORCED
+        )
         if not reference["texts"]:
             return predicted
         said = words(reference, candidate, self.folder)
@@ -292,24 +294,6 @@ class SpeechWorkload(Workload):
         pieces = [ids[:-DECODED], *([token] for token in ids[-DECODED:])]
         hidden_TE = torch.cat([steps.read(piece) for piece in pieces if piece])
         return steps.logits(hidden_TE[len(begin) :]).log_softmax(-1).half().cpu()
-
-
-def predictions(reference_NV: torch.Tensor, candidate_NV: torch.Tensor, window: int) -> Quality:
-    """Perplexity of a candidate on what the original predicts, beside the original's own, from log-probabilities.
-
-    The drop is exp(mean KL divergence) − 1. Raises `WorkloadError` as `accuracy.perplexity` does.
-    """
-    entropy, crossed, same = [], [], []
-    for before, after in zip(reference_NV.split(256), candidate_NV.split(256), strict=True):
-        before, after = before.double(), after.double()
-        p_NV = before.exp()
-        # What neither allows (a logit of minus infinity) adds nothing, instead of 0 · ∞.
-        entropy.append(-(p_NV * before).nan_to_num(nan=0.0).sum(-1))
-        crossed.append(-(p_NV * after).nan_to_num(nan=0.0).sum(-1))
-        same.append(before.argmax(-1) == after.argmax(-1))
-    own, other = torch.cat(entropy), torch.cat(crossed)
-    found = accuracy.perplexity(own, other, other - own, torch.cat(same), min(window, len(own) // 2))
-    return replace(found, metric="perplexity of the original's predictions")
 
 
 def words(reference: dict[str, Any], candidate: dict[str, Any], folder: Path) -> Quality:

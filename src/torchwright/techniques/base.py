@@ -53,6 +53,7 @@ techniques: Registry[type[Technique]] = Registry(
         "onnxruntime": "torchwright.techniques.onnxruntime:RunOnnxRuntime",
         "native": "torchwright.techniques.native:Native",
         "native_speech": "torchwright.techniques.native_speech:NativeSpeech",
+        "native_seq2seq": "torchwright.techniques.native_seq2seq:NativeSeq2Seq",
         "w8a8": "torchwright.techniques.w8a8:W8A8",
         "w4a8": "torchwright.techniques.w4a8:W4A8",
         "w4a16": "torchwright.techniques.w4a16:W4A16",

@@ -83,6 +83,16 @@ def _speech(folder: Path) -> Workload:
         return from_target(str(tiny(folder)), new_tokens=8)
 
 
+def _seq2seq(folder: Path) -> Workload:
+    from transformers import T5Config
+
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2,
+        "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
+    }  # fmt: skip
+    return from_target(_saved(T5Config(**sizes), "AutoModelForSeq2SeqLM", folder), tokens=24, new_tokens=8)
+
+
 def _segment(folder: Path) -> Workload:
     from transformers import SamConfig
 
@@ -108,6 +118,7 @@ BUILT_IN: dict[str, Callable[[Path], Workload]] = {
     "image": _image,
     "speech": _speech,
     "segment": _segment,
+    "seq2seq": _seq2seq,
 }
 
 

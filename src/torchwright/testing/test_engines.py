@@ -57,10 +57,17 @@ def speech(folder: Path) -> tuple[Workload, list[Step]]:
     return workload, [Step(name="native_speech")]
 
 
+def seq2seq(folder: Path) -> tuple[Workload, list[Step]]:
+    workload = example("seq2seq", folder)
+    assert workload is not None
+    return workload, [Step(name="native_seq2seq")]
+
+
 MAKERS: dict[str, Make] = {"perceptron": perceptron, "parts": parts}
 OWN_MAKERS: dict[str, dict[str, Make]] = {
     "native": {"language": language},
     "native_speech": {"speech": speech},
+    "native_seq2seq": {"seq2seq": seq2seq},
 }
 """Of engines that run models of one kind."""
 PAIRS = [(name, model) for name in NAMES for model in OWN_MAKERS.get(name, MAKERS)]

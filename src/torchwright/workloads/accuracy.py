@@ -274,3 +274,21 @@ def perplexity(
             "top1_agreement": same_top1.double().mean().item(),
         },
     )
+
+
+def predictions(reference_NV: torch.Tensor, candidate_NV: torch.Tensor, window: int) -> Quality:
+    """Perplexity of a candidate on what the original predicts, beside the original's own, from log-probabilities.
+
+    The drop is exp(mean KL divergence) − 1. Raises `WorkloadError` as `perplexity` does.
+    """
+    entropy, crossed, same = [], [], []
+    for before, after in zip(reference_NV.split(256), candidate_NV.split(256), strict=True):
+        before, after = before.double(), after.double()
+        p_NV = before.exp()
+        # What neither allows (a logit of minus infinity) adds nothing, instead of 0 · ∞.
+        entropy.append(-(p_NV * before).nan_to_num(nan=0.0).sum(-1))
+        crossed.append(-(p_NV * after).nan_to_num(nan=0.0).sum(-1))
+        same.append(before.argmax(-1) == after.argmax(-1))
+    own, other = torch.cat(entropy), torch.cat(crossed)
+    found = perplexity(own, other, other - own, torch.cat(same), min(window, len(own) // 2))
+    return replace(found, metric="perplexity of the original's predictions")

@@ -48,6 +48,7 @@ workloads: Registry[type[Workload]] = Registry(
         "image": "torchwright.workloads.image:ImageWorkload",
         "diffusion": "torchwright.diffusion.workload:DiffusionWorkload",
         "speech": "torchwright.speech.workload:SpeechWorkload",
+        "seq2seq": "torchwright.decoder.seq2seq_workload:Seq2SeqWorkload",
         "segment": "torchwright.segment.workload:SegmentWorkload",
         "forward": "torchwright.workloads.forward:ForwardWorkload",
     },
