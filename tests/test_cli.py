@@ -156,7 +156,8 @@ def test_optimize_passes_every_option_on(api, tmp_path):
         "optimize model --max-drop 0.05 --objective memory --time-budget 20 --batch 2 --prompt-tokens 64 "
         f"--new-tokens 8 --tokens 40 --eval-text {text} --with dtype:dtype=bfloat16 --with compile --without threads "
         f"--device cpu -o {tmp_path}/out --seed 7 --resume --exhaustive --quiet --set alpha=2 --set beta-x=y "
-        f"--audio {talk} --reference {text} --images {pictures} --points 4x2"
+        f"--audio {talk} --reference {text} --images {pictures} --points 4x2 "
+        f"--steps 20 --size 512x768 --prompts {text}"
     )
     assert main(arguments.split()) == 0
     (args, passed) = api.calls[0]
@@ -167,7 +168,7 @@ def test_optimize_passes_every_option_on(api, tmp_path):
         "tokens": 40, "eval_text": str(text), "with_steps": ["dtype:dtype=bfloat16", "compile"], "without": ["threads"],
         "device": "cpu", "out": f"{tmp_path}/out", "seed": 7, "resume": True, "exhaustive": True,
         "settings": ("alpha=2", "beta-x=y"), "audio": (str(talk),), "reference": (str(text),),
-        "images": str(pictures), "points": "4x2",
+        "images": str(pictures), "points": "4x2", "steps": 20, "size": "512x768", "prompts": str(text),
     }  # fmt: skip
 
 

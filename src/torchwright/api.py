@@ -139,6 +139,9 @@ def optimize_cli(
     reference: Sequence[str] = (),
     images: str | None = None,
     points: str | None = None,
+    steps: int | None = None,
+    size: str | None = None,
+    prompts: str | None = None,
     settings: Sequence[str] = (),
     with_steps: Sequence[str],
     without: Sequence[str],
@@ -155,6 +158,7 @@ def optimize_cli(
     never = _known(without)
     options: dict[str, Any] = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     options |= {"tokens": tokens, "eval_text": eval_text, "images": images, "points": points}
+    options |= {"steps": steps, "size": size, "prompts": prompts}
     options |= {name: list(files) for name, files in (("audio", audio), ("reference", reference)) if files}
     options |= settings_of(settings)
     if target and is_artifact(target):

@@ -18,9 +18,12 @@ from torchwright.cli.options import (
     images_option,
     json_option,
     points_option,
+    prompts_option,
     quiet_option,
     settings_option,
     shape_options,
+    size_option,
+    steps_option,
     tokens_option,
 )
 from torchwright.cli.printing import console, print_json
@@ -77,6 +80,9 @@ BUDGET = Budget()
 )
 @images_option
 @points_option
+@steps_option
+@size_option
+@prompts_option
 @settings_option
 @click.option(
     "--with",

@@ -53,6 +53,26 @@ points_option = click.option(
     show_default="the workload's",
     help="Models that segment: the grid of points on each picture.",
 )
+steps_option = click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="the workload's",
+    help="Pipelines that make pictures: steps of the denoiser.",
+)
+size_option = click.option(
+    "--size",
+    metavar="HxW",
+    show_default="the model's",
+    help="Pipelines that make pictures: height and width in pixels.",
+)
+prompts_option = click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False, readable=True),
+    metavar="FILE",
+    show_default="the workload's",
+    help="Pipelines that make pictures: what is drawn to judge them, a prompt a line.",
+)
 settings_option = click.option(
     "--set",
     "settings",
