@@ -95,7 +95,12 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=768, help="features of the encoder, 64 a head")
     parser.add_argument("--points", default="8x8")
-    parser.add_argument("--only", action="append", help="a rung by its name, beside the first; repeatable")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[rung.name for rung in (*RUNGS, *OPENVINO)],
+        help="a rung by its name, beside the first; repeatable; --search 0 leaves the last row out",
+    )
     parser.add_argument(
         "--search", type=float, default=900.0, help="seconds of the last row; 0 leaves it out"
     )
@@ -105,8 +110,8 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     turns.print_machine()
-    rungs = [*RUNGS, *(OPENVINO if options.openvino else ())]
-    wanted = [rung for rung in rungs if rung is RUNGS[0] or not options.only or rung.name in options.only]
+    asked = options.only or [rung.name for rung in (*RUNGS, *(OPENVINO if options.openvino else ()))]
+    wanted = [rung for rung in (*RUNGS, *OPENVINO) if rung is RUNGS[0] or rung.name in asked]
     with tempfile.TemporaryDirectory() as scratch:
         folder = str(Path(scratch) / "sam")
         make_model(folder, options.size, options.layers, options.hidden)
@@ -157,8 +162,11 @@ def climb(folder: str, rungs: list[Rung], options: Any, scratch: Path) -> list[d
                     reference = process.ask("observe")
                 judge(row, process.ask("compare", reference=reference), prepared)
             except Exception as error:  # whatever a rung dies of is its row
+                if rung is RUNGS[0]:
+                    raise  # there is nothing to compare the others with
                 row["failure"] = f"{type(error).__name__}: {error}"[:200]
-                live.pop(len(rows) - 1, None)
+                if process := live.pop(len(rows) - 1, None):
+                    process.close()
         if options.search:
             rows.append(searched(folder, options, reference, scratch, live, len(rows)))
         time_in_turns(rows, live, options)
