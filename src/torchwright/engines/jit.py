@@ -69,12 +69,16 @@ class Jit(Engine):
 
         Raises `RecompileStorm` at the limit after which Dynamo would run eagerly in silence.
         """
-        counts = torch._dynamo.utils.guard_failures
-        most = max((len(reasons) for reasons in counts.values()), default=0)
+        # Each compilation adds a reason for every one before it, which begins with that one's number.
+        found = {
+            len({reason.partition(":")[0] for reason in reasons}): reasons
+            for reasons in torch._dynamo.utils.guard_failures.values()
+        }
+        most = max(found, default=0)
         if most >= RECOMPILE_LIMIT:
             raise RecompileStorm(
                 f"torch.compile recompiled one function {most} times",
-                found=str(next(iter(counts.values()))[-1])[:200],
+                found=str(found[most][-1])[:200],
                 next="give the shapes that occur as a list of inputs, or use dynamic=true",
             )
         return most

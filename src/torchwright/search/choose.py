@@ -142,9 +142,10 @@ def expected_gain(search: Search, step: Step) -> float:
         return AGAIN_GAIN
     # What lets others do something is worth what waits for it, a compiler at least.
     gain = GAINS[Phase.COMPILE if technique.enables else technique.phase]
-    if _is_engine(technique) and not any(rung.step.name == step.name for rung in search.rungs):
-        # Of an engine that was dropped, another variant is no surer than anything else.
-        gain = technique.expected_gain or ENGINE_GAIN
+    if technique.expected_gain is not None:
+        gain = technique.expected_gain
+    elif _is_engine(technique) and not any(rung.step.name == step.name for rung in search.rungs):
+        gain = ENGINE_GAIN  # of an engine that was dropped, another variant is no surer than anything else
     return search.experience.gain(step, gain)
 
 

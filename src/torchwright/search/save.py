@@ -26,6 +26,8 @@ from torchwright.workloads.base import Workload
 
 GENERAL_SECONDS = 20.0
 """torch.export with every size free takes a second for most models, and minutes for a few."""
+GENERAL_EXPORTS = 5.0
+"""The same in exports of the example alone, where those took long: on a slow or busy machine."""
 LATE_SHARE = 0.1
 """Of the time budget: by how much compiling for other numbers of rows may overrun it."""
 
@@ -146,7 +148,7 @@ def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents
             folder=str(scratch),
             packages=compiled and best.folder is None,
             rows_seconds=rows_seconds if worth else None,
-            general_seconds=GENERAL_SECONDS,
+            general_seconds=max(GENERAL_SECONDS, GENERAL_EXPORTS * search.description.export_seconds),
         )
     contents.notes += forms.notes
     if compiled and not worth and takes.batched:

@@ -31,6 +31,8 @@ KNOWN = frozenset(
 )
 """Classes that compute this attention, all in the same way."""
 DTYPES = (torch.float32, torch.bfloat16)
+GAIN = 1.5
+"""Of its layers in float32, at the least (docs/log.md, 23 November); in a SAM they are most of the encoder's time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +42,16 @@ class GridAttention(Technique):
     name: ClassVar[str] = "grid_attention"
     phase: ClassVar[Phase] = Phase.ATTENTION
     own_kernels: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset({"compiled"})
+    needs: ClassVar[frozenset[str]] = frozenset({"layers"})
     tolerance: ClassVar[float] = 3e-2
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
         return build.load_fault() if device.kind == "cpu" else "its kernel is for CPUs"
+
+    @property
+    def expected_gain(self) -> float:
+        return GAIN
 
     def refuse(self, target: Target) -> str | None:
         reasons = [_reason(module) for _, module in _found(target.model)]

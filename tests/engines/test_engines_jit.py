@@ -1,0 +1,55 @@
+"""How often torch.compile has compiled one function, and when that is too often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchwright.engines.jit import RECOMPILE_LIMIT, Jit, RecompileStorm
+from torchwright.techniques.base import Settings
+from torchwright.workloads.base import Case
+
+
+class Forms(nn.Module):
+    """Computes another thing for each `form`, as a model does whose call has several."""
+
+    def forward(self, x: torch.Tensor, form: int) -> torch.Tensor:
+        return x * form
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Jit]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.guard_failures.clear()
+    monkeypatch.setattr(torch._dynamo.config, "specialize_int", True, raising=False)
+    engine = Jit(Forms(), Settings(dynamic=False))
+    engine._compiled = torch.compile(Forms(), backend="eager", dynamic=False)
+    yield engine
+    torch._dynamo.reset()
+    torch._dynamo.utils.guard_failures.clear()
+
+
+def ask(engine: Jit, form: int) -> Any:
+    return engine(Case(name="forward", args=(torch.ones(3), form), kwargs={}))
+
+
+def test_each_compilation_counts_once(engine: Jit) -> None:
+    for form in range(6):
+        assert torch.equal(ask(engine, form), torch.full((3,), float(form)))
+        assert engine.recompiles() == form
+    for form in range(6):
+        ask(engine, form)
+    assert engine.recompiles() == 5
+
+
+def test_beyond_torchs_limit_it_is_a_storm(engine: Jit) -> None:
+    for form in range(RECOMPILE_LIMIT):
+        ask(engine, form)
+        engine.recompiles()
+    ask(engine, RECOMPILE_LIMIT)
+    with pytest.raises(RecompileStorm, match="recompiled one function 8 times"):
+        engine.recompiles()
