@@ -27,6 +27,7 @@ from torchwright.decode_bench import Sizes, Work, decode_work, point, prefill_wo
 from torchwright.decoder import load_decoder
 from torchwright.devices.cuda import CUDA
 from torchwright.kernels.gpu import operators
+from torchwright.workloads.huggingface import cache_keyword
 
 PROMPT, NEW = 512, 64
 ROUNDS = 7
@@ -111,7 +112,11 @@ class Transformers:
     def _step(self, call: Any, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """The next tokens (B, 1); they are read back, as a server has to."""
         out = call(
-            ids, past_key_values=self.cache, position_ids=places[None], use_cache=True, logits_to_keep=1
+            ids,
+            position_ids=places[None],
+            use_cache=True,
+            logits_to_keep=1,
+            **{cache_keyword(self.model): self.cache},
         )
         token = out.logits[:, -1:].argmax(-1)
         token.tolist()

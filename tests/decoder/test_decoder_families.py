@@ -11,6 +11,7 @@ from tiny import MODELS, TOKENS, build, save, token_ids
 from transformers import DynamicCache
 
 from torchwright.decoder import LoadedDecoder, load_decoder
+from torchwright.workloads.huggingface import cache_keyword
 
 TOLERANCE = 1e-4
 
@@ -45,7 +46,7 @@ def step_by_step(model: Any, ids_T: torch.Tensor, prompt: int) -> torch.Tensor:
     parts = []
     with torch.no_grad():
         for part in (ids_T[:prompt], *ids_T[prompt:].split(1)):
-            parts.append(model(part[None], past_key_values=cache, use_cache=True).logits[0])
+            parts.append(model(part[None], use_cache=True, **{cache_keyword(model): cache}).logits[0])
     return torch.cat(parts)
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from torchwright.decoder.rules import Rules
 from torchwright.decoder.seq2seq import LoadedSeq2Seq
 from torchwright.decoder.seq2seq_packed import read_packed, write_packed
+from torchwright.workloads.huggingface import cache_keyword
 
 
 class Answers(nn.Module):
@@ -44,14 +45,15 @@ class Answers(nn.Module):
 
         encoded = self.model.get_encoder()(input_ids=ids_BS, attention_mask=mask_BS)
         past = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        keyword = cache_keyword(self.model)
 
         def read(token_B: torch.Tensor) -> torch.Tensor:
             return self.model(
                 encoder_outputs=encoded,
                 attention_mask=mask_BS,
                 decoder_input_ids=token_B[:, None],
-                past_key_values=past,
                 use_cache=True,
+                **{keyword: past},
             ).logits[:, 0]
 
         return read

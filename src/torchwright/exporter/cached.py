@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from torchwright.errors import RefusedTechnique, first_line
+from torchwright.workloads.huggingface import cache_keyword
 
 ATTENTION = "torchwright_cached"
 """How transformers calls `attention`."""
@@ -31,6 +32,7 @@ class Cached(nn.Module):
         super().__init__()
         _check_windows(model.config, length)
         self.model, self.length = model, length
+        self.keyword = cache_keyword(model)
         model.set_attn_implementation(ATTENTION)
         for layer, (keys, values) in enumerate(_shapes(model)):
             self.register_buffer(f"keys_{layer}", torch.zeros(1, keys[0], length, keys[1]))
@@ -44,9 +46,9 @@ class Cached(nn.Module):
             input_ids=tokens,
             position_ids=positions_T[None],
             attention_mask=hidden_TL[None, None],
-            past_key_values=_Buffers(self, positions_T),
             use_cache=True,
             logits_to_keep=1,
+            **{self.keyword: _Buffers(self, positions_T)},
         )
         return outputs.logits[:, -1].float()
 
@@ -91,7 +93,7 @@ class _Buffers:
     def __init__(self, owner: Cached, positions_T: torch.Tensor) -> None:
         self._owner, self._positions = owner, positions_T
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> Any:
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, **_settings: Any) -> Any:
         return self._owner.update(layer, self._positions, keys, values)
 
 
@@ -101,7 +103,7 @@ class _Sizes:
     def __init__(self) -> None:
         self.found: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> Any:
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, **_settings: Any) -> Any:
         self.found[layer] = (keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3])
         return keys, values
 
@@ -116,9 +118,9 @@ def _shapes(model: nn.Module) -> list[tuple[tuple[int, int], tuple[int, int]]]:
                 input_ids=one,
                 position_ids=one,
                 attention_mask=torch.zeros(1, 1, 1, 1),
-                past_key_values=sizes,
                 use_cache=True,
                 logits_to_keep=1,
+                **{cache_keyword(model): sizes},
             )
     except (AttributeError, TypeError) as error:
         raise RefusedTechnique(

@@ -22,6 +22,7 @@ from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.json_file import typed
 from torchwright.speech.steps import Head, SpeechModel, Steps
 from torchwright.workloads.base import Case, Run
+from torchwright.workloads.huggingface import cache_keyword
 
 CHUNK = 32
 """Tokens of one prefill call."""
@@ -90,6 +91,7 @@ class CallsModel(nn.Module):
     def __init__(self, model: Any, positions: int) -> None:
         super().__init__()
         self.model, self.positions = model, positions
+        self.keyword = cache_keyword(model.get_decoder())
 
     def forward(self, heard: Any, ids_1T: Any = None, slots_T: Any = None, cache: Any = None) -> Any:
         decoder, dtype = self.model.get_decoder(), self.model.dtype
@@ -102,9 +104,9 @@ class CallsModel(nn.Module):
             decoder(
                 input_ids=token_11,
                 encoder_hidden_states=states_1SE,
-                past_key_values=past,
                 use_cache=True,
                 position_ids=token_11,
+                **{self.keyword: past},
             )
             return memory
         key_S = torch.arange(cache[0].shape[2], device=ids_1T.device)
@@ -116,8 +118,8 @@ class CallsModel(nn.Module):
             attention_mask=mask_11TS,
             # That a memory is there; its keys and values are in the cache.
             encoder_hidden_states=heard[0].flatten(2),
-            past_key_values=past,
             use_cache=True,
+            **{self.keyword: past},
             position_ids=slots_T[None].clamp(max=self.positions - 1),
         )
         return self.model.get_output_embeddings()(out.last_hidden_state)

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
+from torchwright.workloads.huggingface import cache_keyword
+
 Head = tuple[int, int]
 """A decoder layer and one of its heads."""
 Encoded = Any
@@ -115,8 +117,8 @@ class TransformersSpeech(SpeechModel):
         out = self._decoder(
             input_ids=torch.tensor([list(ids)]),
             encoder_hidden_states=steps.encoded,
-            past_key_values=steps.kept,
             use_cache=True,
+            **{cache_keyword(self._decoder): steps.kept},
         )
         return out.last_hidden_state[0]
 

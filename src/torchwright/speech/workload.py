@@ -40,7 +40,7 @@ from torchwright.workloads.base import (
     check_sizes,
     to_dtype,
 )
-from torchwright.workloads.huggingface import load_model
+from torchwright.workloads.huggingface import cache_keyword, load_model
 
 WINDOWS = 8
 """Of made-up sound, by which a model without recordings is judged; of recordings so many are read in that way, too."""
@@ -145,14 +145,13 @@ class SpeechWorkload(Workload):
         whole: Any = model
         decoder, head = whole.get_decoder(), whole.get_output_embeddings()
         own = next(whole.parameters())
+        keyword = cache_keyword(decoder)
 
         def encode(case: Case) -> torch.Tensor:
             return whole.get_encoder()(case.args[0].to(own)).last_hidden_state
 
         def step(ids_1T: torch.Tensor, past: EncoderDecoderCache) -> torch.Tensor:
-            out = decoder(
-                input_ids=ids_1T, encoder_hidden_states=states, past_key_values=past, use_cache=True
-            )
+            out = decoder(input_ids=ids_1T, encoder_hidden_states=states, use_cache=True, **{keyword: past})
             return head(out.last_hidden_state)
 
         def fresh() -> EncoderDecoderCache:

@@ -30,6 +30,11 @@ def model_class(name: object) -> Any:
     return found if is_model else None
 
 
+def cache_keyword(model: nn.Module) -> str:
+    """The name of the argument in which this model of transformers takes its cache: `cache` since 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 def load_model(folder: Path, auto: str) -> nn.Module:
     """The folder's model in float32 and eval mode, weights from safetensors or GGUF only, no code from the folder.
 

@@ -27,6 +27,7 @@ from torchwright.workloads.base import (
 )
 from torchwright.workloads.encoder import embeds
 from torchwright.workloads.generation import Generator, Geometry, call, new_cache
+from torchwright.workloads.huggingface import cache_keyword
 from torchwright.workloads.texts import (
     BUNDLED,
     BUNDLED_TEXTS,
@@ -151,9 +152,10 @@ class LanguageWorkload(Workload):
         from transformers import DynamicCache
 
         config: Any = model.config
+        keyword = cache_keyword(model)
 
         def step(ids: torch.Tensor, cache: Any) -> torch.Tensor:
-            return model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            return model(input_ids=ids, use_cache=True, logits_to_keep=1, **{keyword: cache}).logits
 
         prompt = self.cases(torch.float32)[0].args[0]
         filled = DynamicCache(config=config)
@@ -332,6 +334,7 @@ class StaticCacheModel(nn.Module):
     def __init__(self, model: nn.Module, kinds: int) -> None:
         super().__init__()
         self.model, self.kinds = model, kinds
+        self.keyword = cache_keyword(model)
 
     def forward(self, ids_BT, positions_BT, slots_T, keep_K, masks, cache):
         config: Any = self.model.config
@@ -342,9 +345,9 @@ class StaticCacheModel(nn.Module):
             input_ids=ids_BT,
             position_ids=positions_BT,
             attention_mask=mask,
-            past_key_values=_cache_view(cache, slots_T),
             use_cache=True,
             logits_to_keep=keep_K,
+            **{self.keyword: _cache_view(cache, slots_T)},
         ).logits
 
 
