@@ -99,13 +99,24 @@ def serve_blocks() -> dict[str, str]:
     return {
         "parameters": "\n".join(_parameters(operation) for operation in requests),
         "refused": table(
-            ("name", "why, or what to use"), [(f"`{k}`", v) for k, v in sorted(REFUSED.items())]
+            ("name", "why, or what to use"),
+            [(f"`{k}`", v) for k, v in sorted(REFUSED.items())] + _refused(requests),
         ),
         "limits": table(
             ("limit", "value", "of what"),
             [(f"`{row.name}`", f"{row.default:,}", row.doc) for row in describe(Limits)],  # pyright: ignore[reportArgumentType],
         ),
     }
+
+
+def _refused(requests: list[Operation]) -> list[tuple[str, str]]:
+    """What single requests refuse by name, beside what all do."""
+    return [
+        (f"`{name}`, of `{operation.path}`", reason)
+        for operation in requests
+        if operation.body is not None
+        for name, reason in operation.body.refused.items()
+    ]
 
 
 def dead_links(page: Path) -> list[str]:

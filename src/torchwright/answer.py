@@ -25,6 +25,8 @@ from torchwright.decoder.load_seq2seq import load_seq2seq
 from torchwright.decoder.sampling import Sampling
 from torchwright.decoder.stacks import stack_family
 from torchwright.devices import default_name, get_device
+from torchwright.diffusion.diffuser import Diffuser
+from torchwright.diffusion.load import load_diffuser
 from torchwright.errors import ArtifactError, ModelError, WorkloadError, unknown
 from torchwright.facts import Recipe
 from torchwright.hub.folder import read_config, resolve
@@ -191,6 +193,16 @@ def open_speech(
             next="call it from Python: tw.load(DIR).model(…)",
         )
     return loaded.model
+
+
+def open_diffuser(target: str, *, trust: bool = False) -> Diffuser:
+    """What makes pictures: of an artifact, or of a pipeline's folder or hub id as `load_diffuser` takes it."""
+    if not is_artifact(target):
+        return load_diffuser(target)
+    found = load(target, trust=trust).model
+    if not isinstance(found, Diffuser):
+        raise ModelError(f"{target} is an artifact that makes no pictures", next="name a pipeline's folder")
+    return found
 
 
 def promise(recipe: Recipe) -> dict[str, str | None]:

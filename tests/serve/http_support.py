@@ -46,6 +46,8 @@ from torchwright.serve.wire.messages import (
     Heard,
     Loading,
     Output,
+    Paint,
+    Painted,
     RequestRefused,
     Shutdown,
     Stats,
@@ -65,6 +67,8 @@ STOP = 1
 LOADING = "loading for ever"
 NEVER = "a text that is not embedded, a prompt for which only the first window is heard"
 DIES = "a prompt that ends the engine"
+READERS = ("encoder", "classifier", "recognizer", "painter")
+"""Kinds that need no tokenizer in the HTTP process."""
 
 
 class Trouble(enum.IntEnum):
@@ -96,7 +100,7 @@ class FakeEngine:
                 time.sleep(0.1)
         self._send(
             EngineReady(
-                kind=self._kind if self._kind in ("encoder", "classifier", "recognizer") else "decoder",
+                kind=self._kind if self._kind in READERS else "decoder",
                 labels=["good"] if self._kind == "classifier" else [],
                 activation="sigmoid",
                 score_activation="sigmoid",
@@ -122,9 +126,12 @@ class FakeEngine:
             if os.getppid() == 1:
                 return
 
-    def _take(self, message: Grammar | Forget | Submit | Cancel | Embed | Transcribe) -> None:
+    def _take(self, message: Grammar | Forget | Submit | Cancel | Embed | Transcribe | Paint) -> None:
         if isinstance(message, Transcribe):
             self._send(*hear(message))
+            return
+        if isinstance(message, Paint):
+            self._send(*paint(message))
             return
         if isinstance(message, Grammar | Forget):
             return
@@ -259,6 +266,23 @@ def hear(message: Transcribe) -> list[FromEngine]:
     return [*found, Heard(id=message.id, window=None)]
 
 
+def paint(message: Paint) -> list[FromEngine]:
+    """A picture of one color, which tells its seed; its first step alone where the prompt is `NEVER`."""
+    if message.prompt == DIES:
+        os._exit(3)
+    height, width = message.size or (16, 24)
+    if height % 8 or width % 8:
+        return [Failed(id=message.id, text=f"a picture of {height}x{width} pixels")]
+    if message.prompt == NEVER:
+        return [Painted(id=message.id, done=1)]
+    color = bytes([message.seed % 256, message.steps % 256, len(message.prompt) % 256])
+    pixels = color * (height * width)
+    return [
+        Painted(id=message.id, done=1),
+        Painted(id=message.id, done=message.steps, pixels=pixels, size=(height, width)),
+    ]
+
+
 TIMING = Timing(
     queue_s=0.1,
     prefill_s=0.2,
@@ -304,7 +328,7 @@ def serving(
     target = find(None)
     launcher = Launcher(fake_command(kind))
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
-    model = None if kind in ("encoder", "classifier", "recognizer") else load_model(target, limits)
+    model = None if kind in READERS else load_model(target, limits)
     service = Service(
         name=MODEL,
         client=client,

@@ -71,7 +71,7 @@ def test_scores_are_those_of_a_cross_encoder(name: str | None, tmp_path: Path) -
     with warnings.catch_warnings(action="ignore"):
         wanted = CrossEncoder(str(folder), device="cpu").predict([(QUERY, text) for text in DOCUMENTS])
     assert got == pytest.approx(wanted.tolist(), abs=1e-4)
-    assert find(str(out)).encoder
+    assert find(str(out)).served_as == "reader"
 
 
 def test_a_folder_that_sentence_transformers_wrote_is_a_cross_encoder(tmp_path: Path) -> None:

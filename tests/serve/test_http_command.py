@@ -73,7 +73,7 @@ def test_a_folder_an_artifact_and_nothing(folder: Path, tmp_path: Path) -> None:
     artifact.mkdir()
     (artifact / RECIPE).write_text('{"workload": {"kind": "encoder"}}')
     target = find(str(artifact))
-    assert (target.encoder, target.folder) == (True, artifact / "model")
+    assert (target.served_as, target.folder) == ("reader", artifact / "model")
     (artifact / RECIPE).write_text('{"workload": {"kind": "image"}}')
     with pytest.raises(ModelError, match=r"kind 'image', which is not served.*torchwright\.load"):
         find(str(artifact))

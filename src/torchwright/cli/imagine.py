@@ -11,14 +11,11 @@ import click
 
 from torchwright.cli.options import json_option, quiet_option, trust_option
 from torchwright.cli.printing import print_json
-from torchwright.errors import ModelError
 from torchwright.process.files import replacing
 from torchwright.process.interrupts import importing
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from torchwright.diffusion.diffuser import Diffuser
 
 
 class _Size(click.ParamType):
@@ -81,10 +78,11 @@ def command(
     if not out.parent.is_dir():
         raise click.UsageError(f"-o {out}: there is no folder {out.parent}.")
     with importing():
-        from torchwright.diffusion.diffuser import check_pictures
+        from torchwright.answer import open_diffuser
+        from torchwright.diffusion.picture import check_pictures
 
     check_pictures()
-    diffuser = _open(model, trust)
+    diffuser = open_diffuser(model, trust=trust)
     if not quiet:
         for notice in diffuser.folder.notices:
             click.echo(f"{model}: {notice}", err=True)
@@ -112,26 +110,12 @@ def command(
         click.echo(f"{out}: {height}x{width} pixels, {steps} steps in {seconds:.1f} s")
 
 
-def _open(model: str, trust: bool) -> Diffuser:
-    with importing():
-        from torchwright.answer import is_artifact
-        from torchwright.artifact.load import load
-        from torchwright.diffusion.diffuser import Diffuser
-        from torchwright.diffusion.load import load_diffuser
-    if not is_artifact(model):
-        return load_diffuser(model)
-    found = load(model, trust=trust).model
-    if not isinstance(found, Diffuser):
-        raise ModelError(f"{model} is an artifact that makes no pictures", next="name a pipeline's folder")
-    return found
-
-
 def _tell(done: int, total: int) -> None:
     click.echo(f"\r\x1b[Kstep {done} of {total}", nl=False, err=True)
 
 
 def _write(path: Path, pixels_HW3: np.ndarray) -> None:
-    from PIL import Image
+    from torchwright.diffusion.picture import encoded
 
     with replacing(path) as beside:
-        Image.fromarray(pixels_HW3).save(beside, format="PNG")
+        beside.write_bytes(encoded(pixels_HW3))

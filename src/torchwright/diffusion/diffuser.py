@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import itertools
 import math
@@ -15,15 +14,11 @@ import numpy as np
 import torch
 
 from torchwright.diffusion.folder import READERS, PipelineFolder
-from torchwright.diffusion.parts import INSTALL, Ask, find_class, stand_ins
-from torchwright.diffusion.sampling import MOST_STEPS, Plan, Steps
+from torchwright.diffusion.limits import LONGEST_PROMPT, MOST_PIXELS, MOST_SEED, MOST_STEPS, STEPS
+from torchwright.diffusion.parts import Ask, find_class, stand_ins
+from torchwright.diffusion.sampling import Plan, Steps
 from torchwright.errors import ModelError, WorkloadError, first_line
 from torchwright.workloads.huggingface import quiet_transformers
-
-STEPS = 20
-MOST_PIXELS = 4096 * 4096
-LONGEST_PROMPT = 10_000
-MOST_SEED = 2**63 - 1
 
 
 class ImagineError(WorkloadError, ValueError):
@@ -170,12 +165,6 @@ class Diffuser:
             yield
         finally:
             del scheduler.step
-
-
-def check_pictures() -> None:
-    """Raises `ModelError` where Pillow, which writes pictures, is not installed."""
-    if importlib.util.find_spec("PIL") is None:
-        raise ModelError("pictures are written with Pillow, which is not installed", next=INSTALL)
 
 
 def pixels(picture_3HW: torch.Tensor) -> np.ndarray:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from torchwright.diffusion.folder import FAMILIES, PipelineFolder
+from torchwright.diffusion.picture import INSTALL
 from torchwright.errors import ModelError, first_line
 from torchwright.quiet import quiet_import
 from torchwright.workloads.huggingface import quiet_transformers
@@ -17,7 +18,6 @@ from torchwright.workloads.huggingface import quiet_transformers
 DENOISERS = frozenset(family.denoiser for family in FAMILIES.values())
 IDENTIFIERS = ("timestep", "img_ids", "txt_ids", "guidance")
 """Inputs that are numbers of steps or places: bfloat16 has nothing between 980 and 984."""
-INSTALL = "`pip install 'torchwright[diffusion]'`"
 Ask = Callable[..., Any]
 """Calls a part: (part, *args, **kwargs), as `Parts` does."""
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchwright.diffusion.limits import MOST_STEPS
 from torchwright.errors import ArtifactError
 
 Denoise = Callable[..., torch.Tensor]
-MOST_STEPS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)

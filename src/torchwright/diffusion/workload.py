@@ -23,7 +23,16 @@ from torchwright.diffusion.score import alike
 from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.hub.folder import model_files
-from torchwright.workloads.base import Case, Optimized, Run, Workload, check_sizes, to_device, to_dtype
+from torchwright.workloads.base import (
+    Case,
+    Optimized,
+    Run,
+    Served,
+    Workload,
+    check_sizes,
+    to_device,
+    to_dtype,
+)
 
 PROMPTS = (
     "a red bicycle on a beach",
@@ -94,6 +103,10 @@ class DiffusionWorkload(Workload):
                 _size(description["size"])
             except WorkloadError as error:
                 raise ArtifactError("the recipe's size is damaged", found=str(error)[:80]) from error
+
+    @classmethod
+    def served_as(cls, description: dict[str, Any]) -> Served:
+        return "painter"
 
     @classmethod
     def answerer(cls, optimized: Optimized) -> Diffuser:

@@ -26,6 +26,11 @@ for _package in ("uvicorn", "starlette", "zmq", "msgspec", "prometheus_client", 
         raise ModuleNotFoundError(f"No module named '{_package}'", name=_package)
 
 KEY_VARIABLE = "TORCHWRIGHT_API_KEY"
+NEEDS = {
+    "recognizer": ("a speech model", (("python_multipart", "serve"), ("soundfile", "speech"))),
+    "painter": ("a pipeline of pictures", (("diffusers", "diffusion"), ("PIL", "diffusion"))),
+}
+"""What a target is served as → what it is called, and the packages and extras that it wants."""
 
 
 def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
@@ -38,8 +43,8 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
     found = find(options.engine.model)
     if found.artifact is not None:
         _refuse_for_artifact(found, options.engine)
-    if found.speech:
-        _refuse_for_speech(found, options.engine)
+    if found.served_as in NEEDS:
+        _check_needs(found, options.engine)
     listening = _listen(options)
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -123,12 +128,13 @@ def _refuse_for_artifact(target: ServeTarget, options: EngineOptions) -> None:
         )
 
 
-def _refuse_for_speech(target: ServeTarget, options: EngineOptions) -> None:
-    """Raises `WorkloadError` for options that a speech model does not have, before anything is loaded."""
-    for package, extra in (("python_multipart", "serve"), ("soundfile", "speech")):
+def _check_needs(target: ServeTarget, options: EngineOptions) -> None:
+    """Before anything is loaded: raises `TorchwrightError` for a package that is missing, and for options of text."""
+    kind, packages = NEEDS[target.served_as]
+    for package, extra in packages:
         if find_spec(package) is None:
             raise TorchwrightError(
-                f"a speech model is served with {package}, which is not installed",
+                f"{kind} is served with {package}, which is not installed",
                 next=f"`pip install 'torchwright[{extra}]'`",
             )
     given = {
@@ -137,9 +143,11 @@ def _refuse_for_speech(target: ServeTarget, options: EngineOptions) -> None:
         "--kv-memory": options.kv_memory,
         "--max-context": options.max_context,
     }
+    if target.served_as == "painter":
+        given |= {"--quantize": options.quantize, "--dtype": options.dtype}
     flags = [flag for flag, value in given.items() if value is not None]
     if flags:
-        raise WorkloadError(f"{' and '.join(flags)}: not for {target.name}, which is a speech model")
+        raise WorkloadError(f"{' and '.join(flags)}: not for {target.name}, which is {kind}")
 
 
 def _listen(options: ServerOptions) -> socket.socket:

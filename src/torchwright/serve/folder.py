@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.artifact.folder import MANIFEST, MODEL, RECIPE
+from torchwright.diffusion.folder import is_pipeline, open_pipeline
 from torchwright.errors import ArtifactError, ModelError
 from torchwright.hub.folder import download, find_object, is_hub_id, local
 from torchwright.speech.families import FAMILIES
 
 BUNDLED_NAME = "torchwright-bundled"
 TARGETS = "an artifact folder, a Hugging Face folder, or a hub id"
+SERVED = "language models, sentence encoders, classifiers of text, speech models and pipelines of pictures"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +27,8 @@ class ServeTarget:
     folder: Path
     """Where config.json and the tokenizer are."""
     artifact: Path | None = None
-    encoder: bool = False
-    """Whether it is an artifact of a sentence encoder or a classifier of text, which write none."""
-    speech: bool = False
-    """Whether it is a speech model's folder, or an artifact of one."""
+    served_as: str = "writer"
+    """`workloads.base.Served`: a reader is an artifact of a sentence encoder or a classifier of text."""
 
 
 def find(target: str | None) -> ServeTarget:
@@ -45,16 +45,10 @@ def find(target: str | None) -> ServeTarget:
         if not served_as:
             raise ModelError(
                 f"{path} is an artifact of kind '{kind}', which is not served",
-                allowed="language models, sentence encoders, classifiers of text and speech models",
+                allowed=SERVED,
                 next=f'call it from Python: torchwright.load("{path}").model(...)',
             )
-        return ServeTarget(
-            name=path.resolve().name,
-            folder=path / MODEL,
-            artifact=path,
-            encoder=served_as == "reader",
-            speech=served_as == "recognizer",
-        )
+        return ServeTarget(name=path.resolve().name, folder=path / MODEL, artifact=path, served_as=served_as)
     if path.exists():
         path, name = local(path), path.resolve().name
     elif is_hub_id(target):
@@ -65,6 +59,8 @@ def find(target: str | None) -> ServeTarget:
             allowed=TARGETS,
             next="`torchwright serve` with no model serves the bundled one",
         )
+    if is_pipeline(path):
+        return ServeTarget(name=name, folder=open_pipeline(path).path, served_as="painter")
     if (path / "modules.json").is_file():
         raise ModelError(
             f"{path} is a folder of sentence-transformers, which is served as an artifact",
@@ -80,10 +76,10 @@ def find(target: str | None) -> ServeTarget:
         raise ModelError(
             f"{path} holds an encoder and a decoder, which is not served so far",
             found=", ".join(map(str, config.get("architectures") or [])) or "no 'architectures'",
-            allowed="language models, sentence encoders, classifiers of text and speech models",
+            allowed=SERVED,
             next=f"torchwright generate {target} --prompt TEXT, or load_seq2seq from Python",
         )
-    return ServeTarget(name=name, folder=path, speech=speech)
+    return ServeTarget(name=name, folder=path, served_as="recognizer" if speech else "writer")
 
 
 def _workload(path: Path) -> tuple[str, str]:

@@ -76,6 +76,10 @@ PROMPTS = 256
 """Prompts of one completion request, and texts of one embedding request."""
 READ_CHARACTERS = 100_000
 """One text that is scored, ranked or classified; a query is read with every document."""
+PICTURES = 10
+"""Pictures of one request."""
+PICTURE_PIXELS = 2048 * 2048
+"""Of one picture: the memory that it takes grows with them."""
 SEQUENCES = 512
 """Prompts times n."""
 STOPS, STOP_CHARACTERS = 16, 256

@@ -65,8 +65,8 @@ class Preflight:
 
 
 def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
-    """The figures of a language model; None for a sentence encoder or speech model, which has no cache of pages."""
-    if target.encoder or target.speech:
+    """The figures of a language model; None for any other, which has no cache of pages."""
+    if target.served_as != "writer":
         return None
     config = find_object(target.folder / "config.json")
     scheme = _scheme(target, options)

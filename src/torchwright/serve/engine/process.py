@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import zmq
 
-from torchwright.answer import is_artifact, open_model, open_speech, refuse_for_artifact
+from torchwright.answer import is_artifact, open_diffuser, open_model, open_speech, refuse_for_artifact
 from torchwright.artifact.load import load
 from torchwright.decoder.cache import PAGE
 from torchwright.decoder.generate import LoadedDecoder
@@ -28,6 +28,7 @@ from torchwright.serve.engine.embed import ServedEncoder
 from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.hear import ServedRecognizer
 from torchwright.serve.engine.memory import page_bytes, page_count
+from torchwright.serve.engine.paint import ServedDiffuser
 from torchwright.serve.folder import find
 from torchwright.serve.log import begin_log
 from torchwright.serve.options import EngineOptions
@@ -40,6 +41,7 @@ from torchwright.serve.wire.messages import (
     FromEngine,
     Grammar,
     Loading,
+    Paint,
     RequestRefused,
     Shutdown,
     StepOutput,
@@ -79,6 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
         channel.send(served.ready)
         if isinstance(served, ServedDecoder):
             serve_decoder(served, channel)
+        elif isinstance(served, ServedDiffuser):
+            serve_in_turn(served, channel)
         else:
             serve_reader(served, channel)
     return 0
@@ -132,7 +136,7 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
                     engine.grammars.keep(message)
                 case Forget():
                     engine.grammars.forget(message.key)
-                case Embed() | Transcribe():
+                case Embed() | Transcribe() | Paint():
                     channel.send(Failed(id=message.id, text="this model writes text, from text"))
                 case Shutdown():
                     draining = True
@@ -150,42 +154,72 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
     engine.close()
 
 
-def serve_reader(served: ServedEncoder | ServedRecognizer, channel: Channel) -> None:
+Reader = ServedEncoder | ServedRecognizer
+
+
+def serve_reader(served: Reader, channel: Channel) -> None:
     """Take messages and run calls until a Shutdown."""
     draining = False
     while not (draining and served.idle):
-        for message in channel.receive(0 if not served.idle else IDLE_MS):
-            match message:
-                case Embed() | Transcribe() | Submit():
-                    if refused := _taken(served, message):
-                        channel.send(refused)
-                case Cancel():
-                    served.cancel(message.id)
-                case Grammar() | Forget():
-                    pass  # nothing that embeds has one
-                case Shutdown():
-                    draining = True
-                    if not message.drain:
-                        served.cancel_all()
+        draining |= _listen(served, channel, 0 if not served.idle else IDLE_MS)
         if not served.idle:
             channel.send(served.step())
 
 
+def serve_in_turn(served: ServedDiffuser, channel: Channel) -> None:
+    """Make one picture after another until a Shutdown, and take messages after each of their steps."""
+    draining = False
+
+    def listen(wait_ms: int = 0) -> None:
+        nonlocal draining
+        draining |= _listen(served, channel, wait_ms)
+
+    while not (draining and served.idle):
+        listen(0 if not served.idle else IDLE_MS)
+        if not served.idle:
+            served.paint(channel.send, listen)
+
+
+def _listen(served: Reader | ServedDiffuser, channel: Channel, wait_ms: int) -> bool:
+    """Take what has come; whether it is to end."""
+    ends = False
+    for message in channel.receive(wait_ms):
+        match message:
+            case Embed() | Transcribe() | Paint() | Submit():
+                if refused := _taken(served, message):
+                    channel.send(refused)
+            case Cancel():
+                served.cancel(message.id)
+            case Grammar() | Forget():
+                pass  # nothing but a language model has one
+            case Shutdown():
+                ends = True
+                if not message.drain:
+                    served.cancel_all()
+    return ends
+
+
 def _taken(
-    served: ServedEncoder | ServedRecognizer, message: Embed | Transcribe | Submit
+    served: Reader | ServedDiffuser, message: Embed | Transcribe | Paint | Submit
 ) -> Failed | RequestRefused | None:
     """None for a request that was taken."""
     if isinstance(served, ServedEncoder) and isinstance(message, Embed):
         return served.submit(message)
     if isinstance(served, ServedRecognizer) and isinstance(message, Transcribe):
         return served.submit(message)
+    if isinstance(served, ServedDiffuser) and isinstance(message, Paint):
+        return served.submit(message)
     return RequestRefused(id=message.id, reason="invalid", text=served.purpose)
 
 
-def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | ServedEncoder | ServedRecognizer:
+def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Reader | ServedDiffuser:
     """The model of the options, ready to answer; raises `TorchwrightError` for what cannot be served."""
     channel.send(Loading(text=f"loading {options.model or 'the bundled model'}"))
-    if options.model is not None and find(options.model).speech:
+    served_as = find(options.model).served_as
+    if options.model is not None and served_as == "painter":
+        diffuser = open_diffuser(options.model, trust=options.trust)
+        return ServedDiffuser(diffuser, max_queue=options.max_queue)
+    if options.model is not None and served_as == "recognizer":
         dtypes = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
         if options.dtype not in dtypes:
             raise ModelError(f"--dtype {options.dtype}", allowed="fp32, bf16")

@@ -24,6 +24,8 @@ from torchwright.serve.wire.messages import (
     Embedded,
     Heard,
     Output,
+    Paint,
+    Painted,
     SamplingOptions,
     Submit,
     Transcribe,
@@ -34,6 +36,7 @@ PROBE_SECONDS = 20.0
 """How long the engine may take for the one token of /health_generate."""
 PROBE_BYTES = 4 * 16_000
 """A second of silence."""
+Probe = Submit | Embed | Transcribe | Paint
 
 
 async def models(service: Service, request: Request) -> Response:
@@ -57,7 +60,7 @@ async def server_info(service: Service, request: Request) -> Response:
             "tokenizer_path": str(service.folder),
             "served_model_name": service.name,
             "version": version("torchwright"),
-            "is_embedding": service.model is None and service.sounds is None,
+            "is_embedding": ready.kind in ("encoder", "classifier"),
             "context_length": ready.context,
             "max_total_tokens": ready.pages * ready.page_tokens,
             "max_running_requests": ready.max_running,
@@ -134,20 +137,22 @@ async def health_generate(service: Service, request: Request) -> Response:
 
 
 @contextlib.asynccontextmanager
-async def _probe(service: Service) -> AsyncIterator[Submit | Embed | Transcribe]:
+async def _probe(service: Service) -> AsyncIterator[Probe]:
     """The least that the served model can be asked for."""
     id = new_id("probe")
     if service.sounds is not None:
         async with service.sounds.place() as place:
             place.samples.write_bytes(bytes(PROBE_BYTES))
             yield Transcribe(id=id, samples=str(place.samples), options=Options())
+    elif service.engine().kind == "painter":
+        yield Paint(id=id, prompt="a", seed=0, steps=1, size=None)
     elif service.model is None:
         yield Embed(id=id, texts=["a"])
     else:
         yield Submit(id=id, ids=[0], max_tokens=1, sampling=SamplingOptions(temperature=0.0))
 
 
-async def _probed(service: Service, probe: Submit | Embed | Transcribe) -> Response:
+async def _probed(service: Service, probe: Probe) -> Response:
     id, client = probe.id, service.client
     mailbox = client.mailbox()
     client.submit(probe, mailbox)
@@ -155,11 +160,11 @@ async def _probed(service: Service, probe: Submit | Embed | Transcribe) -> Respo
         async with asyncio.timeout(PROBE_SECONDS):
             (first, *_) = await mailbox.take()
     except TimeoutError:
-        client.cancel(id, "the probe took too long")
         raise unavailable(f"the engine has computed nothing within {PROBE_SECONDS:g} s") from None
     finally:
+        client.cancel(id, "probed")
         client.finish(id)
-    if not isinstance(first, Output | Embedded | Heard) or (
+    if not isinstance(first, Output | Embedded | Heard | Painted) or (
         isinstance(first, Output) and first.finish == "error"
     ):
         raise unavailable("the engine did not compute the probe")

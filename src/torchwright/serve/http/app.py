@@ -15,13 +15,14 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan
 
 from torchwright.serve.api_error import invalid, unavailable
-from torchwright.serve.http import about, generating, reference, scoring, transcribing
+from torchwright.serve.http import about, generating, painting, reference, scoring, transcribing
 from torchwright.serve.http.embedding import embed
 from torchwright.serve.http.guard import Guard, held_body, record_of, while_there
 from torchwright.serve.http.openapi import Operation, document
 from torchwright.serve.http.service import Service
 from torchwright.serve.http.stream import Json
 from torchwright.serve.openai.anthropic_request import CountTokensRequest, MessagesRequest
+from torchwright.serve.openai.image_request import ImageRequest
 from torchwright.serve.openai.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -158,6 +159,7 @@ OPERATIONS = (
         "The same in English",
         TranslationRequest,
     ),
+    Operation("POST", "/v1/images/generations", painting.images, "Make pictures of a prompt", ImageRequest),
     Operation(
         "POST",
         "/v1/rerank",

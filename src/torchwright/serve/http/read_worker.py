@@ -11,6 +11,7 @@ import msgspec
 
 from torchwright.serve.api_error import ApiError, invalid
 from torchwright.serve.openai.anthropic_request import CountTokensRequest, MessagesRequest
+from torchwright.serve.openai.image_request import ImageRequest
 from torchwright.serve.openai.language import Language, load_language
 from torchwright.serve.openai.parse import parse
 from torchwright.serve.openai.protocol import (
@@ -28,8 +29,8 @@ from torchwright.serve.openai.scoring_request import ClassifyRequest, RerankRequ
 from torchwright.serve.openai.tokens import Asked, answer
 from torchwright.serve.workers import forks
 
-Texts = EmbeddingRequest | ClassifyRequest | ScoreRequest | RerankRequest
-KINDS: dict[str, type[Shared | Asked | Texts]] = {
+Plain = EmbeddingRequest | ClassifyRequest | ScoreRequest | RerankRequest | ImageRequest
+KINDS: dict[str, type[Shared | Asked | Plain]] = {
     kind.__name__: kind
     for kind in (
         ChatRequest,
@@ -43,6 +44,7 @@ KINDS: dict[str, type[Shared | Asked | Texts]] = {
         ClassifyRequest,
         ScoreRequest,
         RerankRequest,
+        ImageRequest,
     )
 }
 _job = msgspec.msgpack.Decoder(ReadingJob)

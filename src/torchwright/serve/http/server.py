@@ -26,7 +26,7 @@ from torchwright.serve.log import begin_log
 from torchwright.serve.openai.language import load_language
 from torchwright.serve.openai.prepare import ServedModel
 from torchwright.serve.preflight import gib
-from torchwright.serve.wire.client import SPEECH_SILENT_SECONDS, EngineClient
+from torchwright.serve.wire.client import LONG_SILENT_SECONDS, EngineClient
 from torchwright.serve.wire.launch import Launcher
 
 
@@ -46,14 +46,14 @@ def run(
     limits = Limits()
     begin_log()
     return_large_blocks()  # bodies and grammars come and go
-    silent_seconds = SPEECH_SILENT_SECONDS if target.speech else None
+    silent_seconds = LONG_SILENT_SECONDS if target.served_as in ("recognizer", "painter") else None
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs, silent_seconds=silent_seconds)
     service = Service(
         name=target.name,
         client=client,
-        model=None if target.encoder or target.speech else load_model(target, limits),
+        model=load_model(target, limits) if target.served_as == "writer" else None,
         folder=target.folder,
-        sounds=Sounds(limits) if target.speech else None,
+        sounds=Sounds(limits) if target.served_as == "recognizer" else None,
         limits=limits,
         keys=keys,
         hosts=Hosts(hosts),

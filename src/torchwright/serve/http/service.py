@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torchwright.diffusion.folder import INDEX
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.hub.folder import find_object
 from torchwright.serve.api_error import ApiError, invalid, unavailable
@@ -29,6 +30,7 @@ log = logging.getLogger("torchwright.serve")
 USES = {
     "encoder": "a sentence encoder: use /v1/embeddings, /v1/score or /v1/rerank",
     "recognizer": "a speech model: use /v1/audio/transcriptions",
+    "painter": "a pipeline of pictures: use /v1/images/generations",
     "classifier": "a classifier of text: use /v1/classify, /v1/score or /v1/rerank",
 }
 
@@ -58,7 +60,9 @@ class Service:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The model's config.json."""
+        """The model's config.json; a pipeline has an index of its components instead."""
+        if (self.folder / INDEX).is_file():
+            return {"architectures": [find_object(self.folder / INDEX).get("_class_name")]}
         return find_object(self.folder / "config.json")
 
     @cached_property
@@ -96,6 +100,13 @@ class Service:
             )
             raise invalid(wrong, code="wrong_model_kind")
         return self.sounds
+
+    def check_painter(self, name: str | None) -> None:
+        """Raise `ApiError` for another model, one that makes no pictures, or an engine that is not ready."""
+        ready = self.ready(name)
+        if ready.kind != "painter":
+            wrong = f"the served model makes no pictures{f' but is {use}' if (use := USES.get(ready.kind)) else ''}"
+            raise invalid(wrong, code="wrong_model_kind")
 
     def ready(self, name: str | None) -> EngineReady:
         """The engine's facts; raises `ApiError` where another model is asked for, or the engine is not ready."""

@@ -61,6 +61,8 @@ class Body(BaseModel):
 
     media_type: ClassVar[str] = "application/json"
     """What it comes as."""
+    refused: ClassVar[dict[str, str]] = {}
+    """As `REFUSED`, for this request."""
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
@@ -72,7 +74,8 @@ class Body(BaseModel):
             names = _names(cls)
             unknown = next((name for name in data if name not in names), None)
             if unknown is not None:
-                raise PydanticCustomError("unknown_name", "unknown", {"name": unknown})
+                reason = cls.refused.get(unknown) or REFUSED.get(unknown) or ""
+                raise PydanticCustomError("unknown_name", "unknown", {"name": unknown, "reason": reason})
         return data
 
 
@@ -130,9 +133,8 @@ def _fault(error: ValidationError) -> ApiError:
     first = near[0] if near and first["type"].endswith("_type") else first
     where = ".".join(str(part) for part in first["loc"] if not _is_branch(part))
     if first["type"] == "unknown_name":
-        name = str(first.get("ctx", {}).get("name"))
+        name, reason = (str(first.get("ctx", {}).get(key)) for key in ("name", "reason"))
         where = f"{where}.{name}" if where else name
-        reason = REFUSED.get(name)
         message = f"'{where}' is not supported" + (f": {reason}" if reason else "")
         return invalid(message, where, "unsupported_parameter" if reason else "unknown_parameter")
     if first["type"] == "missing":

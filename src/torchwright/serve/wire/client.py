@@ -33,6 +33,8 @@ from torchwright.serve.wire.messages import (
     Grammar,
     Heard,
     Loading,
+    Paint,
+    Painted,
     RequestRefused,
     Shutdown,
     Stats,
@@ -71,8 +73,8 @@ BACKOFF_SECONDS = (0.1, 0.3, 2.0, 10.0)
 """Before the next start, by the number of early deaths."""
 SILENT_SECONDS = 120.0
 """An engine that says nothing for so long while requests wait hangs, and is killed; it speaks after every step."""
-SPEECH_SILENT_SECONDS = 900.0
-"""The same for a speech model, whose step is a window, decoded up to six times."""
+LONG_SILENT_SECONDS = 900.0
+"""The same for a speech model, whose step is a window, decoded up to six times, and for one of a picture's."""
 LAST_WORDS_SECONDS = 0.05
 """How long what a dead engine sent may be on its way."""
 KILL_SECONDS = 5.0
@@ -163,7 +165,7 @@ class EngineClient:
         """A place for what the engine sends for one request of a client, which may be several of the engine's."""
         return Mailbox(self._capacity)
 
-    def submit(self, message: Submit | Embed | Transcribe, mailbox: Mailbox) -> None:
+    def submit(self, message: Submit | Embed | Transcribe | Paint, mailbox: Mailbox) -> None:
         """Send a request; `finish` it when its last item has been taken."""
         if not self._mailboxes:  # an idle engine has nothing to say
             self._heard = asyncio.get_running_loop().time()
@@ -299,7 +301,7 @@ class EngineClient:
             self.stats = message.stats
             for output in message.outputs:
                 self._deliver(output.id, output)
-        elif isinstance(message, RequestRefused | Embedded | Heard):
+        elif isinstance(message, RequestRefused | Embedded | Heard | Painted):
             self._deliver(message.id, message)
         elif isinstance(message, Loading):
             self._become(self.state, message.text)

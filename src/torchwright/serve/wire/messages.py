@@ -1,7 +1,7 @@
 """What the HTTP process and the engine process say to each other: MessagePack over one ZeroMQ pair, nothing pickled.
 
-HTTP → engine: Grammar, Forget, Submit, Cancel, Embed, Transcribe, Shutdown.
-Engine → HTTP: Loading, EngineReady, RequestRefused, StepOutput, Embedded, Heard, Failed.
+HTTP → engine: Grammar, Forget, Submit, Cancel, Embed, Transcribe, Paint, Shutdown.
+Engine → HTTP: Loading, EngineReady, RequestRefused, StepOutput, Embedded, Heard, Painted, Failed.
 """
 
 from __future__ import annotations
@@ -105,13 +105,24 @@ class Transcribe(msgspec.Struct, frozen=True, kw_only=True, tag="transcribe"):
     options: Options
 
 
+class Paint(msgspec.Struct, frozen=True, kw_only=True, tag="paint"):
+    """A picture to be made."""
+
+    id: str
+    prompt: str
+    seed: int
+    steps: int
+    size: tuple[int, int] | None
+    """(height, width) in pixels; the model's own without it."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """End: after the running requests (`drain`), or at once."""
 
     drain: bool
 
 
-ToEngine = Grammar | Forget | Submit | Cancel | Embed | Transcribe | Shutdown
+ToEngine = Grammar | Forget | Submit | Cancel | Embed | Transcribe | Paint | Shutdown
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
@@ -123,7 +134,7 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True, tag="loading"):
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The model is loaded and the engine takes requests."""
 
-    kind: Literal["decoder", "encoder", "classifier", "recognizer"]
+    kind: Literal["decoder", "encoder", "classifier", "recognizer", "painter"]
     vocabulary: int
     context: int
     """Tokens of prompt and answer together, at most."""
@@ -244,14 +255,26 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True, tag="heard"):
     """None behind the last one."""
 
 
+class Painted(msgspec.Struct, frozen=True, kw_only=True, tag="painted"):
+    """One more step of a picture, or the picture."""
+
+    id: str
+    done: int
+    """Steps."""
+    pixels: bytes | None = None
+    """(height, width, 3) in uint8, with the last step."""
+    size: tuple[int, int] = (0, 0)
+    """(height, width) of the pixels."""
+
+
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The model cannot be loaded, or an Embed or Transcribe cannot be computed: the fields of a `TorchwrightError`."""
+    """The model cannot be loaded, or a request cannot be computed: the fields of a `TorchwrightError`."""
 
     text: str
     id: str | None = None
 
 
-FromEngine = Loading | EngineReady | RequestRefused | StepOutput | Embedded | Heard | Failed
+FromEngine = Loading | EngineReady | RequestRefused | StepOutput | Embedded | Heard | Painted | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
