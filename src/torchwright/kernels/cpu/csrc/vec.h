@@ -346,8 +346,8 @@ inline F exp2(F x) {
 #if defined(__AVX512F__)
   const F n = (F)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
 #else
-  const I alive = x > splat(-126.0f);
-  x = max(x, splat(-126.0f));
+  const I dead = x <= splat(-126.0f);
+  x = max(splat(-126.0f), x);  // in this order a NaN stays one
   const F n = to_float(round_to_int(x));
 #endif
   const F f = x - n;
@@ -361,7 +361,7 @@ inline F exp2(F x) {
   return (F)_mm512_scalef_ps((__m512)y, (__m512)n);
 #else
   const I power = (__builtin_convertvector(n, I) + 127) << 23;
-  return alive ? y * (F)power : F{};
+  return dead ? F{} : y * (F)power;
 #endif
 }
 
