@@ -91,7 +91,7 @@ class Manifest:
     signatures: dict[str, str] = field(default_factory=dict)
     """Of artifacts of before."""
     self_contained: bool = True
-    served_as: Literal["", "writer", "reader", "recognizer", "painter"] | None = None
+    served_as: Literal["", "writer", "reader", "recognizer", "painter", "translator"] | None = None
     """What `Workload.served_as` says, for who asks without torch; artifacts of before do not say."""
     files: dict[str, str] = field(default_factory=dict)
     """Relative path → SHA-256 in hexadecimal; everything but this file and the signature."""

@@ -55,6 +55,10 @@ class Memory:
         pages, table_P = self._cache.layers[layer], torch.tensor(sequence.pages, device=self._cache.device)
         return reference.load_keys(pages.k, pages.k_scale, table_P)[:, : sequence.length]
 
+    def check_integrity(self, sequences: Sequence[CacheSequence]) -> None:
+        """Raise `AssertionError` unless every page is held by exactly these."""
+        self._cache.pool.check_integrity([list(sequence.pages) for sequence in sequences])
+
     def free(self, sequence: CacheSequence) -> None:
         """Give the sequence's pages back."""
         self._cache.free(sequence)

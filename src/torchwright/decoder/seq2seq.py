@@ -139,7 +139,7 @@ class LoadedSeq2Seq:
         cache = self._cache([len(target) for target in targets])
         sequences = [cache.sequence(0) for _ in sources]
         steps = [
-            self._advance(cache, memory, list(zip(sequences, tokens, remembered, strict=True))).values_NV
+            self.advance(cache, memory, list(zip(sequences, tokens, remembered, strict=True))).values_NV
             for tokens in zip(*targets, strict=True)
         ]
         return torch.stack(steps, 1).float()
@@ -190,7 +190,7 @@ class LoadedSeq2Seq:
         if max_new_tokens < 0:
             raise WorkloadError(f"max_new_tokens {max_new_tokens}", allowed="0 or more")
         for ids in sources:
-            self._check(ids, self.encoder, 0)
+            self.check_source(ids)
         self._check([self.rules.start], self.decoder, max_new_tokens - 1)
         samplers = [Sampler(sampling, [], row_seed) for row_seed in seeds_of(seed, len(sources))]
         return self._steps(
@@ -208,7 +208,7 @@ class LoadedSeq2Seq:
         sequences, last = [cache.sequence(0) for _ in sources], [rules.start] * len(sources)
         alive = list(range(len(sources)))
         for step in range(limit):
-            logits = self._advance(cache, memory, [(sequences[i], last[i], remembered[i]) for i in alive])
+            logits = self.advance(cache, memory, [(sequences[i], last[i], remembered[i]) for i in alive])
             forced = rules.forced(step, limit)
             for place, row in enumerate(list(alive)):
                 token = self._choose(samplers[row], logits, place) if forced is None else forced
@@ -227,10 +227,10 @@ class LoadedSeq2Seq:
         return sampler(self.rules.allowed(values_V), None if self.rules.banned else peaks_P)
 
     @torch.inference_mode()
-    def _advance(
+    def advance(
         self, cache: PagedCache, memory: Memory, rows: list[tuple[CacheSequence, int, CacheSequence]]
     ) -> Logits:
-        """Logits after one more token of each."""
+        """Logits after one more token of each: what was written so far, the token, and what is remembered."""
         batch = cache.append([(sequence, [token]) for sequence, token, _ in rows])
         batch = replace(batch, memory=memory.of([remembered for *_, remembered in rows]))
         with self.on_threads():
@@ -239,7 +239,12 @@ class LoadedSeq2Seq:
     def _remember(self, sources: list[list[int]]) -> tuple[Memory, list[CacheSequence]]:
         """What the decoder reads of each source."""
         pages = sum(-(-len(ids) // PAGE) for ids in sources)
-        memory, found = Memory(self.decoder, pages=pages, dtype=self.kv_dtype), list[CacheSequence]()
+        memory = Memory(self.decoder, pages=pages, dtype=self.kv_dtype)
+        return memory, self.remember(memory, sources)
+
+    def remember(self, memory: Memory, sources: list[list[int]]) -> list[CacheSequence]:
+        """Read sources, and keep what the decoder reads of each; raises `CacheFull` where there is no room."""
+        found = list[CacheSequence]()
         with self.on_threads():
             for group in _groups(sources):
                 lengths = [len(ids) for ids in group]
@@ -247,7 +252,7 @@ class LoadedSeq2Seq:
                 positions_T = torch.cat([torch.arange(length) for length in lengths])
                 states_TE = self.encoder(self.embedding(ids_T, positions_T), lengths)
                 found += [memory.write(part) for part in states_TE.split(lengths)]
-        return memory, found
+        return found
 
     def _cache(self, tokens: Sequence[int]) -> PagedCache:
         pages = sum(-(-count // PAGE) for count in tokens)
@@ -262,6 +267,10 @@ class LoadedSeq2Seq:
         parts = (*self.encoder.modules(), *self.decoder.modules())
         linear = any(isinstance(part, nn.Linear) for part in parts)
         return not linear and ops.on(self.device, self.decoder.embedding.dtype) is ops.native
+
+    def check_source(self, ids: Sequence[int]) -> None:
+        """Raises `WorkloadError` for ids that are out of range, none, or more than the encoder takes."""
+        self._check(ids, self.encoder, 0)
 
     def _check(self, ids: Sequence[int], stack: Encoder | Decoder, new: int) -> None:
         config = stack.config

@@ -23,6 +23,7 @@ from torchwright.workloads.base import (
     Case,
     Optimized,
     Run,
+    Served,
     Workload,
     batches_to_judge,
     check_sizes,
@@ -125,6 +126,10 @@ class Seq2SeqWorkload(Workload):
     @classmethod
     def answerer(cls, optimized: Optimized) -> None:
         """None: only the native layers generate, and the engine that runs them says so itself."""
+
+    @classmethod
+    def served_as(cls, description: dict[str, Any]) -> Served:
+        return "translator"
 
     @classmethod
     def rates(cls, description: dict[str, Any], seconds: dict[str, float]) -> dict[str, float]:

@@ -28,6 +28,7 @@ for _package in ("uvicorn", "starlette", "zmq", "msgspec", "prometheus_client", 
 KEY_VARIABLE = "TORCHWRIGHT_API_KEY"
 NEEDS = {
     "recognizer": ("a speech model", (("python_multipart", "serve"), ("soundfile", "speech"))),
+    "translator": ("a model of an encoder and a decoder", ()),
     "painter": ("a pipeline of pictures", (("diffusers", "diffusion"), ("PIL", "diffusion"))),
 }
 """What a target is served as → what it is called, and the packages and extras that it wants."""
@@ -69,6 +70,7 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
         )
     finally:
         launcher.close()
+        listening.close()
     return 0
 
 
@@ -137,12 +139,9 @@ def _check_needs(target: ServeTarget, options: EngineOptions) -> None:
                 f"{kind} is served with {package}, which is not installed",
                 next=f"`pip install 'torchwright[{extra}]'`",
             )
-    given = {
-        "--kv": options.kv,
-        "--adapter": options.adapter,
-        "--kv-memory": options.kv_memory,
-        "--max-context": options.max_context,
-    }
+    given: dict[str, object] = {"--adapter": options.adapter, "--max-context": options.max_context}
+    if target.served_as != "translator":
+        given |= {"--kv": options.kv, "--kv-memory": options.kv_memory}
     if target.served_as == "painter":
         given |= {"--quantize": options.quantize, "--dtype": options.dtype}
     flags = [flag for flag, value in given.items() if value is not None]

@@ -15,7 +15,10 @@ from torchwright.speech.families import FAMILIES
 
 BUNDLED_NAME = "torchwright-bundled"
 TARGETS = "an artifact folder, a Hugging Face folder, or a hub id"
-SERVED = "language models, sentence encoders, classifiers of text, speech models and pipelines of pictures"
+SERVED = (
+    "language models, translators and summarizers, sentence encoders, classifiers of text, speech models and "
+    "pipelines of pictures"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +75,10 @@ def find(target: str | None) -> ServeTarget:
         )
     config = find_object(path / "config.json")
     speech = config.get("model_type") in FAMILIES
-    if config.get("is_encoder_decoder") is True and not speech:
-        raise ModelError(
-            f"{path} holds an encoder and a decoder, which is not served so far",
-            found=", ".join(map(str, config.get("architectures") or [])) or "no 'architectures'",
-            allowed=SERVED,
-            next=f"torchwright generate {target} --prompt TEXT, or load_seq2seq from Python",
-        )
-    return ServeTarget(name=name, folder=path, served_as="recognizer" if speech else "writer")
+    if speech:
+        return ServeTarget(name=name, folder=path, served_as="recognizer")
+    translates = config.get("is_encoder_decoder") is True
+    return ServeTarget(name=name, folder=path, served_as="translator" if translates else "writer")
 
 
 def _workload(path: Path) -> tuple[str, str]:

@@ -30,7 +30,7 @@ from torchwright.registry import Registry
 Run = Callable[["Case"], Any]
 """Makes one call of the model, however it is executed, and returns its output."""
 
-Served = Literal["", "writer", "reader", "recognizer", "painter"]
+Served = Literal["", "writer", "reader", "recognizer", "painter", "translator"]
 """A writer continues texts (`generation.Writer`), a reader answers for whole ones (`encoding.TextAnswerer`), a
 recognizer writes down sound (`speech.base.Recognizer`); others are not served."""
 CALIBRATION_BATCHES = 4

@@ -21,6 +21,7 @@ from torchwright.answer import is_artifact, open_diffuser, open_model, open_spee
 from torchwright.artifact.load import load
 from torchwright.decoder.cache import PAGE
 from torchwright.decoder.generate import LoadedDecoder
+from torchwright.decoder.seq2seq import LoadedSeq2Seq
 from torchwright.devices.allocator import retain_where_possible
 from torchwright.errors import ArtifactError, ModelError, TorchwrightError
 from torchwright.process.orphans import die_with_parent
@@ -29,6 +30,7 @@ from torchwright.serve.engine.engine import ServingEngine
 from torchwright.serve.engine.hear import ServedRecognizer
 from torchwright.serve.engine.memory import page_bytes, page_count
 from torchwright.serve.engine.paint import ServedDiffuser
+from torchwright.serve.engine.translate import TranslatingEngine
 from torchwright.serve.folder import find
 from torchwright.serve.log import begin_log
 from torchwright.serve.options import EngineOptions
@@ -111,14 +113,16 @@ class Channel:
 class ServedDecoder:
     """A language model's engine, and what the HTTP process is told of it."""
 
-    engine: ServingEngine
+    engine: ServingEngine | TranslatingEngine
     ready: EngineReady
 
 
 def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
     """Take messages and compute steps until a Shutdown."""
     engine, draining, checked = served.engine, False, True
-    engine.grammars.warm()
+    grammars = engine.grammars
+    if grammars is not None:
+        grammars.warm()
     while not (draining and engine.idle):
         for message in channel.receive(0 if not engine.idle else IDLE_MS):
             match message:
@@ -132,10 +136,12 @@ def serve_decoder(served: ServedDecoder, channel: Channel) -> None:
                         channel.send(refused)
                 case Cancel():
                     engine.cancel(message)
-                case Grammar():
-                    engine.grammars.keep(message)
-                case Forget():
-                    engine.grammars.forget(message.key)
+                case Grammar() if grammars is not None:
+                    grammars.keep(message)
+                case Forget() if grammars is not None:
+                    grammars.forget(message.key)
+                case Grammar() | Forget():
+                    pass  # nobody's request names one
                 case Embed() | Transcribe() | Paint():
                     channel.send(Failed(id=message.id, text="this model writes text, from text"))
                 case Shutdown():
@@ -248,11 +254,14 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
             trust=options.trust,
         )
         model, notices = opened.model, list(opened.notices)
+    if isinstance(model, LoadedSeq2Seq):
+        translating = TranslatingEngine(model, options=options, notices=tuple(notices))
+        return ServedDecoder(translating, translating.ready)
     if not isinstance(model, LoadedDecoder):
         raise ArtifactError(
             f"{options.model} cannot be served",
-            found="a model that is neither on the native decoder nor an encoder of text",
-            next="optimize a language model again with `--with native`",
+            found="a model that is neither on native layers nor an encoder of text",
+            next="optimize a language model again with `--with native`, an encoder and decoder with native_seq2seq",
         )
     if model.device.type != "cpu":
         raise ArtifactError(

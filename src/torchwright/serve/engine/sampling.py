@@ -7,6 +7,7 @@ Every row is computed by itself, so that nothing depends on the rows beside it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 
 import torch
@@ -18,9 +19,11 @@ from torchwright.serve.wire.messages import SamplingOptions, Submit, TokenLogpro
 class Chooser:
     """How one sequence's tokens are chosen; it knows those that were accepted."""
 
-    def __init__(self, submit: Submit, index: int) -> None:
+    def __init__(self, submit: Submit, index: int, *, prompt: Sequence[int] | None = None) -> None:
+        """`prompt`: the tokens that penalties count beside the answer's, where they are not the request's."""
         options = submit.sampling
-        self._sampler = Sampler(sampling_of(options), submit.ids, options.seed, index)
+        before = submit.ids if prompt is None else prompt
+        self._sampler = Sampler(sampling_of(options), before, options.seed, index)
         self._bias = torch.tensor(list(options.logit_bias.values()), dtype=torch.float32)
         self._biased = torch.tensor(list(options.logit_bias), dtype=torch.long)
         self._stops = torch.tensor(submit.stop_ids, dtype=torch.long)

@@ -54,9 +54,13 @@ async def completions(service: Service, request: Request) -> Response:
     model, ready = service.decoder(body.model)
     if body.stream and body.echo and body.logprobs is not None:
         raise invalid("echo with logprobs is not streamed", "stream", "unsupported_parameter")
+    if ready.answer is not None:
+        _check_source(body)
+    # A translation ends where the model ends it, unless its client says otherwise.
+    whole = ready.answer is not None and "max_tokens" not in body.model_fields_set
     wanted = Wanted(
         n=body.n,
-        max_tokens=body.max_tokens,
+        max_tokens=None if whole else body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
         form=form_of(body.structured_outputs, body.response_format),
@@ -107,9 +111,17 @@ async def messages(service: Service, request: Request) -> Response:
     return await _respond(service, request, body.stream, user, facts, answer)
 
 
+def _check_source(body: CompletionRequest) -> None:
+    """Raise `ApiError` (400) for what a model with an encoder does not do."""
+    if body.echo:
+        raise invalid("the answer does not go on from the prompt", "echo", "unsupported_parameter")
+    if form := form_of(body.structured_outputs, body.response_format):
+        raise invalid("this model keeps to no grammar", form[1], "unsupported_parameter")
+
+
 async def _read(service: Service, request: Request, kind: type[Generating]) -> tuple[Generating, Prompts]:
     """A request and its prompts; the time that this takes counts from its arrival."""
-    model, ready = service.decoder(None)
+    model, ready = service.decoder(None) if kind is CompletionRequest else service.chat(None)
     async with held_body(request, service.limits) as body:
         reading = service.reader.generating(kind, body, model, room_of(ready, service.name))
         return await (reading if service.reader.is_short(body) else while_there(request, reading))

@@ -51,7 +51,7 @@ def run(
     service = Service(
         name=target.name,
         client=client,
-        model=load_model(target, limits) if target.served_as == "writer" else None,
+        model=load_model(target, limits) if target.served_as in ("writer", "translator") else None,
         folder=target.folder,
         sounds=Sounds(limits) if target.served_as == "recognizer" else None,
         limits=limits,
@@ -171,6 +171,7 @@ class Server(uvicorn.Server):
         if ready.kind == "decoder":
             tokens = ready.pages * ready.page_tokens
             facts += f", KV cache {gib(ready.kv_bytes)} for {tokens} tokens, context {ready.context}"
+            facts += f", answers of at most {ready.answer}" if ready.answer is not None else ""
         lines = [
             f"serving '{self._service.name}' at {self._url} after {time.perf_counter() - self._begun:.1f} s: {facts}"
         ]

@@ -78,7 +78,8 @@ class Service:
         """Start the processes that help, so that no request waits for them."""
         try:
             await (self.sounds or self.reader).workers.start()
-            for grammar in await self.model.grammars.warm(ready) if self.model else ():
+            writes = self.model is not None and ready.answer is None
+            for grammar in await self.model.grammars.warm(ready) if self.model and writes else ():
                 if self.client.hold(grammar):
                     self.client.release(grammar)
         except ApiError as error:
@@ -90,6 +91,16 @@ class Service:
         if ready.kind != "decoder" or self.model is None:
             raise invalid(f"the served model is {USES[ready.kind]}", code="wrong_model_kind")
         return self.model, ready
+
+    def chat(self, name: str | None) -> tuple[ServedModel, EngineReady]:
+        """The same for a conversation, which a model with an encoder does not answer."""
+        model, ready = self.decoder(name)
+        if ready.answer is not None:
+            raise invalid(
+                "the served model answers texts, not conversations: use /v1/completions",
+                code="wrong_model_kind",
+            )
+        return model, ready
 
     def recognizer(self) -> Sounds:
         """Where a speech model's uploads go; raises `ApiError` where another kind is served, or it is not ready."""

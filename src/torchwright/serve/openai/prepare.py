@@ -194,6 +194,8 @@ def _too_late() -> ApiError:
 
 def _room(tokens: int, wanted: Wanted, min_tokens: int, room: RequestRoom, param: str) -> int:
     """How many new tokens one prompt may have."""
+    if room.answer is not None:
+        return _answer_room(tokens, wanted, min_tokens, room.context, room.answer, param)
     context = room.context
     asked = wanted.max_tokens
     least = 1 if asked is None else asked
@@ -206,6 +208,22 @@ def _room(tokens: int, wanted: Wanted, min_tokens: int, room: RequestRoom, param
             "context_length_exceeded",
         )
     most = context - tokens if asked is None else asked
+    if min_tokens > most:
+        raise invalid(
+            f"min_tokens {min_tokens} is more than the {most} tokens that there may be", "min_tokens"
+        )
+    return most
+
+
+def _answer_room(tokens: int, wanted: Wanted, min_tokens: int, context: int, answer: int, param: str) -> int:
+    """The same where an encoder reads the prompt, so that the answer has room of its own."""
+    if tokens > context:
+        text = f"the model's encoder reads {context} tokens here; the prompt has {tokens}"
+        raise invalid(text, param, "context_length_exceeded")
+    most = answer if wanted.max_tokens is None else wanted.max_tokens
+    if most > answer:
+        text = f"the model's answers have at most {answer} tokens here; {wanted.max_tokens_param} is {most}"
+        raise invalid(text, wanted.max_tokens_param, "context_length_exceeded")
     if min_tokens > most:
         raise invalid(
             f"min_tokens {min_tokens} is more than the {most} tokens that there may be", "min_tokens"

@@ -17,10 +17,14 @@ class RequestRoom(msgspec.Struct, frozen=True):
     model: str
     context: int
     vocabulary: int
+    answer: int | None = None
+    """Of an answer, where it does not share the context with the prompt."""
 
 
 def room_of(ready: EngineReady, model: str) -> RequestRoom:
-    return RequestRoom(model, min(ready.context, ready.pages * ready.page_tokens), ready.vocabulary)
+    return RequestRoom(
+        model, min(ready.context, ready.pages * ready.page_tokens), ready.vocabulary, ready.answer
+    )
 
 
 def check_model(asked: str | None, served: str) -> None:

@@ -137,7 +137,9 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     kind: Literal["decoder", "encoder", "classifier", "recognizer", "painter"]
     vocabulary: int
     context: int
-    """Tokens of prompt and answer together, at most."""
+    """Tokens of prompt and answer together, at most; of a source alone where `answer` has its own."""
+    answer: int | None = None
+    """Tokens of an answer at most, where an encoder reads the prompt."""
     pages: int
     page_tokens: int
     stop_ids: list[int]

@@ -1,0 +1,397 @@
+"""The engine of an encoder and a decoder of text: sources in, answers of all of them side by side.
+
+A source is read once, when its turn comes; its answers share what is remembered of it. From then on a step gives each
+answer one token. Room for whole answers is taken before they begin, so that none ever has to wait for another.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+
+from torchwright.decoder.cache import PAGE, CacheSequence, PagedCache
+from torchwright.decoder.memory import Memory
+from torchwright.decoder.scores import Logits
+from torchwright.decoder.seq2seq import LoadedSeq2Seq
+from torchwright.errors import ModelError, WorkloadError
+from torchwright.serve.engine.admission import Bounds, refuse
+from torchwright.serve.engine.cores import CoreShare
+from torchwright.serve.engine.fingerprint import fingerprint
+from torchwright.serve.engine.invariance import require_invariance
+from torchwright.serve.engine.memory import page_bytes, page_count
+from torchwright.serve.engine.request import Key, order
+from torchwright.serve.engine.sampling import Chooser, logprob
+from torchwright.serve.options import EngineOptions
+from torchwright.serve.wire.messages import (
+    Cancel,
+    EngineReady,
+    Finish,
+    Output,
+    RequestRefused,
+    Stats,
+    StepOutput,
+    Submit,
+    Timing,
+    TokenLogprob,
+)
+
+FINISH_SECONDS = 1.0
+"""After which a client is told to come again where the queue is full."""
+
+
+@dataclass(eq=False, kw_only=True)
+class _Source:
+    """One request: what is remembered of its text, and its answers that have not ended."""
+
+    submit: Submit
+    arrived: float
+    memory: CacheSequence | None = None
+    begun: float = 0.0
+    """When it was read."""
+    read: float = 0.0
+    """When that was done."""
+    answers: dict[int, _Answer] = field(default_factory=dict)
+
+    @property
+    def answer_pages(self) -> int:
+        """What one of its answers takes at most."""
+        return -(-self.submit.max_tokens // PAGE)
+
+
+@dataclass(eq=False, kw_only=True)
+class _Answer:
+    source: _Source
+    index: int
+    chooser: Chooser
+    cache: CacheSequence
+    last: int
+    count: int = 0
+
+
+class TranslatingEngine:
+    """One model's requests; `serve_decoder` runs it as it does a `ServingEngine`.
+
+    Raises `WorkloadError` where `deterministic` is asked of a model that cannot compute so, and where the memory is too
+    little for one request.
+    """
+
+    grammars = None
+    """It keeps to none."""
+
+    def __init__(
+        self,
+        loaded: LoadedSeq2Seq,
+        *,
+        options: EngineOptions | None = None,
+        notices: tuple[str, ...] = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.loaded, self.options, self._clock = loaded, options or EngineOptions(), clock
+        options = self.options
+        if options.deterministic:
+            require_invariance(loaded.decoder)  # whose layers are made as the encoder's
+        config = loaded.decoder.config
+        self.context, self.answer = loaded.encoder.config.context, config.context
+        """Tokens of a source and of an answer at most."""
+        pages = page_count(
+            config,
+            loaded.kv_dtype,
+            context=self.context + self.answer,
+            max_running=options.max_running,
+            kv_memory=options.kv_memory,
+        )
+        self._source_pages = max(1, pages * self.context // (self.context + self.answer))
+        self._answer_pages = max(1, pages - self._source_pages)
+        self.context = min(self.context, self._source_pages * PAGE)
+        self.answer = min(self.answer, self._answer_pages * PAGE)
+        self._memory = Memory(loaded.decoder, pages=self._source_pages, dtype=loaded.kv_dtype)
+        self._cache = PagedCache(config, pages=self._answer_pages, dtype=loaded.kv_dtype)
+        self._bounds = Bounds(
+            vocabulary=config.vocabulary,
+            context=self.answer + 1,
+            pages=pages + 1,
+            max_running=options.max_running,
+            max_queue=options.max_queue,
+        )
+        self._allowed = torch.ones(config.vocabulary, dtype=torch.bool)
+        self._allowed[list(loaded.rules.banned)] = False
+        self._cores = CoreShare(clock, time.thread_time)
+        self._live: dict[str, _Source] = {}
+        self._waiting: list[tuple[Key, _Source]] = []
+        self._running: list[_Answer] = []
+        self._taken = [0, 0]
+        """Pages of sources, and those that are kept for answers."""
+        self._outputs: list[Output] = []
+        self._numbers = itertools.count()
+        self._steps = self._read_tokens = self._generated = 0
+        self._step_s, self._step_tokens = 0.0, 0
+        self.ready = self._ready(notices)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to compute and nothing to tell."""
+        return not self._live and not self._outputs
+
+    def submit(self, submit: Submit) -> RequestRefused | None:
+        """Take a request, or say why not."""
+        refused = self._refusal(submit)
+        if refused is not None:
+            return refused
+        now = self._clock()
+        source = _Source(submit=submit, arrived=now)
+        source.answers = {index: self._begin(source, index) for index in range(submit.n)}
+        self._live[submit.id] = source
+        heapq.heappush(self._waiting, (order(submit, now, next(self._numbers)), source))
+        return None
+
+    def cancel(self, cancel: Cancel) -> None:
+        """End a request, or one of its answers; their pages are free when this returns. Unknown ids have ended."""
+        source = self._live.get(cancel.id)
+        for index, answer in list(source.answers.items()) if source else ():
+            if cancel.index in (None, index):
+                self._end(answer, cancel.finish, message=cancel.reason)
+
+    def cancel_all(self, reason: str) -> None:
+        """End every request."""
+        for id in list(self._live):
+            self.cancel(Cancel(id=id, reason=reason))
+
+    @torch.inference_mode()
+    def step(self) -> StepOutput:
+        """Read the sources whose turn has come, and give every running answer one token more."""
+        begun = self._clock()
+        self._expire(begun)
+        with self._cores.counted():
+            read = self._admit()
+            rows = len(self._running)
+            if rows:
+                self._advance()
+        if rows or read:
+            self._steps += 1
+            self._step_s, self._step_tokens = self._clock() - begun, rows + read
+        outputs, self._outputs = self._outputs, []
+        return StepOutput(outputs=outputs, stats=self.stats())
+
+    def stats(self) -> Stats:
+        """The engine's state now."""
+        return Stats(
+            running=len(self._running),
+            waiting=sum(len(source.answers) for _, source in self._waiting),
+            pages_used=sum(self._taken),
+            pages_cached=0,
+            pages=self._source_pages + self._answer_pages,
+            prompt_tokens=self._read_tokens,
+            generated_tokens=self._generated,
+            prefix_queries=0,
+            prefix_hits=0,
+            preemptions=0,
+            speculated_tokens=0,
+            accepted_tokens=0,
+            steps=self._steps,
+            step_s=self._step_s,
+            step_tokens=self._step_tokens,
+            core_share=self._cores.value,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` unless every page is held by exactly those who say so."""
+        sources = [source.memory for source in self._live.values() if source.memory is not None]
+        self._memory.check_integrity(sources)
+        self._cache.pool.check_integrity([list(answer.cache.pages) for answer in self._running])
+        pages = sum(answer.source.answer_pages for answer in self._running)
+        assert self._taken == [sum(len(one.pages) for one in sources), pages], "pages are miscounted"
+
+    def close(self) -> None:
+        """It has no threads of its own."""
+
+    def _ready(self, notices: tuple[str, ...]) -> EngineReady:
+        loaded, pages = self.loaded, self._source_pages + self._answer_pages
+        parts = {
+            **loaded.encoder.state_dict(prefix="encoder."),
+            **loaded.decoder.state_dict(prefix="decoder."),
+        }
+        storages = {t.untyped_storage().data_ptr(): t.nbytes for t in parts.values()}
+        kv = str(loaded.kv_dtype).removeprefix("torch.")
+        return EngineReady(
+            kind="decoder",
+            vocabulary=loaded.encoder.config.vocabulary,
+            context=self.context,
+            answer=self.answer,
+            pages=pages,
+            page_tokens=PAGE,
+            stop_ids=sorted(loaded.rules.stop),
+            max_running=self.options.max_running,
+            weight_bytes=sum(storages.values()),
+            kv_bytes=pages * page_bytes(loaded.decoder.config, loaded.kv_dtype),
+            fingerprint=f"{fingerprint(loaded.decoder)}-{kv}",
+            notices=[*notices, *(f"not followed: {text}" for text in loaded.rules.not_followed)],
+        )
+
+    def _refusal(self, submit: Submit) -> RequestRefused | None:
+        # Options as for any language model; the source has its own bound, beside the answer's.
+        alone = msgspec.structs.replace(submit, ids=[0])
+        if refused := refuse(alone, self._bounds, known=submit.id in self._live):
+            return refused
+        if submit.grammar is not None or submit.prompt_logprobs is not None or not submit.max_tokens:
+            text = "a model with an encoder keeps to no grammar, does not score its source, and answers"
+            return RequestRefused(id=submit.id, reason="invalid", text=text)
+        try:
+            self.loaded.check_source(submit.ids)
+        except WorkloadError as error:
+            return RequestRefused(id=submit.id, reason="invalid", text=str(error))
+        if len(submit.ids) > self.context:
+            text = f"the source has {len(submit.ids)} tokens; the server has memory for {self.context}"
+            return RequestRefused(id=submit.id, reason="too_long", text=text)
+        if submit.n * -(-submit.max_tokens // PAGE) > self._answer_pages:
+            text = f"{submit.n} answers of {submit.max_tokens} tokens do not fit: there is memory for "
+            text += f"{self._answer_pages * PAGE} (--kv-memory)"
+            return RequestRefused(id=submit.id, reason="too_long", text=text)
+        waiting = self.stats().waiting
+        if waiting + submit.n > self.options.max_queue:
+            text = f"{waiting} answers wait; at most {self.options.max_queue} may"
+            return RequestRefused(id=submit.id, reason="queue_full", text=text, retry_after_s=FINISH_SECONDS)
+        return None
+
+    def _begin(self, source: _Source, index: int) -> _Answer:
+        return _Answer(
+            source=source,
+            index=index,
+            # As `generate` does: penalties count the answer alone, which may be in another language.
+            chooser=Chooser(source.submit, index, prompt=()),
+            cache=self._cache.sequence(0),
+            last=self.loaded.rules.start,
+        )
+
+    def _expire(self, now: float) -> None:
+        for source in list(self._live.values()):
+            timeout = source.submit.timeout_s
+            if timeout is not None and source.arrived + timeout <= now:
+                for answer in list(source.answers.values()):
+                    self._end(answer, "timeout", message=f"its time-out of {timeout:g} s")
+
+    def _admit(self) -> int:
+        """Read sources in their order while there are places and pages, and tokens in the step; says how many."""
+        chosen, tokens = list[_Source](), 0
+        while self._waiting and tokens < self.options.step_tokens:
+            source = self._waiting[0][1]
+            pages = -(-len(source.submit.ids) // PAGE), len(source.answers) * source.answer_pages
+            fits = (
+                len(self._running) + len(source.answers) <= self.options.max_running
+                and self._taken[0] + pages[0] <= self._source_pages
+                and self._taken[1] + pages[1] <= self._answer_pages
+            )
+            if not fits:
+                break
+            heapq.heappop(self._waiting)
+            chosen.append(source)
+            tokens += len(source.submit.ids)
+            self._taken = [self._taken[0] + pages[0], self._taken[1] + pages[1]]
+            self._running += source.answers.values()
+            source.begun = self._clock()
+        found = self.loaded.remember(self._memory, [source.submit.ids for source in chosen]) if chosen else []
+        for source, memory in zip(chosen, found, strict=True):
+            source.memory, source.read = memory, self._clock()
+        self._read_tokens += tokens
+        return tokens
+
+    def _advance(self) -> None:
+        """One token more for every running answer."""
+        running, rules = list(self._running), self.loaded.rules
+        rows = []
+        for answer in running:
+            memory = answer.source.memory
+            assert memory is not None, "its source was read"
+            rows.append((answer.cache, answer.last, memory))
+        logits = self.loaded.advance(self._cache, self._memory, rows)
+        for row, answer in enumerate(running):
+            submit = answer.source.submit
+            forced = rules.forced(answer.count, submit.max_tokens)
+            try:
+                token = self._choose(answer, logits, row) if forced is None else forced
+            except ModelError as error:
+                self._end(answer, "error", message=str(error))
+                continue
+            scored = (
+                None if submit.logprobs is None else [logprob(logits.row(row)[0], token, submit.logprobs)]
+            )
+            if forced is None:  # what nobody chose is no draw, and no penalty counts it: as in `generate`
+                answer.chooser.accept(token)
+            answer.last = token
+            answer.count += 1
+            self._generated += 1
+            if token in submit.stop_ids:
+                self._end(answer, "stop", [token], scored)
+            elif answer.count == submit.max_tokens:
+                self._end(answer, "length", [token], scored)
+            else:
+                self._tell(answer, [token], scored)
+
+    def _choose(self, answer: _Answer, logits: Logits, row: int) -> int:
+        return answer.chooser.choose(*logits.row(row), self._allowed if self.loaded.rules.banned else None)
+
+    def _end(
+        self,
+        answer: _Answer,
+        finish: Finish,
+        tokens: list[int] | None = None,
+        logprobs: list[TokenLogprob] | None = None,
+        *,
+        message: str = "",
+    ) -> None:
+        """Forget an answer, and its source with the last one; free their pages, and tell why."""
+        source = answer.source
+        del source.answers[answer.index]
+        if answer in self._running:
+            self._running.remove(answer)
+            self._cache.free(answer.cache)
+            self._taken[1] -= source.answer_pages
+        if not source.answers:
+            del self._live[source.submit.id]
+            if source.memory is None:
+                self._waiting = [entry for entry in self._waiting if entry[1] is not source]
+                heapq.heapify(self._waiting)
+            else:
+                self._taken[0] -= len(source.memory.pages)
+                self._memory.free(source.memory)
+        self._tell(answer, tokens or [], logprobs, finish, message)
+
+    def _tell(
+        self,
+        answer: _Answer,
+        tokens: list[int],
+        logprobs: list[TokenLogprob] | None,
+        finish: Finish | None = None,
+        message: str = "",
+    ) -> None:
+        self._outputs.append(
+            Output(
+                id=answer.source.submit.id,
+                index=answer.index,
+                tokens=tokens,
+                logprobs=logprobs,
+                finish=finish,
+                message=message or None,
+                timing=self._timing(answer.source) if finish else None,
+            )
+        )
+
+    def _timing(self, source: _Source) -> Timing:
+        now, read = self._clock(), source.memory is not None
+        return Timing(
+            queue_s=(source.begun if read else now) - source.arrived,
+            prefill_s=source.read - source.begun if read else 0.0,
+            decode_s=now - source.read if read else 0.0,
+            grammar_s=0.0,
+            preempted_s=0.0,
+            preemptions=0,
+            cached_tokens=0,
+            computed_tokens=len(source.submit.ids) if read else 0,
+            speculated_tokens=0,
+            accepted_tokens=0,
+        )
