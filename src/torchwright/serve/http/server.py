@@ -47,11 +47,13 @@ def run(
     begin_log()
     return_large_blocks()  # bodies and grammars come and go
     silent_seconds = LONG_SILENT_SECONDS if target.served_as in ("recognizer", "painter") else None
+    # Before anything is opened that would have to be closed: its files may be damaged.
+    model = load_model(target, limits) if target.served_as in ("writer", "translator") else None
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs, silent_seconds=silent_seconds)
     service = Service(
         name=target.name,
         client=client,
-        model=load_model(target, limits) if target.served_as in ("writer", "translator") else None,
+        model=model,
         folder=target.folder,
         sounds=Sounds(limits) if target.served_as == "recognizer" else None,
         limits=limits,
