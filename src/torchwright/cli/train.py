@@ -52,6 +52,9 @@ SIGNALLED = 128
 @click.option(
     "--profile", metavar="A:B", help="Record steps A to B: OUT/profile/ has a trace, idle time, every wait."
 )
+@click.option(
+    "--trust", is_flag=True, help="Take the compiled code in the run's folder, even if another user made it."
+)
 @quiet_option
 @json_option
 def command(
@@ -67,6 +70,7 @@ def command(
     resume: bool,
     watch: Path | None,
     profile: str | None,
+    trust: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -91,7 +95,7 @@ def command(
     if (run is None) == (model is None):
         raise click.UsageError("give either a run file or --model")
     first = int(os.environ.get("RANK", "0")) == 0
-    how: dict[str, Any] = {"fresh": fresh, "resume": resume, "live": not quiet}
+    how: dict[str, Any] = {"fresh": fresh, "resume": resume, "live": not quiet, "trust": trust}
     if profile is not None:
         with importing():
             from torchwright.train.run.profiling import parse_steps

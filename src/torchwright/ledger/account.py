@@ -42,6 +42,10 @@ class Attempt:
     """The last step that any rank completed."""
     saved: int | None
     """The newest step of which a checkpoint lay whole on the disk."""
+    found: int | None
+    """Graphs that all its ranks found compiled; None where none compiles."""
+    made: int | None
+    """Graphs and files that they compiled."""
 
     def spent(self, rank: int) -> dict[str, int]:
         """Bucket → nanoseconds of one rank; they sum to `end - start`."""
@@ -158,8 +162,15 @@ def account_of(sessions: list[ProcessLife]) -> Account:
                 resumed=min(_marks(group, "resume"), default=None),
                 reached=reached,
                 saved=max(_marks(group, "checkpoint"), default=None),
+                found=_sum(_marks(group, "found")),
+                made=_sum(_marks(group, "made")),
             )
         )
+        if account.attempts[-1].found and not account.attempts[-1].made:
+            account.notes.append(
+                f"attempt {number} compiled nothing: its {account.attempts[-1].found} graphs lay in the cache or came "
+                "with the run"
+            )
         furthest, failed = max(furthest, reached), not account.attempts[-1].finished
     _note_risk(account)
     return account
@@ -208,6 +219,10 @@ def _begins_from(session: ProcessLife, otherwise: int) -> int:
         if span.resume is not None:
             return span.resume
     return otherwise
+
+
+def _sum(counts: list[int]) -> int | None:
+    return sum(counts) if counts else None
 
 
 def _marks(group: list[ProcessLife], name: str) -> list[int]:

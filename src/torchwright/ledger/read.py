@@ -28,6 +28,10 @@ class Span:
     """The last step completed, if any was in this span."""
     resume: int | None = None
     checkpoint: int | None = None
+    found: int | None = None
+    """Graphs that were compiled already."""
+    made: int | None = None
+    """Graphs and files that the compiler made."""
 
 
 @dataclass
@@ -133,7 +137,9 @@ def _span(line: dict[str, Any], session: ProcessLife) -> Span:
         session.notes.append(f"{session.path.name}: {missing / 1e9:.3f} s are in no line; they count as idle")
         spent = spent | {"idle": spent.get("idle", 0) + missing}
     marks = {
-        name: _whole(line, name, session.path) for name in ("step", "resume", "checkpoint") if name in line
+        name: _whole(line, name, session.path)
+        for name in ("step", "resume", "checkpoint", "found", "made")
+        if name in line
     }
     return Span(session.end, end, spent, **marks)
 

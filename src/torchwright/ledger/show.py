@@ -78,6 +78,8 @@ def plain(account: Account) -> dict[str, Any]:
                 "resumed_from_step": attempt.resumed,
                 "reached_step": attempt.reached,
                 "saved_step": attempt.saved,
+                "graphs_found": attempt.found,
+                "graphs_compiled": attempt.made,
                 "seconds": attempt.seconds(),
                 "ranks": {
                     str(rank): {bucket: spent / NANO for bucket, spent in attempt.spent(rank).items()}

@@ -54,6 +54,7 @@ class Ledger:
             with ledger.phase("checkpoint"):
                 ...
             ledger.checkpointed(step=140)             # once it is whole on the disk; from any thread
+            ledger.compiled(found=6, made=0)          # graphs and files, after a phase `compile`
 
     Phases may be nested: the time goes to the innermost. Before the first phase time counts as `start`, later as
     `idle` where no phase is open. Leaving the `with` block by an exception, or not at all, marks the attempt as dead.
@@ -151,6 +152,11 @@ class Ledger:
         """A checkpoint of the state after `step` lies whole on the disk. Any thread may say so."""
         with self._lock:
             self._write(checkpoint=step)
+
+    def compiled(self, *, found: int, made: int) -> None:
+        """What the compiler was asked for since this was said last: what it found, and what it made."""
+        with self._lock:
+            self._write(found=found, made=made)
 
     def seconds(self) -> dict[str, float]:
         """Seconds of this process in each bucket until now."""

@@ -59,8 +59,13 @@ def train_recommender(
     resume: bool = False,
     live: bool = True,
     profile: range = range(0),
+    trust: bool = False,
 ) -> RecommenderOutcome:
-    """As `train` of language models; there is nothing to `merge`."""
+    """As `train` of language models; there is nothing to `merge`, and no compiled code to `trust`."""
+    if trust:
+        raise RunError(
+            "--trust is for compiled code, which a recommender's run has none of", next="leave it out"
+        )
     run = read_recommender(path)
     if merge:
         raise RunError("--merge puts adapters into a language model", next="leave --merge out")
@@ -84,7 +89,9 @@ class RecommenderTrainer(Session[RecommenderRun, RecommenderOutcome]):
         *,
         live: bool,
         profile: range = range(0),
+        trust: bool = False,
     ) -> None:
+        assert not trust, "nothing is compiled"
         super().__init__(run, out, place, ledger, steps=run.steps, live=live, profile=profile)
         self.clicks = open_clicks(run, folder, out)
         self.plan = placement(run, self._batch(0), out)

@@ -36,11 +36,13 @@ def train(
     resume: bool = False,
     live: bool = True,
     profile: range = range(0),
+    trust: bool = False,
 ) -> TrainingOutcome:
     """Train what a run file describes, from its last checkpoint on where there is one, bit for bit.
 
     `fresh` moves an earlier run aside and begins anew; `resume` insists on a checkpoint; `merge` writes the model with
-    its adapters in it, also of a run that is at its end. The steps of `profile` are made under torch's profiler.
+    its adapters in it, also of a run that is at its end. The steps of `profile` are made under torch's profiler;
+    `trust` takes compiled code that another user's run left in the folder.
 
     Raises children of `TorchwrightError` for what a user can mend; nothing that was there is overwritten then.
     """
@@ -50,7 +52,9 @@ def train(
     # A run file in the run's own folder is moved aside with it, and is wanted in the new one.
     inside = (path.parent / run.out).resolve() == path.parent.resolve()
     text = path.read_text(encoding="utf-8") if inside else None
-    return train_run(run, path.parent, text=text, fresh=fresh, resume=resume, live=live, profile=profile)
+    return train_run(
+        run, path.parent, text=text, fresh=fresh, resume=resume, live=live, profile=profile, trust=trust
+    )
 
 
 def train_run(
@@ -62,9 +66,20 @@ def train_run(
     resume: bool = False,
     live: bool = True,
     profile: range = range(0),
+    trust: bool = False,
 ) -> TrainingOutcome:
     """As `train`, a run whose paths are relative to `folder`; `text` is written as RUN/run.toml once it has begun."""
-    return in_session(Trainer, run, folder, text=text, fresh=fresh, resume=resume, live=live, profile=profile)
+    return in_session(
+        Trainer,
+        run,
+        folder,
+        text=text,
+        fresh=fresh,
+        resume=resume,
+        live=live,
+        profile=profile,
+        trust=trust,
+    )
 
 
 def in_session(
@@ -77,6 +92,7 @@ def in_session(
     resume: bool = False,
     live: bool = True,
     profile: range = range(0),
+    trust: bool = False,
 ) -> Outcome:
     """As `train_run`, a run of any kind: `kind(run, folder, out, place, ledger, live=…)` is its session."""
     if run.threads is not None:
@@ -100,7 +116,7 @@ def in_session(
 
             def whole_run(beat: Beat) -> Outcome:
                 with ledger.phase("start"), patient(run.timeout_s):
-                    session = kind(run, folder, out, place, ledger, live=live, profile=profile)
+                    session = kind(run, folder, out, place, ledger, live=live, profile=profile, trust=trust)
                     if there:
                         session.resume()
                     if text is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from torchwright.caches.why import counting
 from torchwright.devices import get_device
 from torchwright.hub.run_folder import ADAPTER, MODEL
 from torchwright.hub.trained import write_trained_scheme
@@ -24,6 +26,7 @@ from torchwright.train.model.lora import merged
 from torchwright.train.parallel.stages import Staged
 from torchwright.train.run.adapt import base_digests, write_adapters
 from torchwright.train.run.checkpoint import CheckpointError, Described
+from torchwright.train.run.compiled import CompiledCode
 from torchwright.train.run.config import FEW_BITS, FREE, Run
 from torchwright.train.run.corpus import TOKENS, left_out, open_data, walk_of
 from torchwright.train.run.evaluate import Evaluator
@@ -76,7 +79,9 @@ class Trainer(Session[Run, TrainingOutcome]):
         *,
         live: bool,
         profile: range = range(0),
+        trust: bool = False,
     ) -> None:
+        """`trust` takes compiled code that another user's run left in the folder."""
         super().__init__(run, out, place, ledger, steps=steps(run), live=live, profile=profile)
         self.folder = folder
         self.source = on_first(lambda: write_source(run, folder, out))
@@ -90,6 +95,7 @@ class Trainer(Session[Run, TrainingOutcome]):
         self.validation_loss: float | None = None
         self._walks: dict[int, Walk] = {}
         self._compiled: set[int] = set()
+        self._code = CompiledCode(out, place, trust=trust) if run.compile else None
 
     def prepare(self) -> None:
         self.learner.optimizers.prepare()
@@ -112,6 +118,9 @@ class Trainer(Session[Run, TrainingOutcome]):
     def begin(self) -> None:
         """The rows that are left out, by file, and what windows leave out."""
         self.tell_broken(self.corpus.reports, numbered="row")
+        if self._code is not None and (reason := self._code.restore()):
+            self.metrics.event("compiled_code", reason=reason)
+            self.metrics.show(reason)
         if self.done < self.last:
             self._windows(plan_step(self.run, self.done))
 
@@ -125,7 +134,7 @@ class Trainer(Session[Run, TrainingOutcome]):
         with self.ledger.phase("step", step=self.done + 1):
             # The compiler runs when it first meets a shape; what is left of that step is not worth telling apart.
             new = self.run.compile and step.context not in self._compiled
-            with self.ledger.phase("compile") if new else contextlib.nullcontext():
+            with self._compiling(step.context) if new else contextlib.nullcontext():
                 figures = self.learner.gradients(
                     batches, leave=self.signals.number is not None, failed=self.checkpoints.failed
                 )
@@ -144,6 +153,22 @@ class Trainer(Session[Run, TrainingOutcome]):
         if self.done % self.run.log_every == 0 or self.done == self.last or figures.leave:
             self._show(step, figures)
         return figures
+
+    @contextlib.contextmanager
+    def _compiling(self, context: int) -> Iterator[None]:
+        """Within it the compiler runs; the ledger is told what it made."""
+        assert self._code is not None
+        with self.ledger.phase("compile"), counting() as so_far:
+            yield
+        compiled = so_far()
+        self.ledger.compiled(found=compiled.found, made=compiled.missed + compiled.passed + compiled.objects)
+        self._code.made(f"a step of {context} tokens")
+
+    def save(self) -> None:
+        super().save()
+        if self._code is not None and (reason := self._code.keep()):
+            self.metrics.event("compiled_code", reason=reason)
+            self.metrics.show(reason)
 
     def _windows(self, step: ScheduledStep) -> Walk:
         if step.phase not in self._walks:
