@@ -86,8 +86,3 @@ def test_what_is_not_for_it_is_refused(translator, capsys, options, says):
 def test_languages_are_not_for_a_decoder_alone(tmp_path, capsys):
     assert generate(save(causal(head_dim=16), tmp_path), "--language", "fra_Latn") == 2
     assert "no encoder" in capsys.readouterr().err
-
-
-def test_serve_refuses_it(translator, capsys):
-    assert main(["serve", str(translator), "--port", "0"]) == 2
-    assert "torchwright generate" in capsys.readouterr().err
