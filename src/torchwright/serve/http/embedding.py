@@ -6,12 +6,11 @@ import asyncio
 
 from starlette.requests import Request
 
-from torchwright.serve.api_error import invalid, unavailable
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import watch
-from torchwright.serve.openai.generation import Gone, refusal
-from torchwright.serve.wire.mailbox import Dropped, Item, Lost
-from torchwright.serve.wire.messages import Embed, Embedded, Failed, RequestRefused
+from torchwright.serve.openai.generation import told
+from torchwright.serve.wire.mailbox import Dropped
+from torchwright.serve.wire.messages import Embed, Embedded
 
 
 async def embed(
@@ -37,7 +36,7 @@ async def embed(
     try:
         while len(vectors) < len(texts):
             for item in await mailbox.take():
-                found = _read(item, param)
+                found = told(item, Embedded, param)
                 vectors.update(zip(found.places, found.vectors, strict=True))
                 tokens += found.tokens
     finally:
@@ -46,16 +45,3 @@ async def embed(
             client.cancel(id, "abandoned")
         client.finish(id)
     return [vectors[place] for place in range(len(texts))], tokens
-
-
-def _read(item: Item, param: str) -> Embedded:
-    if isinstance(item, Embedded):
-        return item
-    if isinstance(item, Dropped):
-        raise Gone(item.reason)
-    if isinstance(item, RequestRefused):
-        raise refusal(item)
-    if isinstance(item, Lost):
-        raise unavailable(item.reason)
-    assert isinstance(item, Failed), f"{type(item).__name__} for texts"
-    raise invalid(item.text, param)

@@ -11,14 +11,13 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from torchwright.serve.api_error import invalid, unavailable
 from torchwright.serve.http.guard import held_body, record_of
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import Json, watch
-from torchwright.serve.openai.generation import Gone, refusal
+from torchwright.serve.openai.generation import told
 from torchwright.serve.openai.image_request import ImageRequest
-from torchwright.serve.wire.mailbox import Dropped, Item, Lost
-from torchwright.serve.wire.messages import Failed, Paint, Painted, RequestRefused
+from torchwright.serve.wire.mailbox import Dropped
+from torchwright.serve.wire.messages import Paint, Painted
 
 SEEDS = 2**32
 """A seed that is drawn is below it: a number that JavaScript's clients keep whole."""
@@ -60,7 +59,7 @@ async def paint(service: Service, request: Request, body: ImageRequest, seeds: r
     try:
         while len(pictures) < len(ids):
             for item in await mailbox.take():
-                painted = _read(item)
+                painted = told(item, Painted)
                 if painted.pixels is not None:
                     pictures[painted.id] = painted
     finally:
@@ -70,19 +69,6 @@ async def paint(service: Service, request: Request, body: ImageRequest, seeds: r
                 client.cancel(id, "abandoned")
             client.finish(id)
     return [pictures[id] for id in ids]
-
-
-def _read(item: Item) -> Painted:
-    if isinstance(item, Painted):
-        return item
-    if isinstance(item, Dropped):
-        raise Gone(item.reason)
-    if isinstance(item, RequestRefused):
-        raise refusal(item)
-    if isinstance(item, Lost):
-        raise unavailable(item.reason)
-    assert isinstance(item, Failed), f"{type(item).__name__} for a picture"
-    raise invalid(item.text)
 
 
 def _file(painted: Painted, body: ImageRequest) -> str:

@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from torchwright.serve.api_error import ApiError, invalid, unavailable
+from torchwright.serve.api_error import ApiError
 from torchwright.serve.http.guard import while_there
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import STREAM_HEADERS, watch
 from torchwright.serve.http.upload import read_form
-from torchwright.serve.openai.generation import Gone, refusal
+from torchwright.serve.openai.generation import Gone, told
 from torchwright.serve.openai.parse import checked
 from torchwright.serve.openai.transcription_answer import TranscriptionAnswer
 from torchwright.serve.openai.transcription_request import TranscriptionRequest, TranslationRequest
-from torchwright.serve.wire.mailbox import Dropped, Item, Lost
-from torchwright.serve.wire.messages import Failed, Heard, RequestRefused, Transcribe
+from torchwright.serve.wire.mailbox import Dropped
+from torchwright.serve.wire.messages import Heard, Transcribe
 from torchwright.speech.transcript import Options, Window
 
 
@@ -67,7 +67,7 @@ async def hear(
     try:
         while not ended:
             for item in await mailbox.take():
-                window = _window(item)
+                window = told(item, Heard).window
                 ended = window is None
                 if window is not None:
                     yield window
@@ -76,19 +76,6 @@ async def hear(
         if not ended:
             client.cancel(id, "abandoned")
         client.finish(id)
-
-
-def _window(item: Item) -> Window | None:
-    if isinstance(item, Heard):
-        return item.window
-    if isinstance(item, Dropped):
-        raise Gone(item.reason)
-    if isinstance(item, RequestRefused):
-        raise refusal(item)
-    if isinstance(item, Lost):
-        raise unavailable(item.reason)
-    assert isinstance(item, Failed), f"{type(item).__name__} for a sound"
-    raise invalid(item.text)
 
 
 @dataclass

@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from torchwright.hub.text_stream import TextStream
-from torchwright.serve.api_error import ApiError, unavailable
+from torchwright.serve.api_error import ApiError, invalid, unavailable
 from torchwright.serve.openai.prepare import PreparedRequest
 from torchwright.serve.text.codec import StopStrings, Tokenizer
 from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.mailbox import Dropped, Item, Lost
-from torchwright.serve.wire.messages import Output, RequestRefused, Timing, TokenLogprob
+from torchwright.serve.wire.messages import Failed, Output, RequestRefused, Timing, TokenLogprob
 from torchwright.serve.wire.metrics import ServerMetrics
+
+_Answer = TypeVar("_Answer")
 
 
 class Gone(Exception):
@@ -206,3 +209,21 @@ def refusal(item: RequestRefused) -> ApiError:
         return ApiError(429, item.text, code="queue_full", headers={"Retry-After": str(seconds)})
     code = "context_length_exceeded" if item.reason == "too_long" else None
     return ApiError(400, item.text, code=code)
+
+
+def told(item: Item, kind: type[_Answer], param: str | None = None) -> _Answer:
+    """What the engine found, where requests have answers of one kind.
+
+    `param` is the field that a failure is about. Raises `ApiError` where the engine refused the request, failed or
+    died, and `Gone` where the client left.
+    """
+    if isinstance(item, kind):
+        return item
+    if isinstance(item, Dropped):
+        raise Gone(item.reason)
+    if isinstance(item, RequestRefused):
+        raise refusal(item)
+    if isinstance(item, Lost):
+        raise unavailable(item.reason)
+    assert isinstance(item, Failed), f"{type(item).__name__} for {kind.__name__}"
+    raise invalid(item.text, param)
