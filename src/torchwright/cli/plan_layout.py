@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -14,7 +14,16 @@ from torchwright.process.interrupts import importing
 if TYPE_CHECKING:
     from torchwright.train.planning.cluster import Cluster
 
-OF_TOKENS = ("tokens_per_step", "context", "precision", "optimizer", "eager", "fix", "tp_across_nodes")
+OF_TOKENS = (
+    "tokens_per_step",
+    "context",
+    "precision",
+    "gather",
+    "optimizer",
+    "eager",
+    "fix",
+    "tp_across_nodes",
+)
 """Parameters that are for language models."""
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -61,6 +70,11 @@ def _tokens(context: click.Context, parameter: click.Parameter, value: str) -> i
     help="As in a run file.",
 )
 @click.option(
+    "--gather",
+    type=click.Choice(["float8"]),
+    help="As in a run file: what float8_tensorwise layers' matrices are gathered in.",
+)
+@click.option(
     "--optimizer",
     metavar="adamw|adamw8bit",
     default="adamw",
@@ -82,6 +96,7 @@ def command(
     tokens_per_step: int,
     context: int,
     precision: str,
+    gather: Literal["float8"] | None,
     optimizer: str,
     eager: bool,
     fix: str,
@@ -109,7 +124,7 @@ def command(
         return
     ranking = rank(
         read_model(model),
-        make_job(tokens_per_step, context, precision, optimizer, compile=not eager),
+        make_job(tokens_per_step, context, precision, optimizer, compile=not eager, gather=gather),
         cluster,
         fixed=read_degrees(fix),
         tp_across_nodes=tp_across_nodes,

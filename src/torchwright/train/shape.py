@@ -35,6 +35,8 @@ class LayerParameters:
     """The experts that one token passes through."""
     replicated: int
     """Norms and the router, which tensor parallelism does not divide."""
+    biases: int
+    """Of `attention` and `feed_forward`, what is no matrix."""
 
     @property
     def total(self) -> int:
@@ -106,8 +108,8 @@ class Shape:
     def _count(self, kind: Kind) -> LayerParameters:
         config, names = self.config, FAMILIES[self.config.architecture].names
         E, q, kv = config.model, self.q_width, self.kv_width
-        attention = E * (q + 2 * kv) + q * E
-        attention += (q + 2 * kv) * config.qkv_bias + E * config.o_bias
+        biases = (q + 2 * kv) * config.qkv_bias + E * config.o_bias
+        attention = E * (q + 2 * kv) + q * E + biases
         norms = (names.pre_attention, names.post_attention, names.pre_mlp, names.post_mlp)
         replicated = E * sum(name is not None for name in norms)
         replicated += {"none": 0, "head": 2 * config.head_dim, "projection": q + kv}[config.qk_norm]
@@ -119,14 +121,17 @@ class Shape:
                 experts=config.experts.count * one,
                 chosen_experts=config.experts.chosen * one,
                 replicated=replicated + E * config.experts.count,
+                biases=biases,
             )
         F = config.feed_forward
+        dense_biases = (2 * F + E) * config.mlp_bias
         return LayerParameters(
             attention=attention,
-            feed_forward=3 * E * F + (2 * F + E) * config.mlp_bias,
+            feed_forward=3 * E * F + dense_biases,
             experts=0,
             chosen_experts=0,
             replicated=replicated,
+            biases=biases + dense_biases,
         )
 
     @property

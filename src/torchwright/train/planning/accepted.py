@@ -22,6 +22,8 @@ def run_fields(job: Job, plan: LayoutPlan) -> dict[str, Any]:
         "context": job.context,
         "micro_batches": plan.micro_batches,
         "precision": job.precision,
+        # What lies whole on every device is gathered by nobody.
+        "gather": job.gather if plan.layout.dp_shard * plan.layout.cp > 1 else None,
         "recompute": plan.recompute,
         "compile": job.compile,
         "optimizer": {"name": job.optimizer},

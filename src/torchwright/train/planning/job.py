@@ -11,6 +11,7 @@ from torchwright.train.layout import Layout
 Precision = Literal[
     "fp32", "bf16", "float8_tensorwise", "float8_rowwise", "float8_rowwise_with_gw_hp", "mxfp8"
 ]
+Gather = Literal["float8"] | None
 Optimizer = Literal["adamw", "adamw8bit"]
 Recompute = Literal["none", "selective", "full"]
 
@@ -29,6 +30,8 @@ class Job:
     tokens_per_step: int
     context: int
     precision: Precision = "bf16"
+    gather: Gather = None
+    """The type in which FSDP gathers float8 layers' matrices, where it is not the activations'."""
     optimizer: Optimizer = "adamw"
     compile: bool = True
     """Layers are compiled: element-wise operators are fused, and fewer of their results kept."""
@@ -36,6 +39,12 @@ class Job:
     """So is the loss of a compiled job, as the trainer does it; torchtitan's was not, when it published its rows."""
 
     def __post_init__(self) -> None:
+        if self.gather is not None and self.precision != "float8_tensorwise":
+            raise JobError(
+                f"matrices are gathered in {self.gather} where layers compute with them so",
+                found=f"precision {self.precision}",
+                next="use precision float8_tensorwise, or gather as the layers compute",
+            )
         if self.context < 1 or self.tokens_per_step < 1:
             raise JobError("tokens per step and context must be at least 1")
         if self.tokens_per_step % self.context:
@@ -66,7 +75,15 @@ class Job:
         return self.compile and self.compile_loss
 
 
-def make_job(tokens_per_step: int, context: int, precision: str, optimizer: str, *, compile: bool) -> Job:
+def make_job(
+    tokens_per_step: int,
+    context: int,
+    precision: str,
+    optimizer: str,
+    *,
+    compile: bool,
+    gather: Gather = None,
+) -> Job:
     """A job from words; raises `UnknownName` and `JobError`."""
     if precision not in get_args(Precision):
         raise unknown("precision", precision, get_args(Precision))
@@ -76,6 +93,7 @@ def make_job(tokens_per_step: int, context: int, precision: str, optimizer: str,
         tokens_per_step=tokens_per_step,
         context=context,
         precision=cast(Precision, precision),
+        gather=gather,
         optimizer=cast(Optimizer, optimizer),
         compile=compile,
     )

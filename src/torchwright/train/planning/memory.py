@@ -55,6 +55,15 @@ def held(parameters: LayerParameters, layout: Layout) -> float:
     return divided + parameters.replicated + parameters.experts / (layout.tp * layout.ep)
 
 
+def gathered(parameters: LayerParameters, layout: Layout, job: Job) -> float:
+    """Bytes of a layer's parameters on one device, once they are gathered, and on their way there."""
+    whole = job.width * held(parameters, layout)
+    if job.gather is None:
+        return whole
+    matrices = (parameters.attention + parameters.feed_forward - parameters.biases) / layout.tp
+    return whole - (job.width - 1) * matrices
+
+
 def owned(parameters: LayerParameters, layout: Layout) -> float:
     """Parameters of a layer that one device keeps."""
     divided = (parameters.attention + parameters.feed_forward + parameters.experts) / layout.tp
@@ -77,6 +86,7 @@ def _moments(shape: Shape, job: Job, plan: LayoutPlan, stage: Stage, fused: bool
     per_layer = {kind: shape.layer(kind) for kind, _ in stage.layers}
     layer = max(held(parameters, layout) for parameters in per_layer.values())
     whole = sum(held(per_layer[kind], layout) * count for kind, count in stage.layers)
+    arrived = {kind: gathered(parameters, layout, job) for kind, parameters in per_layer.items()}
     ends = Ends.of(shape, stage, layout, width)
     mine = owned_by(shape, stage, layout)
     tokens = plan.tokens(job)
@@ -116,7 +126,7 @@ def _moments(shape: Shape, job: Job, plan: LayoutPlan, stage: Stage, fused: bool
     if layout.pp > 1:
         # Stages stay gathered, and collect whole gradients in float32 until their last micro-batch.
         stays = {
-            "gathered": width * whole + ends.gathered,
+            "gathered": sum(arrived[kind] * count for kind, count in stage.layers) + ends.gathered,
             "reducing": 4 * (whole + ends.parameters),
             "gradients": 0.0,
         }
@@ -138,7 +148,7 @@ def _moments(shape: Shape, job: Job, plan: LayoutPlan, stage: Stage, fused: bool
             moment="backward",
             activations=keeps + most,
             logits=0.0,
-            gathered=width * 2 * layer + ends.gathered,
+            gathered=2 * max(arrived.values()) + ends.gathered,
             reducing=(width + 4) * layer + ends.first_gradient,
             gradients=before,
             **states,

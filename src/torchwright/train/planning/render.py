@@ -114,7 +114,10 @@ def _machines(cluster: Cluster) -> str:
 
 def _step(job: Job) -> str:
     compiled = "compiled" if job.compile else "eager"
-    return f"{job.sequences} sequences of {job.context} tokens a step, {job.precision}, {job.optimizer}, {compiled}"
+    precision = job.precision if job.gather is None else f"{job.precision} gathered in {job.gather}"
+    return (
+        f"{job.sequences} sequences of {job.context} tokens a step, {precision}, {job.optimizer}, {compiled}"
+    )
 
 
 def _ranking(families: list[list[RankedLayout]]) -> Table:

@@ -14,8 +14,8 @@ from functools import cached_property
 from torchwright.train.planning.activations import rings
 from torchwright.train.planning.cluster import Cluster, RankGroup, axis_groups
 from torchwright.train.planning.job import OPTIMIZER_BYTES, Job, LayoutPlan
-from torchwright.train.planning.memory import Ends, held, owned_by
-from torchwright.train.shape import Kind, Shape, Stage
+from torchwright.train.planning.memory import Ends, gathered, held, owned_by
+from torchwright.train.shape import Kind, LayerParameters, Shape, Stage
 
 SCORE_BYTES = 24
 """What is read and written of a score where no fused kernel computes it: scaled, masked, maximum taken, exponentiated,
@@ -125,7 +125,7 @@ class Clock:
         here = _Pass()
         here.add_all(computing)
         here.add_all(exchanging)
-        self._add_sharding(here, plan, held(self.shape.layer(kind), layout), groups, computing.total)
+        self._add_sharding(here, plan, self.shape.layer(kind), groups, computing.total)
         return here
 
     def _computing(self, plan: LayoutPlan, kind: Kind) -> _Pass:
@@ -193,15 +193,20 @@ class Clock:
         return 3 * (2 * inputs + 2 * outputs)
 
     def _add_sharding(
-        self, here: _Pass, plan: LayoutPlan, parameters: float, groups: dict[str, RankGroup], computing: float
+        self,
+        here: _Pass,
+        plan: LayoutPlan,
+        layer: LayerParameters,
+        groups: dict[str, RankGroup],
+        computing: float,
     ) -> None:
         """What of FSDP's and HSDP's collectives the computation does not hide."""
-        layout, width = plan.layout, self.job.width
+        layout, parameters = plan.layout, held(layer, plan.layout)
         # A forward pass is a third of the layer's computation, a quarter where all of it is repeated.
         forward = computing / (4 if plan.recompute == "full" else 3)
         backward = computing - forward
         if groups["fsdp"].size > 1 and layout.pp == 1:
-            gather = self.cluster.gather(groups["fsdp"], width * parameters)
+            gather = self.cluster.gather(groups["fsdp"], gathered(layer, layout, self.job))
             reduce = self.cluster.gather(groups["fsdp"], 4 * parameters)
             here.add("fsdp", max(0.0, gather - forward) + max(0.0, gather + reduce - backward))
             backward = max(0.0, backward - gather - reduce)
@@ -272,12 +277,19 @@ class Clock:
 
     def _once(self, plan: LayoutPlan, groups: dict[str, RankGroup], micro_batch: float) -> float:
         """Stages gather their parameters and reduce their gradients once a step: what one micro-batch does not hide."""
+        layout, width = plan.layout, self.job.width
+        stages = self.shape.stages(layout.pp)
+        ends = [Ends.of(self.shape, stage, layout, width).parameters for stage in stages]
+        layers = [[(self.shape.layer(kind), count) for kind, count in stage.layers] for stage in stages]
         stage = max(
-            sum(held(self.shape.layer(kind), plan.layout) * count for kind, count in stage.layers)
-            + Ends.of(self.shape, stage, plan.layout, self.job.width).parameters
-            for stage in self.shape.stages(plan.layout.pp)
+            sum(held(layer, layout) * count for layer, count in of_stage) + end
+            for of_stage, end in zip(layers, ends, strict=True)
         )
-        gather = self.cluster.gather(groups["fsdp"], self.job.width * stage)
+        arriving = max(
+            sum(gathered(layer, layout, self.job) * count for layer, count in of_stage) + width * end
+            for of_stage, end in zip(layers, ends, strict=True)
+        )
+        gather = self.cluster.gather(groups["fsdp"], arriving)
         reduce = self.cluster.gather(groups["fsdp"], 4 * stage)
         if plan.layout.dp_replicate > 1:
             reduce += self.cluster.all_reduce(groups["dp_replicate"], 4 * stage / groups["fsdp"].size)

@@ -33,6 +33,7 @@ CARRIERS = ("dp_shard", "cp")
 PLAIN = {
     "compile": {"compile": False},
     "recompute": {"recompute": "none"},
+    "float8 gather": {"gather": None},
     "accumulation": {"micro_batches": 1},
     "qat": {"qat": None},
 }

@@ -57,6 +57,8 @@ def shrink(run: runs.Run, full: DecoderConfig, layout: Layout) -> Small:
             "optimizer": chosen.model_copy(update={"lr": LR, "eps": EPS}),
             "schedule": runs.Schedule(name="wsd", decay_fraction=1.0),
             "experts": _shrink_experts(run),
+            # A part of the layout may hold every matrix whole.
+            "gather": run.gather if layout.dp_shard * layout.cp > 1 else None,
         }
     )
     return Small(run=small, config=_shrink_config(full, run, layout, tokens))
@@ -69,7 +71,7 @@ def rounds(run: runs.Run) -> bool:
 
 def exact(run: runs.Run) -> runs.Run:
     """The run without what it rounds, to be computed in float64."""
-    update: dict[str, object] = {"precision": "fp32", "qat": None}
+    update: dict[str, object] = {"precision": "fp32", "gather": None, "qat": None}
     if run.optimizer.name in runs.FEW_BITS:
         update["optimizer"] = run.optimizer.model_copy(update={"name": "adamw"})
     return run.model_copy(update=update)

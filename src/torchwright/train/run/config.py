@@ -28,6 +28,7 @@ Precision = Literal[
     "mxfp8",
     "mxfp4",
 ]
+Gather = Literal["float8"] | None
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -216,6 +217,9 @@ class Run(RunFile):
     clip: Rate | None = 1.0
     """The largest norm of all gradients together; false in the file turns clipping off."""
     precision: Precision = "bf16"
+    gather: Gather = None
+    """`float8_tensorwise`: the type in which processes that share parameters hand each other the matrices of float8
+    layers; by default the type that the rest is gathered in."""
     recompute: Literal["none", "selective", "full"] = "none"
     compile: bool = False
     """Compile each decoder layer and the loss with torch.compile."""

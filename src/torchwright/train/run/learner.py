@@ -23,7 +23,7 @@ from torchwright.train.run.config import Run
 from torchwright.train.run.heads import Classes, Vectors
 from torchwright.train.run.objective import MicroBatch, NextToken, Objective
 from torchwright.train.run.optimizer import Optimizers
-from torchwright.train.run.precision import autocast
+from torchwright.train.run.precision import autocast, renew_scales
 from torchwright.train.run.preference import Preferences
 from torchwright.train.run.schedule import ScheduledStep
 from torchwright.train.run.setup import Batches, build_model
@@ -95,6 +95,8 @@ class Learner:
     def update(self, step: ScheduledStep) -> None:
         """Move the parameters by their gradients, and let these go."""
         self.optimizers.step(step.rate)
+        if self.run.gather is not None:
+            renew_scales(self.model)
         if self.balancing is not None:
             self.balancing.update()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.tensor.experimental import local_map
 
 from torchwright.quiet import quiet_import
 from torchwright.train.model.blocks import Experts, compute_experts
-from torchwright.train.run.config import Precision
+from torchwright.train.run.config import Gather, Precision
 from torchwright.train.run.data_section import RunError
 
 MX_BLOCK = 32
@@ -32,12 +33,15 @@ def autocast(precision: Precision, device: str) -> contextlib.AbstractContextMan
     return torch.autocast(device, torch.bfloat16)
 
 
-def convert(model: nn.Module, precision: Precision, device: str, tp: int = 1) -> list[str]:
+def convert(
+    model: nn.Module, precision: Precision, device: str, tp: int = 1, *, gather: Gather = None
+) -> list[str]:
     """Replace the linear layers of the decoder's layers as `precision` says; their names.
 
     Under MX formats experts' matrices are rounded too, and named. The embedding, the output layer and routers stay as
-    they are, and under float8 experts. Raises `RunError` where nothing has sides that the format takes, and where
-    tensor parallelism over `tp` processes would cut its blocks.
+    they are, and under float8 experts. With `gather` float8 layers' matrices are such as FSDP gathers in 8 bits.
+    Raises `RunError` where nothing has sides that the format takes, and where tensor parallelism over `tp` processes
+    would cut its blocks.
     """
     family = "float8" if precision.startswith("float8") else "mx" if precision.startswith("mx") else None
     if family is None:
@@ -71,7 +75,7 @@ def convert(model: nn.Module, precision: Precision, device: str, tp: int = 1) ->
             next="use precision 'bf16'",
         )
     if family == "float8":
-        _to_float8(model, precision, set(chosen), device)
+        _to_float8(model, precision, set(chosen), device, gather)
     else:
         for name in chosen:
             _set(model, name, MXLinear.around(model.get_submodule(name), precision))
@@ -91,13 +95,12 @@ def _divided_side(linear: nn.Module, name: str) -> int:
     return linear.in_features if name.endswith((".o", ".down")) else linear.out_features
 
 
-def _to_float8(model: nn.Module, precision: Precision, chosen: set[str], device: str) -> None:
-    from dataclasses import replace
-
+def _to_float8(model: nn.Module, precision: Precision, chosen: set[str], device: str, gather: Gather) -> None:
     with quiet_import():
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     settings = Float8LinearConfig.from_recipe_name(precision.removeprefix("float8_"))
+    settings = replace(settings, enable_fsdp_float8_all_gather=gather == "float8")
     native = device == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
     convert_to_float8_training(
         model,
@@ -108,6 +111,17 @@ def _to_float8(model: nn.Module, precision: Precision, chosen: set[str], device:
         # torchao's layers take their inputs to bfloat16 under a GPU's autocast alone.
         for name in chosen:
             model.get_submodule(name).register_forward_pre_hook(_to_bfloat16)
+
+
+def renew_scales(model: nn.Module) -> None:
+    """The scales in which float8 layers' matrices are gathered from now on, in one message for all of them.
+
+    After each change of the weights: a matrix that has never had one takes its own as it is gathered.
+    """
+    with quiet_import():
+        from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+    precompute_float8_dynamic_scale_for_fsdp(model)
 
 
 def _to_bfloat16(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

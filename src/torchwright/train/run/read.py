@@ -94,6 +94,8 @@ def check_run(run: Run) -> None:
             found=f"{layout}, precision={run.precision}",
             allowed="tp=1 with float8; mxfp8 and mxfp4 scale blocks of 32 values, and go with tp",
         )
+    if run.gather is not None:
+        _check_gather(run)
     if run.experts is not None:
         _check_experts(run, run.experts)
     if run.lora is not None:
@@ -112,6 +114,25 @@ def check_run(run: Run) -> None:
         raise RunError(
             "evaluation.every_steps is set, but there is nothing to evaluate",
             next="set data.validation or evaluation.prompts",
+        )
+
+
+def _check_gather(run: Run) -> None:
+    """Raise `RunError` for a run in which no float8 matrix is gathered."""
+    layout = run.parallel
+    if run.precision != "float8_tensorwise":
+        raise RunError(
+            f"gather = '{run.gather}' is for layers that compute with one rounding of a whole matrix",
+            found=f"precision={run.precision}",
+            allowed="float8_tensorwise; the rowwise recipes round a matrix once by rows and once by columns, "
+            "and the others not to float8",
+            next="leave gather out, or set precision = 'float8_tensorwise'",
+        )
+    if layout.dp_shard * layout.cp == 1:
+        raise RunError(
+            f"gather = '{run.gather}' is how processes hand each other what they share out, and none share anything",
+            found=str(layout),
+            next="leave gather out, or use dp_shard",
         )
 
 

@@ -49,7 +49,7 @@ def build_model(
             model = Staged(config, turns, mesh["pp"], layout.tp)
         else:
             model = decoder_of(run, config, folder)
-    convert(model, run.precision, device, layout.tp)
+    convert(model, run.precision, device, layout.tp, gather=run.gather)
     if run.qat is not None:
         from torchwright.train.run.qat import fake_quantize
 
