@@ -34,9 +34,9 @@ class Torchwright:
     def __init__(self, folder: Path, how: str) -> None:
         from torchwright.decoder.precision import read_precision
         from torchwright.speech.load import load_speech  # noqa: F401  (its faults are told before the timing)
-        from torchwright.speech.whisper.native import load_native
+        from torchwright.speech.whisper.native import FAMILY
 
-        self.model = load_native(folder, torch.bfloat16, read_precision(how))
+        self.model = FAMILY.load_native(folder, torch.bfloat16, read_precision(how))
         self.features = LogMel(folder, bands=80, frames=FRAMES)
 
     def encode(self, windows: Windows) -> list[Any]:

@@ -1,7 +1,10 @@
+# pyright: reportMissingImports=false
 """Word error rate of a speech model on the recordings of Debian's pocketsphinx-testdata, which come with their words.
 
-apt-get download pocketsphinx-testdata && dpkg -x pocketsphinx-testdata_*.deb DATA
-python benchmarks/speech_words.py MODEL DATA
+apt-get install pocketsphinx-testdata               or download it, and dpkg -x pocketsphinx-testdata_*.deb DATA
+python benchmarks/speech_words.py MODEL [DATA] [--ways WAY ...]
+
+A way is how the model runs: the original is transformers' modules in float32, all others are our own layers.
 """
 
 from __future__ import annotations
@@ -12,7 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-import torchwright as tw
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+from speech_scores import ORIGINAL, rungs
+from torchwright.speech.base import Recognizer
 from torchwright.speech.score import normalizer, word_error_rate
 
 SETS = {"librivox": "transcription", "cards": "cards.transcription"}
@@ -27,12 +33,22 @@ def main() -> int:
     parser.add_argument(
         "model", help="a folder of transformers; scripts/moonshine_folder.py makes a real one"
     )
-    parser.add_argument("data", type=Path)
+    parser.add_argument("data", type=Path, nargs="?", default=Path("/"))
+    parser.add_argument("--ways", nargs="+", default=["original", "float32", "bf16", "w8a8"])
     asked = parser.parse_args()
-    model = tw.load_speech(asked.model)
+    ways = rungs(Path(asked.model))
+    for way in asked.ways:
+        model = ways[ORIGINAL if way == "original" else way]()
+        print(f"== {way}: {model.model.description}")
+        transcribe_all(model, asked.data)
+    return 0
+
+
+def transcribe_all(model: Recognizer, data: Path) -> None:
+    """Both sets: their rates, and what was heard otherwise than it was said."""
     normalize = normalizer("en", model.folder)
     for name, words in SETS.items():
-        folder = asked.data / "usr/share/pocketsphinx/test/data" / name
+        folder = data / "usr/share/pocketsphinx/test/data" / name
         spoken = [LINE.match(line) for line in (folder / words).read_text().splitlines()]
         references = {found[2]: found[1].strip() for found in spoken if found}
         begun = time.perf_counter()
@@ -47,7 +63,6 @@ def main() -> int:
         for file, reference in references.items():
             if normalize(reference) != normalize(heard[file].text):
                 print(f"  {file}: {normalize(reference)} / {normalize(heard[file].text)}")
-    return 0
 
 
 if __name__ == "__main__":

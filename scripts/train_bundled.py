@@ -145,9 +145,10 @@ def export(args: argparse.Namespace) -> None:
     card = model_card(facts, run, folder, config, reloaded, scores, part, samples)
     (args.out / "README.md").write_text(card, encoding="utf-8")
 
-    for path in args.out.iterdir():
+    files = [path for path in args.out.iterdir() if path.is_file()]
+    for path in files:
         path.chmod(0o644)  # safetensors writes files that only their owner may read
-    size = sum(path.stat().st_size for path in args.out.iterdir())
+    size = sum(path.stat().st_size for path in files)
     print(card)
     print(f"{size:,} bytes in {args.out}")
     if size > BYTES_ALLOWED:

@@ -2,7 +2,7 @@
 
 python scripts/train_speech.py prepare FOLDER [--count N]         windows, as log-mel features
 python scripts/train_speech.py train FOLDER [--minutes M]         FOLDER/model, as transformers saves a Whisper
-python scripts/train_speech.py export FOLDER                      the weights in bfloat16, into the package
+python scripts/train_speech.py export FOLDER [--trained TEXT]     the weights in bfloat16 and a card, into the package
 """
 
 from __future__ import annotations
@@ -51,9 +51,14 @@ RATE, WARM_UP, DECAY = 2e-3, 60, 0.4
 VALIDATE_SECONDS = 400
 
 
+def known_words() -> set[str]:
+    """All that the grammar's sentences are made of, letters among them."""
+    return {word for seed in range(20_000) for word in corpus.sentence(Random(seed)).split()}
+
+
 def make_tokenizer() -> Any:
     """A token for each word of the grammar and each byte, Whisper's special ones, and a timestamp for each tick."""
-    words = {word for seed in range(20_000) for word in corpus.sentence(Random(seed)).split()}
+    words = known_words()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate(alphabet)}
     merges: list[tuple[str, str]] = []
@@ -334,11 +339,22 @@ def validate(folder: Path, count: int = 40) -> dict[str, float]:
 
 
 def export(args: argparse.Namespace) -> None:
-    """The weights in bfloat16 and what stands around them; the card is written by hand."""
+    """The weights in bfloat16, what stands around them, and a card with what they score, all at once or nothing."""
+    from speech_card import card
+
     model: Any = WhisperForConditionalGeneration.from_pretrained(args.folder / "model")
     tokenizer = Tokenizer.from_file(str(args.folder / "model" / "tokenizer.json"))
     exported = args.folder / "exported"
     save(exported, tokenizer, model.to(torch.bfloat16))
+    said = card(
+        exported,
+        words=sum(len(word) > 1 for word in known_words()),
+        windows=sum(1 for _ in (args.folder / "said.jsonl").open()),
+        parameters=model.num_parameters(),
+        trained=args.trained,
+        sentences=args.sentences,
+    )
+    (exported / "README.md").write_text(said, encoding="utf-8")
     args.out.mkdir(parents=True, exist_ok=True)
     for file in exported.iterdir():
         shutil.copyfile(file, args.out / file.name)
@@ -360,6 +376,12 @@ def main() -> None:
             command.add_argument("--more", type=int, default=0, metavar="N", help="go on, for the Nth time")
         if name == "export":
             command.add_argument("--out", type=Path, default=BUNDLED)
+            command.add_argument(
+                "--sentences", type=int, default=150, help="of each kind of voices, for the card"
+            )
+            command.add_argument(
+                "--trained", default="not written down", help="how long and on what, for the card"
+            )
     args = parser.parse_args()
     args.run(args)
 

@@ -176,13 +176,14 @@ def open_model(
 
 
 def open_speech(
-    target: str, dtype: torch.dtype | None = None, quantize: str | None = None, *, trust: bool = False
+    target: str | None, dtype: torch.dtype | None = None, quantize: str | None = None, *, trust: bool = False
 ) -> Recognizer:
     """The speech model of an artifact, or of a Hugging Face folder or hub id as `load_speech` takes it.
 
-    Raises `WorkloadError` for options that an artifact does not take, and `ArtifactError` for one of another kind.
+    None is the bundled one. Raises `WorkloadError` for options that an artifact does not take, and `ArtifactError` for
+    one of another kind.
     """
-    if not is_artifact(target):
+    if target is None or not is_artifact(target):
         return load_speech(target, dtype, quantize)
     refuse_for_artifact(target, dtype=None if dtype is None else str(dtype), quantize=quantize)
     loaded = load(target, trust=trust)

@@ -8,34 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import MoonshineConfig, MoonshineForConditionalGeneration
+from moonshines import moonshine
+from transformers import MoonshineForConditionalGeneration
 from whispers import noise
 
-from folders import VOCABULARY, byte_tokenizer
 from torchwright.errors import WorkloadError
 from torchwright.speech.load import load_speech
-from torchwright.speech.moonshine import LONGEST, SHORTEST, Moonshine, quietest
+from torchwright.speech.moonshine.model import Moonshine
+from torchwright.speech.moonshine.windows import LONGEST, SHORTEST, quietest
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("moonshine")
-    config = MoonshineConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        encoder_num_hidden_layers=2,
-        decoder_num_hidden_layers=2,
-        encoder_num_attention_heads=4,
-        decoder_num_attention_heads=4,
-        max_position_embeddings=194,
-    )
-    model = MoonshineForConditionalGeneration(config).eval()
-    for name, parameter in model.named_parameters():
-        if parameter.ndim > 1:
-            parameter.data.mul_(20 if "embed" in name else 4)
-    model.save_pretrained(path)
-    byte_tokenizer().save(str(path / "tokenizer.json"))
+    moonshine(path)
     return path
 
 

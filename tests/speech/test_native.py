@@ -21,8 +21,9 @@ from torchwright.kernels import ops
 from torchwright.kernels.cpu import build
 from torchwright.speech.load import load_speech
 from torchwright.speech.native import NativeSpeech
+from torchwright.speech.native_family import NativeFamily
 from torchwright.speech.steps import TransformersSpeech
-from torchwright.speech.whisper.native import load_native
+from torchwright.speech.whisper.native import FAMILY
 
 FRAMES, VOCABULARY = SECONDS * 100, 400
 PRECISIONS = [
@@ -93,7 +94,7 @@ def test_logits_are_those_of_transformers(
     isa: str, tmp_path: Path, dtype: torch.dtype, quantize: str | None, tolerance: float
 ) -> None:
     model = whisper(tmp_path)
-    near(model, load_native(tmp_path, dtype, read_precision(quantize)), tolerance)
+    near(model, FAMILY.load_native(tmp_path, dtype, read_precision(quantize)), tolerance)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,11 @@ def test_logits_are_those_of_transformers(
     ids=str,
 )
 def test_other_shapes(tmp_path: Path, overrides: dict[str, Any]) -> None:
-    near(whisper(tmp_path, **overrides), load_native(tmp_path, torch.float32, read_precision(None)), 1e-5)
+    near(
+        whisper(tmp_path, **overrides),
+        FAMILY.load_native(tmp_path, torch.float32, read_precision(None)),
+        1e-5,
+    )
 
 
 @pytest.mark.parametrize("quantize", [None, "w8a8"])
@@ -117,7 +122,7 @@ def test_a_window_gives_the_same_bits_in_any_company(
 ) -> None:
     """Alone and together, prompts of other lengths beside single tokens; as one operator and layer by layer."""
     whisper(tmp_path)
-    ours = load_native(tmp_path, torch.bfloat16, read_precision(quantize))
+    ours = FAMILY.load_native(tmp_path, torch.bfloat16, read_precision(quantize))
     heard, texts = [features() for _ in range(5)], [ids(random.randrange(6, 30)) for _ in range(5)]
 
     def alone(window: int) -> torch.Tensor:
@@ -150,7 +155,7 @@ def test_a_window_gives_the_same_bits_in_any_company(
 @torch.inference_mode()
 def test_where_heads_look(tmp_path: Path, dtype: torch.dtype) -> None:
     model = whisper(tmp_path)
-    ours = load_native(tmp_path, dtype, read_precision(None))
+    ours = FAMILY.load_native(tmp_path, dtype, read_precision(None))
     model.set_attn_implementation("eager")
     heard, tokens, heads = features(), ids(17), [(1, 0), (0, 1), (1, 1)]
     out = model(
@@ -164,7 +169,7 @@ def test_where_heads_look(tmp_path: Path, dtype: torch.dtype) -> None:
 @torch.inference_mode()
 def test_pages_are_given_back(tmp_path: Path) -> None:
     whisper(tmp_path)
-    made = load_native(tmp_path, torch.bfloat16, read_precision(None))
+    made = FAMILY.load_native(tmp_path, torch.bfloat16, read_precision(None))
     ours = NativeSpeech(made.stem, made.encoder, made.decoder, "", windows=2)
     heard = [ours.encode(features()) for _ in range(2)]
     with pytest.raises(CacheFull, match="no room"):
@@ -184,7 +189,7 @@ def test_words_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.Mon
     ours = load_speech(tmp_path)
     assert isinstance(ours.model, NativeSpeech)
     found = ours.transcribe(samples, language="en")
-    monkeypatch.setattr("torchwright.speech.whisper.native.native_fault", lambda *asked: "no kernels")
+    monkeypatch.setattr(NativeFamily, "native_fault", lambda *asked: "no kernels")
     theirs = load_speech(tmp_path)
     assert isinstance(theirs.model, TransformersSpeech)
     wanted = theirs.transcribe(samples, language="en")

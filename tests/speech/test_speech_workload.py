@@ -22,7 +22,7 @@ from torchwright.kernels.cpu import build
 from torchwright.speech.calls import CHUNK, CacheSizes, CalledSpeech, CallsModel
 from torchwright.speech.load import family, load_speech
 from torchwright.speech.native_calls import NativeCalls
-from torchwright.speech.whisper.native import load_native
+from torchwright.speech.whisper.native import FAMILY
 from torchwright.speech.workload import SpeechWorkload, words
 from torchwright.workloads.accuracy import predictions
 from torchwright.workloads.base import Run
@@ -57,7 +57,7 @@ def written(folder: Path, out: Path) -> Path:
     """An artifact of the native encoder and decoder, without a search."""
     workload = SpeechWorkload(folder, new_tokens=NEW)
     with artifact.writing(out) as temporary:
-        NativeCalls(load_native(folder, torch.bfloat16, Precision())).save(temporary)
+        NativeCalls(FAMILY.load_native(folder, torch.bfloat16, Precision())).save(temporary)
         for name, file in workload.files(weights=False).items():
             (temporary / artifact.MODEL).mkdir(exist_ok=True)
             shutil.copy2(file, temporary / artifact.MODEL / name)
@@ -83,7 +83,7 @@ def test_native_calls_are_the_native_model(
 ) -> None:
     """To the bit; also after they were kept and read."""
     samples = noise(9)
-    model = NativeCalls(load_native(folder, torch.bfloat16, Precision()))
+    model = NativeCalls(FAMILY.load_native(folder, torch.bfloat16, Precision()))
     wanted = load_speech(folder, torch.bfloat16).transcribe(samples, language="en", timestamps="word")
     ours = called(folder, model, workload.cache, torch.bfloat16)
     assert tokens(ours.transcribe(samples, language="en")) == [s.tokens for s in wanted.segments]
@@ -99,7 +99,7 @@ def test_native_calls_are_the_native_model(
 def test_damaged_packed_weights_are_refused(folder: Path, kernels: None, tmp_path: Path, name: str) -> None:
     from safetensors.torch import load_file, save_file
 
-    NativeCalls(load_native(folder, torch.bfloat16, Precision())).save(tmp_path)
+    NativeCalls(FAMILY.load_native(folder, torch.bfloat16, Precision())).save(tmp_path)
     tensors = load_file(tmp_path / "speech.safetensors")
     tensors[name] = tensors[name][:-1].clone()
     save_file(tensors, tmp_path / "speech.safetensors")

@@ -16,6 +16,7 @@ from torchwright.cli.options import json_option, quiet_option
 from torchwright.cli.printing import print_json
 from torchwright.errors import TorchwrightError
 from torchwright.process.interrupts import importing
+from torchwright.speech.bundled import NOTICE
 from torchwright.speech.transcript import MOST_WINDOWS
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 @click.argument("files", metavar="FILE...", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--model",
-    required=True,
     metavar="DIR|MODEL",
+    show_default="the bundled one, which knows 194 English words",
     help="A Whisper or Moonshine of transformers, or an artifact of one.",
 )
 @click.option(
@@ -88,7 +89,7 @@ if TYPE_CHECKING:
 @json_option
 def command(
     files: tuple[Path, ...],
-    model: str,
+    model: str | None,
     dtype: str | None,
     quantize: str | None,
     form: str,
@@ -114,6 +115,8 @@ def command(
 
         from torchwright.answer import open_speech
 
+    if model is None and not quiet:
+        click.echo(f"torchwright: {NOTICE}", err=True)
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, None: None}
     recognizer = open_speech(model, types[dtype], quantize)
     if live:
@@ -133,7 +136,7 @@ def command(
             rows.append({"file": file, "error": str(error)})
             click.echo(f"torchwright: {error}", err=True)
     if as_json:
-        print_json({"model": model, "runs_on": recognizer.model.description, "files": rows})
+        print_json({"model": model or "bundled", "runs_on": recognizer.model.description, "files": rows})
     if failed:
         raise click.exceptions.Exit(2)
 

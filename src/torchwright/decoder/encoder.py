@@ -13,6 +13,7 @@ from torchwright.decoder.cache import PAGE, PagedCache
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.layers import join
 from torchwright.decoder.post_norm import layer_of
+from torchwright.decoder.turns import Turns
 from torchwright.decoder.weights import LayerParts
 
 
@@ -37,6 +38,7 @@ class Encoder(nn.Module):
         for layer in range(config.layers):
             self.layers.append(layer_of(config, weights, layer))
             weights.release()
+        self.turns = Turns(config)
         self.register_buffer("norm", weights.final_norm())
         self.register_buffer("shift", weights.final_shift())
 
@@ -47,9 +49,8 @@ class Encoder(nn.Module):
         config, pages = replace(self.config, layers=1), sum(-(-count // PAGE) for count in lengths)
         scratch = PagedCache(config, pages=pages, dtype=stream_SE.dtype, device=stream_SE.device)
         batch = scratch.append([(scratch.sequence(count), range(count)) for count in lengths])
-        still = torch.empty(batch.longest, 0, device=stream_SE.device)
-        turn, delta_SE = (still, still, batch.positions_T), None
-        for layer in self.layers:
+        delta_SE = None
+        for layer, turn in zip(self.layers, self.turns.by_layer(batch), strict=True):
             delta_SE, stream_SE = layer(delta_SE, stream_SE, batch, turn, scratch.layers[0])
         states_SE = join(delta_SE, stream_SE, self.norm, self.config.eps)[0]
         return states_SE if self.shift is None else states_SE + self.shift

@@ -13,12 +13,10 @@ from torchwright.decoder.batch import Batch
 from torchwright.decoder.cache import LayerPages
 from torchwright.decoder.config import DecoderConfig, ExpertsConfig
 from torchwright.decoder.functional import ops
+from torchwright.decoder.turns import Turn
 from torchwright.decoder.weights import LayerParts
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.linear import PackedLinear
-
-Turn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Cosines and sines (rows, R/2) and each token's row."""
 
 
 class Attention(nn.Module):

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 from torchwright.decoder.batch import Batch
 from torchwright.decoder.cache import PagedCache
 from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.layers import Turn, join
+from torchwright.decoder.layers import join
 from torchwright.decoder.plan import MOST_ROWS, DecodePlan, Parts, plans
 from torchwright.decoder.post_norm import embedding_norm, layer_of
-from torchwright.decoder.rope import Rotary
 from torchwright.decoder.scores import Logits
+from torchwright.decoder.turns import Turns
 from torchwright.decoder.weights import DecoderParts
 
 
@@ -45,16 +45,12 @@ class Decoder(nn.Module):
         self.register_buffer("norm", None if norm_E is None else norm_E.to(weights.device))
         self.head = weights.head(embedding_VE).to(weights.device)
         weights.release()
-        distinct = list(dict.fromkeys(rope for rope in config.ropes if rope))
-        self._rotary = [Rotary(rope, config.context) for rope in distinct]
-        # Each layer's place among the turns of a forward call; the last is for layers without positions.
-        self._turn_of = [distinct.index(rope) if rope else len(distinct) for rope in config.ropes]
+        self.turns = Turns(config)
 
     def forward(self, batch: Batch, cache: PagedCache) -> torch.Tensor:
         """Hidden states (T, E) after the final norm; writes the tokens' keys and values into the cache."""
-        turns = self._turns(batch)
         if plan := self._plan(batch, cache):
-            return plan.hidden(turns, batch)
+            return plan.hidden(self.turns(batch), batch)
         stream_TE = F.embedding(batch.ids_T, self.embedding)
         if self.embedding_scale != 1:
             stream_TE = stream_TE * self.embedding_scale
@@ -63,8 +59,8 @@ class Decoder(nn.Module):
         if self.embedding_norm is not None:
             stream_TE = self.embedding_norm(stream_TE)
         delta_TE = None
-        for layer, turn, pages in zip(self.layers, self._turn_of, cache.layers, strict=True):
-            delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, turns[turn], pages)
+        for layer, turn, pages in zip(self.layers, self.turns.by_layer(batch), cache.layers, strict=True):
+            delta_TE, stream_TE = layer(delta_TE, stream_TE, batch, turn, pages)
         return join(delta_TE, stream_TE, self.norm, self.config.eps)[0]
 
     def answer(self, batch: Batch, cache: PagedCache, rows_N: torch.Tensor) -> Logits:
@@ -72,17 +68,12 @@ class Decoder(nn.Module):
         plan = self._plan(batch, cache)
         if plan is None or not plan.answers:
             return Logits(self.logits(self(batch, cache)[rows_N]))
-        values_NV, peaks_NP = plan.logits(self._turns(batch), batch, rows_N)
+        values_NV, peaks_NP = plan.logits(self.turns(batch), batch, rows_N)
         return Logits(values_NV, peaks_NP) if self._plain else Logits(self._shaped(values_NV))
 
     def logits(self, hidden_NE: torch.Tensor) -> torch.Tensor:
         """Logits (N, V) in float32 of hidden states (N, E)."""
         return self._shaped(self.head(hidden_NE).float())
-
-    def _turns(self, batch: Batch) -> list[Turn]:
-        """Of each rotary embedding, and last for layers without positions."""
-        still = torch.empty(batch.longest, 0, device=batch.positions_T.device)
-        return [*(rotary(batch) for rotary in self._rotary), (still, still, batch.positions_T)]
 
     def _plan(self, batch: Batch, cache: PagedCache) -> DecodePlan | None:
         """The step as one operator, None where the layers have to be called."""
@@ -95,7 +86,7 @@ class Decoder(nn.Module):
                 self.embedding,
                 self.embedding_scale,
                 self.layers,
-                self._turn_of,
+                self.turns.of_layer,
                 self.norm,
                 self.head,
                 self.positions,

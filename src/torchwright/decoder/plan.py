@@ -18,7 +18,8 @@ from torch import nn
 from torchwright.decoder.batch import Batch
 from torchwright.decoder.cache import LayerPages, PagedCache
 from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.layers import Layer, Turn
+from torchwright.decoder.layers import Layer
+from torchwright.decoder.turns import Turn
 from torchwright.kernels import ops
 from torchwright.kernels.limits import LANES
 from torchwright.kernels.linear import PackedLinear

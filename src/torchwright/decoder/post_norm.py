@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from torchwright.decoder.batch import Batch
 from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.layers import Attention, Layer, MemoryAttention, Turn, feed_forward
+from torchwright.decoder.layers import Attention, Layer, MemoryAttention, feed_forward
 from torchwright.decoder.pages import LayerPages
+from torchwright.decoder.turns import Turn
 from torchwright.decoder.weights import LayerParts
 
 

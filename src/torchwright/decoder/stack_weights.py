@@ -21,7 +21,8 @@ from torchwright.hub.fields import Fields
 
 READS = {"qkv": "attention", "memory_q": "memory", "up": "mlp", "gate_up": "mlp"}
 """Linear layers behind a norm."""
-INTO_STREAM = ("o", "memory_o", "down")
+TO_HEADS, FROM_HEADS = ("qkv", "memory_q", "memory_kv"), ("o", "memory_o")
+INTO_STREAM = (*FROM_HEADS, "down")
 LOGITS_BIAS = "final_logits_bias"
 
 
@@ -44,6 +45,7 @@ class StackParts(DecoderParts):
         self._checkpoint, self._make_linear = checkpoint, make_linear
         self._at = family.stack.format(side=side)
         self._names = frozenset(checkpoint.format.names())
+        self._order = family.order
         self._folds = family.norms == "layer" and not self.config.post_norm
 
     def embedding(self) -> torch.Tensor:
@@ -84,7 +86,8 @@ class StackParts(DecoderParts):
 
     def final_shift(self) -> torch.Tensor | None:
         """What the last norm adds."""
-        return self._tensor(f"{self.family.final_norm}.bias", self.config.model) if self._folds else None
+        shifts = self._folds and self.family.shifted
+        return self._tensor(f"{self.family.final_norm}.bias", self.config.model) if shifts else None
 
     def norm(self, layer: int, part: str) -> torch.Tensor | None:
         """pre_attention, pre_memory or pre_mlp (E,)."""
@@ -108,22 +111,33 @@ class StackParts(DecoderParts):
     def linear(self, layer: int, part: str) -> nn.Module:
         config, family = self.config, self.family
         rows, columns = config.model, config.model
-        if part in ("qkv", "memory_q", "memory_kv"):
-            rows = config.heads * config.head_dim
-        elif part in ("o", "memory_o"):
-            columns = config.heads * config.head_dim
+        inner = config.heads * (config.head_dim if self._order is None else int((self._order >= 0).sum()))
+        if part in FROM_HEADS:
+            columns = inner
+        elif part in TO_HEADS:
+            rows = inner
         elif part == "down":
             columns = config.feed_forward
         else:
-            rows = config.feed_forward
+            rows = config.feed_forward * (2 if family.gate_below else 1)
         names = family.linear[part]
-        weight_NK = torch.cat(
-            [self._tensor(f"{self._name(layer, name)}.weight", rows, columns) for name in names]
-        )
-        bias_N = torch.cat([self._bias(layer, name, rows) for name in names]) if family.biased else None
-        if bias_N is not None and self._folds and part in READS:
+        weights = [self._tensor(f"{self._name(layer, name)}.weight", rows, columns) for name in names]
+        has_bias = family.biased and not family.unbiased.issuperset(names)
+        biases = [self._bias(layer, name, rows) for name in names] if has_bias else []
+        if part in TO_HEADS:
+            weights, biases = ([self._ordered(one, 0) for one in each] for each in (weights, biases))
+        if part == "gate_up" and family.gate_below:
+            weights, biases = (
+                [one.roll(config.feed_forward, 0) for one in each] for each in (weights, biases)
+            )
+        weight_NK = torch.cat(weights)
+        if part in FROM_HEADS:
+            weight_NK = self._ordered(weight_NK, 1)
+        bias_N = torch.cat(biases) if biases else None
+        if self._folds and family.shifted and part in READS:
             shift_K = self._tensor(self._name(layer, family.norm[READS[part]]) + ".bias", columns)
-            bias_N = bias_N + weight_NK @ shift_K
+            shift_N = weight_NK @ shift_K
+            bias_N = shift_N if bias_N is None else bias_N + shift_N
         if part in INTO_STREAM:
             weight_NK = self._streamed(weight_NK, 0)
             bias_N = None if bias_N is None else self._streamed(bias_N, 0)
@@ -131,6 +145,15 @@ class StackParts(DecoderParts):
 
     def release(self) -> None:
         self._checkpoint.close()
+
+    def _ordered(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """Every head's dimensions along `dim` where our layers want them."""
+        if self._order is None:
+            return x
+        heads = x.unflatten(dim, (self.config.heads, -1))
+        found = heads.index_select(dim + 1, self._order.clamp_min(0))
+        empty = (self._order < 0).nonzero()[:, 0]
+        return found.index_fill_(dim + 1, empty, 0).flatten(dim, dim + 1)
 
     def _bias(self, layer: int, name: str, rows: int) -> torch.Tensor:
         """Of a linear layer; zeros for one that has none beside others that do."""

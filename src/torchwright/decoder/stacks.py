@@ -33,7 +33,9 @@ class StackFamily:
 
     read: Callable[[Fields, Side], DecoderConfig]
     norms: Literal["layer", "rms"]
-    """Whether its norms subtract the mean and add a shift, or do neither."""
+    """Whether its norms subtract the mean, or do not."""
+    shifted: bool = True
+    """Whether norms that subtract the mean add a shift."""
     biased: bool
     """Whether its linear layers have biases."""
     unbiased: frozenset[str] = frozenset()
@@ -47,6 +49,11 @@ class StackFamily:
     final_norm: str = "layer_norm"
     embedding_norm: str | None = None
     linear: Mapping[str, tuple[str, ...]]
+    gate_below: bool = False
+    """Whether gate_up is one tensor whose lower half is the gate."""
+    order: torch.Tensor | None = None
+    """Which of the checkpoint's dimensions of a head lies at each place (D,), −1 for zeros; None where all lie as they
+    do there."""
     positions: Positions | str | None = None
     """How they are made, or the tensor whose last rows they are; None where the model adds none."""
     skipped: int = 0

@@ -2,6 +2,6 @@
 
 FAMILIES = {
     "whisper": "torchwright.speech.whisper.model:Whisper",
-    "moonshine": "torchwright.speech.moonshine:Moonshine",
+    "moonshine": "torchwright.speech.moonshine.model:Moonshine",
 }
 """To add one, write a `Recognizer` and put it here."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pkgutil
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -12,20 +11,27 @@ from torchwright.decoder.precision import Precision, read_precision
 from torchwright.errors import ModelError, unknown
 from torchwright.hub.folder import read_config, resolve
 from torchwright.speech.base import Recognizer
+from torchwright.speech.bundled import bundled
 from torchwright.speech.families import FAMILIES
+from torchwright.speech.moonshine.native import FAMILY as MOONSHINE
+from torchwright.speech.native_family import NativeFamily
 from torchwright.speech.steps import SpeechModel, TransformersSpeech
-from torchwright.speech.whisper import native as whisper
+from torchwright.speech.whisper.native import FAMILY as WHISPER
 from torchwright.workloads.huggingface import load_model
 
-NATIVE: dict[str, Any] = {"whisper": whisper}
-"""Families that Torchwright's own layers compute: modules with `native_fault` and `load_native`."""
+NATIVE: dict[str, NativeFamily] = {"whisper": WHISPER, "moonshine": MOONSHINE}
+"""Families that Torchwright's own layers compute."""
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 def load_speech(
-    folder: str | Path, dtype: torch.dtype | None = torch.float32, quantize: str | None = None
+    folder: str | Path | None = None,
+    dtype: torch.dtype | None = torch.float32,
+    quantize: str | None = None,
 ) -> Recognizer:
     """The speech model of a Hugging Face folder or hub id, in float32 or bfloat16; None is bfloat16 on our kernels.
+
+    Without a folder it is the bundled one, of a few hundred English words.
 
     It runs on Torchwright's kernels where they take it, else on transformers' modules; `model.description` says which.
     `quantize` is a scheme such as w8a8 for the layers of encoder and decoder, or one each: encoder=w8a8,decoder=none.
@@ -35,7 +41,7 @@ def load_speech(
     """
     if dtype not in (None, *DTYPES):
         raise ModelError(f"dtype {dtype}", allowed=", ".join(map(str, DTYPES)))
-    path = resolve(str(folder))
+    path = bundled() if folder is None else resolve(str(folder))
     cls = family(path)
     return cls(path, _model(cls.model_type, path, dtype, read_precision(quantize)))
 

@@ -60,7 +60,7 @@ def read_packed(folder: Path, model_folder: Path) -> NativeSpeech:
         config = read_config(model_folder)
         native = NATIVE[config["model_type"]]
         fields = Fields(model_folder / "config.json", config)
-        parts = {side: SpeechParts(native.stack_config(fields, side), side, forms, tensors) for side in SIDES}
+        parts = {side: SpeechParts(native.config(fields, side), side, forms, tensors) for side in SIDES}
         return native.assembled(parts, fields, str(described["description"])[:200])
     except (
         *(OSError, SafetensorError, RuntimeError, ValueError, LookupError),
@@ -74,9 +74,19 @@ def read_packed(folder: Path, model_folder: Path) -> NativeSpeech:
 class SpeechParts(KeptParts):
     """Gives the stem those parts, too, that go before the encoder."""
 
-    def positions(self) -> torch.Tensor:
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the stream."""
+        return self._tensors["decoder.embedding"].dtype
+
+    def positions(self) -> torch.Tensor | None:
+        if self.config.ropes[0] is not None:
+            return None
         at = "stem" if self._side == "encoder" else self._side
         return self._tensor(f"{at}.positions", self.config.context, self.config.model)
 
-    def convolution(self, name: str, channels: int) -> nn.Module:
-        return self._layer(f"stem.{name}", self.config.model, 3 * channels)
+    def convolution(self, name: str, rows: int, channels: int, kernel: int) -> nn.Module:
+        return self._layer(f"stem.{name}", rows, kernel * channels)
+
+    def stem(self, name: str, *shape: int) -> torch.Tensor:
+        return self._tensor(f"stem.{name}", *shape)

@@ -71,6 +71,10 @@ class Whisper(Recognizer):
         languages = self.vocabulary.languages
         if not languages and options.translate:
             raise WorkloadError(f"{self.folder} knows English alone and does not translate")
+        if options.prompt and self.vocabulary.previous is None:
+            raise WorkloadError(
+                f"{self.folder} was trained without text before a window, and takes no prompt"
+            )
         if options.language is None:
             return
         if languages and options.language not in languages:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from torchwright.decoder.config import DecoderConfig
-from torchwright.decoder.stack_weights import StackParts
 from torchwright.decoder.stacks import ACTIVATIONS, BART_LINEAR, BART_NORM, StackFamily
 from torchwright.hub.fields import Fields
 
@@ -56,13 +53,3 @@ WHISPER = StackFamily(
     positions="embed_positions.weight",
     head="proj_out.weight",
 )
-
-
-class WhisperParts(StackParts):
-    """One stack's parts, and those of the stem."""
-
-    def convolution(self, name: str, channels: int) -> nn.Module:
-        """conv1 or conv2 over three frames, as a linear layer of their channels one frame after another."""
-        E = self.config.model
-        weight_EC3, bias_E = self._tensor(f"{name}.weight", E, channels, 3), self._tensor(f"{name}.bias", E)
-        return self._make_linear(weight_EC3.transpose(1, 2).flatten(1), bias_E)

@@ -14,20 +14,13 @@ from torchwright.hub.fields import Fields
 from torchwright.hub.folder import find_object, read_config
 from torchwright.speech.base import Recognizer
 from torchwright.speech.calls import CacheSizes
+from torchwright.speech.moonshine.windows import LEAST, LONGEST, quietest, states
 from torchwright.speech.sound import RATE, Sound
 from torchwright.speech.steps import SpeechModel
 from torchwright.speech.transcript import Options, Segment, Window
 
 TOKENS_PER_SECOND = 6.5
 """No speech has more; without the limit the model may repeat itself (its authors' advice)."""
-LONGEST, SHORTEST = 24 * RATE, 16 * RATE
-"""Samples of a window: the cut is made at the quietest place between the two."""
-LEAST = RATE // 2
-"""Shorter windows get silence behind them."""
-CONVOLUTIONS = ((127, 64), (7, 3), (3, 2))
-"""(kernel, stride) of what a sound goes through first."""
-QUIET = RATE // 10
-"""A place is quiet over a tenth of a second."""
 
 
 class Moonshine(Recognizer):
@@ -118,16 +111,3 @@ class Moonshine(Recognizer):
         end = start + len(samples) / RATE
         found = Segment(start=start, end=end, text=text, tokens=tuple(tokens), mean_logprob=mean_logprob)
         return (found,) if text else ()
-
-
-def states(samples: int) -> int:
-    """Of the encoder for so many samples: three convolutions without padding."""
-    for kernel, stride in CONVOLUTIONS:
-        samples = (samples - kernel) // stride + 1
-    return samples
-
-
-def quietest(samples: np.ndarray) -> int:
-    """The middle of the quietest tenth of a second between the shortest and the longest window."""
-    energy = np.cumsum(np.pad(np.square(samples[SHORTEST:], dtype=np.float64), (1, 0)))
-    return SHORTEST + int((energy[QUIET:] - energy[:-QUIET]).argmin()) + QUIET // 2

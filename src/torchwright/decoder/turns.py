@@ -1,0 +1,32 @@
+"""How far the positions of a batch turn queries and keys: once for each rotary embedding that a stack's layers have."""
+
+from __future__ import annotations
+
+import torch
+
+from torchwright.decoder.batch import Batch
+from torchwright.decoder.config import DecoderConfig
+from torchwright.decoder.rope import Rotary
+
+Turn = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Cosines and sines (rows, R/2) and each token's row."""
+
+
+class Turns:
+    """The rotary embeddings of a stack's layers, each of which is computed once for a batch."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        distinct = list(dict.fromkeys(rope for rope in config.ropes if rope))
+        self._rotary = [Rotary(rope, config.context) for rope in distinct]
+        self.of_layer = [distinct.index(rope) if rope else len(distinct) for rope in config.ropes]
+        """Each layer's place among the turns; the last is for layers without positions."""
+
+    def __call__(self, batch: Batch) -> list[Turn]:
+        """Of each rotary embedding, and last for layers without positions."""
+        still = torch.empty(batch.longest, 0, device=batch.positions_T.device)
+        return [*(rotary(batch) for rotary in self._rotary), (still, still, batch.positions_T)]
+
+    def by_layer(self, batch: Batch) -> list[Turn]:
+        """Each layer's."""
+        turns = self(batch)
+        return [turns[place] for place in self.of_layer]

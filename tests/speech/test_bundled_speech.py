@@ -1,0 +1,86 @@
+"""The bundled speech model: small, whole, as good as its card says, and what `torchwright transcribe FILE` takes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchwright.cli import main
+from torchwright.speech import bundled
+from torchwright.speech.load import load_speech
+from torchwright.speech.score import edits
+
+pytest.importorskip("soundfile", reason="sound files are read with soundfile")
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+SAID = "turn on the red lamp in the kitchen"
+SPOKEN = Path(__file__).with_name("spoken.flac")
+"""`SAID` by espeak-ng in a voice that the model was trained on."""
+BYTES_ALLOWED = 15_000_000
+FILES = {
+    *("README.md", "config.json", "generation_config.json", "model.safetensors"),
+    *("preprocessor_config.json", "tokenizer.json"),
+}
+SENTENCES, SLACK = 20, 0.15
+"""Fewer than the card's, so that their rate may be worse by so much."""
+there = pytest.mark.skipif(
+    not (bundled.FOLDER / "model.safetensors").is_file(), reason="this checkout has no bundled speech model"
+)
+
+
+def test_a_copy_without_it_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bundled, "FOLDER", tmp_path)
+    assert main(["transcribe", str(SPOKEN), "--quiet"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "no speech model in it" in err
+    assert "--model" in err
+
+
+@there
+def test_it_is_whole_and_small():
+    files = list(bundled.FOLDER.iterdir())
+    assert {path.name for path in files} == FILES
+    assert sum(path.stat().st_size for path in files) <= BYTES_ALLOWED
+
+
+@there
+def test_the_command_without_a_model_writes_down_what_is_said(capsys):
+    assert main(["transcribe", str(SPOKEN)]) == 0
+    out, err = capsys.readouterr()
+    assert edits(SAID.split(), out.split()) <= 1
+    assert "bundled speech model" in err
+    assert main(["transcribe", str(SPOKEN), "--quiet", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert err == ""
+    assert found["model"] == "bundled"
+    assert edits(SAID.split(), found["files"][0]["text"].split()) <= 1
+
+
+@there
+@pytest.mark.parametrize("asked", [["--language", "de"], ["--translate"]], ids=str)
+def test_what_it_cannot_do_is_refused(asked, capsys):
+    assert main(["transcribe", str(SPOKEN), *asked]) == 2
+    assert "English alone" in capsys.readouterr().err
+
+
+@there
+def test_it_is_as_good_as_its_card_says(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.delitem(sys.modules, "speech_corpus", raising=False)
+    import speech_corpus as corpus
+    from speech_scores import Sentences
+
+    if engine := corpus.missing():
+        pytest.skip(f"{engine} is not installed: apt-get install espeak-ng flite")
+    card = (bundled.FOLDER / "README.md").read_text("utf-8")
+    row = re.search(r"^\| bf16 \| ([\d.]+)% .*\| ([\d.]+)% ", card, re.MULTILINE)
+    assert row, "the card has no row for bf16"
+    model = load_speech(dtype=None)
+    for promised, voices in zip(row.groups(), (corpus.HEARD, corpus.NEVER_HEARD), strict=True):
+        words_U, errors_U = Sentences.make(SENTENCES, voices).errors(model)
+        assert errors_U.sum() / words_U.sum() <= float(promised) / 100 + SLACK
