@@ -177,15 +177,15 @@ class SegmentWorkload(Workload):
             height, width, _ = shown.shape
             iou_PM = overlap(before, after)
             place, which = divmod(int(iou_PM.argmin()), iou_PM.shape[1])
-            inside = [
+            old_HW, new_HW = (
                 segmenter.resized(unpacked(bits[place, which])[None, None], height, width)[0, 0].numpy() > 0
                 for bits in (before, after)
-            ]
+            )
             prompt = grid_over(Encoded(height=height, width=width, embeddings=None), self.grid)[place]
             worst = float(iou_PM[place, which])
             title = f"picture {index}, the point {place + 1} of {len(iou_PM)}, mask {which + 1} of 3"
             said = f"IoU {worst:.3f}, of the picture's masks {float(iou_PM.mean()):.3f}"
-            rows.append((worst, masks_beside(title, said, shown, *inside, prompt.points)))
+            rows.append((worst, masks_beside(title, said, shown, old_HW, new_HW, prompt.points)))
         return [row for _, row in sorted(rows, key=lambda each: each[0])[:MOST_ROWS]]
 
     def files(self, *, weights: bool) -> dict[str, Path]:
