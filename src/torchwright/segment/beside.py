@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch.nn import functional as F
 
 from torchwright.report.pictures import Row, row_of
-from torchwright.segment.files import edge
+from torchwright.segment.files import coloured, edge
 from torchwright.segment.masks import Points
 
 MASK, ORIGINAL_ALONE, OPTIMIZED_ALONE = (45, 212, 191), (251, 146, 60), (96, 165, 250)
@@ -31,6 +33,28 @@ def masks_beside(
     made = [_with_mask(picture_HW3, mask, points) for mask in (before_HW, after_HW)]
     return row_of(
         title, said, dict(zip(CAPTIONS, [*made, difference(picture_HW3, before_HW, after_HW)], strict=True))
+    )
+
+
+def classes_beside(
+    title: str, said: str, picture_HW3: np.ndarray, before_SS: torch.Tensor, after_SS: torch.Tensor
+) -> Row:
+    """A row of the picture with either map of classes, in colours, and of where they differ."""
+    height, width, _ = picture_HW3.shape
+    before_HW, after_HW = (
+        F.interpolate(each[None, None].float(), (height, width), mode="nearest")[0, 0].long().numpy()
+        for each in (before_SS, after_SS)
+    )
+    changed_HW = before_HW != after_HW
+    differ = difference(picture_HW3, np.zeros_like(changed_HW), changed_HW)
+    return row_of(
+        title,
+        said,
+        {
+            "original": coloured(picture_HW3, before_HW),
+            "optimized": coloured(picture_HW3, after_HW),
+            "difference: blue where they name another class": differ,
+        },
     )
 
 

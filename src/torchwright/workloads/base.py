@@ -51,6 +51,7 @@ workloads: Registry[type[Workload]] = Registry(
         "speech": "torchwright.speech.workload:SpeechWorkload",
         "seq2seq": "torchwright.decoder.seq2seq_workload:Seq2SeqWorkload",
         "segment": "torchwright.segment.workload:SegmentWorkload",
+        "semantic": "torchwright.segment.semantic_workload:SemanticWorkload",
         "forward": "torchwright.workloads.forward:ForwardWorkload",
     },
 )
