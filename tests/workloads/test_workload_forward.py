@@ -82,14 +82,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "projection_dim": 16,
     },
     "ViTModel": PATCHES | {"num_hidden_layers": 1, "num_attention_heads": 4},
-    "SegformerForSemanticSegmentation": {
-        "num_labels": 4,
-        "image_size": 32,
-        "hidden_sizes": [8, 16, 16, 16],
-        "depths": [1, 1, 1, 1],
-        "num_attention_heads": [1, 2, 2, 2],
-        "decoder_hidden_size": 16,
-    },
     "YolosForObjectDetection": PATCHES
     | {"image_size": [32, 32], "num_hidden_layers": 1, "num_attention_heads": 4, "num_detection_tokens": 5},
 }
@@ -99,7 +91,6 @@ INPUTS = {
     "T5ForConditionalGeneration": ["input_ids", "attention_mask", "decoder_input_ids"],
     "CLIPModel": ["pixel_values", "input_ids", "attention_mask"],
     "ViTModel": ["pixel_values"],
-    "SegformerForSemanticSegmentation": ["pixel_values"],
     "YolosForObjectDetection": ["pixel_values"],
 }
 METRICS = {

@@ -18,6 +18,10 @@ from torchwright.process.interrupts import importing
 
 if TYPE_CHECKING:
     from torchwright.segment.base import Segmenter
+    from torchwright.segment.semantic import ClassSegmenter
+
+
+WHICH = "say which object: --point X,Y, --box X0,Y0,X1,Y1, or --everything."
 
 
 class _Numbers(click.ParamType):
@@ -42,7 +46,8 @@ class _Numbers(click.ParamType):
     "--model",
     required=True,
     metavar="DIR|MODEL",
-    help="A SAM or SAM 2 of transformers, or what `torchwright optimize` made of one.",
+    help="A SAM, a SAM 2, or a model for semantic segmentation (SegFormer), of transformers, or what "
+    "`torchwright optimize` made of one.",
 )
 @click.option(
     "--point",
@@ -116,13 +121,15 @@ def command(
 ) -> None:
     """Cut objects out of pictures: the one at a point, those in boxes, or everything.
 
-    Pixels count from the picture's left and top. A picture that cannot be read is told, and the others are segmented
-    all the same; the exit code is then 2.
+    A model that names classes (SegFormer) is asked for nothing: it says of each pixel what it shows. Pixels count from
+    the picture's left and top. A picture that cannot be read is told, and the others are segmented all the same; the
+    exit code is then 2.
     """
     prompts = {"points": points, "outside": outside, "boxes": boxes}
     asked = _asked(prompts, everything, {"grid": grid, "batch": batch})
     targets = _targets(pictures, out)
     segmenter = _opened(model, dtype, trust=trust)
+    _check_fits(segmenter, everything, asked)
     rows, failed = [], False
     for picture, target in zip(pictures, targets, strict=True):
         try:
@@ -141,7 +148,7 @@ def command(
         raise click.exceptions.Exit(2)
 
 
-def _opened(model: str, dtype: str | None, *, trust: bool) -> Segmenter:
+def _opened(model: str, dtype: str | None, *, trust: bool) -> Segmenter | ClassSegmenter:
     """The segmenter of a model's folder or of an artifact."""
     with importing():
         import torch
@@ -150,6 +157,7 @@ def _opened(model: str, dtype: str | None, *, trust: bool) -> Segmenter:
         from torchwright.artifact.load import load
         from torchwright.segment.base import Segmenter
         from torchwright.segment.load import load_segmenter
+        from torchwright.segment.semantic import ClassSegmenter
 
     if not is_artifact(model):
         return load_segmenter(model, torch.bfloat16 if dtype == "bf16" else torch.float32)
@@ -158,7 +166,7 @@ def _opened(model: str, dtype: str | None, *, trust: bool) -> Segmenter:
     loaded = load(model, trust=trust)
     for notice in loaded.notices:
         click.echo(f"torchwright: {notice}", err=True)
-    if not isinstance(loaded.model, Segmenter):
+    if not isinstance(loaded.model, Segmenter | ClassSegmenter):
         kind = loaded.recipe.workload.get("kind")
         raise click.UsageError(f"{model} segments no pictures: its model is of the kind '{kind}'.")
     return loaded.model
@@ -173,9 +181,22 @@ def _asked(prompts: dict[str, Any], everything: bool, how: dict[str, int | None]
         return given
     if given:
         raise click.UsageError(f"--{next(iter(given))} is for --everything.")
-    if not prompts["points"] and not prompts["boxes"]:
-        raise click.UsageError("say which object: --point X,Y, --box X0,Y0,X1,Y1, or --everything.")
+    if prompts["outside"] and not prompts["points"] and not prompts["boxes"]:
+        raise click.UsageError(WHICH)
     return prompts
+
+
+def _check_fits(segmenter: Segmenter | ClassSegmenter, everything: bool, asked: dict[str, Any]) -> None:
+    """What only the model's kind decides: whether there must be prompts, or none."""
+    from torchwright.segment.semantic import ClassSegmenter
+
+    prompted = everything or any(asked.values())
+    if isinstance(segmenter, ClassSegmenter) and prompted:
+        raise click.UsageError(
+            "the model says of every pixel which class it shows: it takes no --point, --outside, --box or --everything."
+        )
+    if not isinstance(segmenter, ClassSegmenter) and not prompted:
+        raise click.UsageError(WHICH)
 
 
 def _targets(pictures: tuple[Path, ...], out: Path) -> list[Path]:
@@ -187,7 +208,7 @@ def _targets(pictures: tuple[Path, ...], out: Path) -> list[Path]:
 
 
 def _segment(
-    segmenter: Segmenter,
+    segmenter: Segmenter | ClassSegmenter,
     picture: Path,
     target: Path,
     everything: bool,
@@ -196,11 +217,18 @@ def _segment(
     quiet: bool,
 ) -> dict[str, Any]:
     """One picture's masks, written; returns its facts."""
-    from torchwright.segment.files import check_target, write_masks
+    from torchwright.segment.files import check_target, write_classes, write_masks
     from torchwright.segment.picture import read_picture
+    from torchwright.segment.semantic import ClassSegmenter
 
     check_target(target)
     pixels_HW3, begun = read_picture(picture), time.monotonic()
+    if isinstance(segmenter, ClassSegmenter):
+        found = segmenter.segment(pixels_HW3)
+        seconds = time.monotonic() - begun
+        write_classes(target, pixels_HW3, found)
+        facts = [found.facts(number) for number in found.present]
+        return {"file": picture, "written": target, "seconds": seconds, "masks": _shortened(facts)}
     if everything:
         with _progress(picture, quiet) as tell:
             masks = segmenter.everything(pixels_HW3, **asked, tell=tell)
@@ -208,10 +236,13 @@ def _segment(
         masks = segmenter.segment(pixels_HW3, **asked)
     seconds = time.monotonic() - begun
     write_masks(target, pixels_HW3, masks)
-    facts = [
-        {name: value for name, value in mask.facts().items() if name != "segmentation"} for mask in masks
-    ]
+    facts = _shortened([mask.facts() for mask in masks])
     return {"file": picture, "written": target, "seconds": seconds, "masks": facts}
+
+
+def _shortened(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the run lengths, which are in the file."""
+    return [{name: value for name, value in each.items() if name != "segmentation"} for each in facts]
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from torchwright.segment.base import Segmenter
 from torchwright.segment.network import Network
 from torchwright.segment.sam import Sam
 from torchwright.segment.sam2 import Sam2
+from torchwright.segment.semantic import ENDING, ClassSegmenter, open_classifier, preparation_of
+from torchwright.workloads.base import CastBoundary, to_dtype
 from torchwright.workloads.huggingface import load_model, quiet_transformers
 
 FAMILIES: dict[str, type[Segmenter]] = {
@@ -22,10 +24,11 @@ FAMILIES: dict[str, type[Segmenter]] = {
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def load_segmenter(folder: str | Path, dtype: torch.dtype = torch.float32) -> Segmenter:
+def load_segmenter(folder: str | Path, dtype: torch.dtype = torch.float32) -> Segmenter | ClassSegmenter:
     """The segmentation model of a Hugging Face folder or hub id, on transformers' modules.
 
-    `dtype`, float32 or bfloat16, is what all but its prompts' coordinates compute in.
+    One that names classes (…ForSemanticSegmentation) is a `ClassSegmenter`, which takes no prompts. `dtype`, float32 or
+    bfloat16, is what all but prompts' coordinates compute in.
 
     Raises `UnknownName` for a family that is not in `FAMILIES`, and `ModelError`, naming the file, for weights or
     configurations that cannot be used.
@@ -33,11 +36,25 @@ def load_segmenter(folder: str | Path, dtype: torch.dtype = torch.float32) -> Se
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype}", allowed=", ".join(map(str, DTYPES)))
     path = resolve(str(folder))
+    if _names_classes(read_config(path)):
+        return _class_segmenter(path, dtype)
     family, config = family_of(path)
     network = open_network(path, family)
     if dtype != torch.float32:
         network.cast(dtype, lambda name, module: False)
     return family(side_of(config), network)
+
+
+def _names_classes(config: dict[str, Any]) -> bool:
+    return any(str(name).endswith(ENDING) for name in config.get("architectures") or [])
+
+
+def _class_segmenter(path: Path, dtype: torch.dtype) -> ClassSegmenter:
+    preparation, model = preparation_of(path), open_classifier(path)
+    if dtype != torch.float32:
+        to_dtype(model, dtype, lambda name, module: False)
+        model = CastBoundary(model, dtype)
+    return ClassSegmenter(preparation, model)
 
 
 def family_of(path: Path) -> tuple[type[Segmenter], dict[str, Any]]:

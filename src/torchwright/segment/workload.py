@@ -14,12 +14,14 @@ from torch import nn
 from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.hub.folder import model_files
+from torchwright.report.pictures import MOST_ROWS, Row
 from torchwright.segment.base import Segmenter
-from torchwright.segment.judge import mask_quality, packed
+from torchwright.segment.beside import masks_beside
+from torchwright.segment.judge import mask_quality, overlap, packed, unpacked
 from torchwright.segment.load import FAMILIES, family_of, open_network, side_of
 from torchwright.segment.network import network_in
-from torchwright.segment.picture import read_picture
 from torchwright.segment.prompts import GRIDS, Encoded, grid_over
+from torchwright.segment.user_pictures import UserPictures
 from torchwright.workloads.base import (
     CALIBRATION_BATCHES,
     Case,
@@ -38,9 +40,6 @@ SAMPLE_OPERATIONS = 4e12
 AT_ONCE = 64
 """Prompts of one call, at most."""
 CALIBRATION_SEED = 1_000_000
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-FEWEST_PICTURES = 3
-"""Of a folder: one to calibrate on, two to judge by."""
 LARGEST_SIDE = 8192
 
 
@@ -57,8 +56,7 @@ class SegmentWorkload(Workload):
 
     def __init__(self, folder: str | Path, *, points: str = "8x8", images: str | Path | None = None) -> None:
         self.folder, self.label = Path(folder), str(folder)
-        self.grid, self.images = _grid(points), None if images is None else str(Path(images).resolve())
-        self.files_of_user = [] if images is None else _pictures_in(Path(images))
+        self.grid, self.user = _grid(points), None if images is None else UserPictures(Path(images))
         self.family, self.config = family_of(self.folder)
         self.side, self.at_once = side_of(self.config), min(AT_ONCE, self.grid**2)
 
@@ -136,7 +134,7 @@ class SegmentWorkload(Workload):
     def calibration(self, dtype: torch.dtype) -> list[Case]:
         """Other pictures; what prompts compute with are the calls that are timed."""
         _, *prompts = self.cases(dtype)
-        pictures = len(self._calibration_files()) or CALIBRATION_BATCHES
+        pictures = len(self.user.calibration) if self.user else CALIBRATION_BATCHES
         return [*(self._encode(index, calibration=True) for index in range(pictures)), *prompts]
 
     def calibrates_apart(self) -> bool:
@@ -161,10 +159,30 @@ class SegmentWorkload(Workload):
         return {"masks": masks, "scores": scores, "largest": largest}
 
     def unseen(self) -> Self | None:
-        return self.judged_after(self._rounds(), len(self._judged_files()) or None)
+        return self.judged_after(self._rounds(), len(self.user.judged) if self.user else None)
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
         return mask_quality(reference, candidate)
+
+    def pictures(self, reference: Any, candidate: Any) -> list[Row]:
+        """Of each picture the mask that has changed the most."""
+        segmenter, rows = _segmenter(self.family, self.side, self.at_once, lambda case: case, self.device), []
+        pairs = zip(reference["masks"], candidate["masks"], strict=True)
+        for index, (before, after) in zip(self.sample or range(self._rounds()), pairs, strict=True):
+            shown = self._picture(index)
+            height, width, _ = shown.shape
+            iou_PM = overlap(before, after)
+            place, which = divmod(int(iou_PM.argmin()), iou_PM.shape[1])
+            old_HW, new_HW = (
+                segmenter.resized(unpacked(bits[place, which])[None, None], height, width)[0, 0].numpy() > 0
+                for bits in (before, after)
+            )
+            prompt = grid_over(Encoded(height=height, width=width, embeddings=None), self.grid)[place]
+            worst = float(iou_PM[place, which])
+            title = f"picture {index}, the point {place + 1} of {len(iou_PM)}, mask {which + 1} of 3"
+            said = f"IoU {worst:.3f}, of the picture's masks {float(iou_PM.mean()):.3f}"
+            rows.append((worst, masks_beside(title, said, shown, old_HW, new_HW, prompt.points)))
+        return [row for _, row in sorted(rows, key=lambda each: each[0])[:MOST_ROWS]]
 
     def files(self, *, weights: bool) -> dict[str, Path]:
         return model_files(self.folder, weights=weights)
@@ -177,7 +195,7 @@ class SegmentWorkload(Workload):
             "side": self.side,
             "points": f"{self.grid}x{self.grid}",
             "at_once": self.at_once,
-            "images": self.images,
+            "images": None if self.user is None else str(self.user.folder),
         }
 
     def properties(self, model: nn.Module) -> set[str]:
@@ -186,21 +204,13 @@ class SegmentWorkload(Workload):
     def _rounds(self) -> int:
         """Pictures of the metric's sample."""
         operations = 2.0 * parameter_count(self.folder) * self.side**2 / PATCH_PIXELS
-        there = len(self._judged_files()) or None
+        there = len(self.user.judged) if self.user else None
         return batches_to_judge(min(SAMPLE_PICTURES, SAMPLE_OPERATIONS / max(operations, 1.0)), there)
-
-    def _calibration_files(self) -> list[Path]:
-        """The last fifth of the user's pictures."""
-        return self.files_of_user[-(len(self.files_of_user) // 5 or 1) :]
-
-    def _judged_files(self) -> list[Path]:
-        return self.files_of_user[: -(len(self.files_of_user) // 5 or 1)]
 
     def _picture(self, index: int, *, calibration: bool = False) -> np.ndarray:
         """RGB (H, W, 3) uint8."""
-        if self.files_of_user:
-            files = self._calibration_files() if calibration else self._judged_files()
-            return read_picture(files[index])
+        if self.user:
+            return self.user.read(index, calibration=calibration)
         # Wider than high, as photographs are.
         shape = (3, max(8, self.side * 3 // 4), self.side)
         made_up = picture(index + CALIBRATION_SEED * calibration, shape)
@@ -233,16 +243,3 @@ def _grid(points: str) -> int:
             f"points={points}", allowed=f"NxN, as many down as across, N from {GRIDS[0]} to {GRIDS[1]}"
         )
     return int(found[1])
-
-
-def _pictures_in(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise WorkloadError(f"images={folder} is no folder")
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-    if len(files) < FEWEST_PICTURES:
-        raise WorkloadError(
-            f"{folder} holds {len(files)} pictures",
-            allowed=f"{FEWEST_PICTURES} or more, by their endings: {', '.join(SUFFIXES)}",
-            next="leave --images out to be judged by made-up ones",
-        )
-    return files

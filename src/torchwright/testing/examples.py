@@ -110,6 +110,16 @@ def _segment(folder: Path) -> Workload:
     return from_target(_saved(config, "AutoModel", folder), points="4x4")
 
 
+def _semantic(folder: Path) -> Workload:
+    from transformers import SegformerConfig
+
+    sizes: dict[str, Any] = {
+        "num_labels": 6, "image_size": 64, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1],
+        "num_attention_heads": [1, 2, 2, 2], "decoder_hidden_size": 32,
+    }  # fmt: skip
+    return from_target(_saved(SegformerConfig(**sizes), "AutoModelForSemanticSegmentation", folder))
+
+
 BUILT_IN: dict[str, Callable[[Path], Workload]] = {
     "module": _module,
     "language": _language,
@@ -118,6 +128,7 @@ BUILT_IN: dict[str, Callable[[Path], Workload]] = {
     "image": _image,
     "speech": _speech,
     "segment": _segment,
+    "semantic": _semantic,
     "seq2seq": _seq2seq,
 }
 

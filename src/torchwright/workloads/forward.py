@@ -33,17 +33,15 @@ SAMPLE_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Judge:
-    """Outputs whose rows are compared, how, and the axis that a row lies along."""
+    """Outputs whose rows are compared, and how."""
 
     outputs: tuple[str, ...]
     compare: Callable[[torch.Tensor, torch.Tensor], Quality]
-    axis: int = -1
 
 
 CLASSES = "SequenceClassification|TokenClassification|AudioClassification|CTC|MaskedLM|CausalLM|ConditionalGeneration"
 JUDGES = (
     (rf"For({CLASSES})$|LMHeadModel$", Judge(("logits",), accuracy.enough_answers)),
-    (r"ForSemanticSegmentation$", Judge(("logits",), accuracy.enough_answers, axis=1)),
     (r"ForQuestionAnswering$", Judge(("start_logits", "end_logits"), accuracy.enough_answers)),
     (r"Model$", Judge(("image_embeds", "text_embeds"), accuracy.cosine)),
     (r"Model$", Judge(("last_hidden_state",), accuracy.cosine)),
@@ -210,7 +208,7 @@ class ForwardWorkload(RowsWorkload):
             return {name: _kept(tensor) for name, tensor in output.items()}
         rows = {}
         for name in judge.outputs:
-            values = output[name].movedim(judge.axis, -1)
+            values = output[name]
             if mask_BT is not None and values.ndim == 3 and values.shape[:2] == mask_BT.shape:
                 values = values[mask_BT.bool()]  # what stands for padding answers nothing
             rows[name] = _kept(values.reshape(-1, values.shape[-1]))

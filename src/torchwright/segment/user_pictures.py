@@ -1,0 +1,39 @@
+"""The pictures of a user's folder: some to judge by, others to calibrate on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from torchwright.errors import WorkloadError
+from torchwright.segment.picture import read_picture
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+FEWEST = 3
+"""One to calibrate on, two to judge by."""
+
+
+class UserPictures:
+    """A folder's pictures by their endings, in the order of their names: the last fifth calibrates.
+
+    Raises `WorkloadError` for what is no folder, or holds too few.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise WorkloadError(f"images={folder} is no folder")
+        self.folder = folder.resolve()
+        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+        if len(files) < FEWEST:
+            raise WorkloadError(
+                f"{folder} holds {len(files)} pictures",
+                allowed=f"{FEWEST} or more, by their endings: {', '.join(SUFFIXES)}",
+                next="leave --images out to be judged by made-up ones",
+            )
+        apart = len(files) // 5 or 1
+        self.judged, self.calibration = files[:-apart], files[-apart:]
+
+    def read(self, index: int, *, calibration: bool) -> np.ndarray:
+        """RGB (H, W, 3) uint8; raises what `read_picture` raises."""
+        return read_picture((self.calibration if calibration else self.judged)[index])
