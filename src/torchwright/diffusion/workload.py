@@ -18,6 +18,7 @@ from torchwright.diffusion.calls import calls_of
 from torchwright.diffusion.diffuser import Diffuser
 from torchwright.diffusion.folder import INDEX, is_pipeline, open_pipeline
 from torchwright.diffusion.parts import IDENTIFIERS, Parts, build_parts
+from torchwright.diffusion.perceptual import find_backbone
 from torchwright.diffusion.sampling import Plan
 from torchwright.diffusion.score import alike
 from torchwright.errors import ArtifactError, WorkloadError
@@ -52,8 +53,8 @@ MOST_PROMPTS, MOST_PROMPT_BYTES = 1000, 2**20
 class DiffusionWorkload(Workload):
     """A pipeline that makes pictures from text: text encoders, the denoiser's steps and the VAE, of one picture.
 
-    Metric: multi-scale SSIM between the original's and the candidate's pictures of the same prompts and seeds, with
-    the cosine of their latents beside it.
+    Metric: LPIPS between the original's and the candidate's pictures of the same prompts and seeds, where its weights
+    are at hand, else multi-scale SSIM; the cosine of their latents beside it.
     """
 
     name = "diffusion"
@@ -198,6 +199,11 @@ class DiffusionWorkload(Workload):
             "prompts": str(self.prompts) if self.prompts else None,
             **self.plan.as_dict(),
         }
+
+    def notices(self) -> tuple[str, ...]:
+        missing = find_backbone((self.height, self.width))
+        judged = (f"judged by multi-scale SSIM: {missing}",) if isinstance(missing, str) else ()
+        return (*self.opened.notices, *judged)
 
     def properties(self, model: nn.Module) -> set[str]:
         return {"denoising_steps"} | ({"guided"} if self.guided() else set())

@@ -291,6 +291,10 @@ class Workload(ABC):
         """
         return {}
 
+    def notices(self) -> tuple[str, ...]:
+        """What its user should know before the search, such as what it is judged by and why by nothing better."""
+        return ()
+
     def properties(self, model: nn.Module) -> set[str]:
         """Properties of the original that techniques may need, beyond those read off its modules."""
         return set()
