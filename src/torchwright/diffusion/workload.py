@@ -58,7 +58,10 @@ class DiffusionWorkload(Workload):
     """
 
     name = "diffusion"
-    supports = "pipelines of diffusers (model_index.json): Flux, PixArt, Sana, Stable Diffusion 1.5, XL and 3"
+    supports = (
+        "pipelines of diffusers (model_index.json): CogVideoX, Flux, LTX-Video, PixArt, QwenImage, Sana, "
+        "Stable Diffusion 1.5, XL and 3"
+    )
     opens = frozenset({"prompts"})
 
     def __init__(
@@ -67,6 +70,7 @@ class DiffusionWorkload(Workload):
         *,
         steps: int = 20,
         size: str | None = None,
+        frames: int | None = None,
         prompts: str | Path | None = None,
     ) -> None:
         self.folder, self.label = Path(folder), str(folder)
@@ -75,7 +79,8 @@ class DiffusionWorkload(Workload):
         self.prompts = None if prompts is None else Path(prompts)
         self.texts = PROMPTS if self.prompts is None else _read_prompts(self.prompts)
         self.height, self.width = _size(size) if size is not None else self._shapes.size
-        self._shapes.check(self.texts[0], 0, steps, (self.height, self.width))
+        self.frames = frames or self._shapes.frames
+        self._shapes.check(self.texts[0], 0, steps, (self.height, self.width), self.frames)
 
     @cached_property
     def _shapes(self) -> Diffuser:
@@ -97,7 +102,7 @@ class DiffusionWorkload(Workload):
 
     @classmethod
     def check(cls, description: dict[str, Any]) -> None:
-        check_sizes(description, "steps")
+        check_sizes(description, "steps", "frames")
         Plan.from_dict(description)
         if description.get("size") is not None:
             try:
@@ -128,7 +133,9 @@ class DiffusionWorkload(Workload):
     @cached_property
     def _calls(self) -> list[Case]:
         size = (self.height, self.width)
-        return calls_of(self.opened, self.texts[0], steps=self.steps, size=size, plan=self.plan)
+        return calls_of(
+            self.opened, self.texts[0], steps=self.steps, size=size, frames=self.frames, plan=self.plan
+        )
 
     def cases(self, dtype: torch.dtype) -> list[Case]:
         placed = [to_device((case.args, case.kwargs), self.device) for case in self._calls]
@@ -145,12 +152,14 @@ class DiffusionWorkload(Workload):
         """`pictures` (N, 3, H, W) from 0 to 1 and `latents` (N, …), a seed for each prompt."""
         diffuser = Diffuser(self.opened, _asking(run), plan=self.plan, device=self.device)
         drawn = [
-            diffuser.draw(self.texts[i], seed=i, steps=self.steps, size=(self.height, self.width))
+            diffuser.draw(
+                self.texts[i], seed=i, steps=self.steps, size=(self.height, self.width), frames=self.frames
+            )
             for i in self.sample or range(min(JUDGED, len(self.texts)))
         ]
         return {
             "pictures": torch.stack([one.picture_3HW for one in drawn]),
-            "latents": torch.stack([one.latents_CHW for one in drawn]),
+            "latents": torch.stack([one.latents for one in drawn]),
         }
 
     def unseen(self) -> Self | None:
@@ -170,7 +179,11 @@ class DiffusionWorkload(Workload):
             return output
 
         Diffuser(self.opened, ask, device=self.device).draw(
-            self.texts[-1], seed=len(self.texts), steps=self.steps, size=(self.height, self.width)
+            self.texts[-1],
+            seed=len(self.texts),
+            steps=self.steps,
+            size=(self.height, self.width),
+            frames=self.frames,
         )
         pairs = itertools.pairwise(seen)
         return [0.0, *(((b - a).norm() / a.norm().clamp(min=1e-12)).item() for a, b in pairs)]
@@ -196,6 +209,7 @@ class DiffusionWorkload(Workload):
             "model": self.label,
             "steps": self.steps,
             "size": f"{self.height}x{self.width}",
+            "frames": self.frames,
             "prompts": str(self.prompts) if self.prompts else None,
             **self.plan.as_dict(),
         }
