@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import io
 import re
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from factories import (
     make_device,
@@ -22,6 +26,7 @@ from factories import (
 from torchwright.facts import Budget, Coverage, Step
 from torchwright.report import figures, view, wording
 from torchwright.report.html import render
+from torchwright.report.pictures import WIDEST, row_of
 
 VOID = {"meta", "br", "wbr", "hr", "img", "link", "input"}
 
@@ -98,6 +103,27 @@ def test_nothing_is_loaded_and_nothing_runs(page: str) -> None:
         assert (attributes.get("href") or "#").startswith("#")
     assert "@import" not in page
     assert any(attributes.get("http-equiv") == "Content-Security-Policy" for _, attributes in tags)
+
+
+def test_pictures_lie_in_the_page_itself() -> None:
+    random = np.random.default_rng()
+    small, wide = (random.integers(0, 256, size, np.uint8) for size in ((20, 30, 3), (50, 2 * WIDEST, 3)))
+    row = row_of("<b>a cat</b>", "mean IoU 0.5", {"original": small, "optimized": wide})
+    page = Page(render(make_recipe(), [row]))
+    images = [attributes for tag, attributes in page.tags if tag == "img"]
+    shown = []
+    for attributes in images:
+        kind, _, data = (attributes["src"] or "").partition(",")
+        assert kind == "data:image/png;base64"
+        shown.append(np.array(Image.open(io.BytesIO(base64.b64decode(data)))))
+        assert shown[-1].shape == (int(attributes["height"] or 0), int(attributes["width"] or 0), 3)
+    assert np.array_equal(shown[0], small)
+    assert shown[1].shape == (25, WIDEST, 3)
+    assert images[1]["alt"] == "<b>a cat</b>: optimized"
+    policy = [a["content"] or "" for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+    assert "<b>a cat</b>" in page.text
+    assert "mean IoU 0.5" in page.text
 
 
 def test_ids_are_unique_and_references_resolve(page: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from torchwright.engines.program import export, read_programs, write_programs
 from torchwright.errors import WorkloadError
 from torchwright.facts import Quality, Step
 from torchwright.kernels.cpu import build
+from torchwright.report.pictures import MOST_ROWS
+from torchwright.segment.beside import OPTIMIZED_ALONE, ORIGINAL_ALONE
 from torchwright.segment.judge import mask_quality, overlap, packed
 from torchwright.segment.masks import iou
 from torchwright.techniques.grid_attention import GridAttention
@@ -129,6 +132,28 @@ def test_pictures_of_the_user(tmp_path: Path) -> None:
     assert [len(group) for group in groups] == [4, 4, 2]
     every = torch.cat([tensor for group in groups for tensor in group])
     assert len(every.flatten(1).unique(dim=0)) == 10, "no picture is in two of them"
+
+
+def test_the_report_shows_the_masks_that_changed_the_most_first(tmp_path: Path) -> None:
+    workload = from_target(str(tiny_sam(tmp_path)), points="2x2")
+    model = workload.build()
+    before = workload.observe(lambda case: model(*case.args, **case.kwargs), torch.float32)
+    after = {**before, "masks": [masks.clone() for masks in before["masks"]]}
+    after["masks"][0][1, 2] ^= 0b1000  # an eighth of its pixels
+    after["masks"][1][2, 0] ^= 0xFF
+    rows = workload.pictures(before, after)
+    assert [row.title for row in rows[:2]] == [
+        "picture 1, the point 3 of 4, mask 1 of 3",
+        "picture 0, the point 2 of 4, mask 3 of 3",
+    ]
+    assert "IoU 0.000" in rows[0].said
+    assert all("IoU 1.000" in row.said for row in rows[2:])
+    assert len(rows) == min(len(before["masks"]), MOST_ROWS)
+    _, _, changed = (np.array(Image.open(io.BytesIO(shown.png))) for shown in rows[0].pictures)
+    coloured = [(changed == colour).all(-1).mean() for colour in (ORIGINAL_ALONE, OPTIMIZED_ALONE)]
+    assert sum(coloured) == 1.0, "no pixel has the same side in both"
+    _, _, same = (np.array(Image.open(io.BytesIO(shown.png))) for shown in rows[2].pictures)
+    assert not np.ptp(same, axis=-1).any(), "grey, with no colour in it"
 
 
 def _pixels(workload: Any, run: Any, asked: list[Case]) -> list[torch.Tensor]:

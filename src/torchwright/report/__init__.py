@@ -4,6 +4,7 @@
     view.py       what a page shows but a recipe does not store: rows, ratios, tokens per second
     terminal.py   LiveProgress, waterfall, plain
     figures.py    the recipe's figures as inline SVG
+    pictures.py   what the original and the optimized model made, side by side
     html.py       render: report.html.j2 with report.css.j2 and the figures
     curves.py     figures over the steps of a training run, for run.html.j2
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from torchwright.facts import Coverage, Recipe, Rung, to_json
 from torchwright.report import figures, view, wording
+from torchwright.report.pictures import Row, source
 
 _OBJECTIVES = {
     "latency": "the time of one pass over the workload's calls",
@@ -16,8 +18,8 @@ _OBJECTIVES = {
 }
 
 
-def render(recipe: Recipe) -> str:
-    """The page of `recipe`; the same recipe gives the same text.
+def render(recipe: Recipe, pictures: Sequence[Row] = ()) -> str:
+    """The page of `recipe`, with what it and the original made side by side; the same of both give the same text.
 
     Every string in the recipe is escaped, and a content security policy lets the page load and run nothing.
     """
@@ -40,6 +42,7 @@ def render(recipe: Recipe) -> str:
         process=view.process_gain(recipe),
         quality=recipe.final.quality,
         over=view.over_budget(recipe.final.quality, recipe),
+        pictures=pictures,
         objective=_OBJECTIVES[recipe.budget.objective],
         waterfalls=[figures.waterfall(recipe), figures.waterfall(recipe, width=figures.NARROW)],
         plates=[
@@ -76,6 +79,7 @@ def environment() -> Environment:
         "payback": _payback,
         "reason": view.reason,
         "so_far": view.so_far,
+        "source": source,
         "by_reason": _by_reason,
     }
     made.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]

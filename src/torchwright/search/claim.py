@@ -22,6 +22,7 @@ from torchwright.errors import TorchwrightError
 from torchwright.facts import Interval, ProcessGain, Recipe, RowsTime, Step
 from torchwright.measure.clock import Rounds, paired_speedup
 from torchwright.report import view
+from torchwright.report.pictures import Row
 from torchwright.search import estimate
 from torchwright.search.compare import ROUNDS, one_round
 from torchwright.search.finish import ORIGINAL, Form, give_up, outcome_now, settle
@@ -50,6 +51,7 @@ class Claim:
     runs_as: str = ""
     rows: tuple[RowsTime, ...] = ()
     process: ProcessGain | None = None
+    pictures: tuple[Row, ...] = ()
 
 
 class Beside:
@@ -80,6 +82,7 @@ class _Shipping:
     made: dict[Way, tuple[Path, Contents]] = field(default_factory=dict)
     how: dict[Way, str] = field(default_factory=dict)
     rows: tuple[RowsTime, ...] = ()
+    pictures: tuple[Row, ...] = ()
 
     def form(self, name: Way, *, original: bool = False) -> Form:
         return Form(
@@ -131,7 +134,8 @@ class _Shipping:
         self.rows = _other_rows(self.search, candidate, self.made[name][1])
         unseen = self.search.last_reference is not None
         reference = self.search.last_reference if unseen else self.search.reference
-        candidate.settle(reference, unseen=unseen)
+        candidate.settle(reference, unseen=unseen, show=bool(self.search.best.steps))
+        self.pictures = tuple(candidate.process.ask("pictures"))
         if self.search.over_budget(candidate):
             assert candidate.quality is not None
             raise TrialFailed(f"its loss was up to {candidate.quality.drop_high:.2%} once loaded")
@@ -181,7 +185,7 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     if outcome.speedup.disturbed:
         search.notes.append(disturbed(outcome.speedup, workload))
     if candidate is not None:
-        found.rows = shipping.rows
+        found.rows, found.pictures = shipping.rows, shipping.pictures
         found.process = _process_gain(shipping, candidate, folder)
         candidate.close()
     search.close_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,13 @@ def packed(logits_PMSS: torch.Tensor) -> torch.Tensor:
     """(P, M, S²/8) uint8: which pixels are in the masks, a bit each."""
     inside = (logits_PMSS > 0).flatten(2).cpu().numpy()
     return torch.from_numpy(np.packbits(inside, axis=-1))
+
+
+def unpacked(bits: torch.Tensor) -> torch.Tensor:
+    """(S, S) float32 of one mask's bits (S²/8): 1 inside and -1 outside."""
+    inside = np.unpackbits(bits.numpy())
+    side = math.isqrt(len(inside))
+    return torch.from_numpy(inside.astype(np.float32) * 2 - 1).reshape(side, side)
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

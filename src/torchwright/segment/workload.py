@@ -14,8 +14,10 @@ from torch import nn
 from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.hub.folder import model_files
+from torchwright.report.pictures import MOST_ROWS, Row
 from torchwright.segment.base import Segmenter
-from torchwright.segment.judge import mask_quality, packed
+from torchwright.segment.beside import masks_beside
+from torchwright.segment.judge import mask_quality, overlap, packed, unpacked
 from torchwright.segment.load import FAMILIES, family_of, open_network, side_of
 from torchwright.segment.network import network_in
 from torchwright.segment.picture import read_picture
@@ -165,6 +167,26 @@ class SegmentWorkload(Workload):
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
         return mask_quality(reference, candidate)
+
+    def pictures(self, reference: Any, candidate: Any) -> list[Row]:
+        """Of each picture the mask that has changed the most."""
+        segmenter, rows = _segmenter(self.family, self.side, self.at_once, lambda case: case, self.device), []
+        pairs = zip(reference["masks"], candidate["masks"], strict=True)
+        for index, (before, after) in zip(self.sample or range(self._rounds()), pairs, strict=True):
+            shown = self._picture(index)
+            height, width, _ = shown.shape
+            iou_PM = overlap(before, after)
+            place, which = divmod(int(iou_PM.argmin()), iou_PM.shape[1])
+            old_HW, new_HW = (
+                segmenter.resized(unpacked(bits[place, which])[None, None], height, width)[0, 0].numpy() > 0
+                for bits in (before, after)
+            )
+            prompt = grid_over(Encoded(height=height, width=width, embeddings=None), self.grid)[place]
+            worst = float(iou_PM[place, which])
+            title = f"picture {index}, the point {place + 1} of {len(iou_PM)}, mask {which + 1} of 3"
+            said = f"IoU {worst:.3f}, of the picture's masks {float(iou_PM.mean()):.3f}"
+            rows.append((worst, masks_beside(title, said, shown, old_HW, new_HW, prompt.points)))
+        return [row for _, row in sorted(rows, key=lambda each: each[0])[:MOST_ROWS]]
 
     def files(self, *, weights: bool) -> dict[str, Path]:
         return model_files(self.folder, weights=weights)

@@ -230,9 +230,12 @@ class Candidate:
         self.turns.append(seconds)
         return seconds
 
-    def settle(self, reference: Any, *, unseen: bool = False) -> None:
-        """Measure the metric and the memory; a storm of recompilations is refused here."""
-        self.quality = self.process.ask("compare", reference=reference, unseen=unseen)
+    def settle(self, reference: Any, *, unseen: bool = False, show: bool = False) -> None:
+        """Measure the metric and the memory; a storm of recompilations is refused here.
+
+        With `show` the process keeps what `pictures` then gives.
+        """
+        self.quality = self.process.ask("compare", reference=reference, unseen=unseen, show=show)
         memory = self.process.ask("memory")
         self.memory, self.recompiles = memory.peak, memory.recompiles
 

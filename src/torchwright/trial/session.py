@@ -34,6 +34,7 @@ class Session:
         self.engine: Engine | None = None
         """None where an artifact was loaded."""
         self._trouble: BaseException | None = None
+        self._shown: list[Any] = []
 
     def unpack(self, workload: str, path: list[str]) -> None:
         """Unpack the workload that our own parent process wrote; what goes wrong in it is said by `init`."""
@@ -278,8 +279,13 @@ class Session:
         with torch.inference_mode(), blamed:
             return workload.observe(run, self._dtype())
 
-    def compare(self, *, reference: Any, itself: bool = False, unseen: bool = False) -> Any:
-        """The metric of this model beside the original's; `itself` says that this is the original."""
+    def compare(
+        self, *, reference: Any, itself: bool = False, unseen: bool = False, show: bool = False
+    ) -> Any:
+        """The metric of this model beside the original's; `itself` says that this is the original.
+
+        With `show` the workload's pictures of the two are kept for `pictures`.
+        """
         from torchwright.workloads.base import blaming
 
         workload = (unseen and self.workload.unseen()) or self.workload
@@ -287,7 +293,13 @@ class Session:
         # A candidate's outputs may be what it fails on; with the original's own the fault is the workload's.
         with blaming(type(workload), "compare") if itself else nullcontext():
             quality = workload.compare(reference, found)
+        with blaming(type(workload), "pictures"):
+            self._shown = workload.pictures(reference, found) if show else []
         return replace(quality, unseen=unseen)
+
+    def pictures(self) -> list[Any]:
+        """What the last `compare` was to show."""
+        return self._shown
 
     def sensitivity(self, *, steps: tuple[Any, ...]) -> list[tuple[str, float]]:
         """Modules that `steps` would change, most sensitive first, with the error each causes by itself."""

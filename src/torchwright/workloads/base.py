@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torchwright.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError, first_line
 from torchwright.facts import Quality
 from torchwright.registry import Registry
+from torchwright.report.pictures import Row
 
 Run = Callable[["Case"], Any]
 """Makes one call of the model, however it is executed, and returns its output."""
@@ -246,6 +247,10 @@ class Workload(ABC):
 
         Raises `WorkloadError` when the metric is not a finite number.
         """
+
+    def pictures(self, reference: Any, candidate: Any) -> list[Row]:
+        """What the report shows of the two, which come from `observe`: a few rows (`report.pictures`), worst first."""
+        return []
 
     def calibration(self, dtype: torch.dtype) -> list[Case]:
         """Calls whose activations set quantization scales; the workload's own unless it has better ones."""
