@@ -10,6 +10,7 @@ from torchwright.errors import WorkloadError
 from torchwright.facts import Quality
 from torchwright.intervals import mean_bounds
 
+SSIM = "multi-scale SSIM"
 WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 """Of the scales, the finest first (Wang, Simoncelli and Bovik 2003)."""
 WINDOW, SIGMA = 11, 1.5
@@ -75,16 +76,15 @@ def alike(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> Qu
     if not all(torch.isfinite(after[name]).all() for name in after):
         raise WorkloadError("the pictures are not numbers", next="keep the parts that overflow in float32")
     ssim_N = ms_ssim(before["pictures"], after["pictures"])
-    backbone = find_backbone(sides(before["pictures"]))
-    plain = isinstance(backbone, str)
-    losses = (1 - ssim_N if plain else lpips(backbone, before["pictures"], after["pictures"])).tolist()
+    metric, losses = losses_of(before["pictures"], after["pictures"])
+    plain = metric == SSIM
     cosine_N = F.cosine_similarity(
         before["latents"].double().flatten(1), after["latents"].double().flatten(1)
     )
     drop = sum(losses) / len(losses)
     low, high = mean_bounds(losses)
     return Quality(
-        metric="multi-scale SSIM" if plain else "LPIPS",
+        metric=metric,
         value=1 - drop if plain else drop,
         reference=1.0 if plain else 0.0,
         drop=drop,
@@ -95,6 +95,14 @@ def alike(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> Qu
         extras={"worst_ssim": ssim_N.min().item(), "latents_cosine": cosine_N.mean().item()}
         | ({} if plain else {"mean_ssim": ssim_N.mean().item(), "worst_lpips": max(losses)}),
     )
+
+
+def losses_of(before_N3HW: torch.Tensor, after_N3HW: torch.Tensor) -> tuple[str, list[float]]:
+    """The metric that can be had here, and what each picture loses by it: 0 where nothing has changed."""
+    backbone = find_backbone(sides(before_N3HW))
+    if isinstance(backbone, str):
+        return SSIM, (1 - ms_ssim(before_N3HW, after_N3HW)).tolist()
+    return "LPIPS", lpips(backbone, before_N3HW, after_N3HW).tolist()
 
 
 def sides(pictures_N3HW: torch.Tensor) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from torchwright.diffusion.beside import pictures_beside
 from torchwright.diffusion.calls import calls_of
 from torchwright.diffusion.diffuser import Diffuser
 from torchwright.diffusion.folder import INDEX, is_pipeline, open_pipeline
@@ -24,6 +25,7 @@ from torchwright.diffusion.score import alike
 from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.hub.folder import model_files
+from torchwright.report.pictures import Row
 from torchwright.workloads.base import (
     Case,
     Optimized,
@@ -47,6 +49,8 @@ PROMPTS = (
 )
 JUDGED = 4
 """Prompts that the search is judged by; what it chose is judged by as many others, where there are any."""
+GLANCED = 2
+"""Steps of a picture by which the effect of one layer is measured."""
 MOST_PROMPTS, MOST_PROMPT_BYTES = 1000, 2**20
 
 
@@ -155,12 +159,31 @@ class DiffusionWorkload(Workload):
             diffuser.draw(
                 self.texts[i], seed=i, steps=self.steps, size=(self.height, self.width), frames=self.frames
             )
-            for i in self.sample or range(min(JUDGED, len(self.texts)))
+            for i in self._judged()
         ]
         return {
             "pictures": torch.stack([one.picture_3HW for one in drawn]),
             "latents": torch.stack([one.latents for one in drawn]),
         }
+
+    def glance(self, run: Run) -> torch.Tensor:
+        """A picture of few steps (3, H, W), of no prompt that judges."""
+        diffuser = Diffuser(self.opened, _asking(run), device=self.device)
+        size, last = (self.height, self.width), len(self.texts)
+        steps = min(GLANCED, self.steps)
+        drawn = diffuser.draw(self.texts[-1], seed=last, steps=steps, size=size, frames=self.frames)
+        return drawn.picture_3HW - 0.5
+
+    def pictures(self, reference: Any, candidate: Any) -> list[Row]:
+        return pictures_beside(
+            [f"{self.texts[i]}, seed {i}" for i in self._judged()],
+            reference["pictures"],
+            candidate["pictures"],
+        )
+
+    def _judged(self) -> range:
+        """The numbers of the prompts that are drawn, which are their seeds."""
+        return self.sample or range(min(JUDGED, len(self.texts)))
 
     def unseen(self) -> Self | None:
         return self.judged_after(JUDGED, len(self.texts))

@@ -252,6 +252,13 @@ class Workload(ABC):
         """What the report shows of the two, which come from `observe`: a few rows (`report.pictures`), worst first."""
         return []
 
+    def glance(self, run: Run) -> torch.Tensor | None:
+        """A short answer of the whole model, by which the effect of changing one module is measured.
+
+        None where a module's own output says enough of it.
+        """
+        return None
+
     def calibration(self, dtype: torch.dtype) -> list[Case]:
         """Calls whose activations set quantization scales; the workload's own unless it has better ones."""
         return self.cases(dtype)
