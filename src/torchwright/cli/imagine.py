@@ -43,6 +43,13 @@ class _Size(click.ParamType):
     "--size", type=_Size(), metavar="HxW", show_default="the model's", help="Height and width in pixels."
 )
 @click.option(
+    "--frames",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="the fewest after 1",
+    help="Of a film, where the model makes films; the file is an animated PNG.",
+)
+@click.option(
     "--preview", is_flag=True, help="After each step, write the picture so far; a pass of the VAE each time."
 )
 @click.option(
@@ -62,6 +69,7 @@ def command(
     seed: int,
     steps: int,
     size: tuple[int, int] | None,
+    frames: int | None,
     preview: bool,
     out: Path,
     trust: bool,
@@ -93,29 +101,39 @@ def command(
             seed=seed,
             steps=steps,
             size=size,
+            frames=frames,
             on_step=None if quiet or not sys.stderr.isatty() else _tell,
-            preview=(lambda step, pixels_HW3: _write(out, pixels_HW3)) if preview else None,
+            preview=(lambda step, pixels_HW3: _write(out, pixels_HW3[None])) if preview else None,
         )
     finally:
         if not quiet and sys.stderr.isatty():
             click.echo(err=True)
     seconds = time.monotonic() - begun
-    _write(out, drawn.pixels_HW3)
+    _write(out, drawn.frames_FHW3)
     height, width, _ = drawn.pixels_HW3.shape
     if as_json:
         print_json(
-            {"file": out, "height": height, "width": width, "seed": seed, "steps": steps, "seconds": seconds}
+            {
+                "file": out,
+                "height": height,
+                "width": width,
+                "frames": len(drawn.frames_FHW3),
+                "seed": seed,
+                "steps": steps,
+                "seconds": seconds,
+            }
         )
     elif not quiet:
-        click.echo(f"{out}: {height}x{width} pixels, {steps} steps in {seconds:.1f} s")
+        film = f"{len(drawn.frames_FHW3)} frames of " if len(drawn.frames_FHW3) > 1 else ""
+        click.echo(f"{out}: {film}{height}x{width} pixels, {steps} steps in {seconds:.1f} s")
 
 
 def _tell(done: int, total: int) -> None:
     click.echo(f"\r\x1b[Kstep {done} of {total}", nl=False, err=True)
 
 
-def _write(path: Path, pixels_HW3: np.ndarray) -> None:
-    from torchwright.diffusion.picture import encoded
+def _write(path: Path, frames_FHW3: np.ndarray) -> None:
+    from torchwright.diffusion.picture import encoded_film
 
     with replacing(path) as beside:
-        beside.write_bytes(encoded(pixels_HW3))
+        beside.write_bytes(encoded_film(frames_FHW3))

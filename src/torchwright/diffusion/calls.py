@@ -17,7 +17,7 @@ from torchwright.workloads.base import Case
 
 
 def calls_of(
-    folder: PipelineFolder, prompt: str, *, steps: int, size: tuple[int, int], plan: Plan
+    folder: PipelineFolder, prompt: str, *, steps: int, size: tuple[int, int], plan: Plan, frames: int = 1
 ) -> list[Case]:
     """Each kind of call once, with how often a picture makes it; a kind is a part and the shapes of its inputs.
 
@@ -25,7 +25,7 @@ def calls_of(
     calls are as large as real ones, and mean nothing.
     """
     recorder = _Recorder(folder)
-    Diffuser(folder, recorder, plan=plan).draw(prompt, steps=steps, size=size)
+    Diffuser(folder, recorder, plan=plan).draw(prompt, steps=steps, size=size, frames=frames)
     return recorder.calls()
 
 

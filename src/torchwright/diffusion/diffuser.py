@@ -27,11 +27,19 @@ class ImagineError(WorkloadError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """A picture: as pixels (H, W, 3) in uint8, as (3, H, W) in float32 from 0 to 1, and what the VAE made it of."""
+    """A picture or film: pixels (H, W, 3) in uint8 of each frame, and what the VAE made it of.
 
-    pixels_HW3: np.ndarray
+    `picture_3HW` is float32 from 0 to 1; the frames of a film stand in it below one another, (3, F·H, W).
+    """
+
+    frames_FHW3: np.ndarray
     picture_3HW: torch.Tensor
-    latents_CHW: torch.Tensor
+    latents: torch.Tensor
+
+    @property
+    def pixels_HW3(self) -> np.ndarray:
+        """Of the picture, or of a film's first frame."""
+        return self.frames_FHW3[0]
 
 
 class Diffuser:
@@ -55,17 +63,41 @@ class Diffuser:
         denoiser = getattr(self.pipe, self.folder.family.denoiser)
         patch = getattr(denoiser.config, "patch_size", None) or 1
         family = self.folder.family
-        return math.lcm(int(self.pipe.vae_scale_factor * family.patch * patch), family.multiple)
+        return math.lcm(int(self._scale * family.patch * patch), family.multiple)
 
     @property
     def size(self) -> tuple[int, int]:
         """(height, width) that the model was trained for."""
         denoiser = getattr(self.pipe, self.folder.family.denoiser)
-        side = getattr(self.pipe, "default_sample_size", None) or denoiser.config.sample_size
+        config, given = denoiser.config, inspect.signature(type(self.pipe).__call__).parameters
+        if self.folder.family.video:
+            tall, wide = getattr(config, "sample_height", None), getattr(config, "sample_width", None)
+            if tall and wide:
+                return int(tall * self._scale), int(wide * self._scale)
+            return given["height"].default, given["width"].default
+        side = getattr(self.pipe, "default_sample_size", None) or config.sample_size
         height, width = (side, side) if isinstance(side, int) else side
-        return int(height * self.pipe.vae_scale_factor), int(width * self.pipe.vae_scale_factor)
+        return int(height * self._scale), int(width * self._scale)
 
-    def check(self, prompt: str, seed: int, steps: int, size: tuple[int, int]) -> None:
+    @property
+    def frames(self) -> int:
+        """Of a film the fewest that are more than one: a length for trying; 1 of a picture."""
+        return 1 + self._apart if self.folder.family.video else 1
+
+    @property
+    def _scale(self) -> int:
+        """Pixels of a latent's side."""
+        names = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
+        return next(int(getattr(self.pipe, name)) for name in names if hasattr(self.pipe, name))
+
+    @property
+    def _apart(self) -> int:
+        """Frames that a film is longer than another at least."""
+        names = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio")
+        step = next((int(getattr(self.pipe, name)) for name in names if hasattr(self.pipe, name)), 1)
+        return step * self.folder.family.together
+
+    def check(self, prompt: str, seed: int, steps: int, size: tuple[int, int], frames: int = 1) -> None:
         """Raises `ImagineError` for what no picture is made of."""
         height, width = size
         multiple = self.multiple
@@ -75,6 +107,15 @@ class Diffuser:
             raise ImagineError(f"seed {seed}", allowed=f"0 to {MOST_SEED}")
         if not 1 <= steps <= MOST_STEPS:
             raise ImagineError(f"{steps} steps", allowed=f"1 to {MOST_STEPS}")
+        if not self.folder.family.video and frames != 1:
+            raise ImagineError(
+                f"{frames} frames", found=f"{self.folder.pipeline} makes pictures", allowed="1"
+            )
+        if frames < 1 or (frames - 1) % self._apart or frames * height * width > MOST_PIXELS:
+            raise ImagineError(
+                f"a film of {frames} frames",
+                allowed=f"1 and {self._apart} more each time, at most {MOST_PIXELS:,} pixels together",
+            )
         if min(size) < 1 or height % multiple or width % multiple or height * width > MOST_PIXELS:
             raise ImagineError(
                 f"a picture of {height}x{width} pixels (height x width)",
@@ -88,43 +129,50 @@ class Diffuser:
         seed: int = 0,
         steps: int = STEPS,
         size: tuple[int, int] | None = None,
+        frames: int | None = None,
         on_step: Callable[[int, int], None] | None = None,
         preview: Callable[[int, np.ndarray], None] | None = None,
     ) -> Drawn:
         """The picture of a prompt: equal seeds give equal pictures, to the bit, on one machine and number of threads.
 
-        `size` is (height, width). `on_step` is told how many of how many steps are done, `preview` is given the picture
-        so far after each of them, (H, W, 3) uint8; a preview takes a pass of the VAE.
+        `size` is (height, width), `frames` a film's length. `on_step` is told how many of how many steps are done,
+        `preview` is given the picture so far after each of them, (H, W, 3) uint8; a preview takes a pass of the VAE.
 
         Raises `ImagineError` for sizes, numbers and prompts that the pipeline does not take.
         """
         height, width = size = size or self.size
-        self.check(prompt, seed, steps, size)
+        frames = frames or self.frames
+        self.check(prompt, seed, steps, size, frames)
         self._denoise = Steps(
             lambda *args, **kwargs: self._ask(self.folder.family.denoiser, *args, **kwargs),
             self.plan,
             count=lambda: len(self.pipe.scheduler.timesteps),
             told=on_step or (lambda done, total: None),
+            turns=self.folder.family.turns,
         )
+        film = {"num_frames": frames} if self.folder.family.video else {}
         try:
             with torch.no_grad(), self._previewing(preview):
-                images = self.pipe(
+                made = self.pipe(
                     prompt,
                     height=height,
                     width=width,
                     num_inference_steps=steps,
                     generator=torch.Generator("cpu").manual_seed(seed),
                     output_type="pt",
+                    **film,
                     **self._taken(),
-                ).images
+                )
         except ValueError as error:  # what a pipeline says of its arguments
             raise ImagineError(
                 f"{self.folder.pipeline} does not make this picture", found=first_line(error)
             ) from error
         assert self._latents is not None
-        picture_3HW = images[0].float().cpu()
+        frames_F3HW = (made.frames[0] if self.folder.family.video else made.images).float().cpu()
         return Drawn(
-            pixels_HW3=pixels(picture_3HW), picture_3HW=picture_3HW, latents_CHW=self._latents[0].cpu()
+            frames_FHW3=np.stack([pixels(frame) for frame in frames_F3HW]),
+            picture_3HW=torch.cat(list(frames_F3HW), dim=1),
+            latents=self._latents[0].cpu(),
         )
 
     def _taken(self) -> dict[str, Any]:
@@ -149,8 +197,8 @@ class Diffuser:
         if preview is None:
             yield
             return
-        if self.folder.family.patch > 1:
-            raise ImagineError(f"{self.folder.pipeline} has no previews: its latents are packed")
+        if not self.folder.family.previews:
+            raise ImagineError(f"{self.folder.pipeline} has no previews: its latents are packed, or a film's")
         scheduler, config, done = self.pipe.scheduler, self.pipe.vae.config, itertools.count(1)
         step, shift = scheduler.step, getattr(config, "shift_factor", None) or 0.0
 

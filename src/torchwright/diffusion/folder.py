@@ -24,7 +24,14 @@ class Family:
 
     denoiser: str = "transformer"
     patch: int = 1
-    """Latents of a side that the pipeline packs into one before the denoiser sees them."""
+    """Latents of a side that the pipeline packs into one before the denoiser sees them, where no configuration says."""
+    previews: bool = True
+    """Whether what the scheduler gives is what the VAE takes, but for a factor and a shift."""
+    turns: int = 1
+    """Calls of the denoiser that a step makes: those that guide by a second call make two."""
+    video: bool = False
+    together: int = 1
+    """Steps in time that the VAE takes at once, but for the first frame's."""
     multiple: int = 1
     """Pixels that the pipeline asks sides to be multiples of, whatever its VAE needs."""
     arguments: tuple[tuple[str, Any], ...] = ()
@@ -33,9 +40,12 @@ class Family:
 
 PLAIN_SIZE = (("use_resolution_binning", False), ("clean_caption", False))
 FAMILIES = {
-    "FluxPipeline": Family(patch=2),
+    "CogVideoXPipeline": Family(video=True, previews=False, together=2),
+    "FluxPipeline": Family(patch=2, previews=False),
+    "LTXPipeline": Family(video=True, previews=False, multiple=32),
     "PixArtAlphaPipeline": Family(arguments=PLAIN_SIZE),
     "PixArtSigmaPipeline": Family(arguments=PLAIN_SIZE),
+    "QwenImagePipeline": Family(previews=False, turns=2, arguments=(("negative_prompt", " "),)),
     "SanaPipeline": Family(multiple=32, arguments=PLAIN_SIZE),
     "StableDiffusion3Pipeline": Family(),
     "StableDiffusionPipeline": Family(denoiser="unet"),

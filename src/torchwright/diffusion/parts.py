@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from torchwright.diffusion.folder import FAMILIES, PipelineFolder
@@ -25,8 +27,8 @@ Ask = Callable[..., Any]
 class Parts(nn.Module):
     """Text encoders, denoiser and VAE as one module.
 
-    forward("transformer", …) gives what the denoiser says of a step, forward("vae", latents_BCHW) pictures from -1 to
-    1, and forward("text_encoder", …) the encoder's outputs by name.
+    forward("transformer", …) gives what the denoiser says of a step, forward("vae", latents) pictures (B, 3, H, W) or
+    films (B, 3, F, H, W) from -1 to 1, and forward("text_encoder", …) the encoder's outputs by name.
     """
 
     def __init__(self, components: dict[str, nn.Module]) -> None:
@@ -135,7 +137,22 @@ def _empty(folder: PipelineFolder, name: str) -> nn.Module:
 def stand_ins(folder: PipelineFolder, ask: Ask, device: str) -> dict[str, nn.Module]:
     """Components for diffusers' pipeline that have no data, and ask `ask` for whatever they would compute."""
     with torch.device("meta"):
-        return {name: _stand_in(_empty(folder, name), name, ask, device) for name in folder.models}
+        modules = {name: _empty(folder, name) for name in folder.models}
+    for name, module in modules.items():
+        _fill_buffers(folder.path / name, module)
+    return {name: _stand_in(module, name, ask, device) for name, module in modules.items()}
+
+
+def _fill_buffers(path: Path, module: nn.Module) -> None:
+    """Read the buffers of the module itself that its weights hold: a pipeline computes with some of a VAE."""
+    wanted = {name for name in module.state_dict() if name in module._buffers}
+    for file in sorted(path.glob("*.safetensors")) if wanted else ():
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in wanted & set(tensors.keys()):
+                    module._buffers[name] = tensors.get_tensor(name)
+        except Exception as error:
+            raise ModelError(f"{file} cannot be read", found=first_line(error)) from error
 
 
 def _stand_in(module: nn.Module, part: str, ask: Ask, device: str) -> nn.Module:
@@ -147,8 +164,8 @@ def _stand_in(module: nn.Module, part: str, ask: Ask, device: str) -> nn.Module:
             return (output,)
         return Output({"sample": output} if part in DENOISERS else output)
 
-    def decode(_: nn.Module, latents_BCHW: torch.Tensor, **kwargs: Any) -> Any:
-        output = ask(part, latents_BCHW)
+    def decode(_: nn.Module, latents: torch.Tensor, time: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        output = ask(part, latents) if time is None else ask(part, latents, time)
         return Output({"sample": output}) if kwargs.get("return_dict", True) else (output,)
 
     cls: Any = type(module)

@@ -53,19 +53,26 @@ class Steps:
         count: Callable[[], int],
         told: Callable[[int, int], None] = lambda done, total: None,
         rows: int = 1,
+        turns: int = 1,
     ) -> None:
-        """`count` says how many predictions there will be, once the scheduler knows: some make more than one a step."""
+        """`count` says how many predictions there will be, once the scheduler knows: some make more than one a step.
+
+        Each prediction takes so many `turns` of the denoiser; a step that is reused reuses each of them.
+        """
         self._denoise, self._plan, self._count, self._told, self._rows = denoise, plan, count, told, rows
-        self._index = 0
-        self._last: torch.Tensor | None = None
+        self._turns = turns
+        self._calls = 0
+        self._last: dict[int, torch.Tensor] = {}
         self._guidance: torch.Tensor | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        index, self._index = self._index, self._index + 1
-        if self._last is None or index not in self._plan.reused:
-            self._last = self._computed(index, args, kwargs)
-        self._told(self._index, self._count())
-        return self._last
+        index, turn = divmod(self._calls, self._turns)
+        self._calls += 1
+        if turn not in self._last or index not in self._plan.reused:
+            self._last[turn] = self._computed(index, args, kwargs)
+        if turn == self._turns - 1:
+            self._told(index + 1, self._count())
+        return self._last[turn]
 
     def _computed(self, index: int, args: Any, kwargs: Any) -> torch.Tensor:
         rows = pytree.tree_leaves((args, kwargs))[0].shape[0]

@@ -1,14 +1,16 @@
-"""How alike two pictures look: multi-scale structural similarity."""
+"""How alike two pictures look: LPIPS where its weights are at hand, and multi-scale structural similarity."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn import functional as F
 
+from torchwright.diffusion.perceptual import find_backbone, lpips
 from torchwright.errors import WorkloadError
 from torchwright.facts import Quality
 from torchwright.intervals import mean_bounds
 
+SSIM = "multi-scale SSIM"
 WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 """Of the scales, the finest first (Wang, Simoncelli and Bovik 2003)."""
 WINDOW, SIGMA = 11, 1.5
@@ -62,10 +64,10 @@ def _similarity(before: torch.Tensor, after: torch.Tensor) -> tuple[torch.Tensor
 
 
 def alike(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> Quality:
-    """Multi-scale SSIM of the pictures (N, 3, H, W); the drop is one minus its mean, with Student's interval.
+    """How far the pictures (N, 3, H, W) look apart, with Student's interval, and the cosine of their latents (N, …).
 
-    The cosine of their latents (N, …) stands beside it. Raises `WorkloadError` for pictures that differ in shape or
-    hold NaN, and for fewer than two.
+    The drop is the mean LPIPS where the package and AlexNet's weights are at hand, else one minus the mean of
+    multi-scale SSIM. Raises `WorkloadError` for pictures that differ in shape or hold NaN, and for fewer than two.
     """
     if len(before["pictures"]) < 2:
         raise WorkloadError(
@@ -73,20 +75,37 @@ def alike(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> Qu
         )
     if not all(torch.isfinite(after[name]).all() for name in after):
         raise WorkloadError("the pictures are not numbers", next="keep the parts that overflow in float32")
-    found_N = ms_ssim(before["pictures"], after["pictures"])
-    low, high = mean_bounds((1 - found_N).tolist())
+    ssim_N = ms_ssim(before["pictures"], after["pictures"])
+    metric, losses = losses_of(before["pictures"], after["pictures"])
+    plain = metric == SSIM
     cosine_N = F.cosine_similarity(
         before["latents"].double().flatten(1), after["latents"].double().flatten(1)
     )
-    mean = found_N.mean().item()
+    drop = sum(losses) / len(losses)
+    low, high = mean_bounds(losses)
     return Quality(
-        metric="multi-scale SSIM",
-        value=mean,
-        reference=1.0,
-        drop=1 - mean,
+        metric=metric,
+        value=1 - drop if plain else drop,
+        reference=1.0 if plain else 0.0,
+        drop=drop,
         drop_low=low,
         drop_high=high,
-        higher_is_better=True,
-        samples=len(found_N),
-        extras={"worst_ssim": found_N.min().item(), "latents_cosine": cosine_N.mean().item()},
+        higher_is_better=plain,
+        samples=len(losses),
+        extras={"worst_ssim": ssim_N.min().item(), "latents_cosine": cosine_N.mean().item()}
+        | ({} if plain else {"mean_ssim": ssim_N.mean().item(), "worst_lpips": max(losses)}),
     )
+
+
+def losses_of(before_N3HW: torch.Tensor, after_N3HW: torch.Tensor) -> tuple[str, list[float]]:
+    """The metric that can be had here, and what each picture loses by it: 0 where nothing has changed."""
+    backbone = find_backbone(sides(before_N3HW))
+    if isinstance(backbone, str):
+        return SSIM, (1 - ms_ssim(before_N3HW, after_N3HW)).tolist()
+    return "LPIPS", lpips(backbone, before_N3HW, after_N3HW).tolist()
+
+
+def sides(pictures_N3HW: torch.Tensor) -> tuple[int, int]:
+    """Height and width in pixels."""
+    height, width = pictures_N3HW.shape[-2:]
+    return height, width

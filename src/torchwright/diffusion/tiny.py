@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import torch
 WORDS = ("a", "red", "blue", "bicycle", "dog", "on", "the", "sea", "house")
 
 
-def tokenizer() -> Any:
-    """A tokenizer of words, with T5's end of text and padding."""
+def tokenizer(words: Sequence[str] = WORDS) -> Any:
+    """A tokenizer of these words, with T5's end of text and padding."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {word: index for index, word in enumerate(("<pad>", "</s>", "<unk>", *WORDS))}
+    vocabulary = {word: index for index, word in enumerate(("<pad>", "</s>", "<unk>", *words))}
     found = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     found.pre_tokenizer = pre_tokenizers.Whitespace()
     found.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])

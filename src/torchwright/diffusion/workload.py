@@ -14,15 +14,18 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from torchwright.diffusion.beside import pictures_beside
 from torchwright.diffusion.calls import calls_of
 from torchwright.diffusion.diffuser import Diffuser
 from torchwright.diffusion.folder import INDEX, is_pipeline, open_pipeline
 from torchwright.diffusion.parts import IDENTIFIERS, Parts, build_parts
+from torchwright.diffusion.perceptual import find_backbone
 from torchwright.diffusion.sampling import Plan
 from torchwright.diffusion.score import alike
 from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.facts import Quality
 from torchwright.hub.folder import model_files
+from torchwright.report.pictures import Row
 from torchwright.workloads.base import (
     Case,
     Optimized,
@@ -46,18 +49,23 @@ PROMPTS = (
 )
 JUDGED = 4
 """Prompts that the search is judged by; what it chose is judged by as many others, where there are any."""
+GLANCED = 2
+"""Steps of a picture by which the effect of one layer is measured."""
 MOST_PROMPTS, MOST_PROMPT_BYTES = 1000, 2**20
 
 
 class DiffusionWorkload(Workload):
     """A pipeline that makes pictures from text: text encoders, the denoiser's steps and the VAE, of one picture.
 
-    Metric: multi-scale SSIM between the original's and the candidate's pictures of the same prompts and seeds, with
-    the cosine of their latents beside it.
+    Metric: LPIPS between the original's and the candidate's pictures of the same prompts and seeds, where its weights
+    are at hand, else multi-scale SSIM; the cosine of their latents beside it.
     """
 
     name = "diffusion"
-    supports = "pipelines of diffusers (model_index.json): Flux, PixArt, Sana, Stable Diffusion 1.5, XL and 3"
+    supports = (
+        "pipelines of diffusers (model_index.json): CogVideoX, Flux, LTX-Video, PixArt, QwenImage, Sana, "
+        "Stable Diffusion 1.5, XL and 3"
+    )
     opens = frozenset({"prompts"})
 
     def __init__(
@@ -66,6 +74,7 @@ class DiffusionWorkload(Workload):
         *,
         steps: int = 20,
         size: str | None = None,
+        frames: int | None = None,
         prompts: str | Path | None = None,
     ) -> None:
         self.folder, self.label = Path(folder), str(folder)
@@ -74,7 +83,8 @@ class DiffusionWorkload(Workload):
         self.prompts = None if prompts is None else Path(prompts)
         self.texts = PROMPTS if self.prompts is None else _read_prompts(self.prompts)
         self.height, self.width = _size(size) if size is not None else self._shapes.size
-        self._shapes.check(self.texts[0], 0, steps, (self.height, self.width))
+        self.frames = frames or self._shapes.frames
+        self._shapes.check(self.texts[0], 0, steps, (self.height, self.width), self.frames)
 
     @cached_property
     def _shapes(self) -> Diffuser:
@@ -96,7 +106,7 @@ class DiffusionWorkload(Workload):
 
     @classmethod
     def check(cls, description: dict[str, Any]) -> None:
-        check_sizes(description, "steps")
+        check_sizes(description, "steps", "frames")
         Plan.from_dict(description)
         if description.get("size") is not None:
             try:
@@ -127,7 +137,9 @@ class DiffusionWorkload(Workload):
     @cached_property
     def _calls(self) -> list[Case]:
         size = (self.height, self.width)
-        return calls_of(self.opened, self.texts[0], steps=self.steps, size=size, plan=self.plan)
+        return calls_of(
+            self.opened, self.texts[0], steps=self.steps, size=size, frames=self.frames, plan=self.plan
+        )
 
     def cases(self, dtype: torch.dtype) -> list[Case]:
         placed = [to_device((case.args, case.kwargs), self.device) for case in self._calls]
@@ -144,13 +156,34 @@ class DiffusionWorkload(Workload):
         """`pictures` (N, 3, H, W) from 0 to 1 and `latents` (N, …), a seed for each prompt."""
         diffuser = Diffuser(self.opened, _asking(run), plan=self.plan, device=self.device)
         drawn = [
-            diffuser.draw(self.texts[i], seed=i, steps=self.steps, size=(self.height, self.width))
-            for i in self.sample or range(min(JUDGED, len(self.texts)))
+            diffuser.draw(
+                self.texts[i], seed=i, steps=self.steps, size=(self.height, self.width), frames=self.frames
+            )
+            for i in self._judged()
         ]
         return {
             "pictures": torch.stack([one.picture_3HW for one in drawn]),
-            "latents": torch.stack([one.latents_CHW for one in drawn]),
+            "latents": torch.stack([one.latents for one in drawn]),
         }
+
+    def glance(self, run: Run) -> torch.Tensor:
+        """A picture of few steps (3, H, W), of no prompt that judges."""
+        diffuser = Diffuser(self.opened, _asking(run), device=self.device)
+        size, last = (self.height, self.width), len(self.texts)
+        steps = min(GLANCED, self.steps)
+        drawn = diffuser.draw(self.texts[-1], seed=last, steps=steps, size=size, frames=self.frames)
+        return drawn.picture_3HW - 0.5
+
+    def pictures(self, reference: Any, candidate: Any) -> list[Row]:
+        return pictures_beside(
+            [f"{self.texts[i]}, seed {i}" for i in self._judged()],
+            reference["pictures"],
+            candidate["pictures"],
+        )
+
+    def _judged(self) -> range:
+        """The numbers of the prompts that are drawn, which are their seeds."""
+        return self.sample or range(min(JUDGED, len(self.texts)))
 
     def unseen(self) -> Self | None:
         return self.judged_after(JUDGED, len(self.texts))
@@ -169,7 +202,11 @@ class DiffusionWorkload(Workload):
             return output
 
         Diffuser(self.opened, ask, device=self.device).draw(
-            self.texts[-1], seed=len(self.texts), steps=self.steps, size=(self.height, self.width)
+            self.texts[-1],
+            seed=len(self.texts),
+            steps=self.steps,
+            size=(self.height, self.width),
+            frames=self.frames,
         )
         pairs = itertools.pairwise(seen)
         return [0.0, *(((b - a).norm() / a.norm().clamp(min=1e-12)).item() for a, b in pairs)]
@@ -195,9 +232,15 @@ class DiffusionWorkload(Workload):
             "model": self.label,
             "steps": self.steps,
             "size": f"{self.height}x{self.width}",
+            "frames": self.frames,
             "prompts": str(self.prompts) if self.prompts else None,
             **self.plan.as_dict(),
         }
+
+    def notices(self) -> tuple[str, ...]:
+        missing = find_backbone((self.height, self.width))
+        judged = (f"judged by multi-scale SSIM: {missing}",) if isinstance(missing, str) else ()
+        return (*self.opened.notices, *judged)
 
     def properties(self, model: nn.Module) -> set[str]:
         return {"denoising_steps"} | ({"guided"} if self.guided() else set())

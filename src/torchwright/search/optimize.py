@@ -69,6 +69,8 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
                 without=request.without,
                 earlier=earlier,
             )
+            for notice in request.workload.notices():
+                search.tell("notice", notice)
             if request.experience is not None and budget.objective != "memory":
                 _read_experience(search, request.experience)
             run(search)

@@ -206,6 +206,13 @@ class Technique:
         """Relative error that this technique causes in one module on input `x`; None where it changes nothing."""
         return None
 
+    def stand_in(self, module: nn.Module) -> nn.Module | None:
+        """What takes a module's place, so that its effect on the whole model can be measured; None where nothing does.
+
+        `module_error` measures its effect on the module's own output.
+        """
+        return None
+
     def retreat(self, names: tuple[str, ...]) -> Self | None:
         """The same technique with these modules left alone too; None where it knows no such thing."""
         return None

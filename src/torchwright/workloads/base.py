@@ -253,6 +253,13 @@ class Workload(ABC):
         """What the report shows of the two, which come from `observe`: a few rows (`report.pictures`), worst first."""
         return []
 
+    def glance(self, run: Run) -> torch.Tensor | None:
+        """A short answer of the whole model, by which the effect of changing one module is measured.
+
+        None where a module's own output says enough of it.
+        """
+        return None
+
     def calibration(self, dtype: torch.dtype) -> list[Case]:
         """Calls whose activations set quantization scales; the workload's own unless it has better ones."""
         return self.cases(dtype)
@@ -296,6 +303,10 @@ class Workload(ABC):
         Path inside the folder → where it is read from.
         """
         return {}
+
+    def notices(self) -> tuple[str, ...]:
+        """What its user should know before the search, such as what it is judged by and why by nothing better."""
+        return ()
 
     def properties(self, model: nn.Module) -> set[str]:
         """Properties of the original that techniques may need, beyond those read off its modules."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from torchwright.diffusion.diffuser import Diffuser
-from torchwright.errors import TorchwrightError
+from torchwright.errors import ModelError, TorchwrightError
 from torchwright.serve.engine.fingerprint import fingerprint_of_files
 from torchwright.serve.wire.messages import EngineReady, Failed, FromEngine, Paint, Painted, RequestRefused
 
@@ -20,6 +20,12 @@ class ServedDiffuser:
     purpose = "this model makes pictures; it does not read or write text"
 
     def __init__(self, diffuser: Diffuser, *, max_queue: int) -> None:
+        if diffuser.folder.family.video:
+            raise ModelError(
+                f"{diffuser.folder.path} makes films, which are not served",
+                found=diffuser.folder.pipeline,
+                next="draw one with `torchwright imagine`",
+            )
         self._diffuser, self._max_queue = diffuser, max_queue
         self._waiting = deque[Paint]()
         self._current: str | None = None

@@ -92,14 +92,18 @@ class Int8Layers(Technique):
         settings.rewrites.append(type(self).rewrite)
 
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
-        if not isinstance(module, self.kinds) or _read_by_owner(module):
-            return None
-        replaced = self.replace_layer(module)
-        if isinstance(replaced, str):
+        replaced = self.stand_in(module)
+        if replaced is None:
             return None
         layer: Any = module
         # Not layer(x): the ranking calls this from a hook on the layer.
         return relative_error(layer.forward(x).float(), replaced(x).float())
+
+    def stand_in(self, module: nn.Module) -> nn.Module | None:
+        if not isinstance(module, self.kinds) or _read_by_owner(module):
+            return None
+        replaced = self.replace_layer(module)
+        return None if isinstance(replaced, str) else replaced
 
     def retreat(self, names: tuple[str, ...]) -> Self | None:
         return replace(self, skip=names)

@@ -1,0 +1,30 @@
+"""What the report shows of pictures: the original's, the optimized model's and their difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torchwright.diffusion.diffuser import pixels
+from torchwright.diffusion.score import losses_of
+from torchwright.report.pictures import MOST_ROWS, Row, row_of
+
+STRONGER = 4
+"""So many times is the difference shown: what a budget allows is hard to see."""
+
+
+def pictures_beside(titles: Sequence[str], before_N3HW: torch.Tensor, after_N3HW: torch.Tensor) -> list[Row]:
+    """A row for each pair of pictures from 0 to 1, those that look most different first."""
+    metric, losses = losses_of(before_N3HW, after_N3HW)
+    rows: list[tuple[float, Row]] = []
+    for title, before, after, loss in zip(titles, before_N3HW, after_N3HW, losses, strict=True):
+        far = (after - before).abs()
+        said = f"loss by {metric} {loss:.4f}, pixels {float(far.mean()):.4f} apart on the mean of 0 to 1"
+        shown = {
+            "original": pixels(before),
+            "optimized": pixels(after),
+            f"difference, {STRONGER} times as strong": pixels((STRONGER * far).clamp(0, 1)),
+        }
+        rows.append((loss, row_of(title, said, shown)))
+    return [row for _, row in sorted(rows, key=lambda each: each[0], reverse=True)[:MOST_ROWS]]

@@ -1,0 +1,79 @@
+"""A small random pipeline of each family: the same pictures as diffusers' own, its calls, and one calls' counts."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("diffusers", reason="pipelines are opened with diffusers")
+tiny = importlib.import_module("tiny_families")
+STEPS = 2
+
+
+@pytest.fixture(scope="module", params=sorted(tiny.FAMILIES))
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A family's folder, and the size to draw at."""
+    return tiny.write(request.param, tmp_path_factory.mktemp(request.param)), tiny.FAMILIES[request.param][1]
+
+
+def theirs(
+    folder: Path, size: tuple[int, int], arguments: dict[str, Any], frames: int | None
+) -> torch.Tensor:
+    """diffusers' own picture (3, H, W), or a film's frames below one another."""
+    import diffusers
+
+    kind = json.loads((folder / "model_index.json").read_text())["_class_name"]
+    missing = {"text_encoder_3": None, "tokenizer_3": None} if kind == "StableDiffusion3Pipeline" else {}
+    pipe = getattr(diffusers, kind).from_pretrained(folder, **missing)
+    pipe.set_progress_bar_config(disable=True)
+    film = {} if frames is None else {"num_frames": frames}
+    with torch.no_grad():
+        given = pipe(
+            "a red dog",
+            height=size[0],
+            width=size[1],
+            num_inference_steps=STEPS,
+            generator=torch.Generator().manual_seed(7),
+            output_type="pt",
+            **arguments,
+            **film,
+        )
+    return given.images[0] if frames is None else torch.cat(list(given.frames[0]), dim=1)
+
+
+def test_pictures_are_diffusers_own_to_the_bit(made: tuple[Path, Any]) -> None:
+    from torchwright.diffusion.load import load_diffuser
+
+    folder, size = made
+    diffuser, told = load_diffuser(folder), []
+    drawn = diffuser.draw(
+        "a red dog", seed=7, steps=STEPS, size=size, on_step=lambda *done: told.append(done)
+    )
+    family = diffuser.folder.family
+    arguments = {name: value for name, value in family.arguments if name != "clean_caption"}
+    wanted = theirs(folder, size, arguments, diffuser.frames if family.video else None)
+    assert torch.equal(drawn.picture_3HW, wanted.float())
+    assert drawn.frames_FHW3.shape == (diffuser.frames, *size, 3)
+    assert drawn.picture_3HW.std() > 1e-3
+    assert told[-1][0] == told[-1][1] == len(told)
+
+
+def test_calls_are_found_without_computing(made: tuple[Path, Any]) -> None:
+    from torchwright.diffusion.workload import DiffusionWorkload
+
+    folder, (height, width) = made
+    workload = DiffusionWorkload(folder, steps=4, size=f"{height}x{width}")
+    cases = workload.cases(torch.float32)
+    model = workload.build()
+    with torch.inference_mode():
+        for case in cases:
+            model(*case.args, **case.kwargs)
+    family = workload.opened.family
+    calls = sum(case.repeat for case in cases if case.args[0] == family.denoiser)
+    assert calls in (4 * family.turns, 5)  # PNDM predicts once more than it steps
+    assert {case.args[0] for case in cases} == set(workload.opened.models)
