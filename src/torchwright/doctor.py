@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 import tempfile
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from torchwright import system
 from torchwright.devices import default_name, devices, get_device
 from torchwright.devices.base import Ceilings
 from torchwright.errors import TorchwrightError
@@ -171,7 +171,7 @@ def _compiler(device: DeviceFacts) -> Compiler:
     try:
         command = get_cpp_compiler()
     except exc.InvalidCxxCompiler:
-        command = os.environ.get("CXX", "g++")
+        command = system.cxx()
         return Compiler(
             command=command, version=None, fault=compiler_fault(device) or f"{command} does not run"
         )

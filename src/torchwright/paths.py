@@ -6,13 +6,15 @@ import hashlib
 import os
 from pathlib import Path
 
+from torchwright.system import caches_home
+
 
 def cache_folder() -> Path:
-    """Where this user's measured and compiled things live: `$TORCHWRIGHT_CACHE`, else the desktop standard's place."""
+    """Where this user's measured and compiled things live: `$TORCHWRIGHT_CACHE`, else the system's place for caches."""
     chosen = os.environ.get("TORCHWRIGHT_CACHE")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchwright"
+    return caches_home() / "torchwright"
 
 
 def file_digest(path: Path) -> str:

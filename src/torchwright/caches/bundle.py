@@ -29,6 +29,7 @@ from torchwright.json_file import read_json, typed
 from torchwright.kernels.cpu import build
 from torchwright.paths import cache_folder
 from torchwright.process.files import replacing
+from torchwright.system import library_suffix
 
 BUNDLE, KERNELS = "bundle.json", "kernels"
 FORMAT = 1
@@ -101,7 +102,7 @@ def unpack(path: str | Path, *, trust: bool = False) -> Bundle:
             next="trust=True, or --trust, unpacks it: for bundles of people whose programs you would run",
         )
     Jit.restore(path)
-    for library in sorted((path / KERNELS).glob("torchwright-*.so")):
+    for library in sorted((path / KERNELS).glob(f"torchwright-*{library_suffix()}")):
         place = cache_folder() / KERNELS / library.name
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)

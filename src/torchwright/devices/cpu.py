@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from torchwright import system
 from torchwright.devices.base import Ceilings, Device, fast_seconds
 from torchwright.facts import DeviceFacts
 
@@ -95,10 +95,7 @@ class CPU(Device):
         high_water = _status_bytes("VmHWM")
         if high_water is not None:
             return high_water
-        import resource
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return system.peak_memory_bytes()
 
 
 def instruction_sets() -> tuple[str, ...]:

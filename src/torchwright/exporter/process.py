@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import socket
 import tempfile
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
+from torchwright import system
 from torchwright.process import interrupts
 from torchwright.trial.fork_server import start
 
@@ -33,7 +31,7 @@ class Runner:
         ours, theirs = socket.socketpair()
         try:
             self._process = start("torchwright.exporter.worker", theirs, self._log)
-            self._connection = Connection(os.dup(ours.fileno()))
+            self._connection = system.connection(ours)
         finally:
             ours.close()
             theirs.close()
@@ -58,8 +56,7 @@ class Runner:
         return answer
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        system.kill_all(self._process)
         self._process.wait()
         self._connection.close()
         self._log.close()

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
+from torchwright import system
 from torchwright.devices import devices
 from torchwright.facts import DeviceFacts
-
-NEXT = "`apt-get install g++`, or set CXX to a C++20 compiler with OpenMP"
 
 
 def compiler_fault(device: DeviceFacts) -> str | None:
     """Why Inductor cannot build code for `device`, with what mends it; None when it can."""
     if device.kind == "cpu":
-        return _cpu_fault(os.environ.get("CXX", "g++"))
+        return _cpu_fault(system.cxx())
     return devices.get(device.kind).uncompiled
 
 
@@ -26,15 +24,18 @@ def compiler_fault(device: DeviceFacts) -> str | None:
 def _cpu_fault(compiler: str) -> str | None:
     path = shutil.which(compiler)
     if path is None:
-        return f"no C++ compiler ({compiler}) was found: {NEXT}"
+        return f"no C++ compiler ({compiler}) was found: {system.cxx_remedy()}"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.cpp")
         source.write_text("#include <omp.h>\nint main() { return omp_get_max_threads() > 0 ? 0 : 1; }\n")
         result = subprocess.run(
-            [path, "-std=c++20", "-fopenmp", str(source), "-o", str(Path(folder, "probe"))],
+            system.program_command(path, source, Path(folder, "probe.exe")),
             capture_output=True,
             text=True,
         )
     if result.returncode:
-        return f"{path} cannot compile a two-line OpenMP program ({result.stderr.strip().splitlines()[-1]}): {NEXT}"
+        said = (
+            (result.stderr or result.stdout).strip().splitlines()[-1:]
+        )  # Microsoft's compiler prints its errors
+        return f"{path} cannot compile a two-line OpenMP program ({''.join(said)}): {system.cxx_remedy()}"
     return None

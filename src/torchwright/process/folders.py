@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import importlib.util
 import os
 import shutil
 import tempfile
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from torchwright import system
+from torchwright.system import try_lock
 
 SUFFIX = "[0-9a-z_]" * 8
 """What `tempfile.mkdtemp` ends names with."""
@@ -45,7 +47,7 @@ def make(parent: Path, prefix: str) -> Folder:
     """A new folder `prefix`… in `parent`, locked."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        if not _has_locks():
+        if not system.folders_lock():
             return Folder(path, -1)
         lock = -1
         try:
@@ -70,7 +72,7 @@ def sweep(parent: Path, prefix: str) -> None:
 
 def dead(parent: Path, prefix: str) -> Iterator[Path]:
     """This user's folders `prefix`… in `parent` that no living process holds; each is held while it is looked at."""
-    if not _has_locks():
+    if not system.folders_lock():
         return
     for name in glob.glob(glob.escape(prefix) + SUFFIX, root_dir=parent, include_hidden=True):
         path = parent / name
@@ -79,7 +81,7 @@ def dead(parent: Path, prefix: str) -> Iterator[Path]:
         except OSError:  # no folder, not ours to read, or gone meanwhile
             continue
         try:
-            if os.fstat(lock).st_uid == os.getuid() and try_lock(lock):
+            if system.is_mine(lock) and try_lock(lock):
                 yield path
         finally:
             os.close(lock)
@@ -100,21 +102,3 @@ def make_temporary() -> Folder:
     parent = Path(tempfile.gettempdir())
     sweep(parent, PREFIX)
     return make(parent, PREFIX)
-
-
-def _has_locks() -> bool:
-    """Whether folders can be locked: Windows has no such locks, so nothing is swept there."""
-    return importlib.util.find_spec("fcntl") is not None
-
-
-def try_lock(descriptor: int) -> bool | None:
-    """Whether the lock was free and is held now; None where the file system has no locks."""
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True

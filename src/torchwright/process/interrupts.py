@@ -22,7 +22,9 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import NoReturn
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from torchwright.system import ending_signals
+
+SIGNALS = ending_signals()
 POLL_SECONDS = 0.2
 """How soon an interrupt is seen whose exception was lost."""
 

@@ -16,11 +16,11 @@ class TimeIsUp(BaseException):
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Generator[None]:
-    """Raise `TimeIsUp` in the block after `seconds`; in a thread other than the main one it runs to its end.
+    """Raise `TimeIsUp` in the block after `seconds`; in a thread other than the main one, and on Windows, to its end.
 
     Another timer of the process is put back with what is left of it.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
 

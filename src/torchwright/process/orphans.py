@@ -16,7 +16,7 @@ def die_with_parent(parent: int) -> None:
 
     Elsewhere a worker ends when it next reads from the socket that its parent held.
     """
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before this one asked
         os._exit(1)

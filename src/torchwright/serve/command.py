@@ -20,6 +20,7 @@ from torchwright.serve.folder import ServeTarget, find
 from torchwright.serve.options import EngineOptions, ServerOptions
 from torchwright.serve.preflight import preflight
 from torchwright.serve.wire.launch import Launcher
+from torchwright.system import only_linux
 
 for _package in ("uvicorn", "starlette", "zmq", "msgspec", "prometheus_client", "xgrammar"):
     if find_spec(_package) is None:  # before an engine is started in vain
@@ -40,6 +41,8 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
     Raises `ModelError`, `ArtifactError` or `WorkloadError` for what cannot be served, before or while it is loaded.
     """
     begun = time.perf_counter()
+    if reason := only_linux("torchwright serve"):
+        raise WorkloadError("the server cannot run here", found=reason)
     keys = api_keys(options)
     found = find(options.engine.model)
     if found.artifact is not None:

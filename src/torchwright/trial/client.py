@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import shutil
 import signal
@@ -15,11 +14,11 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from torchwright import system
 from torchwright.engines.base import engines
 from torchwright.facts import CaseTime, Measurement, Quality, Step
 from torchwright.process import interrupts
@@ -111,7 +110,7 @@ class TrialProcess:
             else:
                 self._process = start("torchwright.trial.worker", theirs, self._log, environment)
                 workload = {"workload": str(context.workload), "path": sys.path}
-            self._connection = Connection(os.dup(ours.fileno()))
+            self._connection = system.connection(ours)
         except BaseException:
             self._log.close()
             raise
@@ -173,8 +172,7 @@ class TrialProcess:
         if self._ended:
             return
         self._ended = reason
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        system.kill_all(self._process)
         self._process.wait()
         self._connection.close()
         self._log.close()
@@ -193,7 +191,7 @@ class TrialProcess:
             code = self._process.wait(10)
         except subprocess.TimeoutExpired:
             return "hung up and did not end"
-        if code == -signal.SIGKILL:
+        if code == system.KILLED:
             return "killed (signal 9): most likely out of memory"
         if code < 0:
             return f"crashed ({signal.Signals(-code).name})"

@@ -14,7 +14,6 @@ import contextlib
 import gc
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -22,10 +21,10 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from torchwright import system
 from torchwright.devices import devices
 from torchwright.process import interrupts
 from torchwright.process.orphans import die_with_parent
@@ -36,7 +35,7 @@ REAP_SECONDS = 10.0
 
 def can_fork(device: str) -> bool:
     """Whether trials on `device` may be forked, which macOS's libraries do not survive."""
-    return sys.platform == "linux" and devices.get(device).forks
+    return system.forks() and devices.get(device).forks
 
 
 def start(
@@ -48,15 +47,16 @@ def start(
     """
     package = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    return subprocess.Popen(
+    process: subprocess.Popen[bytes] = subprocess.Popen(
         [sys.executable, "-m", module, str(connection.fileno()), str(os.getpid())],
-        pass_fds=[connection.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
         env=os.environ | {"PYTHONPATH": path} | dict(environment or {}),
-        start_new_session=True,
+        **system.handing([connection]),
+        **system.apart(),
     )
+    return process
 
 
 class ForkServer:
@@ -68,7 +68,7 @@ class ForkServer:
         self._process = start("torchwright.trial.fork_server", theirs, self._log)
         theirs.close()
         self._socket = ours
-        self._connection = Connection(os.dup(ours.fileno()))
+        self._connection = system.connection(ours)
         self._has_answered = False
         try:
             self._connection.send_bytes(pickle.dumps({"workload": str(workload), "path": sys.path}))
@@ -99,7 +99,7 @@ class ForkServer:
             self._connection.send_bytes(pickle.dumps(("wait", (pid, seconds))))
             return pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):  # it has ended, and all that it forked with it
-            return -signal.SIGKILL
+            return system.KILLED
 
     @property
     def ended(self) -> bool:
@@ -131,7 +131,7 @@ class Forked:
 
 def serve(channel: socket.socket) -> None:
     """The server's own end: answer requests until the parent hangs up."""
-    connection = Connection(os.dup(channel.fileno()))
+    connection = system.connection(channel)
     session = _prepared(**pickle.loads(connection.recv_bytes()))
     gc.collect()
     gc.freeze()  # a collection in a child would touch, and so copy, every page

@@ -12,14 +12,13 @@ import hashlib
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from torchwright import system
 from torchwright.kernels import fake
 from torchwright.paths import cache_folder
 from torchwright.process import folders
@@ -31,10 +30,9 @@ SECONDS = 300
 """A compiler that takes longer hangs."""
 TOLD_AGAIN = 600
 """Seconds for which a failure is told again as it was: each trial of a search would compile for a minute in vain."""
-COMMON = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wno-psabi", "-ffp-contract=off")
-"""C++20, because torch's headers ask for it since 2.14. No contraction: the compiler would fuse a product and a sum in
-one tile size and not in another, and a row's result would depend on the rows beside it. Where the kernels want a fused
-operation, they say so."""
+COMMON = ("-fvisibility=hidden", "-Wno-psabi", "-ffp-contract=off")
+"""No contraction: the compiler would fuse a product and a sum in one tile size and not in another, and a row's result
+would depend on the rows beside it. Where the kernels want a fused operation, they say so."""
 X86 = {
     "amx": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     "avx512": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
@@ -80,7 +78,7 @@ def library() -> Path:
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path.parent / "lock"):
+    with system.locked(path.parent / "lock"):
         if not path.is_file():
             _raise_again(path)
             try:
@@ -122,10 +120,16 @@ def _raise_again(library: Path) -> None:
 
 def find_compiler() -> str:
     """The C++ compiler of this machine, or the one that CXX names."""
-    wanted = os.environ.get("CXX", "g++")
+    wanted = system.cxx()
+    if system.is_msvc(wanted) and shutil.which("clang++"):
+        wanted = "clang++"  # the kernels' vectors are written as GCC and Clang have them
     compiler = shutil.which(wanted)
     if compiler is None:
-        raise BuildError(f"no C++ compiler was found ({wanted}); `apt-get install g++`, or set CXX")
+        raise BuildError(f"no C++ compiler was found ({wanted}); {system.cxx_remedy()}")
+    if system.is_msvc(compiler):
+        raise BuildError(
+            f"{compiler} does not take the kernels' vectors; install LLVM, or set CXX to its clang++"
+        )
     return compiler
 
 
@@ -137,12 +141,13 @@ def place(compiler: str, sets: dict[str, tuple[str, ...]]) -> Path:
     commands = [*compile_commands(compiler, sets, Path()).values(), link_command(compiler, [], Path())]
     version = _run([compiler, "--version"]).stdout
     digest.update(repr((version, commands, torch.__version__, platform.machine())).encode())
-    return cache_folder() / "kernels" / f"torchwright-{digest.hexdigest()[:16]}.so"
+    return cache_folder() / "kernels" / f"torchwright-{digest.hexdigest()[:16]}{system.library_suffix()}"
 
 
 def compile_commands(compiler: str, sets: dict[str, tuple[str, ...]], folder: Path) -> dict[Path, list[str]]:
     """Object file → the command that makes it."""
     commands: dict[Path, list[str]] = {}
+    common = ("-std=c++20", *system.shared_code(), *COMMON)  # torch's headers ask for C++20 since 2.14
     for name, flags in sets.items():
         target = folder / f"{name}.o"
         # Where there are vector instructions the portable code is for the very old machine, and as slow to compile as
@@ -151,7 +156,7 @@ def compile_commands(compiler: str, sets: dict[str, tuple[str, ...]], folder: Pa
         commands[target] = [
             compiler,
             "-O2" if last else "-O3",
-            *COMMON,
+            *common,
             *flags,
             f"-DTW_ISA={name}",
             "-c",
@@ -162,7 +167,7 @@ def compile_commands(compiler: str, sets: dict[str, tuple[str, ...]], folder: Pa
     have = [f"-DTW_HAVE_{name.upper()}" for name in sets]
     include = [f"-I{root}", f"-I{root / 'torch/csrc/api/include'}"]
     commands[folder / "ops.o"] = [
-        *(compiler, "-O2", *COMMON, "-fopenmp", abi, *have, *include),
+        *(compiler, "-O2", *common, *system.openmp(), abi, *have, *include),
         *("-c", str(SOURCES / "ops.cpp")),
     ]
     return {target: [*command, "-o", str(target)] for target, command in commands.items()}
@@ -171,8 +176,8 @@ def compile_commands(compiler: str, sets: dict[str, tuple[str, ...]], folder: Pa
 def link_command(compiler: str, objects: list[Path], path: Path) -> list[str]:
     libraries = Path(torch.__file__).parent / "lib"
     return [
-        *(compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(path), f"-L{libraries}"),
-        *("-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}"),
+        *(compiler, "-shared", *system.openmp_library(), *map(str, objects), "-o", str(path)),
+        *(f"-L{libraries}", "-ltorch_cpu", "-lc10", *system.found_beside(libraries)),
     ]
 
 
@@ -181,7 +186,7 @@ def _build(compiler: str, sets: dict[str, tuple[str, ...]], path: Path) -> None:
     scratch = folders.make(path.parent, SCRATCH)
     try:
         commands = compile_commands(compiler, sets, scratch.path)
-        linked = scratch.path / "kernels.so"
+        linked = scratch.path / f"kernels{system.library_suffix()}"
         _together([*commands.values()], scratch.path)
         _together([link_command(compiler, list(commands), linked)], scratch.path)
         linked.replace(path)
@@ -201,7 +206,7 @@ def _together(commands: list[list[str]], scratch: Path) -> None:
                 stderr=subprocess.PIPE,
                 text=True,
                 env=environment,
-                process_group=0,
+                **system.apart(),
             )
             running.append(stack.enter_context(process))
             stack.callback(_kill, process)
@@ -211,7 +216,7 @@ def _together(commands: list[list[str]], scratch: Path) -> None:
 
 def _kill(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+        system.kill_all(process)
 
 
 def _wait(process: subprocess.Popen[str]) -> None:
@@ -241,13 +246,3 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(command, capture_output=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         raise BuildError(f"the C++ compiler took more than {SECONDS} s") from None
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process compiles; the others wait for it."""
-    import fcntl
-
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -7,13 +7,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torchwright import system
 from torchwright.process import folders
 
 
@@ -27,8 +26,7 @@ class Launched:
     def kill(self) -> None:
         """End it, and what it has started."""
         if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            system.kill_all(self.process)
 
     async def ended(self) -> int:
         """Its exit code, once it has ended; waited for in a thread of its own."""
@@ -68,7 +66,8 @@ class Launcher:
             return launched
         endpoint = f"ipc://{self._folder.path / f'engine-{next(self._starts)}'}"
         # In a session of its own, because Ctrl-C is for the server, which then drains.
-        return Launched(endpoint, subprocess.Popen(self._argv(endpoint), start_new_session=True))
+        process: subprocess.Popen[bytes] = subprocess.Popen(self._argv(endpoint), **system.apart())
+        return Launched(endpoint, process)
 
     def close(self) -> None:
         """Remove the sockets' folder, and end an engine that was started ahead and not taken."""
