@@ -102,11 +102,15 @@ def check(run: Any, folder: Path, survey: Any, strict: bool, as_json: bool) -> i
     help="Which one, in the order of training.",
 )
 @json_option
-def show(run: Run, folder: Path, sample: Any, window: int, as_json: bool) -> None:
+def show(run: Any, folder: Path, sample: Any, window: int, as_json: bool) -> None:
     """Show a window as the model sees it: documents, positions, and the tokens that are trained on.
+
+    Of pictures and sounds it is one sample: its file, what the model sees of it, its class or tokens.
 
     Tokens are kept where the run keeps them; those of FILES go again.
     """
+    from torchwright.train.run.sample import Sample
+
     with tempfile.TemporaryDirectory() as temporary:
         if not run.out:
             run = run.model_copy(update={"out": temporary})
@@ -117,6 +121,9 @@ def show(run: Run, folder: Path, sample: Any, window: int, as_json: bool) -> Non
     from rich.text import Text
 
     screen = console()
+    if not isinstance(found, Sample):
+        screen.print("\n".join(found.lines), markup=False, soft_wrap=True)
+        return
     filled = f"{found.tokens:,} of {run.context:,} places hold tokens, {found.labels:,} labels"
     screen.print(f"{found.where}: {filled}", markup=False)
     for segment in found.segments:
@@ -179,7 +186,7 @@ def _run(
 ) -> tuple[Any, Path]:
     """The run, of any kind, and the folder that its paths start from. That of files has no `out`."""
     with importing():
-        from torchwright.train.kinds import DEFAULT, kind_of, verb
+        from torchwright.train.kinds import DEFAULT, kind_of, kind_of_model, verb
         from torchwright.train.run.read import parse_run
         from torchwright.workloads.texts import BUNDLED
 
@@ -198,10 +205,15 @@ def _run(
             told = run.model_dump(mode="json", exclude_none=True)
             run = parse_run({**told, "data": {**told["data"], **fields}}, str(path))
         return run, path.parent
+    chosen = model or BUNDLED
+    if (kind := kind_of_model(chosen)) != DEFAULT:
+        if context is not None or dpo:
+            raise WorkloadError("--context and --dpo are for language models", found=str(chosen))
+        return verb(kind, "files")(str(chosen), what, Path.cwd(), fields), Path.cwd()
     size = context or 1024
     data = {"train": list(what), **fields}
     described = {"out": "", "tokens": size, "batch_tokens": size, "context": size, "precision": "fp32"}
-    described |= {"model": {"folder": str((model or BUNDLED).absolute())}, "data": data}
+    described |= {"model": {"folder": str(chosen.absolute())}, "data": data}
     if dpo:
         described["preference"] = {}
     return parse_run(described, "the command line"), Path.cwd()

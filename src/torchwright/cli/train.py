@@ -74,7 +74,7 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Train a language model or a recommender.
+    """Train a language model, an image classifier, a speech recognizer or a recommender.
 
     The run file says what is trained, and how; docs/train.md and docs/recommenders.md have some to begin with.
     `--model DIR --data FILE -o OUT` needs none: the one that it makes is printed, and stays in OUT.
@@ -132,14 +132,12 @@ def _from_words(
     model: str, data: tuple[str, ...], out: Path, options: dict[str, Any], how: dict[str, Any], *, show: bool
 ) -> Any:
     with importing():
-        from torchwright.train.run import quick, torchrun
-        from torchwright.train.run.loop import train_run
-        from torchwright.train.run.read import check_run, parse_run
+        from torchwright.hub.folder import resolve
+        from torchwright.train.kinds import kind_of_model, verb
+        from torchwright.train.run import torchrun
 
-    values = quick.quick_run(model, data, world=torchrun.started() or 1, **options)
-    text = quick.to_toml(values) + "\n"
-    run = parse_run(values, "the run that these words make")
-    check_run(run)
+        words = verb(kind_of_model(resolve(model)), "words")
+    text, train = words(model, data, world=torchrun.started() or 1, **options)
     if show:
         click.echo(text, err=True)
-    return train_run(run, out, text=text, **how)
+    return train(out, **how)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.errors import TorchwrightError, unknown
+from torchwright.train.media.config import media_kind
 from torchwright.train.run.run_file import read_toml
 
 DEFAULT = "language-model"
@@ -16,6 +17,7 @@ KINDS: dict[str, dict[str, str]] = {
         "prove": "torchwright.train.prove.proof:prove_file",
         "prove_render": "torchwright.train.prove.render",
         "read": "torchwright.train.run.read:read_run",
+        "words": "torchwright.train.run.words:from_words",
         "data check": "torchwright.train.run.survey:survey",
         "data show": "torchwright.train.run.sample:sample",
         "data pack": "torchwright.train.run.survey:pack",
@@ -27,6 +29,22 @@ KINDS: dict[str, dict[str, str]] = {
         "read": "torchwright.train.recommender.config:read_recommender",
         "data check": "torchwright.train.recommender.survey:survey",
         "plan-layout": "torchwright.train.recommender.planned:plan_file",
+    },
+    "image-classification": {
+        "train": "torchwright.train.media.trainer:train_images",
+        "read": "torchwright.train.media.config:read_images",
+        "words": "torchwright.train.media.quick:from_words",
+        "files": "torchwright.train.media.quick:files_run",
+        "data check": "torchwright.train.media.survey:survey",
+        "data show": "torchwright.train.media.survey:sample",
+    },
+    "speech": {
+        "train": "torchwright.train.media.trainer:train_speech",
+        "read": "torchwright.train.media.config:read_speech",
+        "words": "torchwright.train.media.quick:from_words",
+        "files": "torchwright.train.media.quick:files_run",
+        "data check": "torchwright.train.media.survey:survey",
+        "data show": "torchwright.train.media.survey:sample",
     },
 }
 """Kind → verb → what it runs: a function as module:function, or a module."""
@@ -42,6 +60,11 @@ def kind_of(path: Path) -> str:
     if kind not in KINDS:
         raise unknown(f"kind of {path}", str(kind), KINDS)
     return kind
+
+
+def kind_of_model(folder: Path) -> str:
+    """The kind of run that trains a folder's model, as its configuration names it."""
+    return media_kind(folder) or DEFAULT
 
 
 def verb(kind: str, name: str) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,12 @@ def cache_keyword(model: nn.Module) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
-def load_model(folder: Path, auto: str) -> nn.Module:
+def load_model(folder: Path, auto: str, labels: Sequence[str] | None = None) -> nn.Module:
     """The folder's model in float32 and eval mode, weights from safetensors or GGUF only, no code from the folder.
 
     Quantized weights are made wide as they are read: what the model computes with is what its integers stand for.
+    With `labels` it is to tell these classes: its layers behind the base model are made at random, by torch's own
+    generator, where the folder has none or those of others.
 
     Raises `ModelError` with transformers' own reason when it cannot be built.
     """
@@ -53,6 +56,8 @@ def load_model(folder: Path, auto: str) -> nn.Module:
                 cls, source = getattr(transformers, auto), {"pretrained_model_name_or_path": folder}
             else:
                 cls, source = _made_wide(folder, config, getattr(transformers, auto))
+            if labels is not None:
+                source |= {"ignore_mismatched_sizes": True, "config": _telling(folder, labels)}
             model, loaded = cls.from_pretrained(
                 **source,
                 dtype=torch.float32,
@@ -73,6 +78,10 @@ def load_model(folder: Path, auto: str) -> nn.Module:
         ) from error
     # transformers fills what a file lacks with random numbers; only a pooler, which nothing here reads, may be missing.
     missing = sorted(key for key in loaded["missing_keys"] if "pooler" not in key)
+    if labels is not None:
+        inside = f"{model.base_model_prefix}."
+        mismatched = (str(key if isinstance(key, str) else key[0]) for key in loaded["mismatched_keys"])
+        missing = sorted(key for key in {*missing, *mismatched} if key.startswith(inside))
     if missing:
         raise ModelError(
             f"the weights in {folder} are not those of {type(model).__name__}",
@@ -91,6 +100,19 @@ def _first_line(error: BaseException) -> str:
         error = error.__cause__
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def _telling(folder: Path, labels: Sequence[str]) -> Any:
+    """The folder's configuration, for a model that tells these classes."""
+    import transformers
+
+    return transformers.AutoConfig.from_pretrained(
+        folder,
+        trust_remote_code=False,
+        local_files_only=True,
+        id2label=dict(enumerate(labels)),
+        label2id={label: number for number, label in enumerate(labels)},
+    )
 
 
 def _made_wide(folder: Path, config: dict[str, Any], asked: Any) -> tuple[Any, dict[str, Any]]:

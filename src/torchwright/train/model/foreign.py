@@ -177,12 +177,12 @@ def linear_names(model: Foreign) -> Iterator[str]:
 
 
 @torch.no_grad()
-def save_foreign(model: Foreign, folder: Path, *, source: Path, writes: bool) -> None:
+def save_foreign(network: nn.Module, folder: Path, *, source: Path, writes: bool) -> None:
     """Write a folder that transformers loads, adapters merged; of a sharded model every process takes part."""
-    held = adapters(model.network)
+    held = adapters(network)
     values: dict[str, torch.Tensor] = {}
     once: dict[int, torch.Tensor] = {}
-    for name, tensor in model.network.state_dict(keep_vars=True).items():
+    for name, tensor in network.state_dict(keep_vars=True).items():
         layer, _, kind = name.rpartition(".")
         if f".{NAME}." in name or (kind in FOUR_BIT and layer.endswith(".weight")):
             continue
@@ -190,7 +190,7 @@ def save_foreign(model: Foreign, folder: Path, *, source: Path, writes: bool) ->
             continue
         value = once.setdefault(id(tensor), whole(tensor.detach()).cpu())
         values[name] = value
-    for name, module in model.network.named_modules():
+    for name, module in network.named_modules():
         if name in held or isinstance(module, FourBitLinear):
             full = merged_weight(module)
             values[f"{name}.weight"] = (
@@ -199,7 +199,8 @@ def save_foreign(model: Foreign, folder: Path, *, source: Path, writes: bool) ->
     if not writes:
         return
     with quiet_transformers():
-        model.network.save_pretrained(folder, state_dict=values)
+        saves: Any = network
+        saves.save_pretrained(folder, state_dict=values)
     for name, file in model_files(source, weights=False).items():
         if not (folder / name).exists():
             shutil.copyfile(file, folder / name)

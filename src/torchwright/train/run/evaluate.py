@@ -18,7 +18,7 @@ from torchwright.train.run.config import Precision, Run
 from torchwright.train.run.corpus import Corpus, held_out
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.metrics import HELD_OUT, perplexity
-from torchwright.train.run.objective import NextToken, Objective
+from torchwright.train.run.objective import MicroBatch, NextToken, Objective
 from torchwright.train.run.precision import autocast
 from torchwright.train.run.setup import Batches
 
@@ -43,7 +43,7 @@ class Evaluator:
             self.prompts = [self.text.encode(prompt) for prompt in run.evaluation.prompts]
 
     @torch.no_grad()
-    def measure(self, objective: Objective, batches: Batches) -> dict[str, float]:
+    def measure(self, objective: Objective[MicroBatch], batches: Batches) -> dict[str, float]:
         """The loss and the objective's figures of the held-out windows, over all processes; empty without any.
 
         The rows of a training micro-batch are computed at once, so that nothing is compiled for another shape; what

@@ -50,7 +50,7 @@ class Learner:
         self.random = any(isinstance(module, nn.Dropout) for module in self.model.modules())
         """Whether a step draws anything at random."""
 
-    def _objective(self) -> Objective:
+    def _objective(self) -> Objective[MicroBatch]:
         run, model = self.run, self.model
         if run.needs is None:
             return NextToken(model, compiled=run.compile)
@@ -91,6 +91,19 @@ class Learner:
         if self.balancing is None:
             return figures
         return replace(figures, more={**figures.more, **self.balancing.measure()})
+
+    def again(self, step: ScheduledStep, batches: Sequence[MicroBatch], number: int) -> None:
+        """The gradients of one of the step's micro-batches, as at first."""
+        self.begin(step)
+        self.gradients([batches[number]])
+
+    def places(self, step: ScheduledStep, batches: Sequence[MicroBatch]) -> list[range]:
+        """Which of the step's rows each of this process's micro-batches holds."""
+        first, found = self.batches.part * self.batches.rows(step.rows), list[range]()
+        for batch in batches:
+            found.append(range(first, first + batch.ids_BT.shape[0]))
+            first = found[-1].stop
+        return found
 
     def update(self, step: ScheduledStep) -> None:
         """Move the parameters by their gradients, and let these go."""

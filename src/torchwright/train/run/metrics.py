@@ -37,6 +37,8 @@ UNITS = {
     "reward_accuracy": ".1%",
     "accuracy": ".1%",
     "recall_at_1": ".1%",
+    "word_error_rate": ".1%",
+    "broken_files": ",.0f",
 }
 HELD_OUT = "validation_"
 RATES = {"tokens_per_s": "tok/s", "samples_per_s": "rows/s"}

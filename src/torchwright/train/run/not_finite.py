@@ -8,7 +8,7 @@ batch that it lies in.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,11 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-
-from torchwright.train.data.mixture import Walk
-from torchwright.train.run.learner import Learner
-from torchwright.train.run.schedule import ScheduledStep
-from torchwright.train.run.step import MicroBatch
 
 NUMBERED = 8
 """Rows that a message lists at most."""
@@ -62,39 +57,42 @@ class _Watch:
             self.bad = (~finite.flatten(1).all(1)).nonzero().flatten().tolist()
 
 
-def first_not_finite(learner: Learner, step: ScheduledStep, batches: Sequence[MicroBatch]) -> Sighting | None:
+def first_not_finite(
+    model: nn.Module, again: Callable[[int], object], places: Sequence[range]
+) -> Sighting | None:
     """Do the step's forward and backward pass again without moving anything; what is first no number in it.
 
+    `places` are the step's rows that each micro-batch of this process holds, `again(number)` computes one's gradients.
     Every process of the run calls it. None where each layer is finite, as where only a sum overflows.
     """
-    for name, parameter in learner.model.named_parameters():
+    for name, parameter in model.named_parameters():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         found = None if local.isfinite().all() else Sighting(where=f"the weight {name}", rows=[], looked=0)
         if first := _of_all(found):
             return first
-    mine = learner.batches.rows(step.rows)
-    for number, batch in enumerate(batches):
-        rows = batch.ids_BT.shape[0]
-        watch, begin = _Watch(rows), learner.batches.part * mine + number * rows
-        learner.begin(step)
-        with _watched(learner.model, watch), torch.compiler.set_stance("force_eager"):
-            learner.gradients([batch])
+    for number, rows in enumerate(places):
+        watch = _Watch(len(rows))
+        with _watched(model, watch), torch.compiler.set_stance("force_eager"):
+            again(number)
         found = None
         if watch.where is not None:
-            found = Sighting(where=watch.where, rows=[begin + row for row in watch.bad], looked=watch.looked)
+            found = Sighting(where=watch.where, rows=[rows[row] for row in watch.bad], looked=watch.looked)
         if first := _of_all(found):
             return first
     return None
 
 
-def told(first: Sighting | None, step: ScheduledStep, windows: Walk) -> str:
-    """The place and the rows, for a message: each row's file and place, or those where the batch begins."""
+def told(first: Sighting | None, begin: int, count: int, describe: Callable[[int, int], str]) -> str:
+    """The place and the rows, for a message: each row's file and place, or those where the batch begins.
+
+    The step holds `count` rows from `begin` on, which `describe(begin, count)` names.
+    """
     where = f"first in {first.where}" if first else "every layer's own tensors are finite"
-    batch = f"its batch: {windows.describe(step.first, step.rows)}"
+    batch = f"its batch: {describe(begin, count)}"
     rows = first.rows if first else []
-    if not 0 < len(rows) < step.rows:
+    if not 0 < len(rows) < count:
         return f"{where}; {batch}"
-    named = [f"row {row}, {windows.describe(step.first + row, 1)}" for row in rows[:NUMBERED]]
+    named = [f"row {row}, {describe(begin + row, 1)}" for row in rows[:NUMBERED]]
     more = f"; and {len(rows) - NUMBERED} more" if len(rows) > NUMBERED else ""
     return f"{where}, in {'; '.join(named)}{more}; {batch}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -13,6 +13,8 @@ from torchwright.train.model.foreign import Foreign
 from torchwright.train.model.vocabulary import IGNORE
 from torchwright.train.parallel.stages import Staged
 
+Batch = TypeVar("Batch", contravariant=True)
+"""What one process computes at once."""
 LossFunction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """(ids, labels, positions or None, documents or None) → (sum of the negative log-likelihood, labels that count)."""
 
@@ -30,17 +32,17 @@ class MicroBatch:
     """As `WindowBatch.reference_BT`."""
 
 
-class Objective(Protocol):
+class Objective(Protocol[Batch]):
     """A loss that is a mean over what counts in a step, wherever it is computed."""
 
     figures: tuple[str, ...]
     """What is told beside the loss: means over the same."""
 
-    def count(self, batch: MicroBatch) -> torch.Tensor:
+    def count(self, batch: Batch) -> torch.Tensor:
         """How much of what counts a micro-batch holds: labels, pairs."""
         ...
 
-    def __call__(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """The losses' sum over a micro-batch, and (F,) those of the figures, without gradient."""
         ...
 

@@ -57,14 +57,20 @@ def rate(run: Run, number: int) -> float:
     `decay_fraction` of the steps (Hu et al., 2024). A run of a single step makes it at 1.
     """
     schedule = run.schedule
-    warm = (
-        min(1.0, (number + 1) * run.batch_tokens / schedule.warmup_tokens) if schedule.warmup_tokens else 1.0
+    return factor(
+        schedule.name,
+        warm=(number + 1) * run.batch_tokens / schedule.warmup_tokens if schedule.warmup_tokens else 1.0,
+        left=steps(run) - (number + 1),
+        decay=_decay_steps(run),
+        final=schedule.final,
     )
-    fallen = 0.0
-    if decay := _decay_steps(run):
-        fallen = max(0.0, (number + 1 - (steps(run) - decay)) / decay)
-    down = 0.5 * (1 + math.cos(math.pi * fallen)) if schedule.name == "cosine" else 1 - fallen
-    return warm * (schedule.final + (1 - schedule.final) * down)
+
+
+def factor(name: str, *, warm: float, left: int, decay: int, final: float) -> float:
+    """As `rate`: `warm` is the share of the warm-up that is done at a step's end, `left` the steps behind it."""
+    fallen = max(0.0, (decay - left) / decay) if decay else 0.0
+    down = 0.5 * (1 + math.cos(math.pi * fallen)) if name == "cosine" else 1 - fallen
+    return min(1.0, warm) * (final + (1 - final) * down)
 
 
 def _decay_steps(run: Run) -> int:

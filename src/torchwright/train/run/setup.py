@@ -87,7 +87,7 @@ def _build_foreign(run: Run, config: ForeignConfig, folder: Path, mesh: DeviceMe
         model.to(device)
         reset_adapters(model, run.seed)
     recompute(model, run.recompute)
-    shard_foreign(model, run.parallel, mesh)
+    shard_foreign(model, model.layers, run.parallel, mesh)
     return model
 
 

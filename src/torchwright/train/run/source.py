@@ -32,7 +32,12 @@ def write_source(run: Run, folder: Path, out: Path) -> Path:
     Raises `RunError` where the folder has those of another model than the run file's, and `RunError` or `ModelError`
     for a configuration that is missing or that no family describes.
     """
-    source, files = out / SOURCE, _source_files(run, folder)
+    return write_files(out, _source_files(run, folder))
+
+
+def write_files(out: Path, files: dict[str, bytes]) -> Path:
+    """RUN/source of these files. Raises `RunError` where it holds others."""
+    source = out / SOURCE
     if source.is_dir():
         _check_source(source, files)
         return source

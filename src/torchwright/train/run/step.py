@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from torchwright.train.parallel.pipeline import Pipeline
 from torchwright.train.run.objective import MicroBatch as MicroBatch
 from torchwright.train.run.objective import Objective
 
+AnyBatch = TypeVar("AnyBatch")
 _SAVED = (
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -90,8 +91,8 @@ class StepFigures:
 
 def gradients(
     model: nn.Module,
-    objective: Objective,
-    batches: Sequence[MicroBatch],
+    objective: Objective[AnyBatch],
+    batches: Sequence[AnyBatch],
     *,
     copies: int,
     precision: AbstractContextManager[Any],
@@ -109,7 +110,7 @@ def gradients(
     count, stages = counted_everywhere(objective, batches, copies), 1
     total = count.new_zeros(1 + len(objective.figures))
     if pipeline is not None:
-        total, stages = pipeline.backward(batches, count)[None], pipeline.processes
+        total, stages = pipeline.backward(cast(Any, batches), count)[None], pipeline.processes
     for batch in batches if pipeline is None else ():
         with precision:
             loss, more = objective(batch)
@@ -131,7 +132,9 @@ def gradients(
     )
 
 
-def counted_everywhere(objective: Objective, batches: Sequence[MicroBatch], copies: int) -> torch.Tensor:
+def counted_everywhere(
+    objective: Objective[AnyBatch], batches: Sequence[AnyBatch], copies: int
+) -> torch.Tensor:
     """How much counts in a step, over all processes of which `copies` see the same."""
     count = torch.stack([objective.count(batch) for batch in batches]).sum().double()
     if dist.get_world_size() > 1:

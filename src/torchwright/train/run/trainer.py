@@ -7,6 +7,7 @@ import dataclasses
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,12 @@ class Trainer(Session[Run, TrainingOutcome]):
             if figures.failed:
                 self.checkpoints.wait()  # raises its reason
             if not figures.finite:
-                first = told(first_not_finite(self.learner, step, batches), step, windows)
+                sighting = first_not_finite(
+                    self.learner.model,
+                    partial(self.learner.again, step, batches),
+                    self.learner.places(step, batches),
+                )
+                first = told(sighting, step.first, step.rows, windows.describe)
                 raise self.not_finite(
                     figures,
                     found=f"{first}; {step.tokens:,} tokens were seen before it",
@@ -254,7 +260,7 @@ class Trainer(Session[Run, TrainingOutcome]):
     def _save_model(self, folder: Path) -> None:
         model, adapted = self.learner.model, self.run.lora is not None
         if isinstance(model, Foreign):
-            save_foreign(model, folder, source=self.source, writes=self.place.first)
+            save_foreign(model.network, folder, source=self.source, writes=self.place.first)
             return
         values = merged(model) if adapted else model.values() if isinstance(model, Staged) else None
         save_folder(model, model.config, folder, source=self.source, value=values)

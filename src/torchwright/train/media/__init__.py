@@ -1,0 +1,1 @@
+"""Image classifiers and speech recognizers of transformers, trained on files of pictures and of sound."""

@@ -1,0 +1,215 @@
+"""RUN.toml with kind = "image-classification" or "speech", checked before anything is built (no torch)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
+
+from torchwright.hub.folder import find_object
+from torchwright.train.layout import Layout
+from torchwright.train.run.config import Positive, Rate, RunFile, Share
+from torchwright.train.run.data_section import RunError, Section
+from torchwright.train.run.run_file import parse_file, read_toml
+
+PAGE = "docs/train.md"
+IMAGES, SPEECH = "image-classification", "speech"
+FREE = (
+    *("samples", "evaluation", "checkpoint", "layout", "threads", "out", "timeout_s", "log_every", "wandb"),
+    "data.strict",
+)
+"""What may change when a run is continued; anything else would make it another run."""
+
+
+AnyMedia = TypeVar("AnyMedia", "ImageRun", "SpeechRun")
+
+
+class Model(Section):
+    """What is trained."""
+
+    folder: str
+    """A Hugging Face folder whose weights the run starts from."""
+
+
+class ImageData(Section):
+    """Pictures and their classes."""
+
+    train: list[str] = Field(min_length=1)
+    """Folders with a subfolder for each class; tables (JSONL, Parquet, Arrow, CSV) with columns image and label."""
+    validation: list[str] = Field(default=[])
+    labels: Annotated[list[str], Field(min_length=2)] | None = None
+    """The classes in their order; by default the model's own, or those that the training data name, sorted."""
+    image_column: str = "image"
+    label_column: str = "label"
+    augment: list[Literal["crop", "flip"]] = Field(default=[])
+    """What a training picture undergoes at random: a part of it in place of all, and its mirror image."""
+    strict: bool = False
+    """Whether a broken file stops the run; by default it is counted, told and left out."""
+    seed: int = Field(default=0, ge=0)
+    """Of the order of samples, and of what is random in them."""
+
+
+class SpeechData(Section):
+    """Sounds and what is said in them."""
+
+    train: list[str] = Field(min_length=1)
+    """Manifests (JSONL, Parquet, Arrow, CSV) with columns audio and text, and where there are several a language."""
+    validation: list[str] = Field(default=[])
+    audio_column: str = "audio"
+    text_column: str = "text"
+    language_column: str = "language"
+    language: str = "en"
+    """Of rows that name none."""
+    timestamps: bool = True
+    """Whether the text stands between the times at which the sound begins and ends."""
+    strict: bool = False
+    """As for pictures."""
+    seed: int = Field(default=0, ge=0)
+
+
+class Optimizer(Section):
+    """How parameters move: AdamW."""
+
+    lr: Rate = 1e-4
+    """Peak learning rate."""
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    eps: Rate = 1e-8
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Of matrices; norms and biases have none."""
+
+
+class Schedule(Section):
+    """The factor on the peak learning rate."""
+
+    name: Literal["cosine", "wsd"] = "cosine"
+    warmup_samples: int = Field(default=0, ge=0)
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """`wsd`: share of all steps over which the rate falls at the end."""
+    final: Share = 0.0
+    """The factor of the last step."""
+
+
+class Evaluation(Section):
+    """What is measured on held-out samples; 0 steps means only at the end."""
+
+    every_steps: int = Field(default=0, ge=0)
+    samples: Positive = 10_000
+    """Held-out samples of one evaluation, at most."""
+
+
+class SpeechEvaluation(Evaluation):
+    """The same, and what the trained model makes of held-out sounds when the run has ended."""
+
+    transcribed: int = Field(default=32, ge=0)
+    """Held-out sounds whose word error rate is taken at the end, at most."""
+
+
+class MediaRun(RunFile):
+    """What both kinds say."""
+
+    kind: Literal["image-classification", "speech"]
+    samples: Positive
+    """Samples to train on, all together; the data are read again when they end."""
+    batch: Positive
+    """Samples of one optimizer step, over all processes."""
+    micro_batches: Positive = 1
+    """Pieces in which each process computes its samples."""
+    clip: Rate | None = 1.0
+    """The largest norm of all gradients together; false in the file turns clipping off."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    model: Model
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    layout: dict[str, int] = Field(default_factory=dict)
+    """dp_replicate and dp_shard."""
+    data: ImageData | SpeechData
+    evaluation: Evaluation = Evaluation()
+
+    @property
+    def parallel(self) -> Layout:
+        """The layout; raises `UnknownName` or `LayoutError`."""
+        return Layout.from_degrees(self.layout)
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        return -(-self.samples // self.batch)
+
+    @property
+    def evaluate_every(self) -> int:
+        return self.evaluation.every_steps
+
+    def check_processes(self, world: int) -> None:
+        self.parallel.check_processes(world)
+
+
+class ImageRun(MediaRun):
+    """An image classifier's run file."""
+
+    kind: Literal["image-classification"]
+    data: ImageData
+
+
+class SpeechRun(MediaRun):
+    """A speech recognizer's run file."""
+
+    kind: Literal["speech"]
+    data: SpeechData
+    evaluation: SpeechEvaluation = SpeechEvaluation()
+
+
+def media_kind(folder: Path) -> Literal["image-classification", "speech"] | None:
+    """Which of the two kinds trains a folder's model, as its configuration names it."""
+    told = find_object(folder / "config.json")
+    if told.get("model_type") == "whisper":
+        return "speech"
+    names: Any = told.get("architectures")
+    pictures = isinstance(names, list) and any(str(name).endswith("ForImageClassification") for name in names)
+    return "image-classification" if pictures else None
+
+
+def read_images(path: Path) -> ImageRun:
+    """The run of a file. Raises `RunError`, or `UnknownName` with the nearest field, naming file and key."""
+    return _parsed(ImageRun, read_toml(path), str(path))
+
+
+def read_speech(path: Path) -> SpeechRun:
+    """As `read_images`."""
+    return _parsed(SpeechRun, read_toml(path), str(path))
+
+
+def parse_media(data: dict[str, object], source: str) -> ImageRun | SpeechRun:
+    """A run of either kind from plain data; `source` is named in errors."""
+    return _parsed(ImageRun, data, source) if data["kind"] == IMAGES else _parsed(SpeechRun, data, source)
+
+
+def _parsed(kind: type[AnyMedia], data: dict[str, object], source: str) -> AnyMedia:
+    if data.get("clip") is False:  # TOML has no null
+        data = {**data, "clip": None}
+    run = parse_file(kind, data, source, PAGE)
+    check_media(run)
+    return run
+
+
+def check_media(run: MediaRun) -> None:
+    """Raise `RunError` or `LayoutError` for values that do not fit together."""
+    layout = run.parallel
+    ways = layout.batch_ways * run.micro_batches
+    if layout.pp * layout.cp * layout.tp * layout.ep > 1:
+        raise RunError(
+            f"a run of kind {run.kind} divides samples over processes, not layers",
+            found=str(layout),
+            allowed="dp_replicate and dp_shard",
+        )
+    if run.batch % ways:
+        raise RunError(
+            f"batch={run.batch} cannot be divided",
+            found=f"{layout.batch_ways} parts of the batch (dp_replicate x dp_shard) x {run.micro_batches} "
+            f"micro-batches = {ways}",
+            next=f"use a multiple of {ways}, or fewer micro_batches",
+        )
+    if run.evaluation.every_steps and not run.data.validation:
+        raise RunError(
+            "evaluation.every_steps is set, but there is nothing to evaluate", next="set data.validation"
+        )

@@ -1,0 +1,207 @@
+"""What a run reads, by name: pictures in folders of classes, tables that name pictures or sounds. Nothing is opened.
+
+What a table names lies below the table's own folder; a row that names anything else is broken.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchwright.train.data.documents import Report
+from torchwright.train.data.rows import READERS, Row, is_dataset, read_rows
+from torchwright.train.data.shards import DataError
+from torchwright.train.data.text import expand
+from torchwright.train.media.config import ImageData, SpeechData
+
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+CSV = {".csv": ",", ".tsv": "\t"}
+LONGEST_LINE = 1 << 20
+"""Bytes of a line of CSV."""
+TABLES = (*READERS, *CSV)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A file and what is to be learnt of it."""
+
+    path: Path
+    target: str | int
+    """A class by its name or place, or a text."""
+    number: int
+    """In the folder or table that names it, from 1."""
+    language: str | None = None
+
+
+@dataclass
+class Listing:
+    """The items of several folders or tables."""
+
+    items: list[Item] = field(default_factory=list)
+    reports: dict[str, Report] = field(default_factory=dict)
+    """Folder or table → what became of its rows."""
+
+    def by_source(self) -> list[tuple[str, list[Item]]]:
+        """The items of each folder or table."""
+        found, first = [], 0
+        for source, report in self.reports.items():
+            found.append((source, self.items[first : first + report.documents]))
+            first += report.documents
+        return found
+
+    def digest(self) -> str:
+        """Of every item; not of what lies in its file."""
+        made = hashlib.sha256()
+        for item in self.items:
+            made.update(f"{item.path.name}\0{item.target}\0{item.language}\n".encode())
+        return made.hexdigest()[:16]
+
+
+def list_images(patterns: Sequence[str], data: ImageData, folder: Path) -> Listing:
+    """Raises `DataError` for what is neither a folder of classes nor a table, and for one without a picture."""
+    listing = Listing()
+    for path in _sources(patterns, folder):
+        report = listing.reports[str(path)] = Report()
+        if path.is_dir() and not is_dataset(path):
+            items = _classes(path, report)
+        else:
+            items = _table(path, report, data.image_column, data.label_column, (str, int))
+        listing.items += _kept(path, items, report, data.strict)
+    return listing
+
+
+def list_sounds(patterns: Sequence[str], data: SpeechData, folder: Path) -> Listing:
+    """As `list_images`, of manifests."""
+    listing = Listing()
+    for path in _sources(patterns, folder):
+        report = listing.reports[str(path)] = Report()
+        items = _table(path, report, data.audio_column, data.text_column, (str,), data.language_column)
+        listing.items += _kept(path, items, report, data.strict)
+    return listing
+
+
+def refuse(report: Report, item: Item, reason: str) -> None:
+    """Count an item as broken, whose file or target shows it."""
+    report.refuse(item.number, reason)
+    report.documents -= 1
+
+
+def _sources(patterns: Sequence[str], folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for pattern in patterns:
+        path = folder / pattern
+        found += [path] if path.is_dir() else expand([pattern], folder)
+    return found
+
+
+def _kept(path: Path, items: Iterable[Item], report: Report, strict: bool) -> list[Item]:
+    found = list(items)
+    report.documents = len(found)
+    if strict and report.broken:
+        number, reason = report.listed[0]
+        raise DataError(
+            f"row {number} of {path} is broken", found=reason, next="mend it, or set data.strict = false"
+        )
+    if not found:
+        reasons = "; ".join(f"{number}: {reason}" for number, reason in report.listed[:3])
+        raise DataError(
+            f"{path} holds nothing to train on",
+            found=f"{report.rows:,} rows, {report.broken:,} broken" + (f" ({reasons})" if reasons else ""),
+            allowed="a folder with a subfolder of pictures for each class, or a table that names files",
+        )
+    return found
+
+
+def _classes(folder: Path, report: Report) -> Iterator[Item]:
+    """The pictures below each subfolder, whose name is their class."""
+    for place in sorted(folder.iterdir()):
+        if place.name.startswith("."):
+            continue
+        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if path.is_dir() or path.name.startswith("."):
+                continue
+            report.rows += 1
+            if not place.is_dir():
+                report.refuse(report.rows, f"{path.name} lies in no class's subfolder")
+            elif path.suffix.lower() not in PICTURES:
+                report.refuse(report.rows, f"{path.relative_to(folder)} is no picture by its name")
+            else:
+                yield Item(path=path, target=place.name, number=report.rows)
+
+
+def _table(
+    path: Path,
+    report: Report,
+    file: str,
+    target: str,
+    types: tuple[type, ...],
+    language: str | None = None,
+) -> Iterator[Item]:
+    """A row names a file in column `file`; what is learnt is in column `target`, of one of `types`."""
+    root = path.resolve().parent if not path.is_dir() else path.resolve()
+    for row in _rows(path):
+        report.rows += 1
+        fault = row.fault or _fault(row.values, file, (str,)) or _fault(row.values, target, types)
+        spoken = row.values.get(language) if language else None
+        if fault is None and spoken is not None and not isinstance(spoken, str):
+            fault = f"'{language}' is no text, but {type(spoken).__name__}"
+        if fault is None and types == (str,) and not row.values[target].strip():
+            report.empty += 1
+            continue
+        place = Path(os.path.normpath(root / row.values[file])) if fault is None else root
+        if fault is None and root not in place.parents:
+            fault = f"'{row.values[file]}' lies outside of the table's folder"
+        if fault is not None:
+            report.refuse(row.number, fault)
+            continue
+        yield Item(path=place, target=row.values[target], number=row.number, language=spoken or None)
+
+
+def _fault(values: dict[str, Any], column: str, types: tuple[type, ...]) -> str | None:
+    value = values.get(column)
+    if column not in values:
+        return f"no column '{column}' (there are {', '.join(map(repr, values)) or 'none'})"
+    if isinstance(value, bool) or not isinstance(value, types):
+        return f"'{column}' is {type(value).__name__}, not {' or '.join(kind.__name__ for kind in types)}"
+    if isinstance(value, str) and "\0" in value:
+        return f"'{column}' holds a NUL"
+    return None
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    if path.suffix in CSV:
+        return _csv(path)
+    if path.suffix in READERS or is_dataset(path):
+        return read_rows(path)
+    raise DataError(
+        f"{path} is neither a folder nor a table", allowed=", ".join(f"*{form}" for form in TABLES)
+    )
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    """A table whose first row names its columns; quoted fields may run over lines."""
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            lines = iter(lambda: file.readline(LONGEST_LINE), "")
+            reader = csv.reader(lines, delimiter=CSV[path.suffix], strict=True)
+            names = next(reader, [])
+            while True:
+                try:
+                    fields = next(reader, None)
+                except csv.Error as error:
+                    yield Row(number=reader.line_num, fault=f"no CSV: {error}")
+                    continue
+                if fields is None:
+                    return
+                if len(fields) != len(names):
+                    fault = f"{len(fields)} fields in place of {len(names)}"
+                    yield Row(number=reader.line_num, fault=fault)
+                else:
+                    yield Row(number=reader.line_num, values=dict(zip(names, fields, strict=True)))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read", found=str(error)) from error

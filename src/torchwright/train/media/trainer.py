@@ -1,0 +1,328 @@
+"""One process's part of a run over pictures or sounds."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchwright.hub.folder import model_files, resolve
+from torchwright.hub.run_folder import MODEL
+from torchwright.ledger import Ledger
+from torchwright.train.data.shards import DataError
+from torchwright.train.media.config import (
+    FREE,
+    ImageRun,
+    MediaRun,
+    SpeechRun,
+    read_images,
+    read_speech,
+)
+from torchwright.train.media.images import ImageTask, Pictures, list_pictures
+from torchwright.train.media.learner import Learner
+from torchwright.train.media.model import classifier, recognizer
+from torchwright.train.media.samples import MediaBatch, Samples, Task
+from torchwright.train.media.sounds import SpeechTask, Spoken, list_spoken
+from torchwright.train.media.words import word_error_rate
+from torchwright.train.model.foreign import save_foreign
+from torchwright.train.run.checkpoint import Described
+from torchwright.train.run.data_section import RunError
+from torchwright.train.run.loop import in_session
+from torchwright.train.run.metrics import HELD_OUT
+from torchwright.train.run.not_finite import first_not_finite, told
+from torchwright.train.run.precision import autocast
+from torchwright.train.run.processes import Place, on_first
+from torchwright.train.run.session import Session
+from torchwright.train.run.source import write_files
+from torchwright.train.run.step import StepFigures, counted_everywhere
+
+BROKEN_TOLD = 100
+"""Files of one source that are told with their reasons; all are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaOutcome:
+    """How a call of `train_images` or `train_speech` ended."""
+
+    out: Path
+    steps: int
+    samples: int
+    loss: float | None
+    """Of the last step; None where there was none left to do."""
+    held_out: dict[str, float]
+    """Figures of the last evaluation."""
+    broken: int
+    """Files that could not be read."""
+    effective_time: float
+    """Share of this process's time that went into steps."""
+    model: Path | None
+    """The trained model's folder; None where the run was asked to leave before its end."""
+    signal: int | None
+    """The signal that asked it to leave."""
+
+
+def train_images(path: Path, **how: Any) -> MediaOutcome:
+    """As `train` of language models; there is nothing to `merge`, and no compiled code to `trust`."""
+    return train_media(read_images(path), path.parent, **how)
+
+
+def train_speech(path: Path, **how: Any) -> MediaOutcome:
+    """As `train_images`."""
+    return train_media(read_speech(path), path.parent, **how)
+
+
+def train_media(
+    run: ImageRun | SpeechRun,
+    folder: Path,
+    *,
+    text: str | None = None,
+    merge: bool = False,
+    fresh: bool = False,
+    resume: bool = False,
+    live: bool = True,
+    profile: range = range(0),
+    trust: bool = False,
+) -> MediaOutcome:
+    """As `train_run`, a run over pictures or sounds."""
+    for asked, option in ((merge, "--merge"), (trust, "--trust")):
+        if asked:
+            raise RunError(f"{option} is for language models", found=run.kind, next=f"leave {option} out")
+    return in_session(
+        MediaTrainer, run, folder, text=text, fresh=fresh, resume=resume, live=live, profile=profile
+    )
+
+
+class MediaTrainer(Session[MediaRun, MediaOutcome]):
+    """One process's part of a run."""
+
+    unit, free = "samples", FREE
+
+    def __init__(
+        self,
+        run: MediaRun,
+        folder: Path,
+        out: Path,
+        place: Place,
+        ledger: Ledger,
+        *,
+        live: bool,
+        profile: range = range(0),
+        trust: bool = False,
+    ) -> None:
+        assert not trust, "nothing is compiled"
+        super().__init__(run, out, place, ledger, steps=run.steps, live=live, profile=profile)
+        model = resolve(str(folder / run.model.folder))
+        files = model_files(model, weights=False)
+        self.source = on_first(
+            lambda: write_files(out, {name: file.read_bytes() for name, file in files.items()})
+        )
+        self.listed = _listed(run, folder)
+        task: Task
+        if isinstance(run, ImageRun):
+            assert isinstance(self.listed, Pictures)
+            task = ImageTask(model, run.data, self.listed.labels)
+            network = classifier(model, self.listed.labels, run.seed)
+        else:
+            assert isinstance(run, SpeechRun)
+            task, network = SpeechTask(model, run.data), recognizer(model)
+        held_out = self.listed.validation.items[: run.evaluation.samples]
+        self.train = Samples(self.listed.train.items, task, run.data.seed, strict=run.data.strict)
+        self.validation = Samples(held_out, task, None, strict=run.data.strict)
+        self.learner = Learner(run, network, place.device)
+        self.held_out: dict[str, float] = {}
+        self._broken: dict[str, str] = {}
+
+    def prepare(self) -> None:
+        self.learner.optimizers.prepare()
+
+    def unlike(self, told: Described, now: Described) -> list[str]:
+        return []
+
+    def data_facts(self) -> dict[str, Any]:
+        listings = {"train": self.listed.train, "validation": self.listed.validation}
+        return {
+            name: {"files": len(listing.reports), "samples": len(listing.items)}
+            for name, listing in listings.items()
+            if listing.items
+        }
+
+    def begin(self) -> None:
+        for listing in (self.listed.train, self.listed.validation):
+            self.tell_broken(listing.reports, numbered="row")
+
+    def advance(self) -> StepFigures:
+        learner, step = self.learner, self.done
+        learner.begin(step)
+        with self.ledger.phase("data_wait"):
+            batches = self._read(step)
+        with self.ledger.phase("step", step=step + 1):
+            figures = learner.gradients(
+                batches, leave=self.signals.number is not None, failed=self.checkpoints.failed
+            )
+            if figures.failed:
+                self.checkpoints.wait()  # raises its reason
+            if not figures.finite:
+                raise self._no_number(figures, batches)
+            learner.update(step)
+        self.done += 1
+        if self.done % self.run.log_every == 0 or self.done == self.last or figures.leave:
+            self._tell_files()
+            self._show(figures)
+        return figures
+
+    def _read(self, step: int) -> list[MediaBatch]:
+        """This process's part of a step. Raises `DataError` on all processes alike for a broken file, if `strict`."""
+        batches, fault = list[MediaBatch](), None
+        try:
+            batches = self.learner.of_step(step, self.train)
+        except DataError as error:
+            fault = error
+        if self.run.data.strict:
+            everyones: list[Any] = [None] * self.place.world
+            dist.all_gather_object(everyones, fault)
+            fault = next(filter(None, everyones), None)
+        if fault is not None:
+            raise fault
+        return batches
+
+    def _no_number(self, figures: StepFigures, batches: list[MediaBatch]) -> Exception:
+        learner, step = self.learner, self.done
+        self._tell_files()
+        if not counted_everywhere(learner.objective, batches, 1):
+            first = next(iter(self._broken.items()), ("", ""))
+            return DataError(
+                f"none of the {self.run.batch} samples of step {step + 1} can be read",
+                found=f"{first[0]}: {first[1]}" if first[0] else None,
+                next="`torchwright data check` reads every file and names the broken ones",
+            )
+        places = learner.places()
+        sighting = first_not_finite(learner.model, partial(learner.again, step, batches), places)
+        begin = step * self.run.batch
+        return self.not_finite(
+            figures,
+            found=told(sighting, begin, self.run.batch, self.train.describe),
+            rates="optimizer.lr or clip",
+        )
+
+    @torch.no_grad()
+    def evaluate(self) -> None:
+        run, learner = self.run, self.learner
+        if not len(self.validation):
+            return
+        size = learner.own // run.micro_batches
+        everywhere = size * run.parallel.batch_ways
+        sums = torch.zeros(3, dtype=torch.float64, device=self.place.device)
+        with self.ledger.phase("evaluation"), learner.evaluating():
+            for first in range(0, len(self.validation), everywhere):
+                batch = learner.on_device(self.validation.batch(first + learner.part * size, size))
+                with autocast(run.precision, self.place.device):
+                    loss, right = learner.objective(batch)
+                sums += torch.stack(
+                    [learner.objective.count(batch).double(), loss.double(), right[0].double()]
+                )
+            if self.place.world > 1:
+                dist.all_reduce(sums)
+        labels, loss, right = sums.tolist()
+        self._tell_files()
+        if labels:
+            self.held_out = {f"{HELD_OUT}loss": loss / labels, f"{HELD_OUT}accuracy": right / labels}
+            self.metrics.figures(self.done, self.held_out, event="evaluation")
+
+    def finish(self, figures: StepFigures | None) -> MediaOutcome:
+        finished = self.done == self.last
+        if finished:
+            self.evaluate()
+        with self.ledger.phase("checkpoint"):
+            self.save()
+            self.checkpoints.wait()
+            if finished:
+                self.write(MODEL, self._save_model)
+        if finished and isinstance(self.run, SpeechRun):
+            self._transcribe(self.run)
+        return MediaOutcome(
+            out=self.out,
+            steps=self.done,
+            samples=self.done * self.run.batch,
+            loss=None if figures is None else figures.loss,
+            held_out=self.held_out,
+            broken=len(self._broken),
+            effective_time=self.ledger.effective(),
+            model=self.out / MODEL if finished else None,
+            signal=None if finished else (self.signals.number or signal.SIGTERM),
+        )
+
+    def _save_model(self, folder: Path) -> None:
+        save_foreign(self.learner.model.network, folder, source=self.source, writes=self.place.first)
+
+    def _transcribe(self, run: SpeechRun) -> None:
+        """The word error rate of the model as it was written, on the first process."""
+        items = self.validation.items[: run.evaluation.transcribed]
+        if not items:
+            return
+        with self.ledger.phase("evaluation"):
+            rate = on_first(lambda: word_error_rate(self.out / MODEL, items, run.data.language))
+        if rate is not None:
+            self.held_out["word_error_rate"] = rate
+            self.metrics.figures(self.done, self.held_out, event="evaluation")
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return self.learner.tensors()
+
+    def described(self) -> Described:
+        return Described(
+            step=self.done,
+            tokens=self.done * self.run.batch,
+            run=self.run.model_dump(mode="json"),
+            facts={
+                "torch": torch.__version__,
+                "train_samples": len(self.train),
+                "train_files": self.listed.train.digest(),
+            },
+        )
+
+    def _tell_files(self) -> None:
+        """The files that any process could not read since it was told last. Collective."""
+        everyones: list[Any] = [None] * self.place.world
+        mine = {**self.train.broken, **self.validation.broken}
+        dist.all_gather_object(
+            everyones, {file: why for file, why in mine.items() if file not in self._broken}
+        )
+        new = {file: why for others in everyones for file, why in others.items() if file not in self._broken}
+        self._broken |= new
+        for file, reason in sorted(new.items()):
+            if len(self._broken) <= BROKEN_TOLD:
+                self.metrics.event("broken_rows", file=file, broken=1, rows=[(1, reason)], at=self.done)
+                self.metrics.show(f"{file} is left out: {reason}")
+
+    def _show(self, figures: StepFigures) -> None:
+        self.metrics.figures(
+            self.done,
+            {
+                "samples": self.done * self.run.batch,
+                "loss": figures.loss,
+                **figures.more,
+                "lr": self.learner.rate(self.done - 1) * self.run.optimizer.lr,
+                "grad_norm": figures.grad_norm,
+                "broken_files": len(self._broken) or None,
+                "samples_per_s": self.steps_per_s() * self.run.batch,
+                "memory_bytes": self.device.peak_memory_bytes(),
+                "effective_time": self.ledger.effective(),
+            },
+        )
+
+
+def _listed(run: MediaRun, folder: Path) -> Pictures | Spoken:
+    """The run's data by name, the same on every process; faults on all alike."""
+
+    def listed() -> Pictures | Spoken:
+        if isinstance(run, ImageRun):
+            return list_pictures(run, folder)
+        assert isinstance(run, SpeechRun)
+        return list_spoken(run, folder)
+
+    return on_first(listed)
