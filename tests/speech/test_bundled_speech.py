@@ -16,7 +16,7 @@ from torchwright.speech.score import edits
 
 pytest.importorskip("soundfile", reason="sound files are read with soundfile")
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-SAID = "turn on the red lamp in the kitchen"
+SAID = "wake me at five fifteen"
 SPOKEN = Path(__file__).with_name("spoken.flac")
 """`SAID` by espeak-ng in a voice that the model was trained on."""
 BYTES_ALLOWED = 15_000_000

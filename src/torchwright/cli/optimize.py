@@ -76,7 +76,8 @@ BUDGET = Budget()
     type=click.Path(exists=True, dir_okay=False, readable=True),
     metavar="FILE",
     show_default="the original's own words",
-    help="What is said in the --audio of the same place, as a text file. Repeatable.",
+    help="Speech: what is said in the --audio of the same place, as a text file; repeatable. Translators and "
+    "summarizers: a file with the answer to each line of --eval-text.",
 )
 @images_option
 @points_option

@@ -11,6 +11,7 @@ from torch import nn
 
 from torchwright.decoder.rules import read_rules
 from torchwright.decoder.seq2seq_calls import Answers
+from torchwright.decoder.seq2seq_pairs import Pair, padded_targets, read_pairs, reference_of, target_of
 from torchwright.decoder.source import SourceTokenizer
 from torchwright.decoder.stacks import SIDES, stack_family
 from torchwright.errors import ModelError, WorkloadError
@@ -41,12 +42,13 @@ class Seq2SeqWorkload(Workload):
     """A translator or summarizer: a batch of sources through the encoder, then new tokens one at a time from a cache.
 
     Sources are sentences of the evaluation text. Metric: perplexity of the original's predictions over its own answers,
-    which every candidate is made to give; the drop is exp(mean KL divergence) − 1.
+    which every candidate is made to give; the drop is exp(mean KL divergence) − 1. With references, a line for each
+    line of the evaluation text: the growth of their perplexity, with the interval of a bootstrap over sources.
     """
 
     name = "seq2seq"
     supports = "T5, BART, Marian, M2M100 and NLLB, Pegasus, …ForConditionalGeneration"
-    opens = frozenset({"eval_text"})
+    opens = frozenset({"eval_text", "reference"})
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class Seq2SeqWorkload(Workload):
         language: str | None = None,
         source_language: str | None = None,
         eval_text: str | Path | None = None,
+        reference: str | Path | list[str] | None = None,
     ) -> None:
         self.folder, self.label = Path(folder), str(folder)
         described = read_config(self.folder)
@@ -81,20 +84,17 @@ class Seq2SeqWorkload(Workload):
         self.rules = read_rules(fields, generation, config["decoder"].vocabulary)
         if language is not None:
             self.rules = replace(self.rules, first=tokenizer.language(language))
-        self._sources = read_texts(self.eval_text).map(
-            lambda text: [
-                tokenizer.encode(sentence, source_language)[:tokens] for sentence in sentences(text)
-            ]
-        )
+        self.reference = reference_of(reference, self.eval_text)
+        self._read(tokenizer)
         self.batches = len(self._sources.evaluation) // batch
         if self.batches < 2 or not self._sources.calibration:
             raise WorkloadError(
                 "the evaluation text is too short",
-                found=f"{len(self._sources.evaluation)} sentences",
+                found=f"{len(self._sources.evaluation)} {'sentences' if self.reference is None else 'pairs'}",
                 allowed=f"{2 * batch} and more",
                 next="pass a longer --eval-text FILE",
             )
-        self._targets = self._answers()
+        self._targets = self._answers() if self.reference is None else {}
 
     @classmethod
     def accepts(cls, folder: Path, config: dict[str, Any]) -> bool:
@@ -136,24 +136,40 @@ class Seq2SeqWorkload(Workload):
         """New tokens a second of all sources together, the sources' reading included."""
         return {"tokens_per_s": description["batch"] * description["new_tokens"] / seconds["answer"]}
 
-    def observe(self, run: Run, dtype: torch.dtype) -> torch.Tensor:
-        """Log-probabilities (tokens, V) in float16 of what follows each token of the original's answers."""
-        found = []
+    def observe(self, run: Run, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Log-probabilities (tokens, V) in float16 of what follows each token of the original's answers, or of the
+        references; of these also each source's sum of losses (U,) and number of tokens (U,)."""
+        found, losses, counts = [], [], []
         for index in self.sample or range(self._judged()):
             case = self._case(index)
-            rows = zip(run(case).float().log_softmax(-1), case.args[2].tolist(), strict=True)
-            found += [logits_NV[: self._length(target)].half().cpu() for logits_NV, target in rows]
-        return torch.cat(found)
+            for logits_NV, target in zip(run(case).float(), case.args[2].tolist(), strict=True):
+                length = self._length(target)
+                logprobs_NV = logits_NV[:length].log_softmax(-1)
+                found.append(logprobs_NV.half().cpu())
+                said = torch.tensor(target[1 : length + 1], device=logprobs_NV.device)
+                losses.append(-logprobs_NV[: len(said)].gather(1, said[:, None]).double().sum().cpu())
+                counts.append(len(said))
+        return {
+            "log_probabilities": torch.cat(found),
+            "losses": torch.stack(losses),
+            "tokens": torch.tensor(counts),
+        }
 
     def unseen(self) -> Self | None:
         return self.judged_after(self._judged(), min(self.batches, 2 * self._judged()))
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
-        return accuracy.predictions(reference, candidate, self.new_tokens)
+        predicted = accuracy.predictions(
+            reference["log_probabilities"], candidate["log_probabilities"], self.new_tokens
+        )
+        if self.reference is None:
+            return predicted
+        said = accuracy.reference_loss(reference["tokens"], reference["losses"], candidate["losses"])
+        return replace(said, extras=said.extras | predicted.extras)
 
     def files(self, *, weights: bool) -> dict[str, Path]:
         files = model_files(self.folder, weights=weights)
-        return {name: path for name, path in files.items() if path != self.eval_text}
+        return {name: path for name, path in files.items() if path not in (self.eval_text, self.reference)}
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -165,6 +181,7 @@ class Seq2SeqWorkload(Workload):
             "language": self.language,
             "source_language": self.source_language,
             "eval_text": str(self.eval_text) if self.eval_text else None,
+            "reference": str(self.reference) if self.reference else None,
         }
 
     def properties(self, model: nn.Module) -> set[str]:
@@ -179,17 +196,44 @@ class Seq2SeqWorkload(Workload):
         return min([len(target), *ends])
 
     def _case(self, index: int) -> Case:
-        args = (*self._batch(index), self._targets[index])
+        args = (*self._batch(index), self._target(index))
         return Case(name="answer", args=tuple(tensor.to(self.device) for tensor in args), fixed=True)
 
     def _batch(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(token ids, attention mask), both (B, S): batch `index` of what is judged, or ~`index` of what calibrates."""
+        return padded([pair.source for pair in self._pairs(index)], self.pad)
+
+    def _target(self, index: int) -> torch.Tensor:
+        """(B, N): what every candidate is made to answer to that batch."""
+        if self.reference is None:
+            return self._targets[index]
+        targets = [pair.target for pair in self._pairs(index)]
+        return torch.tensor(padded_targets(targets, self.new_tokens, self.pad))
+
+    def _pairs(self, index: int) -> list[Pair]:
         B = self.batch
         if index < 0:
-            return padded(
-                spread(self._sources.calibration, CALIBRATION_BATCHES * B)[~index * B :][:B], self.pad
+            return spread(self._sources.calibration, CALIBRATION_BATCHES * B)[~index * B :][:B]
+        return self._sources.evaluation[index :: self.batches][:B]
+
+    def _read(self, tokenizer: SourceTokenizer) -> None:
+        """The sources, and the references that belong to them."""
+
+        def source(text: str) -> list[int]:
+            return tokenizer.encode(text, self.source_language)[: self.tokens]
+
+        def pair(source_text: str, reference: str) -> Pair:
+            return Pair(source(source_text), target_of(tokenizer, reference, self.rules, self.new_tokens))
+
+        if self.reference is None:
+            self._sources = read_texts(self.eval_text).map(
+                lambda text: [Pair(source(sentence), []) for sentence in sentences(text)]
             )
-        return padded(self._sources.evaluation[index :: self.batches][:B], self.pad)
+        else:
+            assert self.eval_text is not None
+            self._sources = read_pairs(self.eval_text, self.reference).map(
+                lambda pairs: [pair(*one) for one in pairs]
+            )
 
     @torch.inference_mode()
     def _answers(self) -> dict[int, torch.Tensor]:

@@ -23,7 +23,7 @@ class SourceTokenizer:
 
     def __init__(self, folder: Path) -> None:
         fast = find_tokenizer(folder)
-        self._tokenizer: Any = _Fast(fast) if fast is not None else _slow(folder)
+        self._tokenizer: Any = _Fast(fast) if fast is not None else _Slow(_slow(folder))
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         """Token ids with the special tokens that the model expects; `language` is the text's own, where models ask.
@@ -36,6 +36,10 @@ class SourceTokenizer:
         # Models with language tokens put the source's first, in front of the text and its end.
         known = set(self.languages().values())
         return [self.language(language), *(ids[1:] if ids[:1] and ids[0] in known else ids)]
+
+    def plain(self, text: str) -> list[int]:
+        """Token ids of a text alone, in the language that is answered in, where the vocabulary differs."""
+        return list(self._tokenizer.plain(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
@@ -68,8 +72,22 @@ class _Fast:
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=True).ids
 
+    def plain(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
     def get_vocab(self) -> dict[str, int]:
         return self._tokenizer.get_vocab(with_added_tokens=True)
+
+
+class _Slow:
+    """transformers' own, which may know two vocabularies (Marian)."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.encode, self.decode, self.get_vocab = tokenizer.encode, tokenizer.decode, tokenizer.get_vocab
+
+    def plain(self, text: str) -> list[int]:
+        return self._tokenizer(text_target=text, add_special_tokens=False)["input_ids"]
 
 
 def _slow(folder: Path) -> Any:

@@ -23,6 +23,8 @@ FEWEST_ANSWERS = 368
 """So many equal answers show that less than 1% change; fewer are judged by the relative error."""
 ROUNDING = 1e-4
 """A relative error below this is another order of the same float32 operations."""
+RESAMPLES = 2_000
+"""Draws of a bootstrap."""
 MAX_NLL = 700
 """Nats; exp() of more overflows a float64."""
 
@@ -273,6 +275,43 @@ def perplexity(
             "kl_divergence": kl.double().mean().item(),
             "top1_agreement": same_top1.double().mean().item(),
         },
+    )
+
+
+def reference_loss(
+    tokens_U: torch.Tensor, reference_U: torch.Tensor, candidate_U: torch.Tensor, *, seed: int = 0
+) -> Quality:
+    """Perplexity of given answers beside the original's, from each answer's tokens and sum of losses in nats.
+
+    The drop is the relative growth, over all tokens together. Its interval is that of `RESAMPLES` draws of answers
+    (bootstrap, percentiles), in which both have the same ones. Raises `WorkloadError` for a loss that is not finite,
+    and for fewer than two answers.
+    """
+    before_U, after_U, tokens_U = reference_U.double(), candidate_U.double(), tokens_U.double()
+    if not torch.isfinite(before_U).all() or not torch.isfinite(after_U).all():
+        raise WorkloadError(
+            "the loss of the references is not finite", next="look at the candidate's logits for overflow"
+        )
+    if len(tokens_U) < 2:
+        raise WorkloadError("one reference has no interval", allowed="2 or more")
+    before, after = (float(sum_U.sum() / tokens_U.sum()) for sum_U in (before_U, after_U))
+    if max(before, after) > MAX_NLL:
+        raise WorkloadError(
+            f"the perplexity is beyond exp({MAX_NLL})", found=f"exp({max(before, after):.0f})"
+        )
+    draw = torch.Generator().manual_seed(seed)
+    drawn_RU = torch.randint(len(tokens_U), (RESAMPLES, len(tokens_U)), generator=draw)
+    growth_R = torch.expm1((after_U - before_U)[drawn_RU].sum(1) / tokens_U[drawn_RU].sum(1))
+    low, high = torch.quantile(growth_R, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Quality(
+        metric="perplexity of the references",
+        value=math.exp(after),
+        reference=math.exp(before),
+        drop=math.expm1(after - before),
+        drop_low=low,
+        drop_high=high,
+        higher_is_better=False,
+        samples=len(tokens_U),
     )
 
 
