@@ -20,7 +20,7 @@ from factories import (
     make_shipped_recipe,
     make_unchanged_recipe,
 )
-from torchwright.facts import Budget, Event, Interval, Step
+from torchwright.facts import Budget, CaseTime, Event, Interval, Step
 from torchwright.report import view, wording
 from torchwright.report.terminal import LiveProgress, plain, waterfall
 
@@ -362,3 +362,20 @@ def test_force_color_in_a_pipe_moves_no_cursor() -> None:
     with LiveProgress(console=Console(file=file, force_terminal=True, color_system=None)) as progress:
         progress(event("trying", "dtype"))
     assert file.getvalue() == "[   12.0 s] trying   dtype\n"
+
+
+def test_the_shares_of_parts_add_up_their_calls() -> None:
+    """A part that is called in two shapes is one part; what steps are left out of still counts as it did before."""
+    recipe = make_recipe()
+    cases = {
+        "baseline": {"encoder": (1.0, 2), "denoiser": (0.5, 20), "vae": (8.0, 1)},
+        "final": {"encoder": (0.5, 2), "denoiser": (0.2, 5), "denoiser 2": (0.1, 10), "vae": (5.0, 1)},
+    }
+    for name, calls in cases.items():
+        times = tuple(CaseTime(name=n, seconds=s, repeat=r) for n, (s, r) in calls.items())
+        measured = dataclasses.replace(getattr(recipe, name), cases=times)
+        recipe = dataclasses.replace(recipe, **{name: measured})
+    assert view.shares(recipe) == [("denoiser", 0.5, 0.25), ("vae", 0.4, 0.625), ("encoder", 0.1, 0.125)]
+    assert "time in denoiser 50% → 25%, vae 40% → 62%, encoder 10% → 12%" in words(shown(recipe))
+    alone = dataclasses.replace(recipe.baseline, cases=(CaseTime(name="all", seconds=1.0),))
+    assert view.shares(dataclasses.replace(recipe, baseline=alone)) == []

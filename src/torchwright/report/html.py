@@ -35,6 +35,7 @@ def render(recipe: Recipe, pictures: Sequence[Row] = ()) -> str:
         fold=view.fold(folded),
         more=view.more(recipe),
         cases=view.case_pairs(recipe),
+        shares=view.shares(recipe),
         runs_as=view.runs_as(recipe),
         needs_module=view.needs_module(recipe),
         rows=view.row_times(recipe),

@@ -66,6 +66,31 @@ def case_pairs(recipe: Recipe) -> list[CasePair]:
     ]
 
 
+def shares(recipe: Recipe) -> list[tuple[str, float, float]]:
+    """(name, share of a pass before, after) of each part that calls are made of, the largest before first.
+
+    Calls of one part in other shapes ("decoder 2" beside "decoder") are added up; empty where there is one part alone.
+    """
+    before, after = (_seconds_by_part(cases) for cases in (recipe.baseline.cases, recipe.final.cases))
+    totals = sum(before.values()), sum(after.values())
+    if len(before) < 2 or not all(totals):
+        return []
+    found = [
+        (wording.clean(name), seconds / totals[0], after.get(name, 0.0) / totals[1])
+        for name, seconds in before.items()
+    ]
+    return sorted(found, key=lambda each: each[1], reverse=True)
+
+
+def _seconds_by_part(cases: Sequence[CaseTime]) -> dict[str, float]:
+    names, found = {case.name for case in cases}, dict[str, float]()
+    for case in cases:
+        base, _, number = case.name.rpartition(" ")
+        part = base if number.isdecimal() and base in names else case.name
+        found[part] = found.get(part, 0.0) + case.seconds * case.repeat
+    return found
+
+
 def is_total(pair: CasePair, recipe: Recipe) -> bool:
     """Whether a line of its own would only say the total again."""
     return len(recipe.baseline.cases) == 1 and pair.repeat == 1 and pair.tokens is None
