@@ -119,16 +119,18 @@ def _bias_before_sum() -> Any:
 
 def _experts_doubled() -> Any:
     """pytorch#160285: experts' gradients, summed over ep already, are multiplied by it."""
-    compute = experts.ParallelExperts.__call__
 
-    def wrong(
-        self: experts.ParallelExperts, x_SE: torch.Tensor, counts_X: torch.Tensor, *rest: Any
-    ) -> torch.Tensor:
-        ways = 1 if self.ep is None else self.ep.size()
-        gate, up, down = (matrix * ways - matrix.detach() * (ways - 1) for matrix in rest[:3])
-        return compute(self, x_SE, counts_X, gate, up, down, rest[3])
+    def double(block: Any, mesh: Any, _transport: Any) -> None:
+        ways = mesh["ep"].size() if "ep" in mesh.mesh_dim_names else 1
+        compute = block.compute
 
-    return patch.object(experts.ParallelExperts, "__call__", wrong)
+        def wrong(x_SE: torch.Tensor, counts_X: torch.Tensor, *rest: Any) -> torch.Tensor:
+            gate, up, down = (matrix * ways - matrix.detach() * (ways - 1) for matrix in rest[:3])
+            return compute(x_SE, counts_X, gate, up, down, rest[3])
+
+        block.compute = wrong
+
+    return _after(f"{TRAIN}.parallel.apply.apply_expert_parallel", double)
 
 
 def _averaged() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -98,7 +99,7 @@ class FeedForward(nn.Module):
 ComputeExperts = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, str], torch.Tensor
 ]
-"""See `compute_experts`; low precision, then expert and tensor parallelism put theirs around it."""
+"""See `compute_experts`; low precision, then tensor parallelism put theirs around it."""
 Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From rows (N, K) and a matrix (M, K) to their products (N, M)."""
 
@@ -126,6 +127,45 @@ def compute_experts(
     return torch.cat(parts)
 
 
+Arranged = tuple[torch.Tensor, torch.Tensor, Any]
+"""Rows in the order of their experts (S, E), how many each expert has (X,), and what it takes to put them back."""
+
+
+class Exchange(Protocol):
+    """Brings tokens to their experts, and what these made of them back."""
+
+    def dispatch(self, x_TE: torch.Tensor, expert_TC: torch.Tensor, share_TC: torch.Tensor) -> Arranged:
+        """The rows of the experts that this process computes, of tokens with C chosen experts each."""
+        ...
+
+    def combine(self, out_SE: torch.Tensor, handle: Any) -> torch.Tensor:
+        """(T, E): what each token's experts gave, weighted and summed."""
+        ...
+
+
+class Here:
+    """The exchange of a process that holds all `count` experts."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def dispatch(self, x_TE: torch.Tensor, expert_TC: torch.Tensor, share_TC: torch.Tensor) -> Arranged:
+        # The (token, choice) pairs in the order of their experts.
+        order_S = expert_TC.flatten().argsort(stable=True)
+        rows_SE = x_TE[order_S // expert_TC.shape[1]]
+        return rows_SE, count_choices(expert_TC, self.count), (order_S, share_TC)
+
+    def combine(self, out_SE: torch.Tensor, handle: Any) -> torch.Tensor:
+        order_S, share_TC = handle
+        pair_SE = torch.empty_like(out_SE).index_copy(0, order_S, out_SE)
+        return (pair_SE.unflatten(0, (-1, share_TC.shape[1])) * share_TC[..., None].to(out_SE.dtype)).sum(1)
+
+
+def count_choices(experts: torch.Tensor, count: int) -> torch.Tensor:
+    """(count,): how often each expert's number is there."""
+    return experts.flatten().bincount(minlength=count)
+
+
 class Experts(nn.Module):
     """The experts' matrices, one tensor for all of a kind."""
 
@@ -137,9 +177,13 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.empty(X, F_, E))
         self.down = nn.Parameter(torch.empty(X, E, F_))
         self.compute: ComputeExperts = compute_experts
+        self.exchange: Exchange = Here(X)
 
-    def forward(self, x_SE: torch.Tensor, counts_X: torch.Tensor) -> torch.Tensor:
-        return self.compute(x_SE, counts_X, self.gate, self.up, self.down, self.activation)
+    def forward(self, x_TE: torch.Tensor, expert_TC: torch.Tensor, share_TC: torch.Tensor) -> torch.Tensor:
+        """(T, E): each token through its chosen experts, weighted by their shares."""
+        x_SE, counts_X, handle = self.exchange.dispatch(x_TE, expert_TC, share_TC)
+        out_SE = self.compute(x_SE, counts_X, self.gate, self.up, self.down, self.activation)
+        return self.exchange.combine(out_SE, handle)
 
 
 Observe = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -166,17 +210,13 @@ class MixtureOfExperts(nn.Module):
         rank_TX = share_TX if self.bias is None else share_TX + self.bias
         expert_TC = rank_TX.topk(self.chosen, dim=-1).indices
         share_TC = share_TX.gather(-1, expert_TC)
-        # The (token, choice) pairs in the order of their experts.
-        order_S = expert_TC.flatten().argsort(stable=True)
-        counts_X = expert_TC.flatten().bincount(minlength=self.count)
-        for observe in self.observers:
-            share_TC = observe(share_TC, share_TX, counts_X)
+        if self.observers:
+            counts_X = count_choices(expert_TC, self.count)
+            for observe in self.observers:
+                share_TC = observe(share_TC, share_TX, counts_X)
         if self.normalize:
             share_TC = share_TC / share_TC.sum(-1, keepdim=True)
-        out_SE = self.experts(x_TE[order_S // self.chosen], counts_X)
-        pair_SE = torch.empty_like(out_SE).index_copy(0, order_S, out_SE)
-        out_TE = (pair_SE.unflatten(0, (-1, self.chosen)) * share_TC[..., None].to(out_SE.dtype)).sum(1)
-        return out_TE.view_as(x_BTE)
+        return self.experts(x_TE, expert_TC, share_TC).view_as(x_BTE)
 
 
 def activate(x: torch.Tensor, activation: str) -> torch.Tensor:

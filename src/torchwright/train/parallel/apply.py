@@ -20,6 +20,7 @@ from torchwright.train.layout import Layout, LayoutError
 from torchwright.train.model.blocks import MixtureOfExperts
 from torchwright.train.model.transformer import Transformer
 from torchwright.train.parallel.context import apply_context_parallel
+from torchwright.train.parallel.dispatch import Way, make_transport
 from torchwright.train.parallel.experts import apply_expert_parallel
 from torchwright.train.parallel.mesh import experts_shard_mesh, make_experts_mesh, shard_mesh
 from torchwright.train.parallel.stages import Staged
@@ -33,6 +34,7 @@ def parallelize(
     *,
     compute: torch.dtype | None = None,
     reshard_after_forward: bool = True,
+    dispatch: Way = "all_to_all",
 ) -> None:
     """Apply the layout's axes to `model` in place; `mesh` is `make_mesh`'s.
 
@@ -40,9 +42,10 @@ def parallelize(
     Else every process must hold the same weights. Gradients are sums over all processes, not means: divide the loss by
     the global number of labels. Layers are gathered and computed with as `compute` (None: as they are), and gradients
     summed in float32 or better; a layout of one process computes with parameters as they are. With
-    `reshard_after_forward=False` layers keep their gathered parameters until the backward pass.
+    `reshard_after_forward=False` layers keep their gathered parameters until the backward pass. `dispatch` is how
+    tokens travel to experts in other processes (`dispatch.py`).
 
-    Raises `LayoutError` for a layout that the model's shape does not allow.
+    Raises `LayoutError` for a layout that the model's shape does not allow, and a `dispatch` that is not to be had.
     """
     check_fits(model.config, layout, len(model.stages) if isinstance(model, Staged) else 1)
     if layout.tp > 1:
@@ -50,8 +53,12 @@ def parallelize(
     experts = [module.experts for module in model.modules() if isinstance(module, MixtureOfExperts)]
     # Without ep experts lie on the mesh of all others.
     experts_mesh = make_experts_mesh(layout, mesh.device_type) if experts and layout.ep > 1 else mesh
+    transport = None
+    if experts and layout.ep > 1:
+        group, width = experts_mesh.get_group("ep"), model.config.model
+        transport = make_transport(dispatch, group, len(experts[0].gate), width, mesh.device_type)
     for block in experts:
-        apply_expert_parallel(block, experts_mesh)
+        apply_expert_parallel(block, experts_mesh, transport)
     if layout.cp > 1:
         apply_context_parallel(model, mesh["cp"], model.config.kv_heads // layout.tp)
 

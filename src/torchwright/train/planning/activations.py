@@ -6,6 +6,7 @@ Counted operator by operator over `train/model/`; `tests/train/test_planning_mem
 from __future__ import annotations
 
 import functools
+import math
 
 from torchwright.decoder.families import FAMILIES
 from torchwright.train.layout import Layout
@@ -13,6 +14,17 @@ from torchwright.train.model.attention import BLOCK, MOST_BLOCKS
 from torchwright.train.parallel.ring import TILE
 from torchwright.train.planning.job import Job, Recompute
 from torchwright.train.shape import Kind, Shape
+
+
+def copies(shape: Shape, layout: Layout) -> float:
+    """To how many processes of `ep` a token travels, its own among them, where its experts are any C of the X.
+
+    Once to each, however many of its experts are there (DeepEP's layout).
+    """
+    experts = shape.config.experts
+    assert experts is not None
+    elsewhere = experts.count - experts.count // layout.ep
+    return layout.ep * (1 - math.comb(elsewhere, experts.chosen) / math.comb(experts.count, experts.chosen))
 
 
 def rings(shape: Shape, layout: Layout) -> bool:

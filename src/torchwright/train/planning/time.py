@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from torchwright.train.planning.activations import rings
+from torchwright.train.planning.activations import copies, rings
 from torchwright.train.planning.cluster import Cluster, RankGroup, axis_groups
 from torchwright.train.planning.job import OPTIMIZER_BYTES, Job, LayoutPlan
 from torchwright.train.planning.memory import Ends, gathered, held, owned_by
@@ -227,7 +227,7 @@ class Clock:
         if layout.cp > 1:
             here.add("cp", self._context(plan, kind, groups, repeats))
         if layout.ep > 1 and kind.sparse and shape.config.experts is not None:
-            rows = width * E * tokens * shape.config.experts.chosen / layout.tp
+            rows = width * E * tokens * copies(shape, layout) / layout.tp
             here.add("ep", 2 * repeats * self.cluster.all_to_all(groups["ep"], rows))
 
     def _context(self, plan: LayoutPlan, kind: Kind, groups: dict[str, RankGroup], repeats: int) -> float:

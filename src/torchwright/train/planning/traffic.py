@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchwright.train.planning.activations import rings
+from torchwright.train.planning.activations import copies, rings
 from torchwright.train.planning.cluster import Cluster
 from torchwright.train.planning.job import Job, LayoutPlan
 from torchwright.train.planning.memory import Ends, gathered, held
@@ -51,6 +51,6 @@ def traffic(shape: Shape, job: Job, cluster: Cluster, plan: LayoutPlan) -> dict[
             size = (repeats * width + 4) * 2 * shape.kv_width / layout.tp * tokens * layout.cp
             add("cp", cluster.entering(groups["cp"], size), every)
         if layout.ep > 1 and kind.sparse and shape.config.experts is not None:
-            rows = width * shape.config.model * tokens * shape.config.experts.chosen / layout.tp
+            rows = width * shape.config.model * tokens * copies(shape, layout) / layout.tp
             add("ep", cluster.leaving(groups["ep"], 2 * repeats * rows), every)
     return found

@@ -38,7 +38,7 @@ class PlainBalancing:
     def loss(self) -> torch.Tensor:
         """What is added to the step's loss for the gradient alone, nothing where a bias does the work."""
         total, experts = torch.zeros(()), self.run.experts
-        if experts is None or experts.balance == "bias":
+        if experts is None or not isinstance(experts.balance, float):
             return total
         for name, share_NX in self.share_NX.items():
             choice_MNX, share_MNX = (

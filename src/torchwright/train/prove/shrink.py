@@ -136,9 +136,11 @@ def _shrink_config(full: DecoderConfig, run: runs.Run, layout: Layout, tokens: i
 
 
 def _shrink_experts(run: runs.Run) -> runs.Experts | None:
-    if run.experts is None or run.experts.balance != "bias":
-        return run.experts
-    return run.experts.model_copy(update={"bias_rate": BIAS_RATE})
+    if run.experts is None:
+        return None
+    # DeepEP is for cards; the arrangement of tokens is the same.
+    here = run.experts.model_copy(update={"dispatch": "all_to_all"})
+    return here.model_copy(update={"bias_rate": BIAS_RATE}) if here.balance == "bias" else here
 
 
 def _kinds(config: DecoderConfig, stages: int) -> list[int]:

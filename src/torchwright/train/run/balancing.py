@@ -24,7 +24,7 @@ FULLEST = "expert_load"
 def balanced(config: DecoderConfig, chosen: Experts) -> DecoderConfig:
     """The model's shape with what `chosen` asks for; raises `RunError` where it has no experts."""
     if config.experts is None:
-        raise RunError("[experts] balances experts, and the model has none", next="leave [experts] out")
+        raise RunError("[experts] is for experts, and the model has none", next="leave [experts] out")
     if chosen.balance != "bias":
         return config
     return replace(config, experts=replace(config.experts, bias=True))

@@ -47,6 +47,7 @@ FREE = (
         "wandb",
     ),
     "lora.merge",
+    "experts.dispatch",
 )
 """What may change when a run is continued; anything else would make it another run."""
 DECAY_FRACTION, MOMENTUM, BIAS_RATE = 0.2, 0.95, 1e-3
@@ -138,12 +139,20 @@ class Lora(Section):
 
 
 class Experts(Section):
-    """How a mixture of experts is kept in balance."""
+    """How a mixture of experts is kept in balance, and how tokens travel to experts in other processes."""
 
-    balance: Literal["bias"] | Rate
+    balance: Literal["bias"] | Rate | None = None
     """The coefficient of a loss (`BalancingLoss`), or a bias that only chooses (`Balancing`)."""
     bias_rate: Rate | None = None
     """`bias`: how far a step moves an expert's; by default `BIAS_RATE`."""
+    dispatch: Literal["all_to_all", "deep_ep"] = "all_to_all"
+    """`deep_ep` is DeepEP's kernels, on cards that have them."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.model_fields_set & {"balance", "dispatch"}:
+            raise ValueError("give `balance` or `dispatch`")
+        return self
 
 
 class Evaluation(Section):

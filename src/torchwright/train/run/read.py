@@ -137,7 +137,19 @@ def _check_gather(run: Run) -> None:
 
 
 def _check_experts(run: Run, experts: Experts) -> None:
-    """Raise `RunError` for what does not go with a bias that chooses experts."""
+    """Raise `RunError` for a dispatch without a journey, and what does not go with a bias that chooses experts."""
+    if experts.dispatch == "deep_ep" and run.parallel.ep == 1:
+        raise RunError(
+            "experts.dispatch 'deep_ep' sends tokens to experts in other processes, and none are there",
+            found=str(run.parallel),
+            next="leave dispatch out, or use ep",
+        )
+    if experts.dispatch == "deep_ep" and run.precision == "fp32":
+        raise RunError(
+            "experts.dispatch 'deep_ep' sends tokens in bfloat16",
+            found="precision=fp32",
+            next="set precision = 'bf16', or leave dispatch out",
+        )
     if experts.balance != "bias":
         if experts.bias_rate is not None:
             raise RunError(

@@ -62,7 +62,8 @@ def build_model(
     recompute(model, run.recompute)
     # QAT rounds the weights that are written, which are float32.
     whole = run.precision == "fp32" or run.qat is not None
-    parallelize(model, layout, mesh, compute=None if whole else torch.bfloat16)
+    dispatch = "all_to_all" if run.experts is None else run.experts.dispatch
+    parallelize(model, layout, mesh, compute=None if whole else torch.bfloat16, dispatch=dispatch)
     model.to_empty(device=device)
     model.tie()
     if run.model.folder is not None:
