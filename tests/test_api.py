@@ -83,6 +83,7 @@ def test_the_public_names_are_these_and_no_others():
         "load",
         "load_decoder",
         "load_diffuser",
+        "load_class_segmenter",
         "load_segmenter",
         "load_seq2seq",
     ]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torchwright.errors import TorchwrightError
     from torchwright.exporter.export import export
     from torchwright.numpy_compile import compile_numpy
-    from torchwright.segment.load import load_segmenter
+    from torchwright.segment.load import load_class_segmenter, load_segmenter
     from torchwright.speech.load import load_speech
     from torchwright.train.sequence import sequence_parallel
 
@@ -39,6 +39,7 @@ __all__ = [
     "compile_numpy",
     "export",
     "load",
+    "load_class_segmenter",
     "load_decoder",
     "load_diffuser",
     "load_segmenter",
@@ -58,6 +59,7 @@ _HOMES = {
     "load_decoder": "torchwright.decoder.load",
     "load_diffuser": "torchwright.diffusion.load",
     "load_seq2seq": "torchwright.decoder.load_seq2seq",
+    "load_class_segmenter": "torchwright.segment.load",
     "load_segmenter": "torchwright.segment.load",
     "load_speech": "torchwright.speech.load",
     "export": "torchwright.exporter.export",

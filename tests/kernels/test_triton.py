@@ -16,7 +16,7 @@ from torchwright.kernels.gpu import pack as gpu_pack
 from torchwright.scheme import GROUPS
 
 HERE = Path(__file__).parent
-CHECKS = ["triton_linear.py", "triton_pointwise.py", "triton_attention.py"]
+CHECKS = ["triton_linear.py", "triton_pointwise.py", "triton_attention.py", "triton_grid.py"]
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed (`pip install triton`)"
 )

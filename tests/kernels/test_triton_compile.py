@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from torchwright.kernels.gpu import attention, linear, pointwise
+from torchwright.kernels.gpu import attention, grid, linear, pointwise
 
 POINTERS = {"bf16": "*bf16", "f32": "*fp32", "i8": "*i8", "u8": "*u8", "i32": "*i32", "i64": "*i64"}
 FLOATS = {"scale", "cap", "eps"}
@@ -133,6 +133,15 @@ def test_attention_uses_matrix_units(sm: int, pages: str, apart: bool) -> None:
     if apart:
         pointers = {"parts": "f32", "part_sums": "f32", "out": "bf16"}
         ptx(attention.join_kernel, pointers, {**shape, "BLOCK_R": 4}, sm=sm, warps=4, ones=("rows", "spans"))
+
+
+@pytest.mark.parametrize(("sm", "width"), [(90, 64), (90, 16), (80, 64)])
+def test_attention_over_a_grid_uses_matrix_units(sm: int, width: int) -> None:
+    pointers = {"q": "bf16", "k": "bf16", "v": "bf16", "places": "f32", "out": "bf16"}
+    constants = {"D": 64, "BLOCK_D": 64, "BLOCK_M": 64, "BLOCK_X": width, "NARROW": True}
+    for ones in ((), ("height", "width", "heads")):
+        text = ptx(grid.grid_kernel, pointers, constants, sm=sm, warps=4, ones=ones)
+        assert ("wgmma.mma_async" if sm == 90 else "mma.sync.aligned.m16n8k16") in text
 
 
 def test_the_others_compile() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sams import picture
+from sams import picture, tiny_sam
 from torch.nn import functional as F
 from transformers import SegformerConfig, SegformerForSemanticSegmentation, SegformerImageProcessor
 
@@ -36,7 +36,7 @@ np.save(sys.argv[3], tw.load(sys.argv[1]).model.segment(sys.argv[2]).classes_HW)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("segformer")
     config = SegformerConfig(
-        num_labels=CLASSES, hidden_sizes=[16, 16, 32, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 2],
+        hidden_sizes=[16, 16, 32, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 2],
         decoder_hidden_size=32, id2label={number: f"thing {number}" for number in range(CLASSES)},
     )  # fmt: skip
     model = SegformerForSemanticSegmentation(config)
@@ -55,7 +55,10 @@ def seen(maps: list[torch.Tensor]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", [(60, 90), (130, 51)])
 def test_it_answers_as_in_transformers(folder: Path, size: tuple[int, int]) -> None:
-    segmenter, theirs = tw.load_segmenter(folder), SegformerForSemanticSegmentation.from_pretrained(folder)
+    segmenter, theirs = (
+        tw.load_class_segmenter(folder),
+        SegformerForSemanticSegmentation.from_pretrained(folder),
+    )
     processor, image = SegformerImageProcessor.from_pretrained(folder), Image.fromarray(picture(*size))
     inputs = processor(images=image, return_tensors="pt")
     prepared = preparation_of(folder).pixels(np.asarray(image))
@@ -132,7 +135,7 @@ def test_maps_are_written(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     (row,) = json.loads(capsys.readouterr().out)["files"]
     out = tmp_path / "out" / "cat"
     classes = np.asarray(Image.open(out / "classes.png"))
-    assert np.array_equal(classes, tw.load_segmenter(folder).segment(tmp_path / "cat.png").classes_HW)
+    assert np.array_equal(classes, tw.load_class_segmenter(folder).segment(tmp_path / "cat.png").classes_HW)
     listed = json.loads((out / "masks.json").read_text())["masks"]
     assert [each["class"] for each in listed] == [each["class"] for each in row["masks"]]
     assert sum(each["area"] for each in listed) == 60 * 90
@@ -149,7 +152,7 @@ def test_maps_are_written(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
 def test_folders_that_do_not_say_how_pictures_are_prepared(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with pytest.raises(ModelError, match="how large its images are"):
-        tw.load_segmenter(tmp_path)
+        tw.load_class_segmenter(tmp_path)
     processor = json.loads((folder / "preprocessor_config.json").read_text())
     for change, said in [
         ({"rescale_factor": 2.0}, "scales pictures by 2"),
@@ -160,6 +163,21 @@ def test_folders_that_do_not_say_how_pictures_are_prepared(folder: Path, tmp_pat
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor | change))
         with pytest.raises(ModelError, match=said):
             from_target(str(tmp_path))
+
+
+def test_a_model_of_the_other_kind_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="it names classes"):
+        tw.load_segmenter(folder)
+    with pytest.raises(ModelError, match="no model for semantic segmentation"):
+        tw.load_class_segmenter(tiny_sam(tmp_path))
+    with pytest.raises(ModelError, match="float16"):
+        tw.load_class_segmenter(folder, torch.float16)
+
+
+def test_bfloat16_names_nearly_the_same(folder: Path) -> None:
+    image = picture(60, 90)
+    wide, narrow = (tw.load_class_segmenter(folder, dtype) for dtype in (torch.float32, torch.bfloat16))
+    assert (wide.segment(image).classes_HW == narrow.segment(image).classes_HW).mean() > 0.9
 
 
 @pytest.mark.parametrize(
@@ -189,7 +207,7 @@ def test_an_artifact_names_classes_in_another_process(
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", RUN, out, str(cat), str(tmp_path / "map.npy")], check=True
     )
-    found, exact = np.load(tmp_path / "map.npy"), tw.load_segmenter(folder).segment(cat)
+    found, exact = np.load(tmp_path / "map.npy"), tw.load_class_segmenter(folder).segment(cat)
     assert found.shape == (60, 90)
     assert (found == exact.classes_HW).mean() > 0.8
     assert main(["segment", str(cat), "--model", out, "-o", str(tmp_path / "masks")]) == 0

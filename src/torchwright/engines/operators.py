@@ -115,6 +115,9 @@ linear_w4a16 linear_w4a8 linear_w8a8 linear_w8a8_fused rms_norm
 OWN = frozenset(_OWN.split())
 """Names of `torch.ops.torchwright`. Those over the paged cache take page numbers on trust, and are in no graph."""
 
+OWN_GPU = frozenset(["grid_attention"])
+"""Names of `torch.ops.torchwright_gpu`."""
+
 _QUANTIZED = """
 choose_qparams choose_qparams_per_token choose_qparams_per_token_asymmetric choose_qparams_symmetric
 convert_element_type dequantize_per_channel dequantize_per_channel_group dequantize_per_tensor dequantize_per_token
@@ -143,6 +146,7 @@ NAMESPACES = {
     "torch.ops.higher_order": HIGHER_ORDER,
     "torch.ops.quantized_decomposed": QUANTIZED,
     "torch.ops.torchwright": OWN,
+    "torch.ops.torchwright_gpu": OWN_GPU,
     "torch.ops.transformers": TRANSFORMERS,
 }
 

@@ -19,6 +19,7 @@ from torchwright.engines.results import call_result
 from torchwright.engines.spec import CallSpec
 from torchwright.errors import ArtifactError
 from torchwright.kernels.cpu import build as kernels
+from torchwright.kernels.gpu import operators as gpu
 
 
 class Package:
@@ -61,10 +62,16 @@ def _register_operators(path: Path) -> None:
     """Load Torchwright's own kernels where the compiled code calls them; Inductor lists such calls as JSON."""
     with zipfile.ZipFile(path) as archive:
         listed = [name for name in archive.namelist() if name.endswith(".wrapper.json")]
-        if not any(b"torchwright::" in archive.read(name) for name in listed):
-            return
-    missing = kernels.load_fault()
-    if missing:
+        text = b"".join(archive.read(name) for name in listed)
+    faults = [
+        load_fault()
+        for namespace, load_fault in (
+            (b"torchwright::", kernels.load_fault),
+            (b"torchwright_gpu::", gpu.load_fault),
+        )
+        if namespace in text
+    ]
+    if missing := next(filter(None, faults), None):
         raise ArtifactError(
             "the compiled code calls Torchwright's kernels, which are not here", found=missing
         )

@@ -35,6 +35,7 @@ from torchwright.engines.graph_check import TensorEntry, checked
 from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
 from torchwright.json_file import read_json
 from torchwright.kernels.cpu import build
+from torchwright.kernels.gpu import operators as gpu
 from torchwright.workloads.base import Case
 
 GRAPHS, TENSORS = "programs.json", "programs.safetensors"
@@ -250,6 +251,8 @@ def _register_operators(graph: dict[str, Any]) -> None:
     targets = {node["target"] for node in graph["graph_module"]["graph"]["nodes"]}
     if any(target.startswith("torch.ops.torchwright.") for target in targets):
         build.load_fault()  # without them torch names the first
+    if any(target.startswith("torch.ops.torchwright_gpu.") for target in targets):
+        gpu.load_fault()
     if any(target.startswith("torch.ops.quantized_decomposed.") for target in targets):
         importlib.import_module("torch.ao.quantization.fx._decomposed")
 

@@ -19,7 +19,6 @@ def register(namespace: str = NAMESPACE) -> None:
         linear_w8a8_fused,
         activate,
         attention,
-        grid_attention,
         conv_dense,
         conv_depthwise,
         image_mean,
@@ -27,7 +26,7 @@ def register(namespace: str = NAMESPACE) -> None:
     only_here = only_cpu if namespace == NAMESPACE else ()
     for function in (
         *(linear_w8a8, linear_w4a8, linear_w4a16, linear_bf16),
-        *(rms_norm, add_rms_norm, gated, rope_store, paged_attention, *only_here),
+        *(rms_norm, add_rms_norm, gated, rope_store, paged_attention, grid_attention, *only_here),
     ):
         torch.library.register_fake(f"{namespace}::{function.__name__}", function)
 

@@ -24,20 +24,18 @@ FAMILIES: dict[str, type[Segmenter]] = {
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def load_segmenter(folder: str | Path, dtype: torch.dtype = torch.float32) -> Segmenter | ClassSegmenter:
-    """The segmentation model of a Hugging Face folder or hub id, on transformers' modules.
+def load_segmenter(folder: str | Path, dtype: torch.dtype = torch.float32) -> Segmenter:
+    """The promptable segmentation model of a Hugging Face folder or hub id, on transformers' modules.
 
-    One that names classes (…ForSemanticSegmentation) is a `ClassSegmenter`, which takes no prompts. `dtype`, float32 or
-    bfloat16, is what all but prompts' coordinates compute in.
+    `dtype`, float32 or bfloat16, is what all but its prompts' coordinates compute in.
 
     Raises `UnknownName` for a family that is not in `FAMILIES`, and `ModelError`, naming the file, for weights or
     configurations that cannot be used.
     """
-    if dtype not in DTYPES:
-        raise ModelError(f"dtype {dtype}", allowed=", ".join(map(str, DTYPES)))
+    _check_dtype(dtype)
     path = resolve(str(folder))
-    if _names_classes(read_config(path)):
-        return _class_segmenter(path, dtype)
+    if names_classes(path):
+        raise ModelError(f"{folder} takes no prompts: it names classes", next="tw.load_class_segmenter")
     family, config = family_of(path)
     network = open_network(path, family)
     if dtype != torch.float32:
@@ -45,16 +43,30 @@ def load_segmenter(folder: str | Path, dtype: torch.dtype = torch.float32) -> Se
     return family(side_of(config), network)
 
 
-def _names_classes(config: dict[str, Any]) -> bool:
-    return any(str(name).endswith(ENDING) for name in config.get("architectures") or [])
+def load_class_segmenter(folder: str | Path, dtype: torch.dtype = torch.float32) -> ClassSegmenter:
+    """The model for semantic segmentation (…ForSemanticSegmentation) of a folder or hub id, in float32 or bfloat16.
 
-
-def _class_segmenter(path: Path, dtype: torch.dtype) -> ClassSegmenter:
+    Raises `ModelError` for another model, and for files that cannot be used.
+    """
+    _check_dtype(dtype)
+    path = resolve(str(folder))
+    if not names_classes(path):
+        raise ModelError(f"{folder} is no model for semantic segmentation", next="tw.load_segmenter")
     preparation, model = preparation_of(path), open_classifier(path)
     if dtype != torch.float32:
         to_dtype(model, dtype, lambda name, module: False)
         model = CastBoundary(model, dtype)
     return ClassSegmenter(preparation, model)
+
+
+def names_classes(path: Path) -> bool:
+    """Whether a folder's model says of each pixel what it shows."""
+    return any(str(name).endswith(ENDING) for name in read_config(path).get("architectures") or [])
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype}", allowed=", ".join(map(str, DTYPES)))
 
 
 def family_of(path: Path) -> tuple[type[Segmenter], dict[str, Any]]:

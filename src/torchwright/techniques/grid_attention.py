@@ -16,6 +16,7 @@ from torch import nn
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.kernels.cpu import build
+from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.limits import LANES, LARGEST_HEAD
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import attached, named, replace_module
@@ -47,7 +48,10 @@ class GridAttention(Technique):
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
-        return build.load_fault() if device.kind == "cpu" else "its kernel is for CPUs"
+        faults = {"cpu": build.load_fault, "cuda": gpu.load_fault}
+        if device.kind not in faults:
+            return "its kernels are for CPUs and CUDA"
+        return faults[device.kind]()
 
     @property
     def expected_gain(self) -> float:
@@ -98,8 +102,8 @@ class AttentionOverGrid(nn.Module):
         q_BHTD, k_BHTD, v_BHTD = (
             self.qkv(hidden_states).reshape(B, Y * X, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         )
-        attend: Any = torch.ops.torchwright.grid_attention
-        y_BHTD = attend(q_BHTD, k_BHTD, v_BHTD, self.rel_pos_h, self.rel_pos_w, self.scale)
+        ops: Any = torch.ops.torchwright_gpu if gpu.takes(q_BHTD.device) else torch.ops.torchwright
+        y_BHTD = ops.grid_attention(q_BHTD, k_BHTD, v_BHTD, self.rel_pos_h, self.rel_pos_w, self.scale)
         return self.proj(y_BHTD.transpose(1, 2).reshape(B, Y, X, -1)), None
 
 

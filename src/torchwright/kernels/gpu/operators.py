@@ -35,6 +35,7 @@ SCHEMAS = {
         "Tensor query_starts, Tensor context_lens, float scale, int window, float soft_cap, "
         "bool causal=True, Tensor? bias=None) -> Tensor"
     ),
+    "grid_attention": "(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor columns, float scale) -> Tensor",
 }
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -72,9 +73,9 @@ def _attempt() -> str | None:
 
 
 def _functions() -> dict[str, Callable[..., Any]]:
-    from torchwright.kernels.gpu import attention, linear, pointwise
+    from torchwright.kernels.gpu import attention, grid, linear, pointwise
 
-    modules = (linear, pointwise, attention)
+    modules = (linear, pointwise, attention, grid)
     return {name: next(getattr(m, name) for m in modules if hasattr(m, name)) for name in SCHEMAS}
 
 
