@@ -334,7 +334,12 @@ def test_sparse24_on_cuda(bits) -> None:
 
 @pytest.mark.parametrize(
     ("config", "had", "wanted"),
-    [("nvfp4", (9, 0), "10.0"), ("float8_weight_only", (8, 6), "8.9"), ("int4_hqq", (7, 5), "8.0")],
+    [
+        ("nvfp4", (9, 0), "10.0"),
+        ("mxfp8", (9, 0), "10.0"),
+        ("float8_weight_only", (8, 6), "8.9"),
+        ("int4_hqq", (7, 5), "8.0"),
+    ],
 )
 def test_torchao_is_refused_below_the_card_that_has_it(config, had, wanted, monkeypatch) -> None:
     target = make(nn.Linear(64, 64), torch.randn(4, 64), device=CUDA)

@@ -45,6 +45,8 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
     check_described(request.workload)
     device = get_device(request.device)
     earlier = resume.read(request.resume, request, device.name) if request.resume else None
+    for notice in request.workload.notices():
+        watch(Event(kind="notice", text=notice, elapsed=0.0, time_budget=budget.time_seconds))
     _build_kernels(watch, request)
     begun = time.monotonic()
     with interrupts.deferred(), artifact.writing(out) as folder:
@@ -69,8 +71,6 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
                 without=request.without,
                 earlier=earlier,
             )
-            for notice in request.workload.notices():
-                search.tell("notice", notice)
             if request.experience is not None and budget.objective != "memory":
                 _read_experience(search, request.experience)
             run(search)

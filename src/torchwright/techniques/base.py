@@ -62,6 +62,8 @@ techniques: Registry[type[Technique]] = Registry(
         "regional": "torchwright.techniques.regional:Regional",
         "cuda_graphs": "torchwright.techniques.cuda_graphs:CudaGraphs",
         "step_caching": "torchwright.techniques.step_caching:StepCaching",
+        "fused_qkv": "torchwright.techniques.fused_qkv:FusedQKV",
+        "vae_tiling": "torchwright.techniques.vae_tiling:VaeTiling",
         "guidance_skip": "torchwright.techniques.guidance_skip:GuidanceSkip",
         "shape_buckets": "torchwright.techniques.shape_buckets:ShapeBuckets",
         "threads": "torchwright.techniques.threads:Threads",

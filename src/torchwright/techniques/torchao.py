@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -16,6 +16,7 @@ from torchwright.techniques.shared.wrapping import named
 
 CAPABILITY = {
     "nvfp4": (10, 0),
+    "mxfp8": (10, 0),
     "float8_dynamic": (8, 9),
     "int8_dynamic": (8, 0),
     "int4_weight_only": (8, 0),
@@ -24,7 +25,7 @@ CAPABILITY = {
     "int4_hqq": (8, 0),
 }
 """Compute capability from which each configuration has kernels; most promising first."""
-NVFP4_BLOCK = 16
+BLOCKS = {"nvfp4": 16, "mxfp8": 32}
 """Both sides of a weight must be multiples of it."""
 
 
@@ -40,6 +41,7 @@ class TorchAO(Technique):
 
     config: Literal[
         "nvfp4",
+        "mxfp8",
         "float8_dynamic",
         "int8_dynamic",
         "int4_weight_only",
@@ -47,8 +49,8 @@ class TorchAO(Technique):
         "int8_weight_only",
         "int4_hqq",
     ] = "int8_dynamic"
-    """Weights and activations: NVIDIA's 4-bit floats, float8 by rows, int8 by tokens; or weights alone: int4 (by
-    half-quadratic quantization: `int4_hqq`), float8, int8."""
+    """Weights and activations: NVIDIA's 4-bit floats, float8 by blocks of 32 (MX) or by rows, int8 by tokens; or
+    weights alone: int4 (by half-quadratic quantization: `int4_hqq`), float8, int8."""
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
@@ -81,7 +83,7 @@ class TorchAO(Technique):
             target.model = target.workload.cast(target.model, torch.bfloat16, lambda name, module: False)
             target.compute_dtype = torch.bfloat16
             before = {name: layer.weight for name, layer in named(target.model, nn.Linear)}
-        quantize_(target.model, self._config(), filter_fn=_nvfp4_takes if self.config == "nvfp4" else None)
+        quantize_(target.model, self._config(), filter_fn=_filter(self.config))
         after = {name: layer.weight for name, layer in named(target.model, nn.Linear)}
         skipped = {
             name: f"torchao left its {tuple(weight.shape)} weight alone"
@@ -109,6 +111,10 @@ class TorchAO(Technique):
                 from torchao.prototype.mx_formats import NVFP4DynamicActivationNVFP4WeightConfig
 
                 return NVFP4DynamicActivationNVFP4WeightConfig(use_triton_kernel=False)  # it needs MSLK
+            case "mxfp8":
+                from torchao.prototype.mx_formats import MXDynamicActivationMXWeightConfig
+
+                return MXDynamicActivationMXWeightConfig()
             case "float8_dynamic":
                 return ao.Float8DynamicActivationFloat8WeightConfig(granularity=ao.PerRow(), **options)
             case "int8_dynamic":
@@ -124,5 +130,9 @@ class TorchAO(Technique):
                 return ao.Int4WeightOnlyConfig(**options)
 
 
-def _nvfp4_takes(module: nn.Module, name: str) -> bool:
-    return type(module) is nn.Linear and not any(side % NVFP4_BLOCK for side in module.weight.shape)
+def _filter(config: str) -> Callable[[nn.Module, str], bool] | None:
+    """Which modules a configuration of blocks takes; None where torchao says it itself."""
+    block = BLOCKS.get(config)
+    if block is None:
+        return None
+    return lambda module, name: type(module) is nn.Linear and not any(s % block for s in module.weight.shape)

@@ -55,6 +55,11 @@ def layer_input(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return args[0] if args else kwargs.get("input")
 
 
+def part_of(model: nn.Module, name: str) -> nn.Module:
+    """The module of this name, whatever `model` was wrapped into since."""
+    return next(module for found, module in model.named_modules() if plain_name(found) == name)
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether calling it does more than its forward."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
