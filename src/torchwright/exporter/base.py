@@ -35,6 +35,7 @@ exports: Registry[type[ExportTarget]] = Registry(
         "aoti": "torchwright.exporter.aoti:Aoti",
         "executorch": "torchwright.exporter.executorch:ExecuTorch",
         "gguf": "torchwright.exporter.gguf:Gguf",
+        "litert": "torchwright.exporter.litert:LiteRt",
         "onnx": "torchwright.exporter.onnx_file:Onnx",
         "openvino": "torchwright.exporter.openvino_ir:OpenVinoIr",
         "pt2": "torchwright.exporter.pt2:Pt2",
@@ -73,6 +74,10 @@ class ExportTarget:
     """Whether it plans memory ahead, for a largest number of rows."""
     largest_context: ClassVar[bool] = False
     """Whether a language model's cache lies in the package, for a largest number of tokens."""
+    fixed: ClassVar[str | None] = None
+    """Why it takes the example's sizes alone, where it does."""
+    named: ClassVar[bool] = False
+    """Whether `values` have the keys of the operators themselves, and not those of their place among their kind."""
     machine_code: ClassVar[bool] = False
     """Whether the package is code for this processor, and not data."""
     levels: ClassVar[tuple[str, ...]] = ()
@@ -81,6 +86,11 @@ class ExportTarget:
     @classmethod
     def unavailable(cls) -> str | None:
         """Why it cannot run here and the command that mends that, or None. Imports none of its libraries."""
+        return None
+
+    @classmethod
+    def unwritable(cls) -> str | None:
+        """The same of what only writing a package takes."""
         return None
 
     @classmethod

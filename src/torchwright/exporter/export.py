@@ -98,7 +98,7 @@ def export(
     training mode or with outputs that are no numbers. Outputs that differ are in the report, and raise nothing.
     """
     target = exports.get(to)
-    if reason := target.unavailable():
+    if reason := target.unavailable() or target.unwritable():
         raise WorkloadError(f"the export target '{to}' cannot run here", found=reason)
     if max_context is not None and not target.largest_context:
         raise WorkloadError(
@@ -124,7 +124,7 @@ def export(
         reports: dict[str, Any] = {}
         for chosen in tried:
             fitting = format if format is not None and format.precision == chosen else None
-            subject = make_subject(workload, steps, most, fitting, max_context, march)
+            subject = make_subject(workload, steps, most, fitting, max_context, march, fixed=target.fixed)
             place = empty_export(scratch / chosen) if budget else folder
             try:
                 written = _write(place, subject, target, chosen, tell)

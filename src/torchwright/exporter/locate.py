@@ -45,7 +45,7 @@ class Parting:
         )
 
 
-def locate(folder: Path, ask: Ask, scratch: Path, allowed: float) -> Parting | None:
+def locate(folder: Path, ask: Ask, scratch: Path, allowed: float, *, named: bool = False) -> Parting | None:
     """The first operator whose value in the package is off by more than `allowed`.
 
     Of a package whose weights can be read it is the one that is furthest off. A runtime that tells neither is given the
@@ -57,7 +57,11 @@ def locate(folder: Path, ask: Ask, scratch: Path, allowed: float) -> Parting | N
     try:
         ask("values", out=str(out))
         found = first_parting(
-            graph_values(program, call.tensors), read_tree(out), read_layers(folder / REFERENCE), allowed
+            graph_values(program, call.tensors),
+            read_tree(out),
+            read_layers(folder / REFERENCE),
+            allowed,
+            named=named,
         )
         if found is not None:
             return found
@@ -90,13 +94,18 @@ def smallest(names: Sequence[str], right: Callable[[Sequence[str]], bool]) -> li
     return left
 
 
-def first_parting(wanted: Values, found: Values, layers: Layers, allowed: float) -> Parting | None:
-    """In the order of the graph; operators of a kind of which the package has another number are left out."""
-    kinds = {kind for kind, n in _kinds(wanted).items() if _kinds(found).get(kind) == n}
+def first_parting(
+    wanted: Values, found: Values, layers: Layers, allowed: float, *, named: bool = False
+) -> Parting | None:
+    """In the order of the graph; operators of a kind of which the package has another number are left out.
+
+    But where values are `named` by their operators, of which some may be missing.
+    """
+    kinds = {kind for kind, n in _kinds(wanted).items() if named or _kinds(found).get(kind) == n}
     before = 0.0
     for key, value in wanted.items():
         kind = key.partition("#")[0]
-        if kind not in kinds or found[key].shape != value.shape:
+        if kind not in kinds or key not in found or found[key].shape != value.shape:
             continue
         error = _error(value, found[key])
         if error > allowed:

@@ -121,16 +121,21 @@ class Layers:
 
 
 def layers_of(program: ExportedProgram) -> Layers:
+    named = operator_keys(program)
+    return Layers(
+        modules={key: module_of(node) for node, key in named.items()},
+        lines={key: line_of(node) for node, key in named.items()},
+    )
+
+
+def operator_keys(program: ExportedProgram) -> dict[fx.Node, str]:
+    """Every operator that gives a tensor, and its key, in order."""
     nodes = [
         node
         for node in program.graph.nodes
         if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)
     ]
-    named = keys((node, operator_of(node)) for node in nodes)
-    return Layers(
-        modules={key: module_of(node) for node, key in named.items()},
-        lines={key: line_of(node) for node, key in named.items()},
-    )
+    return keys((node, operator_of(node)) for node in nodes)
 
 
 def read_layers(folder: Path) -> Layers:

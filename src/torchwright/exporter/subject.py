@@ -66,6 +66,8 @@ class Subject:
     """Tokens that a language model's cache is to hold, for a runtime that plans memory ahead."""
     march: str | None = None
     """The level of the processor's family that code is for, where it is not for this processor alone."""
+    fixed: str | None = None
+    """Why the graph is for the example's sizes alone, where the runtime takes no others."""
     format: Format | None = None
     """Of the recipe's, what the target is to express."""
     carried: tuple[str, ...] = ()
@@ -76,6 +78,8 @@ class Subject:
     def graph(self) -> Graph:
         """Raises `RefusedTechnique`, with the line of the model's own source, where there is no such graph."""
         try:
+            if self.fixed is not None:
+                return Graph(*_exported(self.target, self.case, None), self.fixed)
             return _graph(self.target, self.case, self.most)
         except RefusedTechnique as error:
             raise explained(self.target.model, self.case, error) from error
@@ -99,11 +103,13 @@ def make_subject(
     format: Format | None = None,
     context: int | None = None,
     march: str | None = None,
+    *,
+    fixed: str | None = None,
 ) -> Subject:
     """What a workload's first call needs to be exported, with those of `steps` that travel, or whose format does.
 
     A language model is exported as prompt → logits. Raises `ModelError` for a model that is still training, or whose
-    outputs are no numbers.
+    outputs are no numbers. `fixed` is why the graph is to be for the example's sizes alone.
     """
     folder = getattr(workload, "folder", None)
     name = workload.label
@@ -132,6 +138,7 @@ def make_subject(
         most=most,
         context=context,
         march=march,
+        fixed=fixed,
         format=format,
         carried=tuple(map(str, carried if own is None else [*carried, own])),
         left=left,

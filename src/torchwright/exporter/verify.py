@@ -58,7 +58,7 @@ def verify(
             report |= _measured(package, folder, scratch)
             if tried[0].outcome == WRONG and _has_graph(folder):
                 tell("looking for the first layer at which outputs part")
-                parting = locate(folder, package.ask, scratch, allowed)
+                parting = locate(folder, package.ask, scratch, allowed, named=target.named)
         if tried[0].outcome != CRASHED:
             tell("calling it at both ends of its sizes, and one past them")
             tried += [package.tried(index, call, allowed) for index, call in enumerate(calls) if index]
