@@ -84,14 +84,14 @@ def torchwright(folder: Path, name: str) -> Callable[[], float]:
     group = processes(run.timeout_s)  # left when the process ends
     bits = deterministic(run, "cpu")
     bits.__enter__()
-    backward = compiled_autograd._enable(torch.compile) if "autograd" in name else nullcontext()
+    whole_backward = "autograd" in name
     trainer = Trainer(run, out, out, group.__enter__(), Ledger(out), live=False)
     trainer.metrics.__enter__()
 
     def step() -> float:
         assert group
         assert bits
-        with backward:
+        with compiled_autograd._enable(torch.compile) if whole_backward else nullcontext():
             return trainer.advance().loss
 
     return step
