@@ -45,11 +45,12 @@ def make_pictures(folder: Path, each: int, seed: int = 0) -> Path:
 
 def make_classifier(folder: Path, *, norms: bool = False, labels: int = 3) -> Path:
     """A ViT of 32 x 32 pixels, or a ResNet, which has batch norms."""
-    import transformers
+    import transformers as untyped
     from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
     torch.manual_seed(0)
+    transformers: Any = untyped
     if norms:
         shape = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
         model: Any = transformers.ResNetForImageClassification(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,16 @@ def test_nothing_that_can_be_read_is_told(tmp_path: Path) -> None:
     run = make_images(tmp_path)
     for path in (tmp_path / "train").rglob("*.png"):
         path.write_bytes(b"no picture")
-    with pytest.raises(DataError, match="none of the 8 samples of step 1 can be read"):
+    with pytest.raises(DataError, match="none of the 36 samples can be read"):
         train(run)
+    for number, path in enumerate(sorted((tmp_path / "held").rglob("*.png"))):
+        (tmp_path / "train" / "disc" / f"00{number}.png").write_bytes(path.read_bytes())
+    shutil.rmtree(tmp_path / "out")
+    run.write_text(
+        run.read_text().replace("batch = 8", "batch = 1").replace("micro_batches = 2", "micro_batches = 1")
+    )
+    assert train(run).steps == 48, "a step whose sample is broken moves nothing"
+    assert 0 < len(losses(run)) < 48
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])

