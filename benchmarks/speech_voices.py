@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false
 """Word error rate of a small Whisper on voices that neither training nor calibration heard: original, rungs, a recipe.
 
-    python benchmarks/speech_voices.py [MODEL] [--sentences 120] [--judged 24] [--max-drop 0.01] [--time-budget 90]
+    python benchmarks/speech_voices.py [MODEL] [--sentences 120] [--judged 80] [--max-drop 0.02] [--time-budget 120]
 
 MODEL is the bundled speech model, or a folder of scripts/train_speech.py. `torchwright optimize` judges a recipe by
 sentences of voices that training heard; then the original, each way of running it and the artifact hear others, of
@@ -41,9 +41,9 @@ def main() -> int:
     )
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("--sentences", type=int, default=120)
-    parser.add_argument("--judged", type=int, default=24, help="sentences by which the search judges")
-    parser.add_argument("--max-drop", type=float, default=0.01, help="of word error rate, at most")
-    parser.add_argument("--time-budget", type=float, default=90, help="seconds of the search")
+    parser.add_argument("--judged", type=int, default=80, help="sentences by which the search judges")
+    parser.add_argument("--max-drop", type=float, default=0.02, help="of word error rate, at most")
+    parser.add_argument("--time-budget", type=float, default=120, help="seconds of the search")
     parser.add_argument("--seed", type=int, default=FIRST_SEED)
     asked = parser.parse_args()
     if engine := corpus.missing():

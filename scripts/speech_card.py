@@ -68,9 +68,12 @@ training never heard:
 
 ## Limits
 
-- It knows these words alone, and speech of espeak-ng and flite best. Of people it understands little.
+- It knows these words alone, and speech of espeak-ng and flite best. Of people it understands little, of telephones
+  (sound of 8 kHz) as well: training had none.
 - English, lower case, no punctuation. No language is detected, nothing is translated, no prompt is taken.
 - Windows of {seconds} s: a sentence that is longer is cut, and the next window begins where the last whole one ended.
+- Of a longer sound it loses words where pauses are longer than what it was trained on (0.25 to 0.6 s): `--batch 8`
+  cuts at pauses and suits it better (`python benchmarks/speech_hour.py`).
 """
 
 
