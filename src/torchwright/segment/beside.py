@@ -10,7 +10,7 @@ from torchwright.report.pictures import Row, row_of
 from torchwright.segment.files import coloured, edge
 from torchwright.segment.masks import Points
 
-MASK, ORIGINAL_ALONE, OPTIMIZED_ALONE = (45, 212, 191), (251, 146, 60), (96, 165, 250)
+EDGE, ORIGINAL_ALONE, OPTIMIZED_ALONE = (45, 212, 191), (251, 146, 60), (96, 165, 250)
 """Red, green and blue from 0 to 255."""
 CAPTIONS = (
     "original",
@@ -60,17 +60,22 @@ def classes_beside(
 
 def difference(picture_HW3: np.ndarray, before_HW: np.ndarray, after_HW: np.ndarray) -> np.ndarray:
     """The picture faint and grey, with what is inside of only one of the masks in that one's colour."""
-    grey_HW1 = picture_HW3.mean(-1, keepdims=True) * 0.35
-    out_HW3 = np.repeat(grey_HW1, 3, axis=-1).astype(np.uint8)
+    out_HW3 = _faint(picture_HW3)
     out_HW3[before_HW & ~after_HW] = ORIGINAL_ALONE
     out_HW3[after_HW & ~before_HW] = OPTIMIZED_ALONE
     return out_HW3
 
 
+def _faint(picture_HW3: np.ndarray) -> np.ndarray:
+    """Grey, and so dark that what is put on it stands out."""
+    return np.repeat(picture_HW3.mean(-1, keepdims=True) * 0.35, 3, axis=-1).astype(np.uint8)
+
+
 def _with_mask(picture_HW3: np.ndarray, inside_HW: np.ndarray, points: Points) -> np.ndarray:
-    out_HW3 = picture_HW3.copy()
-    out_HW3[inside_HW] = (0.5 * out_HW3[inside_HW] + 0.5 * np.array(MASK)).astype(np.uint8)
-    out_HW3[edge(inside_HW)] = MASK
+    """What is inside keeps its colours: a tint would be lost on a picture that is full of them."""
+    out_HW3 = _faint(picture_HW3)
+    out_HW3[inside_HW] = picture_HW3[inside_HW]
+    out_HW3[edge(inside_HW)] = EDGE
     height, width, _ = out_HW3.shape
     arm = max(1, max(height, width) // POINT)
     for x, y in points:
