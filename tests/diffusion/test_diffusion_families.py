@@ -77,3 +77,22 @@ def test_calls_are_found_without_computing(made: tuple[Path, Any]) -> None:
     calls = sum(case.repeat for case in cases if case.args[0] == family.denoiser)
     assert calls in (4 * family.turns, 5)  # PNDM predicts once more than it steps
     assert {case.args[0] for case in cases} == set(workload.opened.models)
+
+
+def test_lengths_of_films_are_held_to_the_vae(tmp_path: Path) -> None:
+    from torchwright.diffusion.diffuser import ImagineError
+    from torchwright.diffusion.load import load_diffuser
+    from torchwright.errors import ModelError
+    from torchwright.serve.engine.paint import ServedDiffuser
+
+    film = load_diffuser(tiny.write("cogvideox", tmp_path / "film"))
+    assert film.draw("a dog", steps=1, size=(32, 48), frames=1).frames_FHW3.shape == (1, 32, 48, 3)
+    with pytest.raises(ImagineError, match="1 and 8 more each time"):
+        film.draw("a dog", steps=1, size=(32, 48), frames=5)
+    with pytest.raises(ImagineError, match="no previews"):
+        film.draw("a dog", steps=1, size=(32, 48), preview=lambda step, pixels: None)
+    with pytest.raises(ModelError, match="films, which are not served"):
+        ServedDiffuser(film, max_queue=1)
+    picture = load_diffuser(tiny.write("pixart", tmp_path / "picture"))
+    with pytest.raises(ImagineError, match="makes pictures"):
+        picture.draw("a dog", steps=1, frames=9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -20,6 +21,7 @@ from torchwright.diffusion.diffuser import Diffuser
 from torchwright.diffusion.folder import INDEX, is_pipeline, open_pipeline
 from torchwright.diffusion.parts import IDENTIFIERS, Parts, build_parts
 from torchwright.diffusion.perceptual import find_backbone
+from torchwright.diffusion.precision import bound, delicate
 from torchwright.diffusion.sampling import Plan
 from torchwright.diffusion.score import alike
 from torchwright.errors import ArtifactError, WorkloadError
@@ -150,7 +152,12 @@ class DiffusionWorkload(Workload):
 
     def cast(self, model: nn.Module, dtype: torch.dtype, keep: Callable[[str, nn.Module], bool]) -> nn.Module:
         to_dtype(model, dtype, keep)
+        bound(model, dtype, keep)
         return PartsBoundary(model)
+
+    def delicate(self, model: nn.Module) -> tuple[str, ...]:
+        name = self.opened.family.denoiser
+        return delicate(model.get_submodule(name), name)
 
     def observe(self, run: Run, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """`pictures` (N, 3, H, W) from 0 to 1 and `latents` (N, …), a seed for each prompt."""
@@ -253,10 +260,7 @@ class PartsBoundary(nn.Module):
         super().__init__()
         self.inner = inner
         parts = dict(inner.named_children())
-        self._types = {
-            name: next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-            for name, module in parts.items()
-        }
+        self._types = {name: _type_of(module) for name, module in parts.items()}
 
     def forward(self, part: str, *args: Any, **kwargs: Any) -> Any:
         dtype = self._types[part]
@@ -269,6 +273,15 @@ class PartsBoundary(nn.Module):
         kwargs = {name: value if name in IDENTIFIERS else cast(value) for name, value in kwargs.items()}
         output = self.inner(part, *cast(args), **kwargs)
         return pytree.tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, output)
+
+
+def _type_of(part: nn.Module) -> torch.dtype:
+    """Of most of its numbers: some of its modules may be kept in float32."""
+    numbers = Counter[torch.dtype]()
+    for parameter in part.parameters():
+        if parameter.is_floating_point():
+            numbers[parameter.dtype] += parameter.numel()
+    return numbers.most_common(1)[0][0] if numbers else torch.float32
 
 
 def _asking(run: Run) -> Callable[..., Any]:

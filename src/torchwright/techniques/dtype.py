@@ -47,6 +47,9 @@ class Dtype(Technique):
 
     def variants(self, target: Target) -> Iterable[Self]:
         yield replace(self, dtype="bfloat16")
+        delicate = target.workload.delicate(target.model)
+        if delicate:
+            yield replace(self, dtype="bfloat16", keep_float32=delicate)
         yield replace(self, dtype="float16")
         if "language" not in target.properties:
             yield replace(self, dtype="bfloat16", autocast=True)

@@ -253,6 +253,10 @@ class Workload(ABC):
         """What the report shows of the two, which come from `observe`: a few rows (`report.pictures`), worst first."""
         return []
 
+    def delicate(self, model: nn.Module) -> tuple[str, ...]:
+        """Modules of the original that are worth float32 where all others take half precision."""
+        return ()
+
     def glance(self, run: Run) -> torch.Tensor | None:
         """A short answer of the whole model, by which the effect of changing one module is measured.
 

@@ -1,0 +1,59 @@
+"""A pipeline through a whole search: what is told before it, and what is drawn with the artifact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchwright.facts import Budget, Event
+
+
+@pytest.mark.slow
+def test_a_pipeline_is_optimized_and_draws(pixart: Path, tmp_path: Path) -> None:
+    import torchwright as tw
+    from torchwright.diffusion.workload import DiffusionWorkload
+    from torchwright.facts import Step
+    from torchwright.search.optimize import optimize
+    from torchwright.search.state import Request
+
+    told: list[Event] = []
+    request = Request(
+        workload=DiffusionWorkload(pixart, steps=6),
+        budget=Budget(max_drop=1.0, time_seconds=300.0),
+        device="cpu",
+        wanted=[Step(name="step_caching", options={"reused": ["2", "3"]})],
+        only=True,
+    )
+    recipe = optimize(request, tmp_path / "out", told.append)
+    assert recipe.final.quality is not None
+    drawn = tw.load(tmp_path / "out").model.draw("a red dog", seed=1, steps=6)
+    assert drawn.pixels_HW3.shape == (16, 16, 3)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Where the time goes" in page
+    assert "times as strong" in page or not recipe.steps
+
+
+def test_what_a_user_should_know_is_told_first(
+    pixart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchwright.diffusion.workload import DiffusionWorkload
+    from torchwright.search import optimize as module
+    from torchwright.search.state import Request
+
+    told: list[Event] = []
+
+    class Began(Exception):
+        pass
+
+    def begin(search: object) -> None:
+        raise Began
+
+    monkeypatch.setattr(module, "run", begin)
+    request = Request(workload=DiffusionWorkload(pixart, steps=2), budget=Budget(), only=True)
+    with pytest.raises(Began):
+        module.optimize(request, tmp_path / "out", told.append)
+    notices = [event.text for event in told if event.kind == "notice"]
+    assert any("nobody looks at the pictures" in text for text in notices)
+    assert any("judged by multi-scale SSIM: LPIPS needs sides of 31 pixels" in text for text in notices)
+    assert not (tmp_path / "out").exists()
