@@ -31,7 +31,7 @@ from torchwright.exporter.base import ExportTarget, GraphTarget, exports
 from torchwright.exporter.export import check
 from torchwright.exporter.locate import first_parting, smallest
 from torchwright.exporter.package import PACKAGE
-from torchwright.exporter.pt2 import MODEL, Pt2
+from torchwright.exporter.pt2 import MODEL, Pt2, save
 from torchwright.exporter.reference import PAST, calls_of, graph_values, layers_of
 from torchwright.exporter.subject import Subject, make_subject
 from torchwright.exporter.verify import REFUSED, RIGHT, Tried, _sizes
@@ -275,6 +275,12 @@ def test_nothing_is_left_of_an_export_that_was_cut_short(
     with pytest.raises(type(error)):
         tw.export(*small(), to="pt2", out=tmp_path / "out")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_an_error_and_no_abort() -> None:
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        save(subject().graph.program, Path("/dev/full"))  # torch's own writer would end this process
 
 
 def test_a_model_whose_rows_cannot_vary_is_exported_for_its_own() -> None:

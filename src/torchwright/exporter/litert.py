@@ -27,6 +27,7 @@ from torchwright.engines.program import ignore_library_warnings
 from torchwright.engines.real_constants import real_constants
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.exporter.base import GraphTarget, Run, Values, Written
+from torchwright.exporter.pt2 import save
 from torchwright.exporter.reference import operator_keys
 from torchwright.json_file import read_json, typed
 from torchwright.process import interrupts
@@ -99,7 +100,7 @@ class LiteRt(GraphTarget):
             graph, names = Path(scratch, "graph.pt2"), Path(scratch, "keys.json")
             with ignore_library_warnings():
                 real_constants(program)
-                torch.export.save(program, graph)
+            save(program, graph)
             names.write_text(json.dumps(keys))
             said = _converted(graph, names, folder / MODEL)
         given = [

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,8 +34,7 @@ class Pt2(GraphTarget):
     def convert(
         cls, program: ExportedProgram, spec: CallSpec, target: Target, precision: str, folder: Path
     ) -> Written:
-        with ignore_library_warnings():
-            torch.export.save(program, folder / MODEL)
+        save(program, folder / MODEL)
         count = sum(node.op == "call_function" for node in program.graph.nodes)
         return Written(operators={"torch's own": count})
 
@@ -45,6 +45,30 @@ class Pt2(GraphTarget):
     @classmethod
     def values(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor]) -> Values:
         return graph_values(_read(folder), tensors)
+
+
+class Telling(io.FileIO):
+    """A file that keeps its error: torch's writer of archives ends the process at one that is raised to it."""
+
+    fault: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        rest = memoryview(data)
+        whole = len(rest)
+        try:
+            while rest and self.fault is None:
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self.fault = error
+        return whole
+
+
+def save(program: ExportedProgram, path: Path) -> None:
+    """Write torch.export's archive. Raises `OSError`, as of a full disk."""
+    with Telling(path, "w") as file, ignore_library_warnings():
+        torch.export.save(program, file)
+        if file.fault is not None:
+            raise file.fault
 
 
 def _read(folder: Path) -> Any:
