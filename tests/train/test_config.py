@@ -172,6 +172,11 @@ def test_steps_read_consecutive_windows_and_start_anew_with_longer_ones() -> Non
     assert [plan.tokens for plan in plans] == [1024 * number for number in range(8)]
 
 
+def test_compiled_autograd_is_refused_with_its_figures() -> None:
+    with pytest.raises(RunError, match=r"does not pay.*1\.02 times.*set compile = true"):
+        make(compile="autograd")
+
+
 def test_a_run_file_is_checked_without_torch() -> None:
     code = "import sys, torchwright.train.run.config, torchwright.train.run.schedule; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -31,6 +31,14 @@ def parse_run(data: dict[str, Any], source: str = "the run") -> Run:
     """A run from plain data; `source` is named in errors."""
     if data.get("clip") is False:  # TOML has no null
         data = {**data, "clip": None}
+    if data.get("compile") == "autograd":
+        raise RunError(
+            "compile = 'autograd' is not offered: compiling the backward pass as a whole does not pay",
+            found="1.02 times the speed of compile = true, after a first step of 71 s where that takes 10 "
+            "(processor time; docs/log.md, 2026-11-25; benchmarks/train_cpu.py)",
+            allowed="true, false",
+            next="set compile = true",
+        )
     return parse_file(Run, data, source)
 
 
