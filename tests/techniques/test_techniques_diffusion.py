@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "diffusion"))
 
 
 def workload_of(family: str, folder: Path, size: str) -> Any:
-    import tiny_families
-
+    tiny_families = importlib.import_module("tiny_families")
     from torchwright.diffusion.workload import DiffusionWorkload
 
     return DiffusionWorkload(tiny_families.write(family, folder), steps=2, size=size)
