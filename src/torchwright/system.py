@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     import socket
@@ -40,14 +40,28 @@ def macos() -> bool:
 # Processes
 
 
-def apart() -> dict[str, Any]:
+class Apart(TypedDict, total=False):
+    """Arguments of `subprocess.Popen`, one for each system."""
+
+    creationflags: int
+    start_new_session: bool
+
+
+class Handing(TypedDict, total=False):
+    """As `Apart`."""
+
+    pass_fds: list[int]
+    close_fds: bool
+
+
+def apart() -> Apart:
     """Arguments of `subprocess.Popen`: a process that Ctrl-C does not reach, and that `kill_all` ends with its own."""
     if windows():
         return {"creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0x200)}
     return {"start_new_session": True}
 
 
-def handing(sockets: Sequence[socket.socket]) -> dict[str, Any]:
+def handing(sockets: Sequence[socket.socket]) -> Handing:
     """Arguments of `subprocess.Popen`: a process that has these sockets, by the numbers that they have here."""
     if not windows():
         return {"pass_fds": [one.fileno() for one in sockets]}

@@ -105,7 +105,12 @@ def replaced(program: ExportedProgram) -> None:
     node.target = torch.ops.aten.sigmoid.default
 
 
-FAULTS = {flipped: "blocks.1.up", halved: "blocks.0.norm", stale: "norm", replaced: "blocks.1"}
+FAULTS: dict[Callable[[ExportedProgram], None], str] = {
+    flipped: "blocks.1.up",
+    halved: "blocks.0.norm",
+    stale: "norm",
+    replaced: "blocks.1",
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)

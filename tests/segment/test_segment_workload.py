@@ -141,7 +141,7 @@ def test_the_report_shows_the_masks_that_changed_the_most_first(tmp_path: Path) 
     after = {**before, "masks": [masks.clone() for masks in before["masks"]]}
     after["masks"][0][1, 2] ^= 0b1000  # an eighth of its pixels
     after["masks"][1][2, 0] ^= 0xFF
-    rows = workload.pictures(before, after)
+    rows = workload.side_by_side(before, after)
     assert [row.title for row in rows[:2]] == [
         "picture 1, the point 3 of 4, mask 1 of 3",
         "picture 0, the point 2 of 4, mask 3 of 3",

@@ -122,7 +122,7 @@ def test_the_report_shows_the_worst_map_first(folder: Path) -> None:
     before = workload.observe(lambda case: model(*case.args), torch.float32)
     after = {**before, "maps": [each.clone() for each in before["maps"]]}
     after["maps"][2][:4] = (after["maps"][2][:4] + 1) % CLASSES
-    first, second, *_ = workload.pictures(before, after)
+    first, second, *_ = workload.side_by_side(before, after)
     assert (first.title, first.said) == ("picture 2", "75.00% of its pixels equal")
     assert second.said == "100.00% of its pixels equal"
     assert len(first.pictures) == 3

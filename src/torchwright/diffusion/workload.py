@@ -181,7 +181,7 @@ class DiffusionWorkload(Workload):
         drawn = diffuser.draw(self.texts[-1], seed=last, steps=steps, size=size, frames=self.frames)
         return drawn.picture_3HW - 0.5
 
-    def pictures(self, reference: Any, candidate: Any) -> list[Row]:
+    def side_by_side(self, reference: Any, candidate: Any) -> list[Row]:
         return pictures_beside(
             [f"{self.texts[i]}, seed {i}" for i in self._judged()],
             reference["pictures"],

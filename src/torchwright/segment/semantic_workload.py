@@ -96,7 +96,7 @@ class SemanticWorkload(Workload):
     def compare(self, reference: Any, candidate: Any) -> Quality:
         return class_quality(reference, candidate)
 
-    def pictures(self, reference: Any, candidate: Any) -> list[Row]:
+    def side_by_side(self, reference: Any, candidate: Any) -> list[Row]:
         """The maps with the fewest equal pixels first."""
         rows = list[tuple[float, int, torch.Tensor, torch.Tensor]]()
         pairs = zip(reference["maps"], candidate["maps"], strict=True)

@@ -164,7 +164,7 @@ class SegmentWorkload(Workload):
     def compare(self, reference: Any, candidate: Any) -> Quality:
         return mask_quality(reference, candidate)
 
-    def pictures(self, reference: Any, candidate: Any) -> list[Row]:
+    def side_by_side(self, reference: Any, candidate: Any) -> list[Row]:
         """Of each picture the mask that has changed the most."""
         segmenter, rows = _segmenter(self.family, self.side, self.at_once, lambda case: case, self.device), []
         pairs = zip(reference["masks"], candidate["masks"], strict=True)

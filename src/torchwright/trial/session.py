@@ -293,8 +293,8 @@ class Session:
         # A candidate's outputs may be what it fails on; with the original's own the fault is the workload's.
         with blaming(type(workload), "compare") if itself else nullcontext():
             quality = workload.compare(reference, found)
-        with blaming(type(workload), "pictures"):
-            self._shown = workload.pictures(reference, found) if show else []
+        with blaming(type(workload), "side_by_side"):
+            self._shown = workload.side_by_side(reference, found) if show else []
         return replace(quality, unseen=unseen)
 
     def pictures(self) -> list[Any]:

@@ -249,7 +249,7 @@ class Workload(ABC):
         Raises `WorkloadError` when the metric is not a finite number.
         """
 
-    def pictures(self, reference: Any, candidate: Any) -> list[Row]:
+    def side_by_side(self, reference: Any, candidate: Any) -> list[Row]:
         """What the report shows of the two, which come from `observe`: a few rows (`report.pictures`), worst first."""
         return []
 
