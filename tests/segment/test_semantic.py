@@ -203,7 +203,8 @@ def test_an_artifact_names_classes_in_another_process(
     words = ["optimize", str(folder), "--max-drop", "0.9", "-o", out, "--quiet", "--json"]
     words += ["--with", "dtype:dtype=bfloat16", "--without", "compile", "--time-budget", "60s"]
     assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["recipe"]["workload"]["kind"] == "semantic"
+    recipe = json.loads(capsys.readouterr().out)["recipe"]
+    assert recipe["workload"]["kind"] == "semantic"
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", RUN, out, str(cat), str(tmp_path / "map.npy")], check=True
     )
@@ -211,4 +212,7 @@ def test_an_artifact_names_classes_in_another_process(
     assert found.shape == (60, 90)
     assert (found == exact.classes_HW).mean() > 0.8
     assert main(["segment", str(cat), "--model", out, "-o", str(tmp_path / "masks")]) == 0
-    assert "What it makes, beside the original" in (Path(out) / "report.html").read_text()
+    shown = "What it makes, beside the original" in (Path(out) / "report.html").read_text()
+    assert shown == bool(
+        recipe["steps"]
+    )  # on a busy machine bfloat16 may be slower, and the original is what ships

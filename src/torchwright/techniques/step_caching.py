@@ -45,7 +45,10 @@ class StepCaching(Technique):
         if not isinstance(target.workload, DiffusionWorkload):
             return "it makes no pictures in steps"
         if not self.reused:
-            return f"no two steps of the {target.workload.steps} are within {THRESHOLDS[0]:.0%} of each other"
+            return (
+                f"it is told none of the {target.workload.steps} steps: name them (reused=4+5), or do not ask for it "
+                f"by name; a search finds those within {THRESHOLDS[0]:.0%} of each other, where there are any"
+            )
         last = target.workload.steps - 1
         wrong = [text for text in self.reused if not (text.isdecimal() and 0 < int(text) < last)]
         return f"step {wrong[0]} is none between the first and the last, 1 to {last - 1}" if wrong else None
