@@ -75,7 +75,7 @@ def trials_in_process(monkeypatch: pytest.MonkeyPatch, speedup: float | None = N
         "torchwright.trial.forms.ROWS_COST", float("inf")
     )  # one package, however it was timed
     monkeypatch.setattr("torchwright.measure.microbench.linear_kernel_seconds", lambda *args: {})
-    monkeypatch.setattr("torchwright.report.html.render", lambda recipe: "<!doctype html>")
+    monkeypatch.setattr("torchwright.report.html.render", lambda recipe, pictures: "<!doctype html>")
     techniques.names()
     known = {name: target for name, target in techniques._targets.items() if name in TRIED}
     monkeypatch.setattr(techniques, "_targets", known)

@@ -425,7 +425,12 @@ class Process:
             self.world.spend(self.context, UNSEEN_SECONDS)
         return "observed" if not unseen else "unseen" if self.world.unseen_drop else None
 
-    def compare(self, *, reference: str, itself: bool = False, unseen: bool = False) -> Any:
+    def pictures(self) -> list[Any]:
+        return []
+
+    def compare(
+        self, *, reference: str, itself: bool = False, unseen: bool = False, show: bool = False
+    ) -> Any:
         assert reference == ("unseen" if unseen else "observed")
         drop = (
             (self.world.unseen_drop or self.world.drop)(self.steps) if unseen else self.world.drop(self.steps)

@@ -81,9 +81,9 @@ def test_the_public_names_are_these_and_no_others():
         "compile_numpy",
         "export",
         "load",
+        "load_class_segmenter",
         "load_decoder",
         "load_diffuser",
-        "load_class_segmenter",
         "load_segmenter",
         "load_seq2seq",
     ]

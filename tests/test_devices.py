@@ -314,7 +314,7 @@ def test_where_the_kernel_tells_nothing_the_peak_is_the_whole_life(monkeypatch):
 
     monkeypatch.setattr(cpu.Path, "write_text", refuse)
     monkeypatch.setattr(cpu, "_status_bytes", lambda key: None)
-    monkeypatch.setattr(cpu.sys, "platform", "linux")
+    monkeypatch.setattr("sys.platform", "linux")
     usage = SimpleNamespace(ru_maxrss=2048)
     monkeypatch.setattr("resource.getrusage", lambda who: usage)
     device = CPU()
