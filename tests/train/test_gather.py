@@ -34,6 +34,7 @@ FLOAT8 = {"precision": "float8_tensorwise", "layout": {"dp_shard": 2}}
 BIASED = CONFIG | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 
 
+@pytest.mark.slow
 def test_losses_stay_near_and_a_run_that_goes_on_has_the_same_bits(tmp_path: Path) -> None:
     """Beside the run that gathers in bfloat16, losses stay within 0.3%: weights are rounded once and not twice."""
     keep = {"every_steps": 3, "keep": 9}

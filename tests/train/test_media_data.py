@@ -59,6 +59,7 @@ def test_broken_pictures_are_counted_and_told(tmp_path: Path) -> None:
     assert all(np.isfinite(loss) for loss in losses(run).values())
 
 
+@pytest.mark.slow
 def test_strict_stops_on_every_process(tmp_path: Path) -> None:
     run = make_images(tmp_path, layout={"dp_shard": 2}, data={"train": ["train"], "strict": True})
     whole = tmp_path / "train" / "disc" / "001.png"
