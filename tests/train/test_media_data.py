@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torchwright.train.media.config import ImageData, read_images, read_speech
 from torchwright.train.media.images import augmented
 from torchwright.train.media.listing import list_images
 from torchwright.train.media.survey import survey
+from torchwright.train.run.checkpoint import DigestWriter
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.metrics import FILE
 from torchwright.train.run.session import TrainingStopped
@@ -84,6 +86,28 @@ def test_nothing_that_can_be_read_is_told(tmp_path: Path) -> None:
     )
     assert train(run).steps == 48, "a step whose sample is broken moves nothing"
     assert 0 < len(losses(run)) < 48
+
+
+def test_a_run_that_an_error_ends_writes_nothing_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is given up with the run: a checkpoint that the disk is slow to take is whole by then."""
+    write = DigestWriter.write_data
+
+    def slow(writer: DigestWriter, *parts: Any) -> Any:
+        time.sleep(0.5)
+        return write(writer, *parts)
+
+    monkeypatch.setattr(DigestWriter, "write_data", slow)
+    run = make_images(tmp_path)
+    for path in (tmp_path / "train").rglob("*.png"):
+        path.write_bytes(b"no picture")
+    with pytest.raises(DataError, match="none of the 36 samples can be read"):
+        train(run)
+    assert sorted(path.name for path in (tmp_path / "out" / "checkpoints").iterdir()) == [
+        "step-00000002",
+        "step-00000004",
+    ]
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])

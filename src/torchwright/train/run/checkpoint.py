@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ FOLDER, DESCRIPTION = "checkpoints", "checkpoint.json"
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})")
 DIGEST = ".sha256"
+SETTLE_S = 30.0
+"""A checkpoint of a few GiB is on the disk by then."""
 
 
 class CheckpointError(TorchwrightError):
@@ -142,6 +144,14 @@ class Checkpoints:
                 going = old.with_name(f"{old.name}.old")
                 old.rename(going)
                 shutil.rmtree(going)
+
+    def settle(self) -> None:
+        """Let what is being written end, well or badly: for a run that an error ends, whose folder is given up.
+
+        Waits `SETTLE_S` at the most: another process that is gone may never answer.
+        """
+        if self._writing is not None:
+            wait([self._writing[1]], timeout=SETTLE_S)
 
     def _clear(self, folder: Path) -> None:
         """Remove what a failed or killed attempt left, on the first process, before any other writes."""

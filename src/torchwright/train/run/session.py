@@ -12,6 +12,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -143,7 +144,8 @@ class Session(ABC, Generic[AnyRun, Outcome]):
         """
         self.profiler.check(self.done, self.last)
         figures = None
-        with self.metrics, self.signals.noted():
+        with ExitStack() as left, self.metrics, self.signals.noted():
+            left.callback(self.checkpoints.settle)
             self.metrics.begin(
                 self.done,
                 world=self.place.world,
