@@ -55,15 +55,18 @@ def commands(log: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
-def test_built_once(compiler: Compiler) -> None:
+def test_built_once(compiler: Compiler, caplog: pytest.LogCaptureFixture) -> None:
+    """A line says so, since it takes a while."""
     log = compiler()
     path = build.library()
     assert path.is_file()
+    assert caplog.messages == ["torchwright: compiling the kernels, once for this version"]
     once = commands(log)
     assert sum("-shared" in command for command in once) == 1
     assert sum("table.cpp" in command for command in once) == len(once) - 2
     assert build.library() == path
     assert commands(log) == once
+    assert len(caplog.messages) == 1
     assert sorted(file.name for file in path.parent.iterdir()) == ["lock", path.name]
 
 
@@ -86,6 +89,7 @@ def test_another_compiler_source_or_flag_builds_again(
     paths.append(build.library())
     monkeypatch.setattr(build, "SOURCES", tmp_path / "csrc")
     shutil.copytree(Path(build.__file__).with_name("csrc"), build.SOURCES)
+    assert build.library() == paths[-1], "another checkout of the same sources"
     with (build.SOURCES / "vec.h").open("a") as source:
         source.write("// changed\n")
     paths.append(build.library())

@@ -31,8 +31,6 @@ def command(refresh: bool, only_build: bool, as_json: bool) -> None:
         from torchwright.kernels.cpu import build
 
     build.forget()
-    if not build.ready():
-        click.echo("torchwright: compiling the kernels, once for this version", err=True)
     if only_build:
         kernels = doctor.build_kernels()
         print_json({"kernels": kernels}) if as_json else click.echo(kernels)

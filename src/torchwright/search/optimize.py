@@ -17,6 +17,7 @@ from torchwright.errors import ArtifactError, TorchwrightError, WorkloadError
 from torchwright.facts import Event, Recipe
 from torchwright.kernels.cpu import build
 from torchwright.process import interrupts
+from torchwright.quiet import errors_alone
 from torchwright.report import html
 from torchwright.search import experience, resume
 from torchwright.search.claim import claim
@@ -118,5 +119,5 @@ def _build_kernels(watch: Watch, request: Request) -> None:
         return
     text = "compiling the kernels, once for this version"
     watch(Event(kind="stage", text=text, elapsed=0.0, time_budget=request.budget.time_seconds))
-    with contextlib.suppress(build.BuildError, OSError):
+    with errors_alone("torchwright.kernels"), contextlib.suppress(build.BuildError, OSError):
         build.library()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -22,6 +23,8 @@ from torchwright import system
 from torchwright.kernels import fake
 from torchwright.paths import cache_folder
 from torchwright.process import folders
+
+log = logging.getLogger("torchwright.kernels")
 
 SOURCES = Path(__file__).with_name("csrc")
 SCRATCH = "building-"
@@ -68,7 +71,7 @@ def attempt() -> str | None:
 
 
 def library() -> Path:
-    """The compiled library, built if this user has none yet (about ten seconds on two cores).
+    """The compiled library, built if this user has none yet (a minute or two of one core), which is told as a warning.
 
     Raises `BuildError` where there is no compiler, or it fails or did so some minutes ago (`forget` asks it again).
     """
@@ -81,6 +84,7 @@ def library() -> Path:
     with system.locked(path.parent / "lock"):
         if not path.is_file():
             _raise_again(path)
+            log.warning("torchwright: compiling the kernels, once for this version")
             try:
                 _build(compiler, sets, path)
             except BuildError as error:
@@ -140,7 +144,8 @@ def place(compiler: str, sets: dict[str, tuple[str, ...]]) -> Path:
         digest.update(source.read_bytes())
     commands = [*compile_commands(compiler, sets, Path()).values(), link_command(compiler, [], Path())]
     version = _run([compiler, "--version"]).stdout
-    digest.update(repr((version, commands, torch.__version__, platform.machine())).encode())
+    said = repr((version, commands, torch.__version__, platform.machine()))
+    digest.update(said.replace(str(SOURCES), "").encode())  # another checkout of the same sources shares it
     return cache_folder() / "kernels" / f"torchwright-{digest.hexdigest()[:16]}{system.library_suffix()}"
 
 
