@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -17,9 +18,12 @@ from transformers import (
 
 from torchwright.errors import RefusedTechnique
 from torchwright.exporter.cached import Cached, narrowed
+from torchwright.exporter.executorch import TOGETHER
 from torchwright.exporter.executorch_language import through_cache
 from torchwright.workloads.accuracy import relative_error
 
+OLDEST = min(Version(torch).release for torch in TOGETHER.values())
+"""Of the torch that an ExecuTorch is built for; torch 2.11's export does not see that 8 t is less than 16 t."""
 SMALL = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -49,14 +53,17 @@ def test_in_pieces_as_in_one(config: object) -> None:
         cached = Cached(model, 16)
         for buffer in cached.buffers():  # what a runtime has there before the first call
             buffer.fill_(7.0) if buffer.ndim == 4 else None
+        (found,) = through_cache(lambda tensors: [cached(*tensors)])([ids])
+        assert relative_error([wanted], [found]).value < 1e-4
+        if Version(torch.__version__).release < OLDEST:
+            return
         program = torch.export.export(
             cached,
             (ids[:1, :2], torch.tensor([0])),
             dynamic_shapes={"tokens": {1: torch.export.Dim("t", min=1, max=16)}, "start": None},
         )
-        for forward in (lambda tensors: [cached(*tensors)], lambda tensors: [program.module()(*tensors)]):
-            (found,) = through_cache(forward)([ids])
-            assert relative_error([wanted], [found]).value < 1e-4
+        (found,) = through_cache(lambda tensors: [program.module()(*tensors)])([ids])
+        assert relative_error([wanted], [found]).value < 1e-4
 
 
 def test_windows_and_other_memories_are_refused() -> None:

@@ -242,7 +242,10 @@ def hear(message: Transcribe) -> list[FromEngine]:
     """A window for each second, which says how many samples it has; nothing at all where the prompt is `NEVER`."""
     if message.options.language == "xx":
         return [Failed(id=message.id, text="unknown language 'xx'")]
-    samples = np.fromfile(message.samples, np.float32)
+    try:
+        samples = np.fromfile(message.samples, np.float32)
+    except FileNotFoundError:  # its client has left
+        return []
     seconds = len(samples) / 16_000
     found: list[FromEngine] = []
     for i in range(0, len(samples), 16_000):

@@ -93,7 +93,6 @@ def test_an_unknown_field_names_the_nearest(change: dict[str, Any], words: str) 
         ({"optimizer": {"momentum": 0.9}}, r"optimizer\.momentum is for optimizer 'muon'"),
         ({"qat": {"scheme": "w8a8"}, "precision": "mxfp8"}, "does not go with another low precision"),
         ({"qat": {"scheme": "w8a8"}, "compile": True}, "compile = false"),
-        ({"precision": "float8_rowwise", "layout": {"tp": 2}}, "tp=1 with float8"),
         ({"evaluation": {"every_steps": 5}}, "nothing to evaluate"),
         ({"evaluation": {"prompts": ["a"]}, "layout": {"cp": 2}}, "cp=1"),
     ],

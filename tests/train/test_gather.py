@@ -137,9 +137,10 @@ def test_a_run_in_which_nothing_is_gathered_so_is_refused(
         read_run(make_run(tmp_path, **(FLOAT8 | {"gather": "float8"} | changes)))
 
 
-def test_it_is_proved_within_what_float8_rounds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_it_is_proved_within_what_float8_rounds(tp: int, tmp_path: Path) -> None:
     """Four times the error of the same rounding on one process, which is `prove`'s own measure."""
-    run = make_run(tmp_path, **FLOAT8, gather="float8")
+    run = make_run(tmp_path, **FLOAT8 | {"layout": {"dp_shard": 2, "tp": tp}}, gather="float8")
     assert main(["prove", str(run)]) == 0
 
 

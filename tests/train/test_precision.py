@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
 from runs import CONFIG, MIXTURE, losses, make_run
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from torchwright.decoder import read_decoder_config
 from torchwright.decoder.families import decoder_config
 from torchwright.train.model import Transformer
 from torchwright.train.model.blocks import Experts
+from torchwright.train.prove.processes import on_processes
+from torchwright.train.run.config import Precision
 from torchwright.train.run.data_section import RunError
 from torchwright.train.run.loop import train
 from torchwright.train.run.precision import MXLinear, autocast, convert, mx_round
@@ -162,6 +168,51 @@ def test_gradients_are_near_those_of_bf16(tmp_path: Path, precision: str) -> Non
     cosine = nn.functional.cosine_similarity(*grads, dim=0)
     assert cosine > (0.8 if precision == "mxfp4" else 0.97)
     assert not torch.equal(*grads)
+
+
+def float8_products(precision: Precision, tp: int, columns: bool) -> list[list[float]]:
+    """Output and both gradients of a float8 layer, whose parts are of very different sizes."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"layers": nn.ModuleDict({"q": nn.Linear(64, 96, bias=False)})})
+    layer: Any = model.get_submodule("layers.q")
+    with torch.no_grad():
+        layer.weight[:48] *= 1000
+        layer.weight[:, :32] *= 30
+    x, grad = torch.randn(2, 16, 64), torch.randn(2, 16, 96)
+    x[..., 32:] *= 200
+    grad[..., :48] *= 300
+    assert convert(model, precision, "cpu") == ["layers.q"]
+    if tp > 1:
+        mesh = init_device_mesh("cpu", (tp,))
+        style = (
+            ColwiseParallel(output_layouts=Replicate())
+            if columns
+            else RowwiseParallel(input_layouts=Replicate())
+        )
+        parallelize_module(model, mesh, {"layers.q": style})
+    x.requires_grad_()
+    with autocast(precision, "cpu"):
+        y = model.get_submodule("layers.q")(x)
+    y.backward(grad.to(y.dtype))
+    weight: Any = model.get_submodule("layers.q").weight
+    whole = weight.grad.full_tensor() if tp > 1 else weight.grad
+    assert x.grad is not None
+    return [tensor.float().flatten().tolist() for tensor in (y.detach(), x.grad, whole)]
+
+
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize("precision", get_args(Precision)[2:5])
+def test_parts_of_a_matrix_are_rounded_as_the_whole_is(precision: Precision, columns: bool) -> None:
+    """To the bit, but for the one product that is summed over processes, in bfloat16."""
+    assert precision.startswith("float8")
+    alone = [torch.tensor(values) for values in float8_products(precision, 1, columns)]
+    found = [torch.tensor(values) for values in on_processes(2, float8_products, precision, 2, columns)[0]]
+    summed = 1 if columns else 0
+    for place, (one, other) in enumerate(zip(alone, found, strict=True)):
+        if place == summed:
+            assert (one - other).norm() < 2**-7 * one.norm()
+        else:
+            assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "muon": {"layout": {"dp_replicate": 2}, "optimizer": {"name": "muon"}, "precision": "bf16"},
     "adamw8bit": {"layout": {"dp_shard": 2}, "optimizer": {"name": "adamw8bit"}},
     "float8": {"layout": {"dp_shard": 2}, "precision": "float8_rowwise"},
+    "float8 with tp": {"layout": {"dp_shard": 2, "tp": 2}, "precision": "float8_tensorwise"},
     "mxfp8": {"layout": {"dp_replicate": 2}, "precision": "mxfp8"},
     "mxfp8 with tp": {"layout": {"dp_shard": 2, "tp": 2}, "precision": "mxfp8"},
     "mxfp8 experts with ep and tp": {

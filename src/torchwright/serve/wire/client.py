@@ -170,8 +170,10 @@ class EngineClient:
         if not self._mailboxes:  # an idle engine has nothing to say
             self._heard = asyncio.get_running_loop().time()
         self._mailboxes[message.id] = mailbox
-        if self.state != "ready" or not self._send(message):
+        if self.state != "ready":
             mailbox.put(Lost(self.detail))
+        elif not self._send(message):
+            mailbox.put(Lost("the engine has just died"))  # and is not yet known to have
 
     def hold(self, grammar: Grammar) -> bool:
         """Have the engine know a grammar until its `release`, and for the next request with the same while it fits.

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import local_map
 
-from torchwright.quiet import quiet_import
+from torchwright.quiet import errors_alone, quiet_import
 from torchwright.train.model.blocks import Experts, compute_experts
 from torchwright.train.run.config import Gather, Precision
 from torchwright.train.run.data_section import RunError
@@ -40,8 +40,10 @@ def convert(
 
     Under MX formats experts' matrices are rounded too, and named. The embedding, the output layer and routers stay as
     they are, and under float8 experts. With `gather` float8 layers' matrices are such as FSDP gathers in 8 bits.
+    Under tensor parallelism float8's scales are the largest values of whole matrices and rows all the same: DTensor
+    takes a maximum over the processes that hold parts.
     Raises `RunError` where nothing has sides that the format takes, and where tensor parallelism over `tp` processes
-    would cut its blocks.
+    leaves a process such as it does not take.
     """
     family = "float8" if precision.startswith("float8") else "mx" if precision.startswith("mx") else None
     if family is None:
@@ -64,8 +66,8 @@ def convert(
     cut = [name for name, part in parts.items() if part % step]
     if cut:
         raise RunError(
-            f"precision '{precision}' rounds blocks of {step} values, and tp={tp} cuts through them",
-            found=f"{cut[0]}, of which a process has {parts[cut[0]]} rows or columns",
+            f"precision '{precision}' takes matrices with sides that are multiples of {step}, also of parts",
+            found=f"{cut[0]}, of which with tp={tp} a process has {parts[cut[0]]} rows or columns",
             next="choose a smaller tp, or precision 'bf16'",
         )
     if not (chosen or experts):
@@ -121,7 +123,9 @@ def renew_scales(model: nn.Module) -> None:
     with quiet_import():
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
-    precompute_float8_dynamic_scale_for_fsdp(model)
+    # Of maxima over two dimensions of a mesh DTensor warns that sums would depend on their order.
+    with errors_alone("torch.distributed.tensor._redistribute"):
+        precompute_float8_dynamic_scale_for_fsdp(model)
 
 
 def _to_bfloat16(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

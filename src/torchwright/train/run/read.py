@@ -96,12 +96,6 @@ def check_run(run: Run) -> None:
             found=str(layout),
             allowed="tp=1 and ep=1 with qat",
         )
-    if layout.tp > 1 and run.precision.startswith("float8"):
-        raise RunError(
-            "the layout divides matrices that float8 scales by their largest value",
-            found=f"{layout}, precision={run.precision}",
-            allowed="tp=1 with float8; mxfp8 and mxfp4 scale blocks of 32 values, and go with tp",
-        )
     if run.gather is not None:
         _check_gather(run)
     if run.experts is not None:
