@@ -63,6 +63,27 @@ def test_a_run_has_a_page(tmp_path: Path) -> None:
     assert f"{loss:.4f}" in found.words[""]
 
 
+def test_what_is_held_out_has_its_figures_and_curves(tmp_path: Path) -> None:
+    """Of a run of any kind: the report of one with an evaluation was once a fault."""
+    lines: list[dict[str, Any]] = [
+        {"event": "start", "at": 0, "steps": 4, "torch": "2", "world": 1, "run": {}},
+        *(
+            {"step": step, "samples": 8 * step, "loss": 3.0 / step, "accuracy": step / 8}
+            for step in (1, 2, 3)
+        ),
+        {"event": "evaluation", "at": 2, "validation_loss": 1.23456, "validation_accuracy": 0.25},
+        {"event": "evaluation", "at": 3, "validation_loss": 1.12345, "validation_accuracy": 0.625},
+    ]
+    (tmp_path / FILE).write_text("\n".join(map(json.dumps, lines)) + "\n")
+    found = Page(page.render(tmp_path, read_history(tmp_path)))
+    tiles = " ".join(found.words[""])
+    assert "Validation loss 1.1235" in tiles or "1.1235 Validation loss" in tiles
+    assert "62.5%" in tiles
+    assert "37.5%" in tiles
+    assert {"Loss", "Accuracy"} <= set(found.words)
+    assert "validation" in found.words["Accuracy"]
+
+
 def test_nobodys_words_are_markup(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         {

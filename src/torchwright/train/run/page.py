@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from torchwright.report import wording
 from torchwright.report.curves import curve
 from torchwright.report.html import environment
 from torchwright.train.run.history import COUNTED, History, read_history
-from torchwright.train.run.metrics import FILE, UNITS
+from torchwright.train.run.metrics import FILE, HELD_OUT, UNITS
 
 PAGE = "report.html"
 LISTED = 20
 """Samples, and broken rows of a file, at most."""
+QUALITY = ("accuracy", "recall_at_1", "word_error_rate", "reward_accuracy", "auc", "normalized_entropy")
+"""What a run is judged by beside its loss, where its kind has it."""
 TOLD = ("profile", "stopped", "left", "end", "qat_receipt")
 """Events with a line of their own."""
 
@@ -67,9 +69,10 @@ def render(folder: Path, history: History) -> str:
 
 def _tiles(history: History) -> Iterator[tuple[str, str]]:
     latest = history.latest()
-    for name, title in (("loss", "Loss"), ("validation_loss", "Validation loss")):
-        if name in latest:
-            yield title, f"{latest[name]:{UNITS[name]}}"
+    for figure in ("loss", *QUALITY):
+        for name in (figure, HELD_OUT + figure):
+            if name in latest:
+                yield _title(name), f"{latest[name]:{UNITS[figure]}}"
     for unit in COUNTED:
         if unit in latest:
             yield unit.capitalize(), f"{latest[unit]:,.0f}"
@@ -80,9 +83,9 @@ def _tiles(history: History) -> Iterator[tuple[str, str]]:
 
 
 def _plates(history: History) -> Iterator[tuple[str, Markup]]:
-    losses = {"training": history.series("loss"), "validation": history.series("validation_loss")}
-    figures = [
-        ("loss", "Loss", losses, lambda value: f"{value:.3g}"),
+    figures: list[tuple[str, str, dict[str, list[tuple[int, float]]], Callable[[float], str]]] = [
+        ("loss", "Loss", _both(history, "loss"), lambda value: f"{value:.3g}"),
+        *((name, _title(name), _both(history, name), _in(UNITS[name])) for name in QUALITY),
         ("lr", "Learning rate", {"lr": history.series("lr")}, lambda value: f"{value:.1e}"),
         ("norm", "Gradient norm", {"norm": history.series("grad_norm")}, lambda value: f"{value:.3g}"),
         ("experts", "Fullest expert over the mean", _loads(history), lambda value: f"{value:.3g}"),
@@ -94,6 +97,18 @@ def _plates(history: History) -> Iterator[tuple[str, Markup]]:
         figure = curve(key, title, lines, words)
         if figure is not None:
             yield title, figure
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+def _in(unit: str) -> Callable[[float], str]:
+    return lambda value: format(value, unit)
+
+
+def _both(history: History, name: str) -> dict[str, list[tuple[int, float]]]:
+    return {"training": history.series(name), "validation": history.series(HELD_OUT + name)}
 
 
 def _loads(history: History) -> dict[str, list[tuple[int, float]]]:
