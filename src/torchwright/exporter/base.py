@@ -52,6 +52,8 @@ class Written:
     operators: dict[str, int] = field(default_factory=dict[str, int])
     """How many operators run how, by the words of the runtime, such as "delegated"."""
     notes: tuple[str, ...] = ()
+    planned: dict[str, int] = field(default_factory=dict[str, int])
+    """Bytes of memory that are planned ahead: by method, and of each value that has a place of its own there."""
     parting: str = ""
     """The first layer that the target's own rounding throws off, where its runtime could not show it."""
 

@@ -194,6 +194,7 @@ def _write(
         carried=subject.carried,
         left=subject.left,
         notes=(*frozen, *written.notes),
+        planned=written.planned,
         parting=written.parting,
     )
     return finish(folder, made)
