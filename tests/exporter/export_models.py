@@ -84,7 +84,7 @@ class Remembers(nn.Module):
         self.total = 0.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.total += float(x.abs().sum())
+        self.total += x.abs().sum().item()
         return x + self.total
 
 

@@ -30,7 +30,7 @@ from torchwright.exporter.package import (
     writing_export,
 )
 from torchwright.exporter.reference import calls_of, write_reference, write_settings
-from torchwright.exporter.subject import Subject, make_subject
+from torchwright.exporter.subject import Subject, check_repeats, make_subject
 from torchwright.exporter.verify import verify
 from torchwright.facts import Event
 from torchwright.process import folders, interrupts
@@ -176,6 +176,7 @@ def _write(
     folder: Path, subject: Subject, target: type[ExportTarget], precision: str, tell: Callable[[str], None]
 ) -> Export:
     graph = subject.graph
+    check_repeats(subject)
     tell("the original's answers, at both ends of its sizes")
     calls = calls_of(subject)
     write_reference(folder / REFERENCE, graph.program, calls)

@@ -228,14 +228,18 @@ def _exported(target: Target, case: Case, sizes: Any) -> tuple[ExportedProgram, 
 
 
 def _check_numbers(subject: Subject) -> None:
-    first = subject.answer(subject.case)
-    for index, tensor in enumerate(first):
+    for index, tensor in enumerate(subject.answer(subject.case)):
         bad = int(tensor.isnan().sum()) if tensor.is_floating_point() else 0
         if bad:
             raise ModelError(
                 f"output {index} of {subject.name} is not a number: there is nothing to hold an export against",
                 found=f"{bad} NaN of {tensor.numel()}, first in {_first_nan(subject.original, subject.case)}",
             )
+
+
+def check_repeats(subject: Subject) -> None:
+    """Raises `ModelError` for a model whose second answer to a call is another, though its graph changes nothing."""
+    first = subject.answer(subject.case)
     again = subject.answer(subject.case)
     if any(
         one.shape == two.shape and relative_error([one], [two]).value > CHANCE
