@@ -53,6 +53,52 @@ class Branches(nn.Module):
         return x
 
 
+class Gates(nn.Module):
+    """Its branch asks for a number, which is what torch.compile stumbles over."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.mean().item() > 0.1:
+            return x * 2
+        return x
+
+
+class Unbounded(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = int(x[0, 0].item())
+        return torch.zeros(count, 3) + x.sum()
+
+
+class Bounded(nn.Module):
+    """The same with the change that is told."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = x[0, 0].long().item()
+        torch._check(count >= 0)
+        torch._check(count <= 16)
+        return torch.zeros(count, 3) + x.sum()  # type: ignore[arg-type]
+
+
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x.abs().sum().item()
+        return x + self.total
+
+
+class Logs(nn.Module):
+    """Not a number from between its layers on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.log(-self.first(x).abs()))
+
+
 class Counts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -61,6 +107,14 @@ class Counts(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen += 1
         return x + self.seen
+
+
+class Sums(Counts):
+    """Its answers do not show that it counts."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return x + 0 * self.seen
 
 
 def small() -> tuple[nn.Module, tuple[torch.Tensor]]:

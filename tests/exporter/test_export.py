@@ -12,7 +12,20 @@ from typing import Any
 
 import pytest
 import torch
-from export_models import Branches, Counts, Drowned, Small, small
+from export_models import (
+    Bounded,
+    Branches,
+    Counts,
+    Drowned,
+    Gates,
+    Logs,
+    Remembers,
+    Small,
+    Sums,
+    Unbounded,
+    small,
+)
+from safetensors import SafetensorError
 from torch import nn
 from torch.export import ExportedProgram
 
@@ -256,16 +269,33 @@ def test_outputs_that_are_no_numbers_are_refused_with_their_module(tmp_path: Pat
     model.get_parameter("blocks.1.up.bias").data[0] = float("nan")
     with pytest.raises(ModelError, match=r"NaN of \d+, first in blocks\.1\.up"):
         tw.export(model, inputs, to="pt2", out=tmp_path / "out")
+    with pytest.raises(ModelError, match="first in the model itself's own code, before last"):
+        tw.export(Logs().eval(), torch.randn(3, 4), to="pt2", out=tmp_path / "out")
     assert not any(tmp_path.iterdir())
 
 
-def test_a_model_that_is_no_graph_is_told_its_line_and_the_cure(tmp_path: Path) -> None:
+def test_a_model_that_changes_a_buffer_is_told_its_line(tmp_path: Path) -> None:
+    with pytest.raises(RefusedTechnique, match=r"`self\.seen \+= 1` changes .*give the new one back"):
+        tw.export(Sums().eval(), torch.randn(3, 4), to="pt2", out=tmp_path / "out")
+    with pytest.raises(RefusedTechnique, match=r"`self\.seen \+= 1` changes"):
+        tw.export(Counts().eval(), torch.randn(3, 4), to="pt2", out=tmp_path / "out")
+
+
+def test_a_model_that_is_no_graph_is_told_its_line_and_the_cure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(
         RefusedTechnique, match=r"export_models\.py, line \d+: `if x\.sum\(\) > 0:.*torch\.cond"
     ):
         tw.export(Branches().eval(), torch.randn(3, 4), to="pt2", out=tmp_path / "out")
-    with pytest.raises(RefusedTechnique, match="changes its inputs or buffers"):
-        tw.export(Counts().eval(), torch.randn(3, 4), to="pt2", out=tmp_path / "out")
+    with pytest.raises(RefusedTechnique, match=r"`if x\.mean\(\)\.item\(\) > 0\.1:` \(data-dep.*torch\.cond"):
+        tw.export(Gates().eval(), torch.randn(3, 4), to="pt2", out=tmp_path / "out")
+    with pytest.raises(RefusedTechnique, match=r"`count = int\(x\[0, 0\]\.item\(\)\)` .*torch\._check"):
+        tw.export(Unbounded().eval(), torch.full((3, 4), 5.0), to="pt2", out=tmp_path / "out")
+    assert "def forward" not in capsys.readouterr().err  # torch prints its graph there
+    torch.export.export(Bounded().eval(), (torch.full((3, 4), 5.0),))
+    with pytest.raises(ModelError, match="differently the second time"):
+        tw.export(Remembers().eval(), torch.randn(3, 4), to="pt2", out=tmp_path / "out")
     assert not any(tmp_path.iterdir())
 
 
@@ -279,6 +309,17 @@ def test_nothing_is_left_of_an_export_that_was_cut_short(
     monkeypatch.setattr(Pt2, "convert", fail)
     with pytest.raises(type(error)):
         tw.export(*small(), to="pt2", out=tmp_path / "out")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_full_disk_as_safetensors_tells_it_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **more: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("torchwright.engines.program.save_file", full)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)) as raised:
+        tw.export(*small(), to="pt2", out=tmp_path / "out")
+    assert raised.value.errno == errno.ENOSPC
     assert not any(tmp_path.iterdir())
 
 

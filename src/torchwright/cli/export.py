@@ -152,5 +152,6 @@ def _facts(found: Exported) -> dict[str, Any]:
         "versions": made.versions,
         "operators": made.operators,
     }
-    facts |= {name: value for name, value in (("carried", made.carried), ("left", made.left)) if value}
+    told = {"carried": made.carried, "left": made.left, "planned bytes": made.planned}
+    facts |= {name: value for name, value in told.items() if value}
     return facts | {"notes": list(made.notes)} | found.report

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchwright.engines.spec import CallSpec
 from torchwright.errors import RefusedTechnique
@@ -52,6 +52,8 @@ class Written:
     operators: dict[str, int] = field(default_factory=dict[str, int])
     """How many operators run how, by the words of the runtime, such as "delegated"."""
     notes: tuple[str, ...] = ()
+    planned: dict[str, int] = field(default_factory=dict[str, int])
+    """Bytes of memory that are planned ahead: by method, and of each value that has a place of its own there."""
     parting: str = ""
     """The first layer that the target's own rounding throws off, where its runtime could not show it."""
 
@@ -66,6 +68,8 @@ class ExportTarget:
     """Distributions whose versions the package notes; `unavailable` says which are missing."""
     tolerances: ClassVar[dict[str, float]] = {"fp32": 1e-3}
     """Precision → the relative error beside eager float32 that is its nature; the first is taken where none is said."""
+    rounding: ClassVar[dict[str, float]] = {}
+    """Precision → how far a row of a matrix is from the original's at most, by its nature, where `weights` tell."""
     formats: ClassVar[dict[str, str]] = {}
     """Techniques of a recipe whose number format it can express → its precision for them."""
     skips: ClassVar[bool] = False
@@ -111,6 +115,11 @@ class ExportTarget:
     @classmethod
     def weights(cls, folder: Path) -> dict[str, Tensor]:
         """The package's own weights by the names that the model has for them; empty where they cannot be read."""
+        return {}
+
+    @classmethod
+    def settings(cls, folder: Path) -> dict[str, Any]:
+        """What stands in the package in place of a graph; empty where it has one."""
         return {}
 
     @classmethod

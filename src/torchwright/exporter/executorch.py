@@ -133,8 +133,9 @@ def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path) -> W
         told = get_delegation_info(edge.exported_program().graph_module)
         widen(edge.exported_program())  # lowering a convolution narrows what memory is planned for
         # A cache is written to where it lies, and not copied for it.
-        content = edge.to_executorch(ExecutorchBackendConfig(run_reinplace_pass=bool(methods))).buffer
-    (folder / MODEL).write_bytes(content)
+        lowered = edge.to_executorch(ExecutorchBackendConfig(run_reinplace_pass=bool(methods)))
+        planned = _planned(lowered)
+    (folder / MODEL).write_bytes(lowered.buffer)
     alone = {
         name: rows.non_delegated
         for name, rows in sorted(told.delegation_by_operator.items())
@@ -145,8 +146,32 @@ def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path) -> W
             "delegated to XNNPACK": told.num_delegated_nodes,
             "fallen back to portable kernels": sum(alone.values()),
         },
+        planned=planned,
         notes=tuple(f"not delegated: {name}, {count} times" for name, count in alone.items()),
     )
+
+
+def _planned(program: Any) -> dict[str, int]:
+    """What the runtime sets aside before it runs: of each method, and by value with the calls in which it lives.
+
+    Values that do not live at once share places, so that they add up to more. A delegate's own memory is not in it.
+    """
+    found = {
+        f"{plan.name}, all of it": sum(plan.non_const_buffer_sizes)
+        for plan in program.executorch_program.execution_plan
+        if any(plan.non_const_buffer_sizes)
+    }
+    seen: set[Any] = set()  # what a delegate gives is taken out of its tuple, and is the output in the end
+    for node in program.exported_program().graph.nodes:
+        specs = node.meta.get("spec")
+        for spec in specs if isinstance(specs, list | tuple) else [specs]:
+            if getattr(spec, "mem_offset", None) is None or spec.const:
+                continue
+            begins, ends = spec.lifetime
+            if (place := (spec.mem_id, spec.mem_offset, begins, ends)) not in seen:
+                seen.add(place)
+                found[f"{node.name}, from {begins} to {ends} at {spec.mem_offset}"] = spec.allocated_memory
+    return found
 
 
 @contextlib.contextmanager

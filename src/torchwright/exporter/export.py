@@ -29,8 +29,8 @@ from torchwright.exporter.package import (
     size_of,
     writing_export,
 )
-from torchwright.exporter.reference import calls_of, write_reference
-from torchwright.exporter.subject import Subject, make_subject
+from torchwright.exporter.reference import calls_of, write_reference, write_settings
+from torchwright.exporter.subject import Subject, check_repeats, make_subject
 from torchwright.exporter.verify import verify
 from torchwright.facts import Event
 from torchwright.process import folders, interrupts
@@ -137,7 +137,7 @@ def export(
                 reports[chosen] = excess
                 continue
             tell(f"verifying {chosen}")
-            reports[chosen] = verify(place, written, [], tell, max_error)
+            reports[chosen] = verify(place, written, [], tell, max_error, as_written=True)
             made[chosen] = replace(written, report=reports[chosen])
         chosen = budget.choose(reports) if budget else tried[0]
         if budget:
@@ -176,11 +176,13 @@ def _write(
     folder: Path, subject: Subject, target: type[ExportTarget], precision: str, tell: Callable[[str], None]
 ) -> Export:
     graph = subject.graph
+    check_repeats(subject)
     tell("the original's answers, at both ends of its sizes")
     calls = calls_of(subject)
     write_reference(folder / REFERENCE, graph.program, calls)
     tell(f"converting it for {target.runtime}")
     written = target.write(subject, precision, folder / PACKAGE)
+    write_settings(folder / REFERENCE, target.settings(folder / PACKAGE))
     frozen = (f"the number of rows is that of the example: {graph.frozen}",) if graph.frozen else ()
     made = Export(
         target=target.name,
@@ -193,6 +195,7 @@ def _write(
         carried=subject.carried,
         left=subject.left,
         notes=(*frozen, *written.notes),
+        planned=written.planned,
         parting=written.parting,
     )
     return finish(folder, made)

@@ -44,6 +44,7 @@ class Gguf(ExportTarget):
     runtime: ClassVar[str] = "llama.cpp"
     libraries: ClassVar[tuple[str, ...]] = ("llama-cpp-python",)
     tolerances: ClassVar[dict[str, float]] = {"bf16": 0.03, "q8_0": 0.05, "q4_0": 0.3}
+    rounding: ClassVar[dict[str, float]] = {"bf16": 0.01, "q8_0": 0.02, "q4_0": 0.2}
 
     @classmethod
     def write(cls, subject: Subject, precision: str, folder: Path) -> Written:
@@ -68,6 +69,10 @@ class Gguf(ExportTarget):
     def weights(cls, folder: Path) -> dict[str, Tensor]:
         made = opened(folder / MODEL)
         return dict(Checkpoint(made, read_config(made)).tensors(torch.float32))
+
+    @classmethod
+    def settings(cls, folder: Path) -> dict[str, Any]:
+        return read_config(opened(folder / MODEL))
 
 
 def _geometry(config: dict[str, Any]) -> dict[str, Value]:

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,24 @@ from torchwright.exporter.base import Values
 from torchwright.exporter.package import REFERENCE
 from torchwright.exporter.process import RunFailed
 from torchwright.exporter.reference import Layers, graph_values, read_calls, read_graph, read_layers
+from torchwright.json_file import read_json, typed
 from torchwright.workloads.accuracy import relative_error
 
+ERRORS = "errors.json"
+"""Beside the reference: `Errors`."""
+CODE, SETTINGS = "the code itself", "its settings"
+"""What is named in place of a module."""
+RISES, LEAST = 2.0, 1e-3
+"""What counts as further off: so many times as much, and this more. Another machine rounds otherwise, too."""
 Ask = Callable[..., dict[str, Any]]
 """Of the process that runs the package."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """What the operators of a package were off by when it was written, by their keys."""
+
+    operators: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +50,20 @@ class Parting:
     """Relative, of what this operator gives, where that can be seen."""
     before: float = 0.0
     """The largest of the operators before it that could be compared."""
+    written: float | None = None
+    """What this operator was off by when the package was written, where that was kept."""
 
     def __str__(self) -> str:
         where = f" ({self.line})" if self.line else ""
         if self.error is None:
             return f"outputs part at {self.module}: with the original's {self.operator} they are right"
+        if self.module == SETTINGS:
+            return f"outputs part at its settings: {self.operator}"
+        if self.module == CODE:
+            return f"outputs part in the code: with {self.operator} they are still off by {self.error:.2g}"
+        when = "" if self.written is None else f" ({self.written:.2g} when it was written)"
         return (
-            f"outputs part at {self.module}, {self.operator}{where}: off by {self.error:.2g}, "
+            f"outputs part at {self.module}, {self.operator}{where}: off by {self.error:.2g}{when}, "
             f"before it by {self.before:.2g} at most"
         )
 
@@ -56,26 +79,28 @@ def locate(folder: Path, ask: Ask, scratch: Path, allowed: float, *, named: bool
     out = scratch / "values"
     try:
         ask("values", out=str(out))
-        found = first_parting(
-            graph_values(program, call.tensors),
-            read_tree(out),
-            read_layers(folder / REFERENCE),
-            allowed,
-            named=named,
-        )
+        wanted, layers = graph_values(program, call.tensors), read_layers(folder / REFERENCE)
+        own = read_tree(out)
+        found = first_risen(errors_of(wanted, own, named=named), read_errors(folder / REFERENCE), layers)
+        if found is None:
+            found = first_parting(wanted, own, layers, allowed, named=named)
         if found is not None:
             return found
         furthest = ask("furthest")
-        if furthest["error"] > allowed:
+        if furthest["name"]:
             name = furthest["name"]
             return Parting(module=name.rpartition(".")[0], operator=f"weight {name}", error=furthest["error"])
-        names = ask("weights", allowed=allowed)["names"]
+        if changed := ask("settings")["changed"]:
+            return Parting(module=SETTINGS, operator="; ".join(changed))
+        answer = ask("weights", allowed=allowed)
     except RunFailed:
         return None
-    if not names:
-        return None
-    module = ", ".join(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
-    return Parting(module=module, operator=f"weight {', '.join(names)}")
+    if names := answer["names"]:
+        module = ", ".join(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+        return Parting(module=module, operator=f"weight {', '.join(names)}")
+    if answer["error"] is not None and answer["error"] > allowed:
+        return Parting(module=CODE, operator="all of the original's weights", error=answer["error"])
+    return None
 
 
 def smallest(names: Sequence[str], right: Callable[[Sequence[str]], bool]) -> list[str]:
@@ -101,23 +126,60 @@ def first_parting(
 
     But where values are `named` by their operators, of which some may be missing.
     """
-    kinds = {kind for kind, n in _kinds(wanted).items() if named or _kinds(found).get(kind) == n}
     before = 0.0
-    for key, value in wanted.items():
-        kind = key.partition("#")[0]
-        if kind not in kinds or key not in found or found[key].shape != value.shape:
-            continue
-        error = _error(value, found[key])
+    for key, error in errors_of(wanted, found, named=named).items():
         if error > allowed:
-            return Parting(
-                module=layers.modules.get(key, "an unnamed module"),
-                operator=kind,
-                line=layers.lines.get(key, ""),
-                error=error,
-                before=before,
-            )
+            return _parting(key, layers, error, before)
         before = max(before, error)
     return None
+
+
+def first_risen(errors: Mapping[str, float], written: Mapping[str, float], layers: Layers) -> Parting | None:
+    """The first operator that is further off than when the package was written, by more than `RISES`."""
+    before = 0.0
+    for key, error in errors.items():
+        if key in written and error > RISES * written[key] + LEAST:
+            return replace(_parting(key, layers, error, before), written=written[key])
+        before = max(before, error)
+    return None
+
+
+def errors_of(wanted: Values, found: Values, *, named: bool = False) -> dict[str, float]:
+    """What the operators that both have are off by, in the graph's order."""
+    counts = _kinds(found)
+    kinds = {kind for kind, n in _kinds(wanted).items() if named or counts.get(kind) == n}
+    return {
+        key: _error(value, found[key])
+        for key, value in wanted.items()
+        if key.partition("#")[0] in kinds and key in found and found[key].shape == value.shape
+    }
+
+
+def keep_errors(folder: Path, ask: Ask, scratch: Path, *, named: bool = False) -> None:
+    """Keep what each operator of a package that holds is off by: rounding hides a fault from any common bound."""
+    out = scratch / "errors"
+    ask("values", out=str(out))
+    reference = folder / REFERENCE
+    wanted = graph_values(read_graph(reference, trust=True), read_calls(reference)[0].tensors)
+    errors = errors_of(wanted, read_tree(out), named=named)
+    if kept := {key: error for key, error in errors.items() if math.isfinite(error)}:
+        (reference / ERRORS).write_text(json.dumps(asdict(Errors(operators=kept))))
+
+
+def read_errors(folder: Path) -> dict[str, float]:
+    """Empty where none were kept. Raises `ArtifactError` for what is something else."""
+    file = folder / ERRORS
+    return typed(read_json(file), Errors, ERRORS).operators if file.is_file() else {}
+
+
+def _parting(key: str, layers: Layers, error: float, before: float) -> Parting:
+    return Parting(
+        module=layers.modules.get(key, "an unnamed module"),
+        operator=key.partition("#")[0],
+        line=layers.lines.get(key, ""),
+        error=error,
+        before=before,
+    )
 
 
 def _kinds(values: Values) -> Counter[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchwright.engines.converted import Converted
 from torchwright.engines.openvino import CONSTANTS, GRAPH, OpenVino
-from torchwright.exporter.base import Values, Written
+from torchwright.exporter.base import Run, Values, Written
 from torchwright.exporter.converted import ConvertedTarget
 from torchwright.exporter.reference import keys
 
@@ -46,6 +46,19 @@ class OpenVinoIr(ConvertedTarget):
         return Written(operators={kind: n for kind, n in kinds.most_common() if kind not in NOT_COMPUTED})
 
     @classmethod
+    def open(cls, folder: Path, spec: CallSpec, threads: int) -> Run:
+        run, own = super().open(folder, spec, threads), [one.partial_shape for one in _read(folder).inputs]
+
+        def within(tensors: Sequence[Tensor]) -> list[Tensor]:
+            # The engine asks for the sizes of the call anew as it reads the file; others take the file as it is.
+            for shape, tensor in zip(own, tensors, strict=True):
+                if not shape.compatible(_shape(tensor)):
+                    raise ValueError(f"the file takes {shape}, and not {list(tensor.shape)}")
+            return run(tensors)
+
+        return within
+
+    @classmethod
     def values(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor]) -> Values:
         import openvino as ov
         import torch
@@ -60,10 +73,25 @@ class OpenVinoIr(ConvertedTarget):
         named = keys((node, node[1]) for node in last)
         for output in last.values():
             model.add_outputs(output)
+        # What is an output already gets no second one.
+        places = {_source(result.get_node()): index for index, result in enumerate(model.outputs)}
         compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        given = [tensor.contiguous().numpy() for tensor in tensors]
-        arrays = list(compiled(dict(enumerate(given))).values())[-len(last) :]
-        return {named[node]: torch.from_numpy(a.copy()) for node, a in zip(last, arrays, strict=True)}
+        answer = compiled(dict(enumerate(tensor.contiguous().numpy() for tensor in tensors)))
+        return {
+            named[node]: torch.from_numpy(answer[places[output.get_node().get_friendly_name()]].copy())
+            for node, output in last.items()
+        }
+
+
+def _source(result: Any) -> str:
+    """The operator that gives a result."""
+    return result.input_value(0).get_node().get_friendly_name()
+
+
+def _shape(tensor: Tensor) -> Any:
+    import openvino as ov
+
+    return ov.PartialShape(list(tensor.shape))
 
 
 def _read(folder: Path) -> Any:

@@ -10,11 +10,15 @@ signature      of export.json, with this user's key
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from torchwright.artifact.folder import writing
 from torchwright.artifact.sealed import digests, is_own, not_as_written, seal
@@ -25,6 +29,7 @@ from torchwright.json_file import read_json, typed
 
 EXPORT, PACKAGE, REFERENCE = "export.json", "package", "reference"
 FORMAT = 1
+SYSTEMS = re.compile(r"\(os error (\d+)\)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +50,8 @@ class Export:
     left: dict[str, str] = field(default_factory=dict)
     """Steps that are not, each with its reason."""
     notes: tuple[str, ...] = ()
+    planned: dict[str, int] = field(default_factory=dict[str, int])
+    """Bytes of memory that are planned ahead, where the runtime does: by method, and by value."""
     parting: str = ""
     """The first layer that the target's own rounding throws off, where its runtime could not show it."""
     report: dict[str, Any] = field(default_factory=dict)
@@ -55,8 +62,19 @@ class Export:
 @contextmanager
 def writing_export(path: Path) -> Iterator[Path]:
     """A folder that takes the place of `path` when it is whole; another export there is replaced, nothing else is."""
-    with writing(path, _no_export) as folder:
+    with writing(path, _no_export) as folder, _errors_of_the_system():
         yield empty_export(folder)
+
+
+@contextmanager
+def _errors_of_the_system() -> Iterator[None]:
+    """A full disk as safetensors tells it, as the error that it is."""
+    try:
+        yield
+    except SafetensorError as error:
+        if (number := SYSTEMS.search(str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def empty_export(folder: Path) -> Path:

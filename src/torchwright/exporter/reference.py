@@ -24,8 +24,14 @@ from torchwright.exporter.subject import CALL, Subject
 from torchwright.json_file import read_json, typed
 from torchwright.profile.breaks import FRAME, is_users
 
-CALLS, LAYERS = "calls", "layers.json"
+CALLS, LAYERS, SETTINGS = "calls", "layers.json", "settings.json"
 EXAMPLE, SMALLEST, LARGEST, PAST = "example", "smallest", "largest", "one past"
+KIN: dict[str, str] = {
+    "aten.native_layer_norm": "aten.layer_norm",
+    "aten.native_group_norm": "aten.group_norm",
+    "aten._native_batch_norm_legit_no_training": "aten.batch_norm",
+} | {f"aten.conv{dims}d": "aten.convolution" for dims in (1, 2, 3)}
+"""What converters make of an operator before they convert it → one name for both."""
 UNBOUNDED = 3
 """The largest size tried of one without a bound, in multiples of the example's."""
 
@@ -106,6 +112,26 @@ def read_calls(folder: Path) -> list[Call]:
     raise ArtifactError(f"{folder} holds no calls of a model", next="export again")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a package was written with in place of a graph."""
+
+    values: dict[str, Any]
+
+
+def write_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """Keep what a package was written with that is no weight."""
+    if settings:
+        (folder / SETTINGS).write_text(json.dumps(asdict(Settings(values=settings))))
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Empty where none were kept. Raises `ArtifactError` for what is something else."""
+    if not (folder / SETTINGS).is_file():
+        return {}
+    return typed(read_json(folder / SETTINGS), Settings, SETTINGS).values
+
+
 def read_graph(folder: Path, *, trust: bool) -> ExportedProgram:
     return read_programs(folder, trust=trust)[CALL]
 
@@ -176,8 +202,9 @@ def keys(operators: Any) -> dict[Any, str]:
     count: Counter[str] = Counter()
     found: dict[Any, str] = {}
     for node, name in operators:
-        found[node] = f"{name}#{count[name]}"
-        count[name] += 1
+        kind: str = KIN.get(name) or name
+        found[node] = f"{kind}#{count[kind]}"
+        count[kind] += 1
     return found
 
 

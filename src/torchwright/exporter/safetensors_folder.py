@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
@@ -45,6 +45,7 @@ class SafetensorsFolder(ExportTarget):
     runtime: ClassVar[str] = "transformers"
     libraries: ClassVar[tuple[str, ...]] = ("transformers", "compressed-tensors")
     tolerances: ClassVar[dict[str, float]] = {"bf16": 0.03, "w8a8": 0.1, "w4a16": 0.3}
+    rounding: ClassVar[dict[str, float]] = {"bf16": 0.01, "w8a8": 0.02, "w4a16": 0.2}
     formats: ClassVar[dict[str, str]] = {"w8a8": "w8a8", "w4a16": "w4a16"}
     skips: ClassVar[bool] = True
 
@@ -108,6 +109,10 @@ class SafetensorsFolder(ExportTarget):
     @classmethod
     def weights(cls, folder: Path) -> dict[str, Tensor]:
         return dict(Checkpoint(folder, read_config(folder)).tensors(torch.float32))
+
+    @classmethod
+    def settings(cls, folder: Path) -> dict[str, Any]:
+        return read_config(folder)
 
 
 def _of_recipe(layout: Layout | None, subject: Subject) -> tuple[Layout | None, set[str]]:

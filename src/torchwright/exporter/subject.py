@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
+from torchwright.engines.call import written
 from torchwright.engines.converted import handed_over
 from torchwright.engines.packaging import changed
 from torchwright.engines.program import FreeSizes, export_one
@@ -23,15 +26,17 @@ from torchwright.engines.spec import CallSpec
 from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows
 from torchwright.errors import ModelError, RefusedTechnique, TorchwrightError
 from torchwright.exporter.formats import Format
-from torchwright.exporter.obstacles import explained
+from torchwright.exporter.obstacles import changing, explained
 from torchwright.facts import Step
 from torchwright.techniques.base import Phase, Target, from_step, in_order
-from torchwright.workloads.accuracy import flatten
+from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case, Workload
 from torchwright.workloads.language import LanguageWorkload
 from torchwright.workloads.module import ModuleWorkload
 
 CALL = "forward"
+CHANCE = 1e-3
+"""How far apart two answers to one call may be."""
 PROMPT = 16
 """Tokens of a language model's example prompt."""
 TRAVELS = (Phase.GRAPH, Phase.WEIGHTS, Phase.ATTENTION)
@@ -214,7 +219,11 @@ def _graph(target: Target, case: Case, most: int | None) -> Graph:
 
 
 def _exported(target: Target, case: Case, sizes: Any) -> tuple[ExportedProgram, CallSpec]:
-    program = changed(export_one(target.model, case, sizes), target.settings)
+    with contextlib.redirect_stderr(io.StringIO()):  # torch prints the graph as far as it came
+        program = export_one(target.model, case, sizes)
+    program = changed(program, target.settings)
+    if written(program):
+        raise changing(program)
     return program, handed_over(CALL, program)
 
 
@@ -228,14 +237,31 @@ def _check_numbers(subject: Subject) -> None:
             )
 
 
+def check_repeats(subject: Subject) -> None:
+    """Raises `ModelError` for a model whose second answer to a call is another, though its graph changes nothing."""
+    first = subject.answer(subject.case)
+    again = subject.answer(subject.case)
+    if any(
+        one.shape == two.shape and relative_error([one], [two]).value > CHANCE
+        for one, two in zip(first, again, strict=True)
+    ):
+        raise ModelError(
+            f"{subject.name} answers the same call differently the second time, and an export can do so once alone",
+            found="state that it keeps from call to call, or chance",
+            next="hand the state in and give the new one back: forward(x, state) → (y, state); leave chance out",
+        )
+
+
 def _first_nan(model: nn.Module, case: Case) -> str:
-    """The innermost module whose output is the first with NaN."""
+    """The innermost module whose output is the first with NaN, and what was before it where its inputs had one."""
     found: list[str] = []
 
     def look(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if any(isinstance(t, torch.Tensor) and bool(t.isnan().any()) for t in pytree.tree_leaves(output)):
-                found.append(name or "the model itself")
+            if _has_nan(output):
+                called = name or "the model itself"
+                own = name.rpartition(".")[0] or "the model itself"
+                found.append(f"{own}'s own code, before {called}" if name and _has_nan(args) else called)
 
         return hook
 
@@ -247,3 +273,7 @@ def _first_nan(model: nn.Module, case: Case) -> str:
         for handle in handles:
             handle.remove()
     return found[0] if found else "the model's inputs"
+
+
+def _has_nan(values: Any) -> bool:
+    return any(isinstance(t, torch.Tensor) and bool(t.isnan().any()) for t in pytree.tree_leaves(values))

@@ -14,7 +14,7 @@ from torchwright.artifact.tree import read_tree
 from torchwright.engines.program import GRAPHS
 from torchwright.errors import WorkloadError
 from torchwright.exporter.base import exports
-from torchwright.exporter.locate import locate
+from torchwright.exporter.locate import keep_errors, locate
 from torchwright.exporter.package import PACKAGE, REFERENCE, Export, size_of
 from torchwright.exporter.process import RunFailed, Runner
 from torchwright.exporter.reference import EXAMPLE, PAST, Call, read_calls
@@ -23,6 +23,8 @@ from torchwright.process import folders
 from torchwright.workloads.accuracy import relative_error
 
 TURNS = 7
+EXACT = 1e-3
+"""An error of a precision that rounds nothing beyond float32."""
 RIGHT, WRONG, REFUSED, CRASHED = "right", "wrong", "refused", "crashed"
 Tell = Callable[[str], None]
 
@@ -39,11 +41,18 @@ class Tried:
 
 
 def verify(
-    folder: Path, export: Export, changed: Sequence[str], tell: Tell, allowed: float | None = None
+    folder: Path,
+    export: Export,
+    changed: Sequence[str],
+    tell: Tell,
+    allowed: float | None = None,
+    *,
+    as_written: bool = False,
 ) -> dict[str, Any]:
     """The report: numerics at every size, what it weighs and takes beside eager, and where outputs part.
 
-    `allowed` is the relative error that holds; without it the target's own for its precision.
+    `allowed` is the relative error that holds; without it the target's own for its precision. Of a package `as_written`
+    that rounds, what its operators are off by is kept, beside the reference.
     """
     target = exports.get(export.target)
     allowed = target.tolerances[export.precision] if allowed is None else allowed
@@ -56,9 +65,11 @@ def verify(
         if tried[0].outcome in (RIGHT, WRONG):
             tell("timing it, and the graph operator by operator, in turn")
             report |= _measured(package, folder, scratch)
-            if tried[0].outcome == WRONG and _has_graph(folder):
+            if _has_graph(folder) and (tried[0].outcome == WRONG or changed):
                 tell("looking for the first layer at which outputs part")
                 parting = locate(folder, package.ask, scratch, allowed, named=target.named)
+            elif _has_graph(folder) and as_written and allowed > EXACT:
+                keep_errors(folder, package.ask, scratch, named=target.named)
         if tried[0].outcome != CRASHED:
             tell("calling it at both ends of its sizes, and one past them")
             tried += [package.tried(index, call, allowed) for index, call in enumerate(calls) if index]

@@ -7,6 +7,7 @@ Requests and answers are JSON over the socket FD; tensors travel in files.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 import time
@@ -23,7 +24,7 @@ from torchwright.errors import first_line
 from torchwright.exporter.base import exports
 from torchwright.exporter.locate import smallest
 from torchwright.exporter.package import EXPORT, PACKAGE, REFERENCE, Export
-from torchwright.exporter.reference import eager, read_calls, read_graph
+from torchwright.exporter.reference import eager, read_calls, read_graph, read_settings
 from torchwright.json_file import read_json, typed
 from torchwright.measure.clock import Waiting
 from torchwright.process.orphans import be_killed_first, die_with_parent
@@ -31,6 +32,10 @@ from torchwright.workloads.accuracy import relative_error
 
 TURN_SECONDS = 0.05
 TURN_CALLS = 50
+VECTORS = 0.01
+"""How far a vector is from the original's at most: no format keeps one in less than bfloat16."""
+LONGEST = 200
+"""Characters that are told of a setting."""
 
 
 class Session:
@@ -87,31 +92,65 @@ class Session:
         return {}
 
     def furthest(self) -> dict[str, Any]:
-        """The weight that is furthest from the reference's, and by how much."""
+        """The weight with the row that is furthest from the reference's beyond what rounding does, and by how much."""
         target = exports.get(self.export.target)
         wanted = read_graph(self.folder / REFERENCE, trust=True).state_dict
         worst = ("", 0.0)
         for name, found in target.weights(self.folder / PACKAGE).items():
             own = next((value for key, value in wanted.items() if key.endswith(f".{name}")), None)
-            if own is not None:
-                worst = max(worst, (name, relative_error([own], [found]).value), key=lambda pair: pair[1])
+            if own is None:
+                continue
+            error = furthest_row(own, found)
+            if error > (target.rounding[self.export.precision] if own.ndim > 1 else VECTORS):
+                worst = max(worst, (name, error), key=lambda pair: pair[1])
         return {"name": worst[0], "error": worst[1]}
 
+    def settings(self) -> dict[str, Any]:
+        """Those that are not as they were written, each with both values."""
+        target = exports.get(self.export.target)
+        was, now = read_settings(self.folder / REFERENCE), target.settings(self.folder / PACKAGE)
+        return {
+            "changed": [
+                f"{name} {now.get(name)!r}, was {was.get(name)!r}"[:LONGEST]
+                for name in sorted(was.keys() | now.keys())
+                if was.get(name) != now.get(name)
+            ]
+        }
+
     def weights(self, allowed: float) -> dict[str, Any]:
-        """The weights that, in place of the package's own, make the example's answer right."""
+        """The weights that, in place of the package's own, make the example's answer right.
+
+        Beside them the error with all of them in place, None where the runtime takes none.
+        """
         target, call = exports.get(self.export.target), self.calls[0]
         mine = read_graph(self.folder / REFERENCE, trust=True)
         states = dict(mine.state_dict) | {
             name: value for name, value in mine.constants.items() if isinstance(value, torch.Tensor)
         }
 
-        def right(names: Sequence[str]) -> bool:
+        def error(names: Sequence[str]) -> float | None:
             run = target.reweighted(
                 self.folder / PACKAGE, self.export.call, {name: states[name] for name in names}
             )
-            return run is not None and relative_error(call.outputs, run(call.tensors)).value <= allowed
+            return None if run is None else relative_error(call.outputs, run(call.tensors)).value
 
-        return {"names": smallest(sorted(states), right)}
+        def right(names: Sequence[str]) -> bool:
+            found = error(names)
+            return found is not None and found <= allowed
+
+        return {"names": smallest(sorted(states), right), "error": error(sorted(states))}
+
+
+def furthest_row(wanted: torch.Tensor, found: torch.Tensor) -> float:
+    """The largest relative error of a row, of a vector that of the whole; infinite for another shape."""
+    if wanted.shape != found.shape:
+        return math.inf
+    before, after = (
+        wanted.double().reshape(-1, wanted.shape[-1]),
+        found.double().reshape(-1, wanted.shape[-1]),
+    )
+    off, size = (after - before).norm(dim=1), before.norm(dim=1)
+    return float(torch.where(size > 0, off / size.clamp_min(1e-300), off).max().nan_to_num(math.inf))
 
 
 def main(connection: Connection) -> None:
