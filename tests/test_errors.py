@@ -30,6 +30,13 @@ def test_the_message_is_one_paragraph_of_sentences():
     assert "\n" not in str(error)
 
 
+def test_half_a_character_can_be_written_down():
+    """As JSON gives it where a file says so; every clause may name it."""
+    error = TorchwrightError("no \ud800", found="\udfff", allowed="a\ud800", next="b")
+    assert str(error).encode() == b"no \\ud800. Found: \\udfff. Allowed: a\\ud800. Next: b."
+    assert error.reason == "no \\ud800: \\udfff"
+
+
 def test_clauses_that_are_not_given_are_left_out():
     assert str(TorchwrightError("it failed!")) == "it failed!"
     assert str(TorchwrightError("it failed", next="try again")) == "it failed. Next: try again."

@@ -36,6 +36,8 @@ class TorchwrightError(Exception):
         next: str | None = None,
         facts: dict[str, Any] | None = None,
     ) -> None:
+        summary = _written(summary)
+        found, allowed, next = (text and _written(text) for text in (found, allowed, next))
         self.summary, self.found, self.allowed, self.next = summary, found, allowed, next
         self.facts = facts or {}
         parts = [_sentence(summary)]
@@ -55,6 +57,11 @@ class TorchwrightError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross between our own processes; keyword arguments need their own way through pickle.
         return _rebuild, (type(self), self.summary, self.found, self.allowed, self.next, self.facts)
+
+
+def _written(text: str) -> str:
+    """What a terminal and a log can take: of a name in a file there may be half a character (a lone surrogate)."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class UnknownName(TorchwrightError):
