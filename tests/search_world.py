@@ -288,7 +288,10 @@ class World:
     """Factor on the time of a recipe's n-th turn: noise, or a machine that changes its mind."""
     waited: Callable[[frozenset[str], int], float] = lambda names, turn: 0.0
     """Share of a recipe's n-th turn in which others ran."""
+    repeats: Callable[[frozenset[str]], int] = lambda names: 1
+    """How often a pass of a recipe makes the call."""
     seconds: float = 0.01
+    """Of the original's call."""
     export_seconds: float = 0.1
     called_as_is: bool = False
     kernels: dict[str, float] = field(default_factory=dict)
@@ -380,6 +383,7 @@ class World:
                 coverage=tuple(Coverage(technique=step.name, changed=1, total=1) for step in steps),
                 weight_bytes=10,
                 properties=properties,
+                repeats={"forward": self.repeats(frozenset(step.name for step in steps))},
             ),
         )
 
@@ -449,7 +453,6 @@ class Process:
             variants=tuple(self.world.variants),
             counts={},
             kernel_seconds=self.world.kernels,
-            repeats={"forward": 1},
             features=make_features(),
         )
 

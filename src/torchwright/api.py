@@ -229,7 +229,6 @@ def verify(
     workload = workload_of(path, recipe, trust=trust)
     begun, rows = time.monotonic(), list[tuple[float, float]]()
     at_least = (1 - tolerance) * recipe.speedup.low if recipe.budget.objective != "memory" else 0.0
-    repeats = {case.name: case.repeat for case in recipe.baseline.cases}
 
     def tell(text: str) -> None:
         seconds = time.monotonic() - begun
@@ -247,7 +246,11 @@ def verify(
             tell(f"timing both in turn, {count} of {retries + 1} times at most")
             for _ in range(VERIFY_ROUNDS):
                 turns = original.ask("time"), candidate.ask("time")
-                before, after = (sum(turn[name] * n for name, n in repeats.items()) for turn in turns)
+                measured = recipe.baseline, recipe.final
+                before, after = (
+                    sum(turn[case.name] * case.repeat for case in side.cases)
+                    for turn, side in zip(turns, measured, strict=True)
+                )
                 rows.append((before, after))
             speedup = paired_speedup(*zip(*rows, strict=True))
             verdict = _speed_verdict(speedup, at_least)

@@ -78,7 +78,6 @@ def _measure_baseline(search: Search) -> None:
         search.baseline.quality = process.ask("compare", reference=search.reference, itself=True)
         search.settle_seconds = clock() - begun
         search.description = process.ask("describe", names=_asked(search))
-        search.repeats = search.description.repeats
     except TrialFailed as failure:
         search.baseline.close()
         raise _baseline_error(search, failure) from failure
