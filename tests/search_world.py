@@ -233,6 +233,24 @@ class Settle(Technique):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Skip(Technique):
+    """Leaves calls out, of which only measuring says how many."""
+
+    name: ClassVar[str] = "skip"
+    phase: ClassVar[Phase] = Phase.GRAPH
+
+    calls: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        return not self.calls
+
+    @property
+    def expected_gain(self) -> float:
+        return 1.0 + self.calls
+
+
+@dataclass(frozen=True, kw_only=True)
 class Elsewhere(Technique):
     """For another machine."""
 
@@ -262,6 +280,7 @@ FAKES: tuple[type[Technique], ...] = (
     Tune,
     Pool,
     Settle,
+    Skip,
     Elsewhere,
 )
 

@@ -34,6 +34,7 @@ from torchwright.facts import (
     Objective,
     Recipe,
     RooflinePoint,
+    Rung,
 )
 from torchwright.measure.clock import paired_speedup
 from torchwright.measure.roofline import Work, point
@@ -45,7 +46,7 @@ from torchwright.search.experience import TABLE
 from torchwright.search.optimize import optimize as run_optimize
 from torchwright.search.result import Result
 from torchwright.search.state import Request
-from torchwright.techniques.base import parse_step, techniques
+from torchwright.techniques.base import from_step, parse_step, techniques
 from torchwright.trial.client import TrialProcess
 from torchwright.workloads.detect import from_target, settings_of
 from torchwright.workloads.module import ModuleWorkload
@@ -186,8 +187,12 @@ def asked_and_failed(
     result: Result, with_steps: Sequence[str], facts: dict[str, Any]
 ) -> TechniqueFailed | None:
     """The error for steps asked for by name of which nothing was measured; `facts` is the result all the same."""
-    asked = [parse_step(text) for text in with_steps]
-    failed = [rung for rung in result.steps if rung.step in asked and rung.status in ("failed", "untried")]
+    failed: list[Rung] = []
+    for step in map(parse_step, with_steps):
+        alike = [rung for rung in result.steps if rung.step.name == step.name]
+        rows = alike if from_step(step).is_open else [rung for rung in alike if rung.step == step]
+        if all(rung.status in ("failed", "untried") for rung in rows):
+            failed += rows
     if not failed:
         return None
     return TechniqueFailed(

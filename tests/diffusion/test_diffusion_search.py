@@ -82,3 +82,26 @@ def test_steps_that_are_left_out_are_left_out_of_what_is_timed_and_judged(
     fewer, calls = prepared(Step(name="step_caching", options={"reused": ["2", "3"]}))
     assert calls == 4
     assert fewer.compare(reference=original.observe()).drop > 0
+
+
+def test_step_caching_without_steps_proposes_those_of_its_thresholds(
+    pixart: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchwright.devices import get_device
+    from torchwright.diffusion.workload import DiffusionWorkload
+    from torchwright.engines.apply import make_target
+    from torchwright.engines.describe import describe_target
+    from torchwright.techniques.step_caching import StepCaching
+
+    def proposed(changes: list[float]) -> list[tuple[list[str], str | None]]:
+        monkeypatch.setattr(DiffusionWorkload, "changes", lambda workload, model: changes)
+        target = make_target(DiffusionWorkload(pixart, steps=6), get_device("cpu").identify())
+        found = describe_target(target, ["step_caching"]).variants
+        return [(step.options.get("reused", []), reason) for step, reason in found]
+
+    assert StepCaching().is_open
+    found = proposed([0.0, 0.1, 0.1, 0.1, 0.1, 0.1])
+    assert found == [(["1", "2", "3"], None), (["1", "2", "4"], None), (["1", "3"], None)]
+    ((reused, reason),) = proposed([0.0, *[2.0] * 5])
+    assert reused == []
+    assert "no step of the 6" in str(reason)

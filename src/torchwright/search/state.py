@@ -98,7 +98,8 @@ class Search:
     budget: Budget
     watch: Watch
     wanted: tuple[Step, ...] = ()
-    """Asked for by name: tried with exactly these options, and an error where they cannot run."""
+    """Asked for by name: tried with exactly these options, and an error where they cannot run. Variants stand in the
+    place of a step that is open."""
     only: bool = False
     """Try nothing but `wanted`."""
     without: frozenset[str] = frozenset()
@@ -145,6 +146,10 @@ class Search:
         """Properties of the best so far; those found by running the original hold for every recipe of it."""
         described = self.description.properties
         return (self.best.prepared.properties | described & DISCOVERED) if self.best.steps else described
+
+    def has_variant(self, step: Step) -> bool:
+        """Whether the best so far has a step of this technique."""
+        return any(kept.name == step.name for kept in self.best.steps)
 
     def over_budget(self, candidate: Candidate) -> bool:
         """Whether the metric may have dropped by more than was allowed."""
