@@ -233,6 +233,24 @@ class Settle(Technique):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Skip(Technique):
+    """Leaves calls out, of which only measuring says how many."""
+
+    name: ClassVar[str] = "skip"
+    phase: ClassVar[Phase] = Phase.GRAPH
+
+    calls: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        return not self.calls
+
+    @property
+    def expected_gain(self) -> float:
+        return 1.0 + self.calls
+
+
+@dataclass(frozen=True, kw_only=True)
 class Elsewhere(Technique):
     """For another machine."""
 
@@ -262,6 +280,7 @@ FAKES: tuple[type[Technique], ...] = (
     Tune,
     Pool,
     Settle,
+    Skip,
     Elsewhere,
 )
 
@@ -288,7 +307,10 @@ class World:
     """Factor on the time of a recipe's n-th turn: noise, or a machine that changes its mind."""
     waited: Callable[[frozenset[str], int], float] = lambda names, turn: 0.0
     """Share of a recipe's n-th turn in which others ran."""
+    repeats: Callable[[frozenset[str]], int] = lambda names: 1
+    """How often a pass of a recipe makes the call."""
     seconds: float = 0.01
+    """Of the original's call."""
     export_seconds: float = 0.1
     called_as_is: bool = False
     kernels: dict[str, float] = field(default_factory=dict)
@@ -380,6 +402,7 @@ class World:
                 coverage=tuple(Coverage(technique=step.name, changed=1, total=1) for step in steps),
                 weight_bytes=10,
                 properties=properties,
+                repeats={"forward": self.repeats(frozenset(step.name for step in steps))},
             ),
         )
 
@@ -449,7 +472,6 @@ class Process:
             variants=tuple(self.world.variants),
             counts={},
             kernel_seconds=self.world.kernels,
-            repeats={"forward": 1},
             features=make_features(),
         )
 

@@ -93,7 +93,7 @@ def one_comparison(world: World) -> Interval:
         clock=lambda: world.now,
     )
     search = Search(context=context, budget=Budget(), watch=lambda event: None)
-    search.last_moment, search.repeats = world.now + 1e6, {"forward": 1}
+    search.last_moment = world.now + 1e6
     search.baseline = world.start(context, ())
     search.best = world.start(context, (step("half"),))
     return compare(search, world.start(context, (step("half"), step("fuse")))).marginal

@@ -34,6 +34,7 @@ from torchwright.facts import (
     Objective,
     Recipe,
     RooflinePoint,
+    Rung,
 )
 from torchwright.measure.clock import paired_speedup
 from torchwright.measure.roofline import Work, point
@@ -45,7 +46,7 @@ from torchwright.search.experience import TABLE
 from torchwright.search.optimize import optimize as run_optimize
 from torchwright.search.result import Result
 from torchwright.search.state import Request
-from torchwright.techniques.base import parse_step, techniques
+from torchwright.techniques.base import from_step, parse_step, techniques
 from torchwright.trial.client import TrialProcess
 from torchwright.workloads.detect import from_target, settings_of
 from torchwright.workloads.module import ModuleWorkload
@@ -186,8 +187,12 @@ def asked_and_failed(
     result: Result, with_steps: Sequence[str], facts: dict[str, Any]
 ) -> TechniqueFailed | None:
     """The error for steps asked for by name of which nothing was measured; `facts` is the result all the same."""
-    asked = [parse_step(text) for text in with_steps]
-    failed = [rung for rung in result.steps if rung.step in asked and rung.status in ("failed", "untried")]
+    failed: list[Rung] = []
+    for step in map(parse_step, with_steps):
+        alike = [rung for rung in result.steps if rung.step.name == step.name]
+        rows = alike if from_step(step).is_open else [rung for rung in alike if rung.step == step]
+        if all(rung.status in ("failed", "untried") for rung in rows):
+            failed += rows
     if not failed:
         return None
     return TechniqueFailed(
@@ -229,7 +234,6 @@ def verify(
     workload = workload_of(path, recipe, trust=trust)
     begun, rows = time.monotonic(), list[tuple[float, float]]()
     at_least = (1 - tolerance) * recipe.speedup.low if recipe.budget.objective != "memory" else 0.0
-    repeats = {case.name: case.repeat for case in recipe.baseline.cases}
 
     def tell(text: str) -> None:
         seconds = time.monotonic() - begun
@@ -247,7 +251,11 @@ def verify(
             tell(f"timing both in turn, {count} of {retries + 1} times at most")
             for _ in range(VERIFY_ROUNDS):
                 turns = original.ask("time"), candidate.ask("time")
-                before, after = (sum(turn[name] * n for name, n in repeats.items()) for turn in turns)
+                measured = recipe.baseline, recipe.final
+                before, after = (
+                    sum(turn[case.name] * case.repeat for case in side.cases)
+                    for turn, side in zip(turns, measured, strict=True)
+                )
                 rows.append((before, after))
             speedup = paired_speedup(*zip(*rows, strict=True))
             verdict = _speed_verdict(speedup, at_least)

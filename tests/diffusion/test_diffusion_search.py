@@ -27,6 +27,9 @@ def test_a_pipeline_is_optimized_and_draws(pixart: Path, tmp_path: Path) -> None
     )
     recipe = optimize(request, tmp_path / "out", told.append)
     assert recipe.final.quality is not None
+    if recipe.steps:  # what was loaded and timed at the end leaves the steps out, too
+        assert recipe.final.quality.drop > 0
+        assert {case.name: case.repeat for case in recipe.final.cases}["transformer"] == 4
     drawn = tw.load(tmp_path / "out").model.draw("a red dog", seed=1, steps=6)
     assert drawn.pixels_HW3.shape == (16, 16, 3)
     page = (tmp_path / "out" / "report.html").read_text()
@@ -57,3 +60,48 @@ def test_what_a_user_should_know_is_told_first(
     assert any("nobody looks at the pictures" in text for text in notices)
     assert any("judged by multi-scale SSIM: LPIPS needs sides of 31 pixels" in text for text in notices)
     assert not (tmp_path / "out").exists()
+
+
+def test_steps_that_are_left_out_are_left_out_of_what_is_timed_and_judged(
+    pixart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchwright.diffusion.workload import DiffusionWorkload
+    from torchwright.facts import Step
+    from torchwright.trial.session import Session
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    def prepared(*steps: Step) -> tuple[Session, int]:
+        session = Session()
+        session.workload = DiffusionWorkload(pixart, steps=6)
+        session.init(device="cpu", threads=1, seed=0, scratch=str(tmp_path))
+        return session, session.prepare(steps=steps).repeats["transformer"]
+
+    original, calls = prepared()
+    assert calls == 6
+    fewer, calls = prepared(Step(name="step_caching", options={"reused": ["2", "3"]}))
+    assert calls == 4
+    assert fewer.compare(reference=original.observe()).drop > 0
+
+
+def test_step_caching_without_steps_proposes_those_of_its_thresholds(
+    pixart: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchwright.devices import get_device
+    from torchwright.diffusion.workload import DiffusionWorkload
+    from torchwright.engines.apply import make_target
+    from torchwright.engines.describe import describe_target
+    from torchwright.techniques.step_caching import StepCaching
+
+    def proposed(changes: list[float]) -> list[tuple[list[str], str | None]]:
+        monkeypatch.setattr(DiffusionWorkload, "changes", lambda workload, model: changes)
+        target = make_target(DiffusionWorkload(pixart, steps=6), get_device("cpu").identify())
+        found = describe_target(target, ["step_caching"]).variants
+        return [(step.options.get("reused", []), reason) for step, reason in found]
+
+    assert StepCaching().is_open
+    found = proposed([0.0, 0.1, 0.1, 0.1, 0.1, 0.1])
+    assert found == [(["1", "2", "3"], None), (["1", "2", "4"], None), (["1", "3"], None)]
+    ((reused, reason),) = proposed([0.0, *[2.0] * 5])
+    assert reused == []
+    assert "no step of the 6" in str(reason)

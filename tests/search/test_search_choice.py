@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from search_world import World, fake_world, names, product, row, rows, step
+from torchwright.errors import RefusedTechnique
 from torchwright.facts import Budget, Step
 from torchwright.search.state import Outcome
 
@@ -67,6 +68,24 @@ def test_the_search_leaves_the_time_to_write_and_prove_what_it_found(world: Worl
     again, processes, other_rows = 9.0, 2.0, 6.0
     assert names(outcome) == ["fuse"]
     assert outcome.seconds <= budget - (again + processes + other_rows)
+
+
+def test_an_open_step_that_is_asked_for_is_chosen_by_measuring(world: World):
+    """All variants stand for it: the boldest loses too much, the next is kept, no other takes its place by noise."""
+    variants = [step("skip", calls=calls) for calls in (15, 9, 4)]
+    world.gain = lambda names: max(
+        (gain for gain, each in ((4.0, 15), (1.9, 9), (1.2, 4)) if f"skip:calls={each}" in names), default=1.0
+    )
+    world.drop = lambda steps: 0.5 if any(each.options.get("calls") == 15 for each in steps) else 0.0
+    outcome = world.search(step("half"), *variants, wanted=(step("skip"),), only=True)
+    assert outcome.best.steps == (variants[1],)
+    status = [(rung.step, rung.status) for rung in outcome.rungs]
+    assert status == [(variants[0], "dropped"), (variants[1], "kept"), (variants[2], "dropped")]
+
+
+def test_an_open_step_without_variants_is_refused_with_the_reason(world: World):
+    with pytest.raises(RefusedTechnique, match="nothing is alike"):
+        world.search((step("skip"), "nothing is alike here"), wanted=(step("skip"),))
 
 
 def test_only_what_is_named_is_asked(world: World):

@@ -37,6 +37,15 @@ def test_keeps_what_pays_and_reports_marginal_and_total(world: World):
     assert outcome.notes == ()
 
 
+def test_a_step_that_leaves_calls_out_is_worth_the_calls_that_it_leaves_out(world: World):
+    world.repeats = lambda names: 5 if "fold" in names else 20
+    outcome = world.ship(step("fold"))
+    assert row(outcome, "fold").speedup.value == pytest.approx(4.0)
+    assert outcome.speedup.value == pytest.approx(4.0)
+    assert (outcome.baseline.cases[0].repeat, outcome.final.cases[0].repeat) == (20, 5)
+    assert outcome.baseline.seconds == pytest.approx(4 * outcome.final.seconds)
+
+
 def test_drops_what_is_slower_and_what_is_inside_the_noise(world: World):
     world.gain = product(fold=1.03, pool=0.5)
     world.later = lambda names, turn: 1.1 if "fold" in names and turn % 3 == 0 else 1.0

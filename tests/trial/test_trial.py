@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -360,7 +361,8 @@ def test_a_candidate_carries_what_the_worker_found_and_cleans_up(tmp_path: Path)
         assert [item.technique for item in candidate.prepared.coverage] == ["threads"]
         assert candidate.prepared.weight_bytes == 4 * (4 * 4 + 4)
         candidate.turn()
-        measured = candidate.measurement({"forward": 3})
+        candidate.prepared = replace(candidate.prepared, repeats={"forward": 3})
+        measured = candidate.measurement()
         assert measured.seconds == pytest.approx(3 * measured.cases[0].seconds)
     finally:
         candidate.close()

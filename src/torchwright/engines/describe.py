@@ -40,8 +40,6 @@ class Description:
     export_seconds: float
     called_as_is: bool
     """As in `Workload`."""
-    repeats: dict[str, int]
-    """Name of a call → how often it is made."""
     features: Features
 
 
@@ -81,7 +79,6 @@ def describe_target(target: Target, names: Sequence[str] | None = None) -> Descr
         kernel_seconds=target.kernel_seconds,
         export_seconds=export_seconds,
         called_as_is=target.workload.called_as_is(),
-        repeats={case.name: case.repeat for case in cases},
         features=_features(target.model, cases, counts),
     )
 

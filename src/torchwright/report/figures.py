@@ -238,7 +238,9 @@ def _draw_cases(plate: d.Plate, points: list[RooflinePoint]) -> None:
 def cases(recipe: Recipe) -> Markup | None:
     """Each kind of call before and after, as its share of one pass."""
     pairs = view.case_pairs(recipe)
-    most = max((pair.repeat * max(pair.before, pair.after) for pair in pairs), default=0.0)
+    most = max(
+        (max(pair.repeat * pair.before, pair.repeat_after * pair.after) for pair in pairs), default=0.0
+    )
     if most <= 0:
         return None
     unit, scale = wording.time_unit(most)
@@ -249,10 +251,10 @@ def cases(recipe: Recipe) -> Markup | None:
         plate.rows(len(pairs))
         for index, pair in enumerate(pairs):
             plate.bar(index + 0.5, 0, pair.repeat * pair.before / scale, 0.2, d.ORIGINAL)
-            plate.bar(index + 0.76, 0, pair.repeat * pair.after / scale, 0.2, d.KEPT)
+            plate.bar(index + 0.76, 0, pair.repeat_after * pair.after / scale, 0.2, d.KEPT)
             times = f"{wording.seconds(pair.before)} → {wording.seconds(pair.after)}"
             times = f"{times}, {wording.ratio(pair.speedup)}"
-            name = pair.name if pair.repeat == 1 else f"{pair.name}, {pair.repeat:,} calls"
+            name = f"{pair.name}, {pair.often} calls" if pair.often else pair.name
             plate.text(4, index + 0.22, wording.elide(name, 28), d.INK)
             plate.text(HALF - 4, index + 0.22, times, d.INK, align="right")
             told.append(f"{name}: {times}")

@@ -321,7 +321,7 @@ def _totals(recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
     """The total and what it is of, one line per case, other rows, memory, the metric and the engine."""
     base, final = recipe.baseline, recipe.final
     pairs = [pair for pair in view.case_pairs(recipe) if not view.is_total(pair, recipe)]
-    names = [pair.name if pair.repeat == 1 else f"{pair.name} x{pair.repeat:,}" for pair in pairs]
+    names = [pair.name if not pair.often else f"{pair.name} x{pair.often}" for pair in pairs]
     good = "bold green" if view.kept(recipe) else "bold"
     total = _times(words, "total", base.seconds, final.seconds)
     yield total.append_text(words(str(recipe.speedup), good))

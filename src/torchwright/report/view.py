@@ -17,14 +17,25 @@ OWN_MODULE = "the recipe on the caller's model"
 
 @dataclass(frozen=True, kw_only=True)
 class CasePair:
-    """One kind of call before and after. Seconds of one call; `tokens` is what one call yields, or None."""
+    """One kind of call before and after. Seconds of one call; `tokens` is what one call yields, or None.
+
+    A pass made the call `repeat` times, and makes it `repeat_after` times.
+    """
 
     name: str
     before: float
     after: float
     speedup: float | None
     repeat: int
+    repeat_after: int
     tokens: int | None = None
+
+    @property
+    def often(self) -> str:
+        """How often a pass makes it, before and after where these differ; nothing of one that it makes once."""
+        if self.repeat != self.repeat_after:
+            return f"{self.repeat:,} → {self.repeat_after:,}"
+        return "" if self.repeat == 1 else f"{self.repeat:,}"
 
     def rate(self, seconds: float) -> float | None:
         """Tokens per second when one call takes `seconds`."""
@@ -50,15 +61,16 @@ def case_pairs(recipe: Recipe) -> list[CasePair]:
 
     Where there is one kind alone it is what the headline is about, and has the headline's ratio.
     """
-    after = {case.name: case.seconds for case in recipe.final.cases}
+    after = {case.name: case for case in recipe.final.cases}
     alone = recipe.speedup if len(recipe.baseline.cases) == 1 else None
     return [
         CasePair(
             name=wording.clean(case.name),
             before=case.seconds,
-            after=after[case.name],
-            speedup=alone.value if alone is not None else _ratio(case.seconds, after[case.name]),
+            after=after[case.name].seconds,
+            speedup=alone.value if alone is not None else _ratio(case.seconds, after[case.name].seconds),
             repeat=case.repeat,
+            repeat_after=after[case.name].repeat,
             tokens=_tokens(case, recipe),
         )
         for case in recipe.baseline.cases

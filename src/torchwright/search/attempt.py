@@ -148,7 +148,8 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
 
 
 def _asked_for(search: Search, step: Step) -> bool:
-    return search.budget.objective != "memory" and step.name in {wanted.name for wanted in search.wanted}
+    named = step.name in {wanted.name for wanted in search.wanted}
+    return search.budget.objective != "memory" and named and not search.has_variant(step)
 
 
 def _ground(technique: Technique, steps: Sequence[Step]) -> tuple[Step, ...]:

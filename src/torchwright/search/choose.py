@@ -48,10 +48,22 @@ HIDDEN = 0.02
 
 def first_queue(search: Search, left: Sequence[Step] = ()) -> list[Step]:
     """Steps to try, those among them that an earlier search has `left`; those refused outright become rows at once."""
+    search.wanted = _closed(search)
     queue = _asked_for(search) + _variants(search)
     variants = [step for step, _ in search.description.variants]
     queue += [step for step in left if step not in variants and step not in queue]
     return queue + _open_again(search, queue)
+
+
+def _closed(search: Search) -> tuple[Step, ...]:
+    """What was asked for, with all variants that can run in the place of a step whose options are still to be found."""
+    found: list[Step] = []
+    for step in search.wanted:
+        proposed = [
+            each for each, reason in search.description.variants if each.name == step.name and reason is None
+        ]
+        found += proposed if from_step(step).is_open and proposed else [step]
+    return tuple(found)
 
 
 def _asked_for(search: Search) -> list[Step]:
@@ -114,7 +126,7 @@ def take(search: Search, queue: list[Step]) -> Step:
         gain = expected_gain(search, step)
         setting = from_step(step).phase in (Phase.PROCESS, Phase.RUNTIME) and gain <= SETTING_GAIN
         rate = math.log(gain) / expected_seconds(search, step, steps)
-        return step in search.wanted, fits, not setting, rate
+        return step in search.wanted and not search.has_variant(step), fits, not setting, rate
 
     places = [place(step) for step in ready]
     chosen = ready[places.index(max(places))]
@@ -136,7 +148,7 @@ def expected_gain(search: Search, step: Step) -> float:
     """What a step is expected to gain where it pays."""
     technique = from_step(step)
     measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
-    if measured or any(kept.name == step.name for kept in search.best.steps):
+    if measured or search.has_variant(step):
         return AGAIN_GAIN
     if technique.epsilon and technique.epsilon >= _too_coarse(search):
         return AGAIN_GAIN

@@ -234,7 +234,7 @@ def _fresh_original(search: Search) -> None:
 def _other_rows(search: Search, candidate: Candidate, contents: Contents) -> tuple[RowsTime, ...]:
     """The speed-up at one row, half of the example's and twice as many, in the same two processes."""
     takes = contents.manifest.get("takes")
-    if takes is None or not takes.batched or len(search.repeats) != 1:
+    if takes is None or not takes.batched or len(search.baseline.prepared.repeats) != 1:
         return ()
     example = contents.manifest["calls"][0].tensors[takes.batched[0]].shape[0]
     if not isinstance(example, int):  # the caller has said which sizes vary
@@ -297,5 +297,5 @@ def _turns(
     begun, rounds = time.monotonic(), Rounds[tuple[float, float]](enough=ROUNDS[0])
     while len(rounds.all) < ROUNDS[1] and (len(rounds.all) < ROUNDS[0] or time.monotonic() - begun < seconds):
         (before, after), waited = one_round([one, other], first=len(rounds.all) % 2)
-        rounds.add((search.objective(before), search.objective(after)), waited)
+        rounds.add((one.seconds(before), other.seconds(after)), waited)
     return [row[0] for row in rounds.counted], [row[1] for row in rounds.counted]

@@ -62,7 +62,10 @@ def compare(search: Search, candidate: Candidate, *, final: bool = False) -> Com
     columns = list(zip(*rounds.counted, strict=True))
     for contestant, turns in zip(contestants, columns, strict=True):
         contestant.turns[:] = turns
-    seconds = [[search.objective(turn) for turn in column] for column in columns]
+    seconds = [
+        [contestant.seconds(turn) for turn in column]
+        for contestant, column in zip(contestants, columns, strict=True)
+    ]
     marginal, total = paired_speedup(seconds[-2], seconds[-1]), paired_speedup(seconds[0], seconds[-1])
     if rounds.busy:
         marginal, total = marginal.on_busy_machine(), total.on_busy_machine()
@@ -86,7 +89,8 @@ def _take_rounds(
         rounds.add(*one_round(contestants, first=len(rounds.all) % len(contestants)))
         spent = search.context.clock() - begun
         expected = spent / len(rounds.all)
-        ratios = [search.objective(row[-2]) / search.objective(row[-1]) for row in rounds.quiet]
+        best, candidate = contestants[-2:]
+        ratios = [best.seconds(row[-2]) / candidate.seconds(row[-1]) for row in rounds.quiet]
         clear = _is_clear(ratios)
         decided = not final and (clear or (faster and statistics.median(ratios or [1.0]) < 1.0))
         if len(ratios) >= ROUNDS[0] and (spent > seconds or decided):

@@ -286,7 +286,7 @@ def outcome_now(search: Search, speedup: Interval, final: Candidate | None = Non
     said = undecided or any("this is the original" in note for note in search.notes)
     if search.best is search.baseline and not said:
         search.notes.append("nothing was both faster and within the accuracy budget: this is the original")
-    baseline = search.baseline.measurement(search.repeats)
+    baseline = search.baseline.measurement()
     measured = final or search.best
     if measured is not search.baseline:
         measured = replace(
@@ -297,7 +297,7 @@ def outcome_now(search: Search, speedup: Interval, final: Candidate | None = Non
     return Outcome(
         best=search.best,
         baseline=baseline,
-        final=baseline if measured is search.baseline else measured.measurement(search.repeats),
+        final=baseline if measured is search.baseline else measured.measurement(),
         speedup=speedup,
         rungs=tuple(search.rungs),
         description=search.description,

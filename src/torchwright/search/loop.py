@@ -78,7 +78,6 @@ def _measure_baseline(search: Search) -> None:
         search.baseline.quality = process.ask("compare", reference=search.reference, itself=True)
         search.settle_seconds = clock() - begun
         search.description = process.ask("describe", names=_asked(search))
-        search.repeats = search.description.repeats
     except TrialFailed as failure:
         search.baseline.close()
         raise _baseline_error(search, failure) from failure
@@ -130,7 +129,7 @@ def _try(search: Search, step: Step) -> list[Step]:
 
 
 def _try_on_best(search: Search, step: Step) -> list[Step]:
-    technique, asked = from_step(step), step in search.wanted
+    technique, asked = from_step(step), step in search.wanted and not search.has_variant(step)
     reason = None if asked else _refusal(search, technique, step)
     if reason:
         search.refuse(step, reason)
@@ -159,8 +158,7 @@ def _try_on_best(search: Search, step: Step) -> list[Step]:
 
 def _refusal(search: Search, technique: Technique, step: Step) -> str | None:
     have = search.have()
-    variant = any(kept.name == step.name for kept in search.best.steps)
-    if technique.gives and technique.gives <= have and not variant:
+    if technique.gives and technique.gives <= have and not search.has_variant(step):
         return f"the model is {' and '.join(sorted(technique.gives))} already"
     engine = choose.engine_in_the_way(search, technique)
     if engine is not None:

@@ -98,7 +98,8 @@ class Search:
     budget: Budget
     watch: Watch
     wanted: tuple[Step, ...] = ()
-    """Asked for by name: tried with exactly these options, and an error where they cannot run."""
+    """Asked for by name: tried with exactly these options, and an error where they cannot run. Variants stand in the
+    place of a step that is open."""
     only: bool = False
     """Try nothing but `wanted`."""
     without: frozenset[str] = frozenset()
@@ -140,29 +141,28 @@ class Search:
     last_reference: Any = None
     """The same on data by which nothing is chosen; None where there is none."""
     description: Description = field(init=False)
-    repeats: dict[str, int] = field(default_factory=dict[str, int])
 
     def have(self) -> frozenset[str]:
         """Properties of the best so far; those found by running the original hold for every recipe of it."""
         described = self.description.properties
         return (self.best.prepared.properties | described & DISCOVERED) if self.best.steps else described
 
+    def has_variant(self, step: Step) -> bool:
+        """Whether the best so far has a step of this technique."""
+        return any(kept.name == step.name for kept in self.best.steps)
+
     def over_budget(self, candidate: Candidate) -> bool:
         """Whether the metric may have dropped by more than was allowed."""
         return candidate.quality is not None and candidate.quality.drop_high > self.budget.max_drop
 
-    def objective(self, turn: dict[str, float]) -> float:
-        """Seconds of the workload, from those of its calls."""
-        return sum(turn[name] * repeat for name, repeat in self.repeats.items())
-
     def objective_median(self, candidate: Candidate) -> float:
         """Seconds of the workload, the median of a candidate's turns."""
-        return statistics.median(self.objective(turn) for turn in candidate.turns)
+        return statistics.median(candidate.seconds(turn) for turn in candidate.turns)
 
     def best_seconds(self) -> float:
         """The same, of the best so far."""
         turns = self.best.turns or [self.best.turn()]
-        return statistics.median(self.objective(turn) for turn in turns)
+        return statistics.median(self.best.seconds(turn) for turn in turns)
 
     def promote(self, candidate: Candidate, comparison: Comparison) -> None:
         """Make the candidate the best."""

@@ -200,6 +200,11 @@ class Technique:
         return None
 
     @property
+    def is_open(self) -> bool:
+        """Whether it lacks an option that only measuring finds: asked for by name, its `variants` stand for it."""
+        return False
+
+    @property
     def kernel(self) -> str | None:
         """The micro-benchmarked kernel that linear layers would run on; lets the search skip what cannot pay."""
         return None

@@ -27,6 +27,11 @@ class GuidanceSkip(Technique):
     share: float = 0.5
     """Of the steps, the last ones."""
 
+    @property
+    def expected_gain(self) -> float | None:
+        """Where the denoiser is all: half of each of these steps."""
+        return 1 / (1 - min(max(self.share, 0.0), 1.0) / 2)
+
     def variants(self, target: Target) -> Iterable[Self]:
         return (replace(self, share=share) for share in (0.7, 0.5, 0.3))
 

@@ -30,7 +30,20 @@ class StepCaching(Technique):
     calibrates: ClassVar[bool] = True
 
     reused: tuple[str, ...] = ()
-    """The steps, by their numbers from 0; the first and the last one are always computed."""
+    """The steps, by their numbers from 0, such as 4+5; the first and the last one are always computed. Without them
+    the search takes those of several thresholds."""
+
+    @property
+    def is_open(self) -> bool:
+        return not self.reused
+
+    @property
+    def expected_gain(self) -> float | None:
+        """Where the denoiser is all: the steps over those that are left."""
+        if not self.reused or not all(text.isdecimal() for text in self.reused):
+            return None
+        least = max(map(int, self.reused)) + 2
+        return least / max(least - len(self.reused), 1)
 
     def variants(self, target: Target) -> Iterable[Self]:
         if self.reused or not isinstance(target.workload, DiffusionWorkload):
@@ -46,8 +59,8 @@ class StepCaching(Technique):
             return "it makes no pictures in steps"
         if not self.reused:
             return (
-                f"it is told none of the {target.workload.steps} steps: name them (reused=4+5), or do not ask for it "
-                f"by name; a search finds those within {THRESHOLDS[0]:.0%} of each other, where there are any"
+                f"no step of the {target.workload.steps} is within {THRESHOLDS[-1]:.0%} to {THRESHOLDS[0]:.0%} of the "
+                "last computed one; reused=4+5 names steps all the same"
             )
         last = target.workload.steps - 1
         wrong = [text for text in self.reused if not (text.isdecimal() and 0 < int(text) < last)]

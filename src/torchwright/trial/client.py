@@ -243,16 +243,17 @@ class Candidate:
         if self.folder and not keep:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def measurement(
-        self, repeats: dict[str, int], turns: Sequence[dict[str, float]] | None = None
-    ) -> Measurement:
+    def seconds(self, turn: dict[str, float]) -> float:
+        """Of a whole pass, from those of its calls: the objective."""
+        return sum(turn[name] * repeat for name, repeat in self.prepared.repeats.items())
+
+    def measurement(self) -> Measurement:
         """Medians over the turns so far."""
         import statistics
 
-        rows = list(turns or self.turns)
         cases = tuple(
-            CaseTime(name=name, seconds=statistics.median(row[name] for row in rows), repeat=repeat)
-            for name, repeat in repeats.items()
+            CaseTime(name=name, seconds=statistics.median(row[name] for row in self.turns), repeat=repeat)
+            for name, repeat in self.prepared.repeats.items()
         )
         return Measurement(
             seconds=sum(case.seconds * case.repeat for case in cases),

@@ -118,6 +118,7 @@ class Session:
             coverage=tuple(self.target.coverage),
             weight_bytes=weight_bytes(self.target.model),
             properties=frozenset(self.target.properties),
+            repeats={case.name: case.repeat for case in self._cases()},
             calls=self.engine.calls,
         )
 
@@ -139,17 +140,22 @@ class Session:
         self._make_calls()
 
     def load_artifact(self, *, path: str, trust: bool, process: bool = True) -> OpenedArtifact:
-        """Load an artifact as its user would, who has the model at hand where the artifact needs it."""
+        """Load an artifact as its user would, who has the model at hand where the artifact needs it.
+
+        From then on the workload is asked as the artifact's steps ask it.
+        """
         import torch
 
         from torchwright.artifact.folder import open_artifact
         from torchwright.artifact.load import call_as_user, load
+        from torchwright.engines.apply import reshaped
 
         start = time.perf_counter()
-        manifest = open_artifact(Path(path))[1]
+        recipe, manifest = open_artifact(Path(path))
         own = None if manifest.self_contained else self.workload.build()
         loaded = load(path, model=own, trust=trust, process=process)
         self.dtype = getattr(torch, manifest.dtype)
+        self._as_asked, self.workload = self.workload, reshaped(self.workload, recipe.steps)
         self.run = call_as_user(loaded, self.device.name)
         self._make_calls()
         return OpenedArtifact(
@@ -162,13 +168,13 @@ class Session:
 
         other = Session()
         other.workload, other.device, other.seed, other.dtype = (
-            self.workload,
+            self._as_asked,
             self.device,
             self.seed,
             torch.float32,
         )
-        model = self.workload.build().to(self.device.name)
-        other.run = self.workload.original_run(model)
+        model = other.workload.build().to(self.device.name)
+        other.run = other.workload.original_run(model)
         other._make_calls()
         self._original = other
 

@@ -21,6 +21,8 @@ class Prepared:
     coverage: tuple[Coverage, ...]
     weight_bytes: int
     properties: frozenset[str]
+    repeats: dict[str, int]
+    """Name of a call → how often a pass makes it: steps may leave calls out, or make others."""
     calls: tuple[CallSpec, ...] = ()
     """What its packages take, in their order."""
 
