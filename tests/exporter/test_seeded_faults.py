@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from faults import FROZEN, Fault, Made, exchange, made_or_skipped, named, negated, weight
+from export_faults import FROZEN, Fault, Made, exchange, made_or_skipped, named, negated, weight
 
 from torchwright.exporter import onnx_file
 from torchwright.exporter.locate import ERRORS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults import FROZEN, Fault, Made, exchange_in_archive, made_or_skipped, named, negated, weight
+from export_faults import FROZEN, Fault, Made, exchange_in_archive, made_or_skipped, named, negated, weight
 
 from torchwright.exporter.aoti import MODEL
 from torchwright.exporter.export import _write

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from faults import Fault, Made, made_or_skipped, named
+from export_faults import Fault, Made, made_or_skipped, named
 from safetensors.torch import load_file, save_file
 
 from torchwright.exporter.gguf import MODEL
