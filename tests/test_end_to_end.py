@@ -133,7 +133,15 @@ def make():
 
 def test_a_search_of_a_users_module_goes_on_where_it_ended(tmp_path: Path):
     (tmp_path / "mine.py").write_text(FACTORY)
-    never = ("compile", "int8_rows", "allocator", "dense_attention", "matmul_attention")
+    never = (
+        "compile",
+        "int8_rows",
+        "allocator",
+        "dense_attention",
+        "matmul_attention",
+        "openvino",
+        "onnxruntime",
+    )
     words = ["optimize", "mine:make", "--max-drop", "0.05", "--time-budget", "60", "--json", "-o", "out"]
     words += [word for name in never for word in ("--without", name)]
     first = torchwright(*words, "--without", "threads", cwd=tmp_path)
