@@ -81,7 +81,8 @@ def convert(
     else:
         for name in chosen:
             _set(model, name, MXLinear.around(model.get_submodule(name), precision))
-        linear = functools.partial(_mx_linear, format=precision)
+        # As MXLinear's: Inductor has no type for the shared power.
+        linear: Any = torch.compiler.disable(functools.partial(_mx_linear, format=precision))
         for module in experts.values():
             module.compute = functools.partial(compute_experts, linear=linear)
     return [*chosen, *experts]
