@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,16 @@ class InProcess:
         return self
 
     def __exit__(self, *error: object) -> None: ...
+
+
+def every(tables: Mapping[str, Mapping[str, Mapping[str, tuple[Fault, str]]]]) -> list[Any]:
+    """Target → precision → name → (fault, what is named), as parameters ((target, precision), fault, named)."""
+    return [
+        pytest.param((to, precision), fault, wanted, id=f"{to}-{precision}-{name}")
+        for to, of_precision in tables.items()
+        for precision, faults in of_precision.items()
+        for name, (fault, wanted) in faults.items()
+    ]
 
 
 def made_or_skipped(to: str, precision: str, folder: Path, subject: Subject | None = None) -> Made:

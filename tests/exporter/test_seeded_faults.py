@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from export_faults import FROZEN, Fault, Made, exchange, made_or_skipped, named, negated, weight
+from export_faults import FROZEN, Fault, Made, every, exchange, made_or_skipped, named, negated, weight
 
 from torchwright.exporter import onnx_file
 from torchwright.exporter.locate import ERRORS
@@ -94,18 +94,6 @@ ONNX: Mapping[str, Mapping[str, tuple[Fault, str]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(ONNX))
-def of_onnx(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return made_or_skipped("onnx", request.param, tmp_path_factory.mktemp("onnx") / "made")
-
-
-@pytest.mark.parametrize("fault", ["flipped", "halved", "replaced", "stale", "frozen"])
-def test_a_fault_in_a_file_of_onnx_is_named(
-    fault: str, of_onnx: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _named(of_onnx, *ONNX[of_onnx.export.precision][fault], tmp_path, monkeypatch)
-
-
 # ----------------------------------------------------------------------------------------------------- OpenVINO
 
 
@@ -178,25 +166,23 @@ OPENVINO: Mapping[str, Mapping[str, tuple[Fault, str]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(OPENVINO))
-def of_openvino(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return made_or_skipped("openvino", request.param, tmp_path_factory.mktemp("openvino") / "made")
+# -------------------------------------------------------------------------------------------------------- both
+
+EVERY = every({"onnx": ONNX, "openvino": OPENVINO})
 
 
-@pytest.mark.parametrize("fault", ["flipped", "halved", "replaced", "stale", "frozen"])
-def test_a_fault_in_a_file_of_openvino_is_named(
-    fault: str, of_openvino: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return made_or_skipped(*request.param, tmp_path_factory.mktemp("made") / "made")
+
+
+@pytest.mark.parametrize(("made", "spoil", "wanted"), EVERY, indirect=["made"])
+def test_a_fault_is_named(
+    made: Made, spoil: Fault, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _named(of_openvino, *OPENVINO[of_openvino.export.precision][fault], tmp_path, monkeypatch)
-
-
-# ------------------------------------------------------------------------------------------------------ helpers
-
-
-def _named(made: Made, fault: Fault, wanted: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not list(made.folder.rglob(ERRORS)):
         assert made.findings(monkeypatch, None, made.folder) == []
-    findings = made.findings(monkeypatch, fault, folder / "spoiled")
+    findings = made.findings(monkeypatch, spoil, tmp_path / "spoiled")
     if wanted == FROZEN:
         assert any(finding.startswith(FROZEN) for finding in findings), findings
     else:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from export_faults import Fault, Made, made_or_skipped, named
+from export_faults import Fault, Made, every, made_or_skipped, named
 from safetensors.torch import load_file, save_file
 
 from torchwright.exporter.gguf import MODEL
@@ -110,22 +110,6 @@ SAFETENSORS: Mapping[str, Mapping[str, tuple[Fault, str]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(SAFETENSORS))
-def of_folder(request: pytest.FixtureRequest, tiny: Subject, tmp_path_factory: Any) -> Made:
-    return made_or_skipped("safetensors", request.param, tmp_path_factory.mktemp("folder") / "made", tiny)
-
-
-@pytest.mark.parametrize("fault", ["flipped", "halved", "stale", "replaced"])
-def test_a_fault_in_a_folder_of_safetensors_is_named(fault: str, of_folder: Made, tmp_path: Path) -> None:
-    faults = SAFETENSORS[of_folder.export.precision]
-    if fault not in faults:
-        pytest.skip("bfloat16 has no scales, and settings are the same for all")
-    spoil, wanted = faults[fault]
-    found = of_folder.parting(spoil, tmp_path / "spoiled")
-    assert named([found]) == wanted
-    assert fault != "replaced" or "hidden_act 'gelu', was 'silu'" in found
-
-
 # --------------------------------------------------------------------------------------------------------- GGUF
 
 
@@ -195,18 +179,21 @@ GGUF: Mapping[str, Mapping[str, tuple[Fault, str]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(GGUF))
-def of_gguf(request: pytest.FixtureRequest, tiny: Subject, tmp_path_factory: Any) -> Made:
-    return made_or_skipped("gguf", request.param, tmp_path_factory.mktemp("gguf") / "made", tiny)
+# -------------------------------------------------------------------------------------------------------- both
+
+EVERY = every({"safetensors": SAFETENSORS, "gguf": GGUF})
 
 
-@pytest.mark.parametrize("fault", ["flipped", "halved", "stale", "replaced"])
-def test_a_fault_in_a_file_of_gguf_is_named(fault: str, of_gguf: Made, tmp_path: Path) -> None:
-    faults = GGUF[of_gguf.export.precision]
-    if fault not in faults:
-        pytest.skip("tried in another precision of the format, where it has it")
-    spoil, wanted = faults[fault]
-    assert named([of_gguf.parting(spoil, tmp_path / "spoiled")]) == wanted
+@pytest.fixture(scope="module")
+def made(request: pytest.FixtureRequest, tiny: Subject, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return made_or_skipped(*request.param, tmp_path_factory.mktemp("made") / "made", tiny)
+
+
+@pytest.mark.parametrize(("made", "spoil", "wanted"), EVERY, indirect=["made"])
+def test_a_fault_is_named(made: Made, spoil: Fault, wanted: str, tmp_path: Path) -> None:
+    found = made.parting(spoil, tmp_path / "spoiled")
+    assert named([found]) == wanted
+    assert spoil is not another_function or "hidden_act 'gelu', was 'silu'" in found
 
 
 @pytest.mark.parametrize(
