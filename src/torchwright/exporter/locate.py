@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,8 @@ def locate(folder: Path, ask: Ask, scratch: Path, allowed: float, *, named: bool
     try:
         ask("values", out=str(out))
         wanted, layers = graph_values(program, call.tensors), read_layers(folder / REFERENCE)
-        own = read_tree(out)
-        found = first_risen(errors_of(wanted, own, named=named), read_errors(folder / REFERENCE), layers)
-        if found is None:
-            found = first_parting(wanted, own, layers, allowed, named=named)
+        written = read_errors(folder / REFERENCE)
+        found = first_parting(wanted, read_tree(out), layers, allowed, named=named, written=written)
         if found is not None:
             return found
         furthest = ask("furthest")
@@ -120,26 +118,41 @@ def smallest(names: Sequence[str], right: Callable[[Sequence[str]], bool]) -> li
 
 
 def first_parting(
-    wanted: Values, found: Values, layers: Layers, allowed: float, *, named: bool = False
+    wanted: Values,
+    found: Values,
+    layers: Layers,
+    allowed: float,
+    *,
+    named: bool = False,
+    written: Mapping[str, float] | None = None,
 ) -> Parting | None:
     """In the order of the graph; operators of a kind of which the package has another number are left out.
 
-    But where values are `named` by their operators, of which some may be missing.
+    But where values are `named` by their operators, of which some may be missing. What operators were off by when the
+    package was `written` comes first: an error that has risen from there by more than `RISES`.
     """
-    before = 0.0
-    for key, error in errors_of(wanted, found, named=named).items():
-        if error > allowed:
-            return _parting(key, layers, error, before)
-        before = max(before, error)
-    return None
+    errors, written = errors_of(wanted, found, named=named), written or {}
+    risen = {key: RISES * error + LEAST for key, error in written.items()}
+    return _first_above(risen, errors, layers, written) or _first_above(
+        dict.fromkeys(errors, allowed), errors, layers, {}
+    )
 
 
-def first_risen(errors: Mapping[str, float], written: Mapping[str, float], layers: Layers) -> Parting | None:
-    """The first operator that is further off than when the package was written, by more than `RISES`."""
+def _first_above(
+    bounds: Mapping[str, float], errors: Mapping[str, float], layers: Layers, written: Mapping[str, float]
+) -> Parting | None:
+    """The first operator that is further off than its bound; one without a bound is none."""
     before = 0.0
     for key, error in errors.items():
-        if key in written and error > RISES * written[key] + LEAST:
-            return replace(_parting(key, layers, error, before), written=written[key])
+        if error > bounds.get(key, math.inf):
+            return Parting(
+                module=layers.modules.get(key, "an unnamed module"),
+                operator=key.partition("#")[0],
+                line=layers.lines.get(key, ""),
+                error=error,
+                before=before,
+                written=written.get(key),
+            )
         before = max(before, error)
     return None
 
@@ -170,16 +183,6 @@ def read_errors(folder: Path) -> dict[str, float]:
     """Empty where none were kept. Raises `ArtifactError` for what is something else."""
     file = folder / ERRORS
     return typed(read_json(file), Errors, ERRORS).operators if file.is_file() else {}
-
-
-def _parting(key: str, layers: Layers, error: float, before: float) -> Parting:
-    return Parting(
-        module=layers.modules.get(key, "an unnamed module"),
-        operator=key.partition("#")[0],
-        line=layers.lines.get(key, ""),
-        error=error,
-        before=before,
-    )
 
 
 def _kinds(values: Values) -> Counter[str]:
