@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from torchwright.facts import Interval, Step
 from torchwright.search import estimate
 from torchwright.search.compare import ROUNDS, NoTime, compare, turn_seconds, worth
 from torchwright.search.state import Comparison, Outcome, Search
+from torchwright.techniques.base import in_order
 from torchwright.trial import client as trial
 from torchwright.trial.client import Candidate, TrialFailed
 
@@ -104,7 +106,7 @@ def _still_contributes(search: Search, candidate: Candidate, comparison: Compari
 
 
 def judge_again(search: Search) -> None:
-    """Judge the recipe by data that chose nothing; while that is over the budget, its costliest step is taken out.
+    """Judge the recipe by data that chose nothing; while that is over the budget, its costliest step gives way.
 
     What was chosen by a sample suits that sample a little too well. Far below the budget that decides nothing, and the
     artifact alone is judged so.
@@ -132,24 +134,55 @@ def _time_to_judge(search: Search) -> bool:
 
 
 def _take_out_costliest(search: Search, reason: str) -> None:
-    """Of the kept steps the one after which the metric fell the most; back to the original where that cannot be."""
-    before, worst = 0.0, (0.0, search.best.steps[-1])
+    """Take the step out after which the metric fell the most; a milder variant of it, where one paid, takes its place.
+
+    Back to the original where the recipe cannot be without it.
+    """
+    before, most, costliest = 0.0, 0.0, search.best.steps[-1]
     for rung in search.rungs:
         if rung.step in search.best.steps and rung.quality is not None:
-            worst = max(worst, (rung.quality.drop - before, rung.step), key=lambda each: each[0])
+            if rung.quality.drop - before > most:
+                most, costliest = rung.quality.drop - before, rung.step
             before = rung.quality.drop
-    step, search.context.deadline = worst[1], search.end
-    rest = search.without_step(step)
-    search.tell("trying", f"the recipe without {step}: {reason}")
-    try:
-        if not rest:
-            raise TrialFailed(reason)
-        candidate, comparison = _tried(search, rest)
-    except (TrialFailed, TorchwrightError):
-        return_to_original(search, reason)
+    search.context.deadline = search.end
+    rest = search.without_step(costliest)
+    for instead in (_milder(search, costliest), None):
+        steps = in_order([*rest, instead]) if instead else rest
+        if not steps:
+            continue
+        search.tell("trying", f"the recipe with {instead or 'nothing'} in place of {costliest}: {reason}")
+        try:
+            candidate, comparison = _tried(search, steps)
+        except (TrialFailed, TorchwrightError):
+            continue
+        if instead:
+            search.record(instead, candidate, comparison, "kept", f"the milder one in place of {costliest}")
+            # Later rows count from here what their steps cost.
+            rows = [rung.step for rung in search.rungs]
+            search.rungs.insert(rows.index(costliest), search.rungs.pop())
+        _remove(search, costliest, reason)
+        search.promote(candidate, comparison)
         return
-    _remove(search, step, reason)
-    search.promote(candidate, comparison)
+    return_to_original(search, reason)
+
+
+def _milder(search: Search, step: Step) -> Step | None:
+    """Of a kept step's variants that lost less and brought something to the others' gains, the fastest."""
+    kept = [rung for rung in search.rungs if rung.kept and rung.step in search.best.steps]
+    bold = next(rung for rung in kept if rung.step == step)
+    if bold.quality is None:
+        return None
+    without = math.prod(rung.speedup.value for rung in kept if rung.speedup and rung is not bold)
+    milder = [
+        (rung.total_speedup.value, rung.step)
+        for rung in search.rungs
+        if rung.step.name == step.name
+        and rung.quality is not None
+        and rung.quality.drop < bold.quality.drop
+        and rung.total_speedup is not None
+        and rung.total_speedup.value > without
+    ]
+    return max(milder, key=lambda each: each[0], default=(without, None))[1]
 
 
 def finish(search: Search) -> Outcome:

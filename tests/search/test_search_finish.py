@@ -1,0 +1,239 @@
+"""The end of a search: the last comparison, data by which nothing was chosen, and steps that no longer contribute."""
+
+# pyright: reportOptionalMemberAccess=false
+from __future__ import annotations
+
+import pytest
+
+from search_world import World, fake_world, lossy, names, product, row, rows, step
+from torchwright.errors import WorkloadError
+from torchwright.facts import Budget, Step
+from torchwright.search.compare import ROUNDS
+from torchwright.search.finish import Form, settle
+from torchwright.trial.client import Candidate, TrialFailed
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return fake_world(monkeypatch)
+
+
+# ----------------------------------------------------------------------------------- never slower than the original
+
+
+def test_a_recipe_that_is_slower_in_the_last_comparison_gives_way_to_the_original(world: World):
+    world.gain = product(fuse=2.0)
+    world.later = lambda names, turn: 3.0 if "fuse" in names and len(world.started) > 2 else 1.0
+    outcome = world.ship(step("fuse"))
+    assert outcome.best.steps == ()
+    assert outcome.speedup.value == 1.0
+    assert rows(outcome) == {"fuse": "removed"}
+    assert row(outcome, "fuse").reason == "slower than the original at the end"
+    assert any("held in the last comparison: the original is returned" in note for note in outcome.notes)
+    assert outcome.final == outcome.baseline
+    assert world.alive == [()]
+
+
+def test_nothing_that_pays_gives_the_original_and_says_so(world: World):
+    outcome = world.ship(step("fold"))
+    assert outcome.best.steps == ()
+    assert outcome.notes == ("nothing was both faster and within the accuracy budget: this is the original",)
+    assert len(outcome.best.turns) >= ROUNDS[0]
+
+
+def test_nothing_that_meets_the_budget_gives_the_original(world: World):
+    world.budget = Budget(max_drop=0.0, time_seconds=100.0)
+    world.gain = product(half=4.0, fuse=4.0)
+    world.drop = lossy(half=1e-6, fuse=1e-6)
+    outcome = world.search(step("half"), step("fuse"))
+    assert outcome.best.steps == ()
+    assert set(rows(outcome).values()) == {"dropped"}
+
+
+def test_a_recipe_that_dies_in_the_last_comparison_gives_way_to_the_original(world: World):
+    world.gain = product(fuse=2.0)
+
+    def dies(names: frozenset[str], turn: int) -> float:
+        if "fuse" in names and len(world.started) > 2:
+            raise TrialFailed("crashed (SIGSEGV)")
+        return 1.0
+
+    world.later = dies
+    outcome = world.ship(step("fuse"))
+    assert outcome.best.steps == ()
+    assert rows(outcome) == {"fuse": "removed"}
+    assert any("crashed (SIGSEGV)" in note for note in outcome.notes)
+    assert world.alive == [()]
+
+
+def test_a_form_that_needs_less_of_the_caller_must_be_nearly_as_fast(world: World):
+    """Of forms that hold the first is taken; one far below what the search found gives way to the next."""
+    world.gain = product(fuse=4.0)
+    world.search(step("fuse"))
+    search, speeds = world.searching, {"slow": 3.0, "near": 1.05, "next": 1.0}
+    search.context.deadline = search.last_moment = 1e9
+
+    def started(name: str) -> Candidate:
+        world.later = lambda names, turn: speeds[name] if "fuse" in names else 1.0
+        return world.start(search.context, search.best.steps)
+
+    proved: list[Candidate] = []
+    forms = [Form(name=name, start=lambda name=name: started(name), prove=proved.append) for name in speeds]
+    outcome, form, candidate = settle(search, forms)
+    assert form is not None
+    assert form.name == "near"
+    assert candidate is not None
+    assert outcome.speedup.value == pytest.approx(4.0 / 1.05)
+    assert "as slow the recipe was 1.33x" in search.notes[0]
+    assert world.alive == [(), search.best.steps, candidate.steps]
+    assert proved == [candidate]
+
+
+@pytest.mark.parametrize(
+    ("factors", "claimed"),
+    [((1.0, 0.5, 1.6), (2.0, 1.25, 4.0)), ((1.0, None), (2.0, 2.0, 2.0)), ((0.9, 3.0, 2.5), (1.0, 1.0, 1.0))],
+)
+def test_a_claim_is_that_of_the_middle_process_and_spans_all(world: World, factors, claimed):
+    world.gain = product(fuse=2.0)
+    world.search(step("fuse"))
+    search, left = world.searching, list(factors)
+    search.context.deadline = search.last_moment = 1e9
+
+    def started() -> Candidate | None:
+        factor = left.pop(0)
+        world.later = lambda names, turn: factor if "fuse" in names else 1.0
+        return factor and world.start(search.context, search.best.steps)
+
+    first = started()
+    assert first is not None
+    form = Form(name="it", start=lambda: first, prove=lambda candidate: None, again=started)
+    outcome, _, candidate = settle(search, [form])
+    found = outcome.speedup
+    assert (found.value, found.low, found.high) == pytest.approx(claimed)
+    assert not left
+    ratio = outcome.baseline.seconds / outcome.final.seconds
+    assert ratio == pytest.approx(found.value), "what is printed beside the claim is that process's"
+    assert len(world.alive) == 3 if candidate else 1
+
+
+@pytest.mark.parametrize(
+    ("seen", "unseen", "kept"),
+    [
+        pytest.param(0.009, 0.011, ["half"], id="over the budget where nothing was chosen"),
+        pytest.param(0.009, 0.010, ["half", "fuse"], id="within it"),
+        pytest.param(
+            0.004, 0.011, ["half", "fuse"], id="so far below that it is not asked before the artifact is"
+        ),
+        pytest.param(0.009, None, ["half", "fuse"], id="no more data"),
+    ],
+)
+def test_what_was_chosen_is_judged_by_other_data(world: World, seen: float, unseen: float | None, kept):
+    def loss(of_both: float):
+        return lambda steps: of_both if "fuse" in {s.name for s in steps} else 0.002 if steps else 0.0
+
+    world.gain = product(half=2.0, fuse=2.0)
+    world.drop, world.unseen_drop = loss(seen), None if unseen is None else loss(unseen)
+    outcome = world.search(step("half"), step("fuse"))
+    assert names(outcome) == kept
+    assert outcome.speedup.value == pytest.approx(2.0 ** len(kept))
+    if len(kept) == 1:
+        assert rows(outcome) == {"half": "kept", "fuse": "removed"}
+        assert "1.10% on data by which nothing was chosen" in row(outcome, "fuse").reason
+
+
+def test_it_is_judged_so_also_where_the_last_trial_has_used_its_time_up(world: World):
+    """That trial's limit was the deadline still, and asking beyond it ended the search with nothing."""
+    world.gain, world.cost = product(half=2.0, fuse=2.0), {"fuse": 1000.0}
+    world.drop = world.unseen_drop = lambda steps: 0.009 * bool(steps)
+    outcome = world.search(step("half"), step("fuse"))
+    assert (names(outcome), rows(outcome)) == (["half"], {"half": "kept", "fuse": "untried"})
+
+
+def test_a_single_step_that_is_over_the_budget_on_other_data_leaves_the_original(world: World):
+    world.gain = product(half=2.0)
+    world.drop, world.unseen_drop = lambda steps: 0.009 * bool(steps), lambda steps: 0.02 * bool(steps)
+    outcome = world.search(step("half"))
+    assert outcome.best.steps == ()
+    assert rows(outcome) == {"half": "removed"}
+    assert world.alive == [()]
+
+
+@pytest.mark.parametrize(
+    ("mild_drop", "mild_gain", "kept"),
+    [
+        pytest.param(0.004, 2.0, "calls=9", id="within the budget on both"),
+        pytest.param(0.008, 2.0, "calls=4", id="over it on other data as well"),
+        pytest.param(0.004, 0.9, "calls=4", id="no gain over the recipe without the step"),
+    ],
+)
+def test_a_step_that_is_over_the_budget_on_other_data_gives_way_to_a_milder_variant(
+    world: World, mild_drop: float, mild_gain: float, kept: str
+):
+    """A search kept 15 of 20 steps of a picture reused, and in the end had none where ten would have held."""
+    gains, drops = {15: 4.0, 9: mild_gain, 4: 1.2}, {15: 0.009, 9: mild_drop, 4: 0.001}
+
+    def calls(steps: tuple[Step, ...]) -> int:
+        return next((each.options["calls"] for each in steps if each.name == "skip"), 0)
+
+    world.gain = lambda names: (
+        product(half=1.5)(names) * next((g for n, g in gains.items() if f"skip:calls={n}" in names), 1.0)
+    )
+    world.drop = lambda steps: drops.get(calls(steps), 0.0)
+    world.unseen_drop = lambda steps: 2 * world.drop(steps)
+    outcome = world.search(step("half"), *(step("skip", calls=each) for each in gains))
+    assert names(outcome) == [f"skip:{kept}", "half"]
+    gain = gains[int(kept.removeprefix("calls="))]
+    assert outcome.speedup.value == pytest.approx(1.5 * gain)
+    assert row(outcome, f"skip:{kept}").total_speedup.value == pytest.approx(1.5 * gain)
+    assert row(outcome, "skip:calls=15").status == "removed"
+    assert world.alive == [(), outcome.best.steps]
+
+
+# ---------------------------------------------------------------------------------------------------------- drop-one
+
+
+def test_the_drop_one_pass_removes_what_no_longer_contributes_and_keeps_what_does(world: World):
+    # `half` pays alone and is worth nothing once `fuse` is there; `pool` goes on paying.
+    table = {"half": 1.2, "fuse": 2.0, "pool": 1.1}
+
+    def gain(names: frozenset[str]) -> float:
+        found = product(**table)(names)
+        return found / 1.2 if {"half", "fuse"} <= names else found
+
+    world.gain = gain
+    outcome = world.search(step("half"), step("fuse"), step("pool"))
+    assert names(outcome) == ["fuse", "pool"]
+    assert rows(outcome) == {"half": "removed", "fuse": "kept", "pool": "kept"}
+    assert row(outcome, "half").reason.startswith("without it the recipe is as good")
+    assert outcome.speedup.value == pytest.approx(2.2)
+
+
+def test_a_step_that_another_one_needs_is_never_dropped_alone(world: World):
+    world.gain = lambda names: 1.5 if "quantize" in names else 1.1 if "fuse" in names else 1.0
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert names(outcome) == ["quantize", "fuse"]
+
+
+def test_a_wanted_step_survives_the_drop_one_pass(world: World):
+    def gain(names: frozenset[str]) -> float:
+        return 2.0 if "fuse" in names else 1.2 if "fold" in names else 1.0
+
+    world.gain = gain
+    outcome = world.search(step("fold"), step("fuse"), wanted=(step("fold"),))
+    assert names(outcome) == ["fold", "fuse"]
+
+
+@pytest.mark.parametrize("error", [TrialFailed("crashed"), WorkloadError("the metric is NaN")])
+def test_a_failure_in_the_drop_one_pass_leaves_the_recipe_as_it_is(world: World, monkeypatch, error):
+    world.gain = product(half=1.2, fuse=1.25)
+
+    def drop(steps: tuple[Step, ...]) -> float:
+        if [s.name for s in steps] == ["fuse"]:
+            raise error
+        return 0.0
+
+    world.drop = drop
+    outcome = world.search(step("half"), step("fuse"))
+    assert names(outcome) == ["half", "fuse"]
+    assert any("without half failed" in note for note in outcome.notes)
+    assert world.alive == [(), outcome.best.steps]
