@@ -212,6 +212,23 @@ def test_a_free_number_of_rows_has_its_bounds(B: int):
     assert call.spec.bind([(B, 5)]) is None
 
 
+class Named(nn.Module):
+    """Takes whatever is named, as a wrapper of another module does."""
+
+    def forward(self, *args: Any, **kwargs: torch.Tensor) -> torch.Tensor:
+        return torch.relu(kwargs["one"] @ kwargs["other"].T)
+
+
+@pytest.mark.parametrize("free", [FreeSizes(rows=(0,)), FreeSizes()], ids=["rows", "any"])
+def test_sizes_of_arguments_by_any_name_are_free(free: FreeSizes):
+    """Every artifact in autocast of a model that is called by keywords took the example's sizes alone."""
+    model, given = Named(), {"one": torch.randn(4, 8), "other": torch.randn(3, 8)}
+    program = export_one(model, Case(name="it", kwargs=given), free)
+    others = {"one": torch.randn(7, 8), "other": torch.randn(3, 8)}
+    torch.testing.assert_close(program.module()(**others), model(**others))
+    assert "forward" not in vars(model)
+
+
 def test_a_graph_whose_sizes_do_not_fit_names_them():
     pairs = Calls(lambda x: x.view(x.shape[0] // 2, 2, -1).sum(1))
     general = call_of(pairs, (torch.randn(4, 6),), free=FreeSizes())

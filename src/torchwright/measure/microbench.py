@@ -8,6 +8,7 @@ than to multiply.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ Shape = tuple[int, int, int]
 """(M rows, N outputs, K inputs)."""
 
 ROTATE_BYTES = 96 * 2**20
-BUDGET_SECONDS = 4.0
+BUDGET_SECONDS = 1.5
 INT4_GROUP = 64
 
 
@@ -63,7 +64,8 @@ class LinearCalls:
 def linear_kernel_seconds(linears: LinearCalls, device: DeviceFacts) -> dict[str, float]:
     """Seconds that all linear layers of one pass take with each kernel: float32, bfloat16, float16, int8, int4.
 
-    A kernel that cannot run one of the shapes is left out of the result, and so is every kernel off the CPU.
+    A kernel that cannot run one of the shapes is left out of the result, and so is every kernel off the CPU; float16,
+    too, where its products are slower than those of float32, for which it is refused in any case.
     """
     if device.kind != "cpu":
         return {}
@@ -72,6 +74,8 @@ def linear_kernel_seconds(linears: LinearCalls, device: DeviceFacts) -> dict[str
     slot = BUDGET_SECONDS / max(1, len(heavy) * len(KERNELS))
     totals: dict[str, float] = {}
     for name, kernel in KERNELS.items():
+        if name == "float16" and device.tflops.get(name, math.inf) < device.tflops.get("float32", 0.0):
+            continue
         total = 0.0
         for shape in heavy:
             copies = max(1, min(linears.layers[shape], ROTATE_BYTES // (4 * shape[1] * shape[2]) + 1))

