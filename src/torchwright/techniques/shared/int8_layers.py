@@ -17,7 +17,7 @@ from torchwright.techniques.shared.multihead import separate_heads
 from torchwright.techniques.shared.wrapping import known_names, named, outputs, relative_error, replace_module
 
 EPSILON = 2.0**-5
-"""`Technique.epsilon` of 8-bit integers: the largest of a row is about four times its root mean square, in 127 steps."""
+"""`Technique.epsilon` of 8-bit integers: a row reaches to about four times its root mean square, in 127 steps."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 UNCALLED = "it is not called on the example inputs"
 Replacement = Callable[[Any], nn.Module | str]
