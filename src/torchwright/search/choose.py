@@ -156,9 +156,13 @@ def expected_gain(search: Search, step: Step) -> float:
     gain = GAINS[Phase.COMPILE if technique.enables else technique.phase]
     if technique.expected_gain is not None:
         gain = technique.expected_gain
-    elif _is_engine(technique) and not any(rung.step.name == step.name for rung in search.rungs):
+    elif _is_engine(technique) and not _was_tried(search, step.name):
         gain = ENGINE_GAIN  # of an engine that was dropped, another variant is no surer than anything else
     return search.experience.gain(step, gain)
+
+
+def _was_tried(search: Search, name: str) -> bool:
+    return any(rung.step.name == name and rung.status != "refused" for rung in search.rungs)
 
 
 def _too_coarse(search: Search) -> float:
