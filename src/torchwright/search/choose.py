@@ -168,12 +168,12 @@ def _was_tried(search: Search, name: str) -> bool:
 def _too_coarse(search: Search) -> float:
     """The least rounding that will cost more than the budget, from what lost more.
 
-    The loss goes with the rounding. But layers differ, so that of what lost many budgets no more is said than of what
-    lost two.
+    The loss goes with the rounding, within half as much again: GPT-2 loses 1.08% in OpenVINO's bfloat16 and 0.83% by
+    autocast. But layers differ, so that of what lost many budgets no more is said than of what lost three.
     """
     budget = search.budget.max_drop
     lost = [
-        from_step(rung.step).epsilon * max(budget / rung.quality.drop_high, 0.5)
+        from_step(rung.step).epsilon * max(1.5 * budget / rung.quality.drop_high, 0.5)
         for rung in search.rungs
         if rung.status == "dropped" and rung.quality and rung.quality.drop_high > budget
     ]
