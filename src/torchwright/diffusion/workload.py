@@ -152,7 +152,7 @@ class DiffusionWorkload(Workload):
 
     def cast(self, model: nn.Module, dtype: torch.dtype, keep: Callable[[str, nn.Module], bool]) -> nn.Module:
         to_dtype(model, dtype, keep)
-        bound(model, dtype, keep)
+        bound(_parts_in(model), dtype, keep)
         return PartsBoundary(model)
 
     def delicate(self, model: nn.Module) -> tuple[str, ...]:
@@ -259,8 +259,7 @@ class PartsBoundary(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
-        parts = dict(inner.named_children())
-        self._types = {name: _type_of(module) for name, module in parts.items()}
+        self._types = {name: _type_of(module) for name, module in _parts_in(inner).named_children()}
 
     def forward(self, part: str, *args: Any, **kwargs: Any) -> Any:
         dtype = self._types[part]
@@ -273,6 +272,11 @@ class PartsBoundary(nn.Module):
         kwargs = {name: value if name in IDENTIFIERS else cast(value) for name, value in kwargs.items()}
         output = self.inner(part, *cast(args), **kwargs)
         return pytree.tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, output)
+
+
+def _parts_in(model: nn.Module) -> Parts:
+    """The components themselves, whatever was wrapped around them."""
+    return next(module for module in model.modules() if isinstance(module, Parts))
 
 
 def _type_of(part: nn.Module) -> torch.dtype:

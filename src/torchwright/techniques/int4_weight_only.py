@@ -105,13 +105,18 @@ class Int4Linear(nn.Module):
     scales_GN2: torch.Tensor
 
     def __init__(
-        self, codes_NK: torch.Tensor, scales_GN2: torch.Tensor, bias: torch.Tensor | None, group: int
+        self,
+        codes_NK: torch.Tensor,
+        scales_GN2: torch.Tensor,
+        bias: torch.Tensor | None,
+        group: int,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.register_buffer("codes_NK", codes_NK)
         self.register_buffer("scales_GN2", scales_GN2)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self.group = group
+        self.group, self.dtype = group, dtype
         self.out_features, self.in_features = codes_NK.shape[0], codes_NK.shape[1] * 2
         self._packed: torch.Tensor | None = None
 
@@ -120,7 +125,12 @@ class Int4Linear(nn.Module):
         """The quantized form of a linear layer."""
         codes_NK, scales_GN2 = quantize(layer.weight.detach().float(), group, rounding)
         low, high = codes_NK[:, 0::2], codes_NK[:, 1::2]
-        return cls((low | (high << 4)).contiguous(), scales_GN2, layer.bias, group)
+        return cls((low | (high << 4)).contiguous(), scales_GN2, layer.bias, group, layer.weight.dtype)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """What the codes stand for, in the layer's own type: models read it to cast what they pass in."""
+        return dequantize(self._codes(), self.scales_GN2, self.group).to(self.dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         x = input
@@ -140,9 +150,12 @@ class Int4Linear(nn.Module):
         return self._packed
 
     def _packed_now(self) -> torch.Tensor:
+        return torch.ops.aten._convert_weight_to_int4pack_for_cpu(self._codes().to(torch.int32), 2)
+
+    def _codes(self) -> torch.Tensor:
+        """Codes 0 to 15 as uint8 [N, K]."""
         pairs = torch.stack((self.codes_NK & 15, self.codes_NK >> 4), dim=-1)
-        codes_NK = pairs.reshape(self.out_features, self.in_features).to(torch.int32)
-        return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes_NK, 2)
+        return pairs.reshape(self.out_features, self.in_features)
 
 
 def quantize(
