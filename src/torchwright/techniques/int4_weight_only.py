@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
@@ -12,7 +13,8 @@ from torch.nn import functional as F
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.quiet import quiet_import
-from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.base import Phase, Target
+from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.techniques.shared.wrapping import known_names, named, plain_name, replace_module
 
 Rounding = Literal["nearest", "hqq"]
@@ -21,7 +23,7 @@ ROWS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int4WeightOnly(Technique):
+class Int4WeightOnly(ForParts):
     """Keep the weights of linear layers in 4 bits, a scale and a minimum per group; arithmetic stays in bfloat16."""
 
     name: ClassVar[str] = "int4_weight_only"
@@ -52,9 +54,15 @@ class Int4WeightOnly(Technique):
     def kernel(self) -> str | None:
         return "int4"
 
+    def variants(self, target: Target) -> Iterable[Self]:
+        return self.by_parts(target)
+
     def refuse(self, target: Target) -> str | None:
+        fault = super().refuse(target) or self.lacks(target, nn.Linear)
+        if fault:
+            return fault
         skipped = skips(target.model, self)
-        total = sum(1 for _ in named(target.model, nn.Linear))
+        total = sum(self.covers(name) for name, _ in named(target.model, nn.Linear))
         if total and len(skipped) == total:
             return f"none of {total} linear layers can be packed: {'; '.join(sorted(set(skipped.values())))}"
         return None
@@ -71,7 +79,7 @@ class Int4WeightOnly(Technique):
         return float(F.linear(x.float(), error_NK).norm() / exact.norm().clamp_min(1e-12))
 
     def apply(self, target: Target) -> None:
-        layers = dict(named(target.model, nn.Linear))
+        layers = {name: each for name, each in named(target.model, nn.Linear) if self.covers(name)}
         skipped = skips(target.model, self)
         for name, layer in layers.items():
             if name not in skipped:
@@ -206,6 +214,8 @@ def skips(model: nn.Module, technique: Int4WeightOnly) -> dict[str, str]:
     asked = known_names(f"{technique.name}:skip", technique.skip, layers)
     reasons: dict[str, str] = {}
     for name, layer in layers.items():
+        if not technique.covers(name):
+            continue
         if name in asked:
             reasons[name] = "left alone by option"
         elif type(layer) is not nn.Linear:
