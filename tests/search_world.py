@@ -21,6 +21,7 @@ from torchwright.search.finish import Form, settle
 from torchwright.search.loop import run
 from torchwright.search.state import Outcome, Search
 from torchwright.techniques.base import Phase, Technique, from_step, techniques
+from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.trial.client import Candidate, Context, TrialFailed
 from torchwright.trial.values import Memory, Prepared
 
@@ -262,6 +263,17 @@ class Elsewhere(Technique):
         return f"not on a {device.kind}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Round(ForParts):
+    """A narrower type, for all components or for some."""
+
+    name: ClassVar[str] = "round"
+    phase: ClassVar[Phase] = Phase.DTYPE
+    needs: ClassVar[frozenset[str]] = frozenset({"float32"})
+    gives: ClassVar[frozenset[str]] = frozenset({"half"})
+    removes: ClassVar[frozenset[str]] = frozenset({"float32"})
+
+
 FAKES: tuple[type[Technique], ...] = (
     Fold,
     Trim,
@@ -282,6 +294,7 @@ FAKES: tuple[type[Technique], ...] = (
     Settle,
     Skip,
     Elsewhere,
+    Round,
 )
 
 
@@ -311,6 +324,10 @@ class World:
     """How often a pass of a recipe makes the call."""
     seconds: float = 0.01
     """Of the original's call."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Component → the share of the original's time that its calls take; the call is of no component without any."""
+    part_gain: Callable[[frozenset[str], str], float] = lambda names, part: 1.0
+    """Names of the steps of a recipe and a component → how many times faster its calls are, beside `gain`."""
     export_seconds: float = 0.1
     called_as_is: bool = False
     kernels: dict[str, float] = field(default_factory=dict)
@@ -402,7 +419,10 @@ class World:
                 coverage=tuple(Coverage(technique=step.name, changed=1, total=1) for step in steps),
                 weight_bytes=10,
                 properties=properties,
-                repeats={"forward": self.repeats(frozenset(step.name for step in steps))},
+                repeats=dict.fromkeys(
+                    self.parts or ["forward"], self.repeats(frozenset(step.name for step in steps))
+                ),
+                parts={part: part for part in self.parts},
             ),
         )
 
@@ -434,8 +454,13 @@ class Process:
     def time(self) -> dict[str, float]:
         self.turns += 1
         seconds = self.world.seconds / self.world.gain(self.names) * self.world.later(self.names, self.turns)
-        self.world.spend(self.context, 2 * seconds)
-        return {"forward": seconds}
+        parts = {
+            part: seconds * share / self.world.part_gain(self.names, part)
+            for part, share in self.world.parts.items()
+        }
+        calls = parts or {"forward": seconds}
+        self.world.spend(self.context, 2 * sum(calls.values()))
+        return calls
 
     def waited(self) -> float:
         return self.world.waited(self.names, self.turns)

@@ -86,6 +86,33 @@ def test_kernel_against_reference(group: int, bias: bool, dtype: torch.dtype) ->
     assert float((found.float() - expected).norm() / expected.norm()) < 1e-2
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_models_may_read_the_weight(dtype: torch.dtype) -> None:
+    """As text encoders do, to cast what they pass in: it is what the codes stand for, in the layer's own type."""
+    layer = nn.Linear(128, 32, dtype=dtype)
+    packed = Int4Linear.of(layer, 64)
+    expected = dequantize(*quantize(layer.weight.detach().float(), 64), 64).to(dtype)
+    assert packed.weight.dtype == dtype
+    assert torch.equal(packed.weight, expected)
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_torchs_encoder_calls_the_packed_layers(nested: bool) -> None:
+    """Its fused path would read the weights of its layers and never call them."""
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, dropout=0.0)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
+    target = make(encoder, torch.randn(2, 5, 64))
+    Int4WeightOnly().apply(target)
+    called: list[nn.Module] = []
+    packed = [module for module in target.model.modules() if isinstance(module, Int4Linear)]
+    for module in packed:
+        module.register_forward_pre_hook(lambda module, _: called.append(module))
+    with torch.no_grad():
+        target.model(torch.randn(2, 5, 64))
+    assert len(packed) == 4
+    assert set(called) == set(packed)
+
+
 def test_weights_take_a_little_over_half_a_byte() -> None:
     packed = Int4Linear.of(nn.Linear(1024, 1024, bias=False), 64)
     stored = sum(t.nbytes for t in packed.state_dict().values())

@@ -50,7 +50,8 @@ class _Recorder:
         number = 1 + sum(known[0] == part for known in self._seen)
         # Of their own, and dense: pipelines expand the number of a step to all rows, of which one may be left.
         given = pytree.tree_map_only(torch.Tensor, _dense, (args, kwargs))
-        case = Case(name=part if number == 1 else f"{part} {number}", args=(part, *given[0]), kwargs=given[1])
+        name = part if number == 1 else f"{part} {number}"
+        case = Case(name=name, part=part, args=(part, *given[0]), kwargs=given[1])
         answer = pytree.tree_map_only(torch.Tensor, self._made_up, self._empty(part, args, kwargs))
         self._seen[key] = case, answer
         return answer

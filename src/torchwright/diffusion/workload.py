@@ -152,8 +152,16 @@ class DiffusionWorkload(Workload):
 
     def cast(self, model: nn.Module, dtype: torch.dtype, keep: Callable[[str, nn.Module], bool]) -> nn.Module:
         to_dtype(model, dtype, keep)
-        bound(model, dtype, keep)
+        bound(_parts_in(model), dtype, keep)
+        for boundary in model.modules():
+            if isinstance(boundary, PartsBoundary):  # another component was cast before
+                boundary.look()
+                return model
         return PartsBoundary(model)
+
+    def parts(self) -> tuple[str, ...]:
+        last = (self.opened.family.denoiser, "vae")
+        return (*(name for name in self.opened.models if name not in last), *last)
 
     def delicate(self, model: nn.Module) -> tuple[str, ...]:
         name = self.opened.family.denoiser
@@ -259,8 +267,11 @@ class PartsBoundary(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
-        parts = dict(inner.named_children())
-        self._types = {name: _type_of(module) for name, module in parts.items()}
+        self.look()
+
+    def look(self) -> None:
+        """See which type each part has now."""
+        self._types = {name: _type_of(module) for name, module in _parts_in(self.inner).named_children()}
 
     def forward(self, part: str, *args: Any, **kwargs: Any) -> Any:
         dtype = self._types[part]
@@ -275,6 +286,11 @@ class PartsBoundary(nn.Module):
         return pytree.tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, output)
 
 
+def _parts_in(model: nn.Module) -> Parts:
+    """The components themselves, whatever was wrapped around them."""
+    return next(module for module in model.modules() if isinstance(module, Parts))
+
+
 def _type_of(part: nn.Module) -> torch.dtype:
     """Of most of its numbers: some of its modules may be kept in float32."""
     numbers = Counter[torch.dtype]()
@@ -286,7 +302,7 @@ def _type_of(part: nn.Module) -> torch.dtype:
 
 def _asking(run: Run) -> Callable[..., Any]:
     """A pipeline's calls as the workload's."""
-    return lambda part, *args, **kwargs: run(Case(name=part, args=(part, *args), kwargs=kwargs))
+    return lambda part, *args, **kwargs: run(Case(name=part, part=part, args=(part, *args), kwargs=kwargs))
 
 
 def _nothing(part: str, *args: Any, **kwargs: Any) -> Any:

@@ -38,7 +38,7 @@ class Jit(Engine):
     cache: ClassVar[tuple[str, ...]] = (GRAPHS, CODE)
 
     def __init__(self, model: nn.Module, settings: Settings) -> None:
-        self.settings = settings
+        self.settings, self._model = settings, model
         if settings.regional:
             self._compiled: Callable[..., Any] = compile_regions(model, settings)
         else:
@@ -49,6 +49,8 @@ class Jit(Engine):
         return cls(target.model, target.settings)
 
     def __call__(self, case: Case) -> Any:
+        if self.settings.parts and case.part not in self.settings.parts:
+            return self._model(*case.args, **case.kwargs)
         with torch._inductor.config.patch(self.settings.inductor), ignore_library_warnings():
             return self._compiled(*case.args, **case.kwargs)
 

@@ -19,8 +19,14 @@ from torchwright.techniques.base import Settings, Target
 def build_packages(target: Target, folder: Path) -> list[CallSpec]:
     """Export and compile every call into `folder`; keeps the portable graphs beside the packages.
 
-    Returns what each call takes. Raises `RefusedTechnique` when the model does not export.
+    Returns what each call takes. Raises `RefusedTechnique` when the model does not export, or not all of it is to be
+    compiled.
     """
+    if target.settings.parts:
+        raise RefusedTechnique(
+            "packages hold the whole model",
+            found=f"only {', '.join(target.settings.parts)} is compiled: the rest is made anew where it is loaded",
+        )
     cases = target.workload.graphs(target.compute_dtype)
     programs = {
         name: rewritten(program, target.settings) for name, program in export(target.model, cases).items()

@@ -53,7 +53,7 @@ def _own_errors(target: Target, technique: Technique) -> list[tuple[str, float]]
     handles = [
         module.register_forward_pre_hook(watch(name), with_kwargs=True)
         for name, module in model.named_modules()
-        if name
+        if name and technique.covers(name)
     ]
     try:
         for case in target.workload.calibration(target.compute_dtype):

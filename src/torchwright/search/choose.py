@@ -7,12 +7,10 @@ from collections.abc import Sequence
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Rung, Step
-from torchwright.search import estimate
+from torchwright.search import components, estimate
+from torchwright.search.components import COMPANY, HIDDEN
 from torchwright.search.state import Search
 from torchwright.techniques.base import Phase, Technique, from_step, in_order, techniques
-
-COMPANY = 0.7
-"""A step that was this much of a gain alone, or better, is tried again together with one that needs it."""
 
 GAINS = {
     Phase.PROCESS: 1.05,
@@ -42,8 +40,6 @@ MOST = {
     Phase.RUNTIME: 1.3,
 }
 """What steps of a phase may gain together at most: more than was ever seen, since a trial too many costs less."""
-HIDDEN = 0.02
-"""A saving of this share of a pass, or less, cannot be told from noise."""
 
 
 def first_queue(search: Search, left: Sequence[Step] = ()) -> list[Step]:
@@ -149,7 +145,7 @@ def expected_gain(search: Search, step: Step) -> float:
     technique = from_step(step)
     measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
     if measured or search.has_variant(step):
-        return AGAIN_GAIN
+        return components.in_pass(search, technique, AGAIN_GAIN)
     if technique.epsilon and technique.epsilon >= _too_coarse(search):
         return AGAIN_GAIN
     # What lets others do something is worth what waits for it, a compiler at least.
@@ -158,7 +154,7 @@ def expected_gain(search: Search, step: Step) -> float:
         gain = technique.expected_gain
     elif _is_engine(technique) and not _was_tried(search, step.name):
         gain = ENGINE_GAIN  # of an engine that was dropped, another variant is no surer than anything else
-    return search.experience.gain(step, gain)
+    return search.experience.gain(step, components.in_pass(search, technique, gain))
 
 
 def _was_tried(search: Search, name: str) -> bool:
@@ -219,7 +215,8 @@ def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
 
 def _missing(search: Search, technique: Technique) -> frozenset[str]:
     """What the best recipe lacks for a step, once another variant of it has made room."""
-    variants = [from_step(kept) for kept in search.best.steps if kept.name == technique.name]
+    kept = map(from_step, search.best.steps)
+    variants = [other for other in kept if technique.replaces(other)]
     taken = frozenset[str]().union(*(variant.removed for variant in variants))
     return technique.required - search.have() - (taken & search.description.properties)
 
@@ -263,7 +260,7 @@ def with_step(
     search: Search, technique: Technique, step: Step
 ) -> tuple[tuple[Step, ...] | None, tuple[Step, ...]]:
     """The best recipe with `step`, in place of another variant of it or of kept steps that took away what it needs."""
-    variants = tuple(kept for kept in search.best.steps if kept.name == step.name)
+    variants = tuple(kept for kept in search.best.steps if technique.replaces(from_step(kept)))
     others = [kept for kept in search.best.steps if kept not in variants]
     missing, together = technique.required - search.have(), in_order([*others, step])
     if not missing or _hold_together(search, together):
@@ -311,7 +308,7 @@ def in_company(search: Search, technique: Technique, step: Step) -> tuple[Step, 
     compiled bfloat16 convolutions may gain nothing over eager ones, and compiled 8-bit ones twice as much.
     """
     missing = _missing(search, technique)
-    best = [kept for kept in search.best.steps if kept.name != step.name]
+    best = [kept for kept in search.best.steps if not technique.replaces(from_step(kept))]
     for rung in search.rungs:
         other = from_step(rung.step)
         if rung.status != "dropped" or rung.speedup is None or not missing <= other.gives:

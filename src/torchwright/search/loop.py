@@ -16,7 +16,7 @@ from dataclasses import replace
 from torchwright.errors import RefusedTechnique, TorchwrightError
 from torchwright.facts import Step
 from torchwright.process import interrupts
-from torchwright.search import choose, estimate, experience, resume
+from torchwright.search import choose, components, estimate, experience, resume
 from torchwright.search.attempt import attempt
 from torchwright.search.finish import drop_one, finish, judge_again, meet_rival
 from torchwright.search.state import FINISH_SHARE, OVERRUN_SHARE, Outcome, Search, Spent
@@ -158,13 +158,15 @@ def _try_on_best(search: Search, step: Step) -> list[Step]:
 
 def _refusal(search: Search, technique: Technique, step: Step) -> str | None:
     have = search.have()
-    if technique.gives and technique.gives <= have and not search.has_variant(step):
+    whole = not technique.components
+    if whole and technique.gives and technique.gives <= have and not search.has_variant(step):
         return f"the model is {' and '.join(sorted(technique.gives))} already"
     engine = choose.engine_in_the_way(search, technique)
     if engine is not None:
         needs = ", ".join(sorted(technique.required - have)).replace("_", " ")
         return f"{engine} runs the model on code of its own, which this cannot change (needs: {needs})"
-    return choose.cannot_pay(search, technique)
+    most = choose.MOST[technique.phase]
+    return components.cannot_pay(search, technique, step, most) or choose.cannot_pay(search, technique)
 
 
 def _refuse_lacking(search: Search, technique: Technique, step: Step) -> None:

@@ -110,6 +110,8 @@ class Search:
     experience: Experience = field(default_factory=Experience)
     """What those of them say that were of a model like this one."""
     rungs: list[Rung] = field(default_factory=list[Rung])
+    component_gains: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    """Step, as written → what each component of the model gained by it, where it has several."""
     notes: list[str] = field(default_factory=list[str])
     start: float = field(init=False)
     end: float = field(init=False)
@@ -148,8 +150,9 @@ class Search:
         return (self.best.prepared.properties | described & DISCOVERED) if self.best.steps else described
 
     def has_variant(self, step: Step) -> bool:
-        """Whether the best so far has a step of this technique."""
-        return any(kept.name == step.name for kept in self.best.steps)
+        """Whether the best so far has a step whose place this one would take."""
+        technique = from_step(step)
+        return any(technique.replaces(from_step(kept)) for kept in self.best.steps)
 
     def over_budget(self, candidate: Candidate) -> bool:
         """Whether the metric may have dropped by more than was allowed."""
@@ -250,6 +253,10 @@ class Search:
         self, step: Step, candidate: Candidate, comparison: Comparison | None, status: Any, reason: str
     ) -> None:
         """A row for a candidate, with what was measured of it."""
+        if comparison:
+            before, after = self.best.component_seconds(), candidate.component_seconds()
+            gains = {name: before[name] / after[name] for name in before if after.get(name)}
+            self.component_gains[str(step)] = gains
         compiles = engines.get(candidate.prepared.engine).compiles
         compiled = candidate.prepared.seconds if compiles else None
         payback = None

@@ -96,6 +96,8 @@ class Settings:
     dynamic: bool | None = False
     """torch.compile's meaning: False is one graph per shape, True one graph for all, None decides by itself."""
     regional: bool = False
+    parts: tuple[str, ...] = ()
+    """Components whose calls are compiled where not all are."""
     mode: str | None = None
     threads: int | None = None
     allocator: str | None = None
@@ -198,6 +200,19 @@ class Technique:
         Only the order of trials comes from it.
         """
         return None
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Components of the model that it is for, by name; none is the whole model."""
+        return ()
+
+    def replaces(self, other: Technique) -> bool:
+        """Whether a recipe has room for one of the two only, because both are one technique with other options."""
+        return self.name == other.name
+
+    def covers(self, name: str) -> bool:
+        """Whether the module of this name may be one that it changes."""
+        return True
 
     @property
     def is_open(self) -> bool:

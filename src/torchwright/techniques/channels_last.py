@@ -2,44 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from torchwright.facts import Coverage
-from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.base import Phase, Target
+from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.techniques.shared.wrapping import named
 
 CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChannelsLast(Technique):
+class ChannelsLast(ForParts):
     """Keep the channels of an image side by side in memory, as the convolution kernels want them."""
 
     name: ClassVar[str] = "channels_last"
     phase: ClassVar[Phase] = Phase.GRAPH
     needs: ClassVar[frozenset[str]] = frozenset({"convolution"})
 
+    def variants(self, target: Target) -> Iterable[Self]:
+        return self.by_parts(target)
+
     def refuse(self, target: Target) -> str | None:
-        if not any(True for _ in named(target.model, CONVOLUTIONS)):
-            return "the model has no 2-D convolution"
+        if fault := super().refuse(target):
+            return fault
+        if not self._layers(target):
+            return f"{', '.join(self.parts) or 'the model'} has no 2-D convolution"
         leaves = [
             pytree.tree_leaves((case.args, case.kwargs))
             for case in target.workload.cases(target.compute_dtype)
+            if not self.parts or case.part in self.parts
         ]
         if not any(_is_image(leaf) for case in leaves for leaf in case):
             return "no input is a 4-D tensor of numbers (batch, channels, height, width)"
         return None
 
     def apply(self, target: Target) -> None:
-        layers = [layer for _, layer in named(target.model, CONVOLUTIONS)]
+        layers = self._layers(target)
         for layer in layers:
             layer.to(memory_format=torch.channels_last)
-        target.model = ChannelsLastInputs(target.model)
+        if not self.parts:  # a component's first convolution turns what it is given
+            target.model = ChannelsLastInputs(target.model)
         target.coverage.append(
             Coverage(
                 technique=self.name,
@@ -49,6 +58,9 @@ class ChannelsLast(Technique):
                 kernel="channels-last",
             )
         )
+
+    def _layers(self, target: Target) -> list[Any]:
+        return [layer for name, layer in named(target.model, CONVOLUTIONS) if self.covers(name)]
 
 
 class ChannelsLastInputs(nn.Module):

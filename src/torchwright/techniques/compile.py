@@ -8,6 +8,8 @@ from typing import ClassVar, Literal, Self
 
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.shared.for_parts import strange_part
+from torchwright.techniques.shared.wrapping import plain_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,12 @@ class Compile(Technique):
     """Treat weights as constants: fold batch norms, pack weights for oneDNN, concatenate linears with one input."""
     dynamic: bool = False
     """One graph for all shapes instead of one per shape."""
+    parts: tuple[str, ...] = ()
+    """Components of a pipeline whose calls are compiled, by `jit`; the others run as they are. None named is all."""
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        return self.parts
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
@@ -37,11 +45,21 @@ class Compile(Technique):
         exportable = "exportable" in target.properties
         several = "several_shapes" in target.properties
         yield replace(self, engine="aot")
+        # The least to compile first: of a pipeline the part that takes the time, then all but what reads the prompt.
+        parts = target.workload.parts()
+        for chosen in (parts[-2:-1], parts[-2:]):
+            if len(parts) > len(chosen) > 0:
+                yield replace(self, engine="jit", parts=chosen)
         if not exportable:
             yield replace(self, engine="jit")
             yield replace(self, engine="jit", freezing=False)
         if several:
             yield replace(self, engine="jit", freezing=False, dynamic=True)
+
+    def refuse(self, target: Target) -> str | None:
+        if self.parts and self.engine == "aot":
+            return "packages ahead of time hold no component that is not compiled: engine=jit with parts"
+        return strange_part(self.parts, target)
 
     @property
     def required(self) -> frozenset[str]:
@@ -50,10 +68,13 @@ class Compile(Technique):
     def apply(self, target: Target) -> None:
         settings = target.settings
         settings.engine = self.engine
-        settings.dynamic = self.dynamic
+        settings.dynamic, settings.parts = self.dynamic, self.parts
         settings.inductor["freezing"] = self.freezing
         if self.freezing and target.device.kind == "cpu":
             settings.inductor["cpp.enable_concat_linear"] = True
-        total = sum(1 for _ in target.model.modules())
+        names = [plain_name(name) for name, _ in target.model.named_modules()]
+        changed = sum(not self.parts or name.partition(".")[0] in self.parts for name in names)
         kernel = "AOTInductor" if self.engine == "aot" else "torch.compile"
-        target.coverage.append(Coverage(technique=self.name, changed=total, total=total, kernel=kernel))
+        target.coverage.append(
+            Coverage(technique=self.name, changed=changed, total=len(names), kernel=kernel)
+        )

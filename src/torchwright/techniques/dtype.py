@@ -11,12 +11,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from torchwright.facts import Coverage
-from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.base import Phase, Target
+from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.techniques.shared.wrapping import known_names, plain_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dtype(Technique):
+class Dtype(ForParts):
     """Compute in bfloat16 or float16: half the bytes, and the machine's fast matrix units."""
 
     name: ClassVar[str] = "dtype"
@@ -44,20 +45,23 @@ class Dtype(Technique):
 
     @property
     def removed(self) -> frozenset[str]:
-        return self.removes | {"float32_range"} if self.dtype == "float16" else self.removes
+        return super().removed | ({"float32_range"} if self.dtype == "float16" else frozenset())
 
     def variants(self, target: Target) -> Iterable[Self]:
-        yield replace(self, dtype="bfloat16")
         delicate = target.workload.delicate(target.model)
-        if delicate:
-            yield replace(self, dtype="bfloat16", keep_float32=delicate)
-        yield replace(self, dtype="float16")
+        for each in self.by_parts(target):
+            yield replace(each, dtype="bfloat16")
+            if kept := tuple(name for name in delicate if each.covers(name)):
+                yield replace(each, dtype="bfloat16", keep_float32=kept)
+            yield replace(each, dtype="float16")
         if "language" not in target.properties:
             yield replace(self, dtype="bfloat16", autocast=True)
 
     def refuse(self, target: Target) -> str | None:
-        if self.autocast and self.keep_float32:
-            return "autocast casts operation by operation, so no module of keep_float32 would stay in float32"
+        if self.autocast and (self.keep_float32 or self.parts):
+            return "autocast casts operation by operation, whatever the module: it takes no keep_float32 and no parts"
+        if fault := super().refuse(target):
+            return fault
         rates = target.device.tflops
         fast, full = rates.get(self.dtype), rates.get("float32")
         if self.dtype == "float16" and fast and full and fast < full:
@@ -68,14 +72,14 @@ class Dtype(Technique):
         dtype = getattr(torch, self.dtype)
         names = [plain_name(name) for name, _ in target.model.named_modules()]
         known_names(f"{self.name}:keep_float32", self.keep_float32, names)
-        floating = [name for name, m in target.model.named_modules() if _has_floats(m)]
+        floating = [name for name, m in target.model.named_modules() if self.covers(name) and _has_floats(m)]
         if self.autocast:
             target.model = Autocast(target.model, dtype, target.device.kind)
             skipped = {}
         else:
             skipped = {name: "kept in float32 by option" for name in floating if self._kept(name)}
             target.model = target.workload.cast(target.model, dtype, lambda name, module: self._kept(name))
-            target.compute_dtype = dtype
+            target.compute_dtype = _most(target.model, dtype) if self.parts else dtype
         target.coverage.append(
             Coverage(
                 technique=self.name,
@@ -88,6 +92,8 @@ class Dtype(Technique):
         )
 
     def _kept(self, name: str) -> bool:
+        if not self.covers(name):
+            return True
         return any(f"{plain_name(name)}.".startswith(f"{plain_name(kept)}.") for kept in self.keep_float32)
 
 
@@ -107,6 +113,13 @@ class Autocast(nn.Module):
             ),
             output,
         )
+
+
+def _most(model: nn.Module, dtype: torch.dtype) -> torch.dtype:
+    """`dtype` where at least half of the weights' numbers are in it, else float32."""
+    sizes = [(weight.dtype, weight.numel()) for weight in model.parameters() if weight.is_floating_point()]
+    inside = sum(size for found, size in sizes if found == dtype)
+    return dtype if 2 * inside >= sum(size for _, size in sizes) else torch.float32
 
 
 def _has_floats(module: nn.Module) -> bool:

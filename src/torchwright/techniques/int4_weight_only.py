@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
@@ -12,7 +13,8 @@ from torch.nn import functional as F
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.quiet import quiet_import
-from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.base import Phase, Target
+from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.techniques.shared.wrapping import known_names, named, plain_name, replace_module
 
 Rounding = Literal["nearest", "hqq"]
@@ -21,7 +23,7 @@ ROWS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int4WeightOnly(Technique):
+class Int4WeightOnly(ForParts):
     """Keep the weights of linear layers in 4 bits, a scale and a minimum per group; arithmetic stays in bfloat16."""
 
     name: ClassVar[str] = "int4_weight_only"
@@ -52,9 +54,15 @@ class Int4WeightOnly(Technique):
     def kernel(self) -> str | None:
         return "int4"
 
+    def variants(self, target: Target) -> Iterable[Self]:
+        return self.by_parts(target)
+
     def refuse(self, target: Target) -> str | None:
+        fault = super().refuse(target) or self.lacks(target, nn.Linear)
+        if fault:
+            return fault
         skipped = skips(target.model, self)
-        total = sum(1 for _ in named(target.model, nn.Linear))
+        total = sum(self.covers(name) for name, _ in named(target.model, nn.Linear))
         if total and len(skipped) == total:
             return f"none of {total} linear layers can be packed: {'; '.join(sorted(set(skipped.values())))}"
         return None
@@ -71,7 +79,7 @@ class Int4WeightOnly(Technique):
         return float(F.linear(x.float(), error_NK).norm() / exact.norm().clamp_min(1e-12))
 
     def apply(self, target: Target) -> None:
-        layers = dict(named(target.model, nn.Linear))
+        layers = {name: each for name, each in named(target.model, nn.Linear) if self.covers(name)}
         skipped = skips(target.model, self)
         for name, layer in layers.items():
             if name not in skipped:
@@ -105,13 +113,18 @@ class Int4Linear(nn.Module):
     scales_GN2: torch.Tensor
 
     def __init__(
-        self, codes_NK: torch.Tensor, scales_GN2: torch.Tensor, bias: torch.Tensor | None, group: int
+        self,
+        codes_NK: torch.Tensor,
+        scales_GN2: torch.Tensor,
+        bias: torch.Tensor | None,
+        group: int,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.register_buffer("codes_NK", codes_NK)
         self.register_buffer("scales_GN2", scales_GN2)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self.group = group
+        self.group, self.dtype = group, dtype
         self.out_features, self.in_features = codes_NK.shape[0], codes_NK.shape[1] * 2
         self._packed: torch.Tensor | None = None
 
@@ -120,7 +133,12 @@ class Int4Linear(nn.Module):
         """The quantized form of a linear layer."""
         codes_NK, scales_GN2 = quantize(layer.weight.detach().float(), group, rounding)
         low, high = codes_NK[:, 0::2], codes_NK[:, 1::2]
-        return cls((low | (high << 4)).contiguous(), scales_GN2, layer.bias, group)
+        return cls((low | (high << 4)).contiguous(), scales_GN2, layer.bias, group, layer.weight.dtype)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """What the codes stand for, in the layer's own type: models read it to cast what they pass in."""
+        return dequantize(self._codes(), self.scales_GN2, self.group).to(self.dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         x = input
@@ -140,9 +158,12 @@ class Int4Linear(nn.Module):
         return self._packed
 
     def _packed_now(self) -> torch.Tensor:
+        return torch.ops.aten._convert_weight_to_int4pack_for_cpu(self._codes().to(torch.int32), 2)
+
+    def _codes(self) -> torch.Tensor:
+        """Codes 0 to 15 as uint8 [N, K]."""
         pairs = torch.stack((self.codes_NK & 15, self.codes_NK >> 4), dim=-1)
-        codes_NK = pairs.reshape(self.out_features, self.in_features).to(torch.int32)
-        return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes_NK, 2)
+        return pairs.reshape(self.out_features, self.in_features)
 
 
 def quantize(
@@ -193,6 +214,8 @@ def skips(model: nn.Module, technique: Int4WeightOnly) -> dict[str, str]:
     asked = known_names(f"{technique.name}:skip", technique.skip, layers)
     reasons: dict[str, str] = {}
     for name, layer in layers.items():
+        if not technique.covers(name):
+            continue
         if name in asked:
             reasons[name] = "left alone by option"
         elif type(layer) is not nn.Linear:

@@ -39,6 +39,8 @@ class Int8WeightOnly(Int8Layers):
         return None  # the micro-benchmark has no row of it
 
     def refuse(self, target: Target) -> str | None:
+        if fault := super().refuse(target):
+            return fault
         rate, spent = target.device.read_gb_per_s, target.kernel_seconds.get("bfloat16")
         if not rate or not spent:
             return None

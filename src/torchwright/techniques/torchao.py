@@ -11,7 +11,8 @@ from torch import nn
 
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.quiet import quiet_import
-from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.base import Phase, Target
+from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.techniques.shared.wrapping import named
 
 CAPABILITY = {
@@ -30,7 +31,7 @@ BLOCKS = {"nvfp4": 16, "mxfp8": 32}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchAO(Technique):
+class TorchAO(ForParts):
     """Quantize linear layers with torchao's configuration for the card."""
 
     name: ClassVar[str] = "torchao"
@@ -63,10 +64,10 @@ class TorchAO(Technique):
 
     def variants(self, target: Target) -> Iterable[Self]:
         for config in CAPABILITY:
-            yield replace(self, config=config)
+            yield from replace(self, config=config).by_parts(target)
 
     def refuse(self, target: Target) -> str | None:
-        fault = self.available(target.device)
+        fault = self.available(target.device) or super().refuse(target)
         if fault:
             return fault
         have, want = torch.cuda.get_device_capability(), CAPABILITY[self.config]
@@ -78,13 +79,15 @@ class TorchAO(Technique):
         with quiet_import():
             from torchao.quantization import quantize_
 
-        before = {name: layer.weight for name, layer in named(target.model, nn.Linear)}
+        before = {name: layer.weight for name, layer in self._layers(target)}
         if target.compute_dtype == torch.float32 and self.config != "int8_dynamic":
-            target.model = target.workload.cast(target.model, torch.bfloat16, lambda name, module: False)
+            target.model = target.workload.cast(
+                target.model, torch.bfloat16, lambda name, module: not self.covers(name)
+            )
             target.compute_dtype = torch.bfloat16
-            before = {name: layer.weight for name, layer in named(target.model, nn.Linear)}
-        quantize_(target.model, self._config(), filter_fn=_filter(self.config))
-        after = {name: layer.weight for name, layer in named(target.model, nn.Linear)}
+            before = {name: layer.weight for name, layer in self._layers(target)}
+        quantize_(target.model, self._config(), filter_fn=self._filter())
+        after = {name: layer.weight for name, layer in self._layers(target)}
         skipped = {
             name: f"torchao left its {tuple(weight.shape)} weight alone"
             for name, weight in before.items()
@@ -100,6 +103,22 @@ class TorchAO(Technique):
                 skipped=skipped,
             )
         )
+
+    def _layers(self, target: Target) -> Iterable[tuple[str, Any]]:
+        return ((name, layer) for name, layer in named(target.model, nn.Linear) if self.covers(name))
+
+    def _filter(self) -> Callable[[nn.Module, str], bool] | None:
+        """Which modules it takes; None where torchao says it itself."""
+        block = BLOCKS.get(self.config)
+        if block is None and not self.parts:
+            return None
+
+        def taken(module: nn.Module, name: str) -> bool:
+            if not (type(module) is nn.Linear and self.covers(name)):
+                return False
+            return block is None or not any(side % block for side in module.weight.shape)
+
+        return taken
 
     def _config(self) -> Any:
         import torchao.quantization as ao
@@ -128,11 +147,3 @@ class TorchAO(Technique):
                 options["int4_packing_format"] = "tile_packed_to_4d"  # torch's own kernel; others need MSLK
                 options["int4_choose_qparams_algorithm"] = algorithm
                 return ao.Int4WeightOnlyConfig(**options)
-
-
-def _filter(config: str) -> Callable[[nn.Module, str], bool] | None:
-    """Which modules a configuration of blocks takes; None where torchao says it itself."""
-    block = BLOCKS.get(config)
-    if block is None:
-        return None
-    return lambda module, name: type(module) is nn.Linear and not any(s % block for s in module.weight.shape)

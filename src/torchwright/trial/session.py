@@ -119,6 +119,7 @@ class Session:
             weight_bytes=weight_bytes(self.target.model),
             properties=frozenset(self.target.properties),
             repeats={case.name: case.repeat for case in self._cases()},
+            parts={case.name: case.part for case in self._cases() if case.part},
             calls=self.engine.calls,
         )
 

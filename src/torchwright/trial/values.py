@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchwright.engines.spec import CallSpec
 from torchwright.facts import Coverage
@@ -23,6 +23,8 @@ class Prepared:
     properties: frozenset[str]
     repeats: dict[str, int]
     """Name of a call → how often a pass makes it: steps may leave calls out, or make others."""
+    parts: dict[str, str] = field(default_factory=dict[str, str])
+    """Name of a call → the component that it calls, where there are several."""
     calls: tuple[CallSpec, ...] = ()
     """What its packages take, in their order."""
 

@@ -105,6 +105,8 @@ class Case:
     """`torch.export` dynamic shapes for these arguments; None exports the shapes as they are."""
     fixed: bool = False
     """The call is known by its name; others are known by the shapes of their inputs."""
+    part: str = ""
+    """The component that it calls, of a workload that has several."""
     example: tuple[Any, ...] | None = None
     """Arguments to export with where they differ from those that are timed."""
 
@@ -252,6 +254,11 @@ class Workload(ABC):
     def side_by_side(self, reference: Any, candidate: Any) -> list[Row]:
         """What the report shows of the two, which come from `observe`: a few rows (`report.pictures`), worst first."""
         return []
+
+    def parts(self) -> tuple[str, ...]:
+        """The model's children that have calls of their own, in the order in which a pass calls them; none of a model
+        that is one."""
+        return ()
 
     def delicate(self, model: nn.Module) -> tuple[str, ...]:
         """Modules of the original that are worth float32 where all others take half precision."""

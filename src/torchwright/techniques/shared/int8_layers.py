@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
+from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
-from torchwright.techniques.base import Phase, Settings, Target, Technique
+from torchwright.techniques.base import Phase, Settings, Target
+from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.techniques.shared.int8 import Int8Layer, register_patterns
 from torchwright.techniques.shared.int8_graph import share_integers
 from torchwright.techniques.shared.multihead import separate_heads
@@ -25,7 +27,7 @@ Replacement = Callable[[Any], nn.Module | str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int8Layers(Technique):
+class Int8Layers(ForParts):
     """Layers of some kinds on 8-bit weights and activations; those of `skip` stay as they are."""
 
     phase: ClassVar[Phase] = Phase.WEIGHTS
@@ -40,6 +42,12 @@ class Int8Layers(Technique):
 
     skip: tuple[str, ...] = ()
     """Names of layers that stay in floating point."""
+
+    def variants(self, target: Target) -> Iterable[Self]:
+        return self.by_parts(target)
+
+    def refuse(self, target: Target) -> str | None:
+        return super().refuse(target) or self.lacks(target, *self.kinds)
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
@@ -67,7 +75,7 @@ class Int8Layers(Technique):
         replacement = self.replacements(target)
         names = (name for name, _ in named(target.model, self.kinds))
         asked = known_names(f"{self.name}:skip", self.skip, names)
-        found = list(quantizable(target.model, asked, self.kinds))
+        found = [each for each in quantizable(target.model, asked, self.kinds) if self.covers(each[0])]
         skipped: dict[str, str] = {}
         for name, layer, reason in found:
             new = reason or replacement(layer)
@@ -75,6 +83,9 @@ class Int8Layers(Technique):
                 skipped[name] = new
             else:
                 replace_module(target.model, layer, new)
+        if self.parts and len(found) == len(skipped):
+            why = "; ".join(sorted(set(skipped.values()))) or "its layers are something else already"
+            raise RefusedTechnique(f"{self.name} changes nothing of {', '.join(self.parts)}", found=why)
         self.compile_with(target.settings)
         target.coverage.append(
             Coverage(
@@ -91,7 +102,8 @@ class Int8Layers(Technique):
         """Tell the compiler what the layers count on."""
         register_patterns()
         # Asked of the class, because an instance would be its first argument.
-        settings.rewrites.append(type(self).rewrite)
+        if type(self).rewrite not in settings.rewrites:
+            settings.rewrites.append(type(self).rewrite)
 
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
         replaced = self.stand_in(module)
