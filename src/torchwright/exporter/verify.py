@@ -13,7 +13,7 @@ from typing import Any, Self
 from torchwright.artifact.tree import read_tree
 from torchwright.engines.program import GRAPHS
 from torchwright.errors import WorkloadError
-from torchwright.exporter.base import exports
+from torchwright.exporter.base import ExportTarget, exports
 from torchwright.exporter.locate import keep_errors, locate
 from torchwright.exporter.package import PACKAGE, REFERENCE, Export, size_of
 from torchwright.exporter.process import RunFailed, Runner
@@ -25,6 +25,8 @@ from torchwright.workloads.accuracy import relative_error
 TURNS = 7
 EXACT = 1e-3
 """An error of a precision that rounds nothing beyond float32."""
+NOT_RUN = "not run here"
+"""The verdict on what is lowered to something that is not here."""
 RIGHT, WRONG, REFUSED, CRASHED = "right", "wrong", "refused", "crashed"
 Tell = Callable[[str], None]
 
@@ -56,6 +58,15 @@ def verify(
     """
     target = exports.get(export.target)
     allowed = target.tolerances[export.precision] if allowed is None else allowed
+    if reason := elsewhere(target, export.delegate):
+        return {
+            "size_bytes": size_of(folder / PACKAGE),
+            "calls": [],
+            "largest_error": None,
+            "findings": [f"lowered, not run here: {reason}", *([export.parting] if export.parting else [])],
+            "parting": None,
+            "verdict": NOT_RUN,
+        }
     calls = read_calls(folder / REFERENCE)
     report: dict[str, Any] = {"allowed": allowed, "size_bytes": size_of(folder / PACKAGE)}
     parting = None
@@ -86,6 +97,11 @@ def verify(
         "parting": asdict(parting) if parting else None,
         "verdict": "differs" if wrong or changed else "holds",
     }
+
+
+def elsewhere(target: type[ExportTarget], delegate: str) -> str | None:
+    """Why what is lowered to this delegate does not run here, or None."""
+    return target.delegates[delegate].elsewhere() if delegate else None
 
 
 class Package:
