@@ -16,7 +16,7 @@ import pytest
 from factories import make_device, make_features, make_quality, make_recipe
 from torchwright.engines.describe import Description
 from torchwright.errors import RefusedTechnique
-from torchwright.facts import Budget, Coverage, DeviceFacts, Event, Identity, Recipe, Rung, Step
+from torchwright.facts import Budget, Coverage, DeviceFacts, Event, Identity, Ranked, Recipe, Rung, Step
 from torchwright.search.finish import Form, settle
 from torchwright.search.loop import run
 from torchwright.search.state import Outcome, Search
@@ -528,7 +528,7 @@ def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
             assert method == "sensitivity"
             if not made.ranking:
                 raise TrialFailed("no layer has inputs")
-            return made.ranking
+            return [Ranked(name=name, error=error) for name, error in made.ranking]
 
     monkeypatch.setattr("torchwright.trial.client.start_candidate", made.start)
     monkeypatch.setattr("torchwright.trial.client.TrialProcess", Ranker)

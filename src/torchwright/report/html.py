@@ -36,6 +36,7 @@ def render(recipe: Recipe, pictures: Sequence[Row] = ()) -> str:
         more=view.more(recipe),
         cases=view.case_pairs(recipe),
         shares=view.shares(recipe),
+        rankings=view.rankings(recipe),
         runs_as=view.runs_as(recipe),
         needs_module=view.needs_module(recipe),
         rows=view.row_times(recipe),

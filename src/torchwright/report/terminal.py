@@ -334,6 +334,8 @@ def _totals(recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
     parts = [f"{name} {before:.0%} → {after:.0%}" for name, before, after in view.shares(recipe)]
     if parts:
         yield from _told(words, "time in", ", ".join(parts), width)
+    for found in view.rankings(recipe):
+        yield from _told(words, "layers", found.said, width)
     rows = view.row_times(recipe)
     if rows:
         numbers = " / ".join(f"{found.rows:,}" for found in rows)

@@ -18,6 +18,8 @@ IMPLAUSIBLE = 0.05
 """A metric that gets better by more than this was not made faster: it was changed (a mask that leaks, say)."""
 RETREAT_SHARES = (0.1, 0.3)
 """Shares of the modules, most sensitive first, that a quantization over budget leaves alone, one after another."""
+SHOWN = 16
+"""Layers of a ranking that a row keeps beyond those that were left alone."""
 PROMISING = 1.05
 """A median gain that noise does not confirm is compared once more, and longer."""
 HOPELESS = 6
@@ -122,7 +124,7 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
         return False
     drop = failed.quality.drop
     for share in RETREAT_SHARES:
-        names = tuple(name for name, _ in ranking[: max(1, round(share * len(ranking)))])
+        names = tuple(each.name for each in ranking[: max(1, round(share * len(ranking)))])
         milder = technique.retreat(names)
         assert milder is not None
         if len(names) >= len(ranking) or estimate.no_time(search, failed.steps):
@@ -132,9 +134,12 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
         search.tell(
             "trying", f"{step.name} without the {len(names)} most sensitive of {len(ranking)} modules"
         )
-        if attempt(search, smaller, in_order([*rest, smaller]), swapped, retreats=False):
+        kept = attempt(search, smaller, in_order([*rest, smaller]), swapped, retreats=False)
+        shown = tuple(ranking[: len(names) + SHOWN])
+        last = replace(search.rungs[-1], ranking=shown, ranked=len(ranking))
+        search.rungs[-1] = last
+        if kept:
             return True
-        last = search.rungs[-1]
         if last.speedup is not None:
             return False  # within the budget now, and still not faster
         if last.quality is not None and last.quality.drop > drop:
