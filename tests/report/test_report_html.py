@@ -126,6 +126,22 @@ def test_pictures_lie_in_the_page_itself() -> None:
     assert "mean IoU 0.5" in page.text
 
 
+def test_a_row_tells_what_its_own_step_changed() -> None:
+    """Not what those before it did, in the recipe that it was tried on."""
+    types = Coverage(technique="dtype", changed=0, total=9, unit="types")
+    first, second = (
+        Coverage(technique="int8_rows", changed=n, total=9, unit=unit)
+        for n, unit in enumerate(["linears", "later linears"], 1)
+    )
+    rungs = (
+        make_rung(step=Step(name="dtype"), coverage=(types,)),
+        make_rung(step=Step(name="int8_rows", options={"parts": ["vae"]}), coverage=(types, first, second)),
+    )
+    words = Page(render(make_recipe(rungs=rungs))).words
+    assert words.count("0 of 9 types") == 1
+    assert words.count("2 of 9 later linears") == 1
+
+
 def make_ranked_rung(**overrides: Any) -> Any:
     """A quantization that left two of forty layers alone, by what they do to a picture."""
     names = ["transformer.proj_out", "transformer.blocks.0.ff", *(f"vae.{n}" for n in range(8))]

@@ -78,6 +78,15 @@ def test_sam2_resizes_as_its_processor_does(tmp_path: Path) -> None:
     torch.testing.assert_close(segmenter.pixels(image), theirs["pixel_values"], atol=0.02, rtol=0)
 
 
+@pytest.mark.parametrize("size", [(8, 2000), (2000, 8)], ids=str)
+def test_a_strip_is_segmented_though_it_is_less_than_a_pixel_of_the_square(
+    folder: Path, size: tuple[int, int]
+) -> None:
+    segmenter, image = tw.load_segmenter(folder), picture(*size)
+    (mask,) = segmenter.segment(image, points=[(4.0, 4.0)])
+    assert mask.pixels_HW.shape == size
+
+
 def test_a_prompt_alone_is_the_prompt_among_others(folder: Path) -> None:
     segmenter, image = tw.load_segmenter(folder), picture(60, 90)
     encoded = segmenter.encode(image)

@@ -80,8 +80,23 @@ def case_pairs(recipe: Recipe) -> list[CasePair]:
     ]
 
 
-def shares(recipe: Recipe) -> list[tuple[str, float, float]]:
-    """(name, share of a pass before, after) of each part that calls are made of, the largest before first.
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Seconds of a pass that calls of one part take, before and after, and what they are of all."""
+
+    name: str
+    seconds: float
+    seconds_after: float
+    before: float
+    after: float
+
+    @property
+    def speedup(self) -> float | None:
+        return _ratio(self.seconds, self.seconds_after)
+
+
+def shares(recipe: Recipe) -> list[Share]:
+    """Each part that calls are made of, such as a pipeline's components, the largest before first.
 
     Calls of one part in other shapes ("decoder 2" beside "decoder") are added up; empty where there is one part alone.
     """
@@ -90,10 +105,16 @@ def shares(recipe: Recipe) -> list[tuple[str, float, float]]:
     if len(before) < 2 or not all(totals):
         return []
     found = [
-        (wording.clean(name), seconds / totals[0], after.get(name, 0.0) / totals[1])
+        Share(
+            name=wording.clean(name),
+            seconds=seconds,
+            seconds_after=after.get(name, 0.0),
+            before=seconds / totals[0],
+            after=after.get(name, 0.0) / totals[1],
+        )
         for name, seconds in before.items()
     ]
-    return sorted(found, key=lambda each: each[1], reverse=True)
+    return sorted(found, key=lambda each: each.before, reverse=True)
 
 
 def _seconds_by_part(cases: Sequence[CaseTime]) -> dict[str, float]:
