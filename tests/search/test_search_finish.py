@@ -124,7 +124,7 @@ def test_a_claim_is_that_of_the_middle_process_and_spans_all(world: World, facto
         pytest.param(
             0.004, 0.011, 64, ["half", "fuse"], id="so far below that it is not asked before the artifact is"
         ),
-        pytest.param(0.004, 0.011, 4, ["half"], id="no four samples are far enough below"),
+        pytest.param(0.0045, 0.011, 4, ["half"], id="no four samples are far enough below"),
         pytest.param(0.009, None, 64, ["half", "fuse"], id="no more data"),
     ],
 )
