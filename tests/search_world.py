@@ -16,7 +16,7 @@ import pytest
 from factories import make_device, make_features, make_quality, make_recipe
 from torchwright.engines.describe import Description
 from torchwright.errors import RefusedTechnique
-from torchwright.facts import Budget, Coverage, DeviceFacts, Event, Identity, Recipe, Rung, Step
+from torchwright.facts import Budget, Coverage, DeviceFacts, Event, Identity, Ranked, Recipe, Rung, Step
 from torchwright.search.finish import Form, settle
 from torchwright.search.loop import run
 from torchwright.search.state import Outcome, Search
@@ -311,6 +311,8 @@ class World:
     """Steps → drop, or (drop, its upper end)."""
     unseen_drop: Callable[[tuple[Step, ...]], float] | None = None
     """The same on data that chooses nothing, where there is some."""
+    samples: int = 64
+    """By which it is judged."""
     memory: Callable[[frozenset[str]], int] = lambda names: 1000 * 2**20
     fails: dict[str, Exception] = field(default_factory=dict)
     """Name of a step → what starting a recipe with it raises."""
@@ -484,7 +486,7 @@ class Process:
             (self.world.unseen_drop or self.world.drop)(self.steps) if unseen else self.world.drop(self.steps)
         )
         drop, high = drop if isinstance(drop, tuple) else (drop, drop)
-        return make_quality(drop, high, metric="error")
+        return make_quality(drop, high, metric="error", samples=self.world.samples)
 
     def describe(self, *, names: tuple[str, ...] | None) -> Description:
         self.world.asked.append(names)
@@ -528,7 +530,7 @@ def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
             assert method == "sensitivity"
             if not made.ranking:
                 raise TrialFailed("no layer has inputs")
-            return made.ranking
+            return [Ranked(name=name, error=error) for name, error in made.ranking]
 
     monkeypatch.setattr("torchwright.trial.client.start_candidate", made.start)
     monkeypatch.setattr("torchwright.trial.client.TrialProcess", Ranker)

@@ -146,6 +146,17 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """What one layer loses, changed by itself."""
+
+    name: str
+    error: float
+    """Relative error, by the Frobenius norm."""
+    whole: bool = False
+    """Of all that the model makes, such as a picture; otherwise of the layer's own output."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rung:
     """One row of the waterfall: a technique that was tried or refused, its own effect, and the verdict."""
 
@@ -166,6 +177,10 @@ class Rung:
     payback_calls: float | None = None
     """Calls after which the preparation has paid for itself; infinite is None."""
     coverage: tuple[Coverage, ...] = ()
+    ranking: tuple[Ranked, ...] = ()
+    """Layers by what they lose, worst first, where that chose those to leave alone; the first of them, if many."""
+    ranked: int = 0
+    """How many layers there were."""
     earlier: bool = False
     """Its figures are of the run that this one continues."""
     ended_seconds: float | None = None

@@ -70,6 +70,13 @@ def test_what_no_picture_is_made_of_is_refused(diffuser, bad: dict) -> None:
         diffuser.draw(**({"prompt": "a dog"} | bad))
 
 
+def test_a_picture_that_is_too_large_is_not_called_a_film(diffuser) -> None:
+    from torchwright.diffusion.diffuser import ImagineError
+
+    with pytest.raises(ImagineError, match=r"a picture of 99996x99996 pixels.*16,777,216 pixels together"):
+        diffuser.draw("a dog", size=(99_996, 99_996))
+
+
 def test_weights_that_are_missing_are_named(pixart: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

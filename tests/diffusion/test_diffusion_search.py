@@ -33,7 +33,7 @@ def test_a_pipeline_is_optimized_and_draws(pixart: Path, tmp_path: Path) -> None
     drawn = tw.load(tmp_path / "out").model.draw("a red dog", seed=1, steps=6)
     assert drawn.pixels_HW3.shape == (16, 16, 3)
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "Where the time goes" in page
+    assert "Time by part" in page
     assert "times as strong" in page or not recipe.steps
 
 

@@ -32,10 +32,10 @@ def test_parts_are_those_of_the_whole_and_the_largest_come_first() -> None:
     model, x = Branches().eval(), torch.randn(32, 64)
     target = make_target(ModuleWorkload(model, x), get_device("cpu").identify())
     ranking = rank_modules(target, (Step(name="dtype", options={"autocast": True}),))
-    assert sorted(name for name, _ in ranking) == sorted(f"layers.{i}" for i in range(40))
-    errors = [error for _, error in ranking]
+    assert sorted(each.name for each in ranking) == sorted(f"layers.{i}" for i in range(40))
+    errors = [each.error for each in ranking]
     assert errors == sorted(errors, reverse=True)
-    assert {name for name, _ in ranking[:10]} == {f"layers.{i}" for i in range(30, 40)}
+    assert {each.name for each in ranking[:10]} == {f"layers.{i}" for i in range(30, 40)}
     with torch.no_grad():
         exact = model(x)
         with torch.autocast("cpu", torch.bfloat16):

@@ -38,11 +38,13 @@ def test_layers_are_ranked_by_what_they_do_to_the_picture(
 
     target = make_target(workload, get_device("cpu").identify())
     ranking = rank_modules(target, [Step(name="int8_dynamic")])
-    errors = [error for _, error in ranking]
+    errors = [each.error for each in ranking]
+    assert all(each.whole for each in ranking)
     assert errors == sorted(errors, reverse=True)
-    assert {name.partition(".")[0] for name, _ in ranking} == {"text_encoder", "transformer", "vae"}
+    assert {each.name.partition(".")[0] for each in ranking} == {"text_encoder", "transformer", "vae"}
     before = picture()
-    for name, error in [ranking[0], ranking[len(ranking) // 2], ranking[-1]]:
+    for each in [ranking[0], ranking[len(ranking) // 2], ranking[-1]]:
+        name, error = each.name, each.error
         layer = model.get_submodule(name)
         replacement = Int8Dynamic().stand_in(layer)
         assert replacement is not None
@@ -52,4 +54,6 @@ def test_layers_are_ranked_by_what_they_do_to_the_picture(
         assert error == pytest.approx(wanted, rel=1e-3, abs=1e-6), name
     target = make_target(workload, get_device("cpu").identify())
     monkeypatch.setattr("torchwright.engines.sensitivity.LONGEST", -1.0)
-    assert {name for name, _ in rank_modules(target, [Step(name="int8_dynamic")])} == {n for n, _ in ranking}
+    by_own_output = rank_modules(target, [Step(name="int8_dynamic")])
+    assert {each.name for each in by_own_output} == {each.name for each in ranking}
+    assert not any(each.whole for each in by_own_output)

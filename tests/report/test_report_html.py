@@ -23,7 +23,7 @@ from factories import (
     make_shipped_recipe,
     make_unchanged_recipe,
 )
-from torchwright.facts import Budget, Coverage, Step
+from torchwright.facts import Budget, Coverage, Ranked, Step
 from torchwright.report import figures, view, wording
 from torchwright.report.html import render
 from torchwright.report.pictures import WIDEST, row_of
@@ -124,6 +124,57 @@ def test_pictures_lie_in_the_page_itself() -> None:
     assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
     assert "<b>a cat</b>" in page.text
     assert "mean IoU 0.5" in page.text
+
+
+def test_a_row_tells_what_its_own_step_changed() -> None:
+    """Not what those before it did, in the recipe that it was tried on."""
+    types = Coverage(technique="dtype", changed=0, total=9, unit="types")
+    first, second = (
+        Coverage(technique="int8_rows", changed=n, total=9, unit=unit)
+        for n, unit in enumerate(["linears", "later linears"], 1)
+    )
+    rungs = (
+        make_rung(step=Step(name="dtype"), coverage=(types,)),
+        make_rung(step=Step(name="int8_rows", options={"parts": ["vae"]}), coverage=(types, first, second)),
+    )
+    words = Page(render(make_recipe(rungs=rungs))).words
+    assert words.count("0 of 9 types") == 1
+    assert words.count("2 of 9 later linears") == 1
+
+
+def make_ranked_rung(**overrides: Any) -> Any:
+    """A quantization that left two of forty layers alone, by what they do to a picture."""
+    names = ["transformer.proj_out", "transformer.blocks.0.ff", *(f"vae.{n}" for n in range(8))]
+    ranking = tuple(Ranked(name=name, error=0.0133 / (n + 1), whole=True) for n, name in enumerate(names))
+    step = Step(name="int8_rows", options={"skip": names[:2]})
+    return make_rung(**({"step": step, "ranking": ranking, "ranked": 40} | overrides))
+
+
+def test_the_layers_that_lose_most_are_named_with_what_they_lose() -> None:
+    page = render(make_recipe(rungs=(make_ranked_rung(),)))
+    words = " ".join(" ".join(Page(page).words).split())
+    assert "int8_rows: the 2 worst of 40 layers were left alone" in words
+    assert "transformer.proj_out 1.33% all that comes out left alone" in words
+    assert "vae.0 0.44% all that comes out changed" in words
+    assert "30 more lose less" in words
+    (found,) = view.rankings(make_recipe(rungs=(make_ranked_rung(),)))
+    assert found.said == (
+        "int8_rows: the 2 worst of 40 layers were left alone (transformer.proj_out 1.33%, "
+        "transformer.blocks.0.ff 0.66% of all that comes out, by itself)"
+    )
+
+
+def test_a_retreat_that_was_in_vain_says_so() -> None:
+    own = (Ranked(name="a", error=0.1), Ranked(name="b", error=0.05))
+    step = Step(name="w4a8", options={"skip": ["a"]})
+    bold = make_ranked_rung(step=Step(name="w4a8", options={"skip": 7}), ranking=own, ranked=2)
+    rung = make_rung("dropped", step=step, ranking=own, ranked=2)
+    (found,) = view.rankings(make_recipe(rungs=(bold, rung)))
+    assert found.said == (
+        "w4a8: the 1 worst of 2 layers were left alone, and the step was dropped all the same (a 10.00% of the layer's "
+        "own output, by itself)"
+    )
+    assert "Which layers lose the most" in render(make_recipe(rungs=(bold,)))
 
 
 def test_ids_are_unique_and_references_resolve(page: str) -> None:

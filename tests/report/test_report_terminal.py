@@ -375,7 +375,9 @@ def test_the_shares_of_parts_add_up_their_calls() -> None:
         times = tuple(CaseTime(name=n, seconds=s, repeat=r) for n, (s, r) in calls.items())
         measured = dataclasses.replace(getattr(recipe, name), cases=times)
         recipe = dataclasses.replace(recipe, **{name: measured})
-    assert view.shares(recipe) == [("denoiser", 0.5, 0.25), ("vae", 0.4, 0.625), ("encoder", 0.1, 0.125)]
+    found = [(each.name, each.before, each.after) for each in view.shares(recipe)]
+    assert found == [("denoiser", 0.5, 0.25), ("vae", 0.4, 0.625), ("encoder", 0.1, 0.125)]
+    assert [each.speedup for each in view.shares(recipe)] == pytest.approx([10 / 2, 8 / 5, 2 / 1])
     assert "denoiser x20 → 5" in words(shown(recipe))
     assert "time in denoiser 50% → 25%, vae 40% → 62%, encoder 10% → 12%" in words(shown(recipe))
     alone = dataclasses.replace(recipe.baseline, cases=(CaseTime(name="all", seconds=1.0),))

@@ -117,22 +117,26 @@ def test_a_claim_is_that_of_the_middle_process_and_spans_all(world: World, facto
 
 
 @pytest.mark.parametrize(
-    ("seen", "unseen", "kept"),
+    ("seen", "unseen", "samples", "kept"),
     [
-        pytest.param(0.009, 0.011, ["half"], id="over the budget where nothing was chosen"),
-        pytest.param(0.009, 0.010, ["half", "fuse"], id="within it"),
+        pytest.param(0.009, 0.011, 64, ["half"], id="over the budget where nothing was chosen"),
+        pytest.param(0.009, 0.010, 64, ["half", "fuse"], id="within it"),
         pytest.param(
-            0.004, 0.011, ["half", "fuse"], id="so far below that it is not asked before the artifact is"
+            0.004, 0.011, 64, ["half", "fuse"], id="so far below that it is not asked before the artifact is"
         ),
-        pytest.param(0.009, None, ["half", "fuse"], id="no more data"),
+        pytest.param(0.0045, 0.011, 4, ["half"], id="no four samples are far enough below"),
+        pytest.param(0.009, None, 64, ["half", "fuse"], id="no more data"),
     ],
 )
-def test_what_was_chosen_is_judged_by_other_data(world: World, seen: float, unseen: float | None, kept):
+def test_what_was_chosen_is_judged_by_other_data(
+    world: World, seen: float, unseen: float | None, samples: int, kept
+):
     def loss(of_both: float):
         return lambda steps: of_both if "fuse" in {s.name for s in steps} else 0.002 if steps else 0.0
 
     world.gain = product(half=2.0, fuse=2.0)
     world.drop, world.unseen_drop = loss(seen), None if unseen is None else loss(unseen)
+    world.samples = samples
     outcome = world.search(step("half"), step("fuse"))
     assert names(outcome) == kept
     assert outcome.speedup.value == pytest.approx(2.0 ** len(kept))

@@ -70,6 +70,10 @@ def test_retreats_from_the_most_sensitive_layers_first_and_stops_when_it_is_enou
     outcome = world.search(step("fuse"), step("quantize"))
     assert names(outcome) == ["quantize:skip=layer0", "fuse"]
     assert rows(outcome) == {"fuse": "kept", "quantize": "dropped", "quantize:skip=layer0": "kept"}
+    last = outcome.rungs[-1]
+    assert [(each.name, each.error) for each in last.ranking] == LAYERS
+    assert last.ranked == 10
+    assert not any(rung.ranking for rung in outcome.rungs[:-1])
     assert any("without the 1 most sensitive of 10 modules" in event.text for event in world.events)
 
 

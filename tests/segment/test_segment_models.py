@@ -78,6 +78,15 @@ def test_sam2_resizes_as_its_processor_does(tmp_path: Path) -> None:
     torch.testing.assert_close(segmenter.pixels(image), theirs["pixel_values"], atol=0.02, rtol=0)
 
 
+@pytest.mark.parametrize("size", [(8, 2000), (2000, 8)], ids=str)
+def test_a_strip_is_segmented_though_it_is_less_than_a_pixel_of_the_square(
+    folder: Path, size: tuple[int, int]
+) -> None:
+    segmenter, image = tw.load_segmenter(folder), picture(*size)
+    (mask,) = segmenter.segment(image, points=[(4.0, 4.0)])
+    assert mask.pixels_HW.shape == size
+
+
 def test_a_prompt_alone_is_the_prompt_among_others(folder: Path) -> None:
     segmenter, image = tw.load_segmenter(folder), picture(60, 90)
     encoded = segmenter.encode(image)
@@ -87,6 +96,55 @@ def test_a_prompt_alone_is_the_prompt_among_others(folder: Path) -> None:
         alone, score = segmenter.decode(encoded, [prompt], several=True)
         torch.testing.assert_close(together[place], alone[0], atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(scores[place], score[0], atol=1e-4, rtol=1e-4)
+
+
+def test_prompts_of_different_sizes_are_decoded_together(folder: Path) -> None:
+    segmenter = tw.load_segmenter(folder)
+    encoded = segmenter.encode(picture(60, 90))
+    prompts = [
+        Prompt(points=((5.0, 30.0),), inside=(True,)),
+        Prompt(box=(3.0, 4.0, 50.0, 40.0)),
+        Prompt(points=((5.0, 30.0), (40.0, 8.0)), inside=(True, False)),
+        Prompt(points=((70.0, 10.0),), inside=(True,)),
+        Prompt(points=((20.0, 20.0),), inside=(True,), box=(3.0, 4.0, 50.0, 40.0)),
+    ]
+    for several in (True, False):
+        together, scores = segmenter.decode(encoded, prompts, several=several)
+        assert len(together) == len(scores) == len(prompts)
+        for place, prompt in enumerate(prompts):
+            alone, score = segmenter.decode(encoded, [prompt], several=several)
+            torch.testing.assert_close(together[place], alone[0], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(scores[place], score[0], atol=1e-4, rtol=1e-4)
+    with pytest.raises(WorkloadError, match="no prompts"):
+        segmenter.decode(encoded, [], several=True)
+
+
+@pytest.mark.parametrize(("together", "calls"), [(1, [1] * 5), (3, [3, 2]), (8, [5])])
+def test_pictures_of_different_sizes_are_encoded_together(
+    folder: Path, together: int, calls: list[int]
+) -> None:
+    segmenter, images = tw.load_segmenter(folder), [picture(*size) for size in (*SIZES, (300, 20))]
+    ask, seen = segmenter.ask, []
+
+    def watched(**given: object) -> object:
+        seen.append(len(given["pixels"]))  # pyright: ignore[reportArgumentType]
+        return ask(**given)
+
+    segmenter.ask = watched
+    found = list(segmenter.encode_many(images, together=together))
+    assert seen == calls
+    segmenter.ask = ask
+    for image, encoded in zip(images, found, strict=True):
+        alone = segmenter.encode(image)
+        assert (encoded.height, encoded.width) == image.shape[:2]
+        torch.testing.assert_close(encoded.embeddings, alone.embeddings, atol=1e-4, rtol=1e-4)
+        (mask,) = [segmenter.mask(encoded, Prompt(points=((4.0, 4.0),), inside=(True,)))]
+        assert mask.pixels_HW.shape == image.shape[:2]
+    segmenter.at_once = 4  # as of what was compiled for one picture
+    seen.clear()
+    segmenter.ask = watched
+    assert len(list(segmenter.encode_many(images, together=together))) == 5
+    assert seen == [1] * 5
 
 
 def test_everything_is_what_the_paper_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

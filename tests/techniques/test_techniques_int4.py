@@ -177,6 +177,10 @@ def test_module_error_is_that_of_the_layer() -> None:
     assert estimate == pytest.approx(float(real), rel=0.1)
     assert Int4WeightOnly().module_error(nn.ReLU(), x) is None
     assert Int4WeightOnly().module_error(nn.Linear(128, 10), x) is None
+    stand_in = Int4WeightOnly().stand_in(layer)
+    assert stand_in is not None  # by which its effect on all that comes out is measured
+    assert torch.equal(stand_in(x), Int4Linear.of(layer, 64)(x))
+    assert Int4WeightOnly().stand_in(nn.ReLU()) is Int4WeightOnly().stand_in(nn.Linear(128, 10)) is None
 
 
 def test_a_tied_head_is_packed_and_its_embedding_stays() -> None:

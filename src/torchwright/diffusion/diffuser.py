@@ -111,15 +111,15 @@ class Diffuser:
             raise ImagineError(
                 f"{frames} frames", found=f"{self.folder.pipeline} makes pictures", allowed="1"
             )
-        if frames < 1 or (frames - 1) % self._apart or frames * height * width > MOST_PIXELS:
-            raise ImagineError(
-                f"a film of {frames} frames",
-                allowed=f"1 and {self._apart} more each time, at most {MOST_PIXELS:,} pixels together",
-            )
         if min(size) < 1 or height % multiple or width % multiple or height * width > MOST_PIXELS:
             raise ImagineError(
                 f"a picture of {height}x{width} pixels (height x width)",
                 allowed=f"multiples of {multiple}, at most {MOST_PIXELS:,} pixels together",
+            )
+        if frames < 1 or (frames - 1) % self._apart or frames * height * width > MOST_PIXELS:
+            raise ImagineError(
+                f"a film of {frames} frames",
+                allowed=f"1 and {self._apart} more each time, at most {MOST_PIXELS:,} pixels together",
             )
 
     def draw(

@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from torchwright.engines.apply import apply_steps
-from torchwright.facts import Step
+from torchwright.facts import Ranked, Step
 from torchwright.techniques.base import Target, Technique, from_step
-from torchwright.techniques.shared.wrapping import layer_input, relative_error
+from torchwright.techniques.shared.wrapping import layer_input, plain_name, relative_error
 
 LONGEST = 60.0
 """Seconds that measuring effects on the whole model may take; the modules of the largest own errors come first."""
@@ -25,8 +25,8 @@ GROUPS, GROUPED_SECONDS = (4, 12), 8.0
 """Fewest and most groups of modules whose effect is measured at once, and about how long all may take."""
 
 
-def rank_modules(target: Target, steps: Sequence[Step]) -> list[tuple[str, float]]:
-    """(module name, error that it causes) for every module the last of `steps` would change, worst first.
+def rank_modules(target: Target, steps: Sequence[Step]) -> list[Ranked]:
+    """The error that each module causes which the last of `steps` would change, worst first.
 
     Earlier steps are those without which it has nothing to change. Where the workload gives a `glance`, the error is
     the glance's, with this module alone changed. Else, and for modules that there was no time for, it is that of the
@@ -42,11 +42,15 @@ def rank_modules(target: Target, steps: Sequence[Step]) -> list[tuple[str, float
     with torch.inference_mode():
         own = _own_errors(target, technique)
         if technique.errors_add:
-            return _parts(
-                target, technique, [name for name, _ in target.model.named_modules() if name in dict(own)]
-            )
+            names = [name for name, _ in target.model.named_modules() if name in dict(own)]
+            return _named(_parts(target, technique, names), whole=True)
         effects = _effects(target, technique, [name for name, _ in own])
-    return effects + [(name, error) for name, error in own if name not in dict(effects)]
+    rest = [(name, error) for name, error in own if name not in dict(effects)]
+    return _named(effects, whole=True) + _named(rest, whole=False)
+
+
+def _named(errors: list[tuple[str, float]], *, whole: bool) -> list[Ranked]:
+    return [Ranked(name=plain_name(name), error=error, whole=whole) for name, error in errors]
 
 
 def _own_errors(target: Target, technique: Technique) -> list[tuple[str, float]]:

@@ -15,6 +15,7 @@ WEIGHTS = ("*.safetensors", "*.gguf")
 """Files of tensors."""
 FETCHED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.jinja2", "tokenizer*")
 """Files of a hub's model that are downloaded: no pickle, no code."""
+HUGGING_FACE = "a Hugging Face folder: config.json beside *.safetensors; a pipeline has model_index.json"
 TARGETS = "a Hugging Face folder, a GGUF file, a hub id, package.module:factory, or an artifact folder"
 
 
@@ -50,7 +51,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ModelError(
             f"{folder} has no config.json",
             found=", ".join(sorted(p.name for p in folder.iterdir())[:6]) if folder.is_dir() else "a file",
-            allowed="a Hugging Face folder: config.json beside *.safetensors",
+            allowed=HUGGING_FACE,
         )
     return read_object(path)
 

@@ -36,6 +36,7 @@ def render(recipe: Recipe, pictures: Sequence[Row] = ()) -> str:
         more=view.more(recipe),
         cases=view.case_pairs(recipe),
         shares=view.shares(recipe),
+        rankings=view.rankings(recipe),
         runs_as=view.runs_as(recipe),
         needs_module=view.needs_module(recipe),
         rows=view.row_times(recipe),
@@ -53,7 +54,9 @@ def render(recipe: Recipe, pictures: Sequence[Row] = ()) -> str:
             ("Calls", figures.cases(recipe)),
         ],
         coverage=[
-            (number, rung, cover) for number, rung in enumerate(recipe.rungs, 1) for cover in rung.coverage
+            (number, rung, cover)
+            for number, rung in enumerate(recipe.rungs, 1)
+            for cover in _own_coverage(rung)
         ],
         json=to_json(recipe),
     )
@@ -92,6 +95,12 @@ def _finalize(value: Any) -> Any:
     if value is None:
         return wording.MISSING
     return wording.clean(value) if type(value) is str else value
+
+
+def _own_coverage(rung: Rung) -> list[Coverage]:
+    """What the row's own step changed: those of the recipe that it was tried on have rows of their own."""
+    own = [cover for cover in rung.coverage if cover.technique == rung.step.name]
+    return own[-1:] or [*rung.coverage]
 
 
 def _payback(rung: Rung) -> str:

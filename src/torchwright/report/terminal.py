@@ -331,9 +331,11 @@ def _totals(recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
         if before is not None and after is not None:
             line.append("   ").append_text(words(f"{wording.three(before)} → {wording.three(after)} tok/s"))
         yield line
-    parts = [f"{name} {before:.0%} → {after:.0%}" for name, before, after in view.shares(recipe)]
+    parts = [f"{each.name} {each.before:.0%} → {each.after:.0%}" for each in view.shares(recipe)]
     if parts:
         yield from _told(words, "time in", ", ".join(parts), width)
+    for found in view.rankings(recipe):
+        yield from _told(words, "layers", found.said, width)
     rows = view.row_times(recipe)
     if rows:
         numbers = " / ".join(f"{found.rows:,}" for found in rows)

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchwright.facts import CaseTime, Interval, Quality, Recipe, RowsTime, Rung
+from torchwright.facts import CaseTime, Interval, Quality, Ranked, Recipe, RowsTime, Rung, Step
 from torchwright.report import wording
 
+WORST_SAID = 3
+"""Layers that a sentence names."""
 OWN_MODULE = "the recipe on the caller's model"
 """`Recipe.runs_as` of what holds no model."""
 
@@ -78,8 +80,23 @@ def case_pairs(recipe: Recipe) -> list[CasePair]:
     ]
 
 
-def shares(recipe: Recipe) -> list[tuple[str, float, float]]:
-    """(name, share of a pass before, after) of each part that calls are made of, the largest before first.
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Seconds of a pass that calls of one part take, before and after, and what they are of all."""
+
+    name: str
+    seconds: float
+    seconds_after: float
+    before: float
+    after: float
+
+    @property
+    def speedup(self) -> float | None:
+        return _ratio(self.seconds, self.seconds_after)
+
+
+def shares(recipe: Recipe) -> list[Share]:
+    """Each part that calls are made of, such as a pipeline's components, the largest before first.
 
     Calls of one part in other shapes ("decoder 2" beside "decoder") are added up; empty where there is one part alone.
     """
@@ -88,10 +105,16 @@ def shares(recipe: Recipe) -> list[tuple[str, float, float]]:
     if len(before) < 2 or not all(totals):
         return []
     found = [
-        (wording.clean(name), seconds / totals[0], after.get(name, 0.0) / totals[1])
+        Share(
+            name=wording.clean(name),
+            seconds=seconds,
+            seconds_after=after.get(name, 0.0),
+            before=seconds / totals[0],
+            after=after.get(name, 0.0) / totals[1],
+        )
         for name, seconds in before.items()
     ]
-    return sorted(found, key=lambda each: each[1], reverse=True)
+    return sorted(found, key=lambda each: each.before, reverse=True)
 
 
 def _seconds_by_part(cases: Sequence[CaseTime]) -> dict[str, float]:
@@ -101,6 +124,56 @@ def _seconds_by_part(cases: Sequence[CaseTime]) -> dict[str, float]:
         part = base if number.isdecimal() and base in names else case.name
         found[part] = found.get(part, 0.0) + case.seconds * case.repeat
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRanking:
+    """The layers that one technique hurts, worst first, and those of them that were left alone for it."""
+
+    rung: Rung
+    rows: tuple[tuple[Ranked, bool], ...]
+    """Each layer, and whether it was left alone."""
+    more: int
+    """Layers that are not shown."""
+
+    @property
+    def left(self) -> int:
+        return sum(left for _, left in self.rows)
+
+    @property
+    def heading(self) -> str:
+        """What was done with how many, in words."""
+        other = "" if self.rung.kept else f", and the step was {self.rung.status} all the same"
+        return f"{self.rung.step.name}: the {self.left} worst of {self.rung.ranked} layers were left alone{other}"
+
+    @property
+    def said(self) -> str:
+        """The worst of them, in one sentence."""
+        worst = [
+            f"{wording.clean(each.name)} {wording.percent(each.error)}"
+            for each, left in self.rows[:WORST_SAID]
+            if left
+        ]
+        of = "all that comes out" if self.rows[0][0].whole else "the layer's own output"
+        return f"{self.heading} ({', '.join(worst)}{', …' * (self.left > len(worst))} of {of}, by itself)"
+
+
+def rankings(recipe: Recipe) -> list[LayerRanking]:
+    """Of each technique that left layers alone: how they were ranked, as its last row has it."""
+    last = {rung.step.name: rung for rung in recipe.rungs if rung.ranking}
+    return [
+        LayerRanking(
+            rung=rung,
+            rows=tuple((each, each.name in _left_alone(rung.step)) for each in rung.ranking),
+            more=rung.ranked - len(rung.ranking),
+        )
+        for rung in last.values()
+    ]
+
+
+def _left_alone(step: Step) -> list[str]:
+    skip: Any = step.options.get("skip")
+    return [*skip] if isinstance(skip, list | tuple) else []
 
 
 def is_total(pair: CasePair, recipe: Recipe) -> bool:

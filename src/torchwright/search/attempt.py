@@ -19,6 +19,8 @@ IMPLAUSIBLE = 0.05
 """A metric that gets better by more than this was not made faster: it was changed (a mask that leaks, say)."""
 RETREAT_SHARES = (0.1, 0.3)
 """Shares of the modules, most sensitive first, that a quantization over budget leaves alone, one after another."""
+SHOWN = 16
+"""Layers of a ranking that a row keeps beyond those that were left alone."""
 PROMISING = 1.05
 """A median gain that noise does not confirm is compared once more, and longer."""
 HOPELESS = 6
@@ -126,8 +128,8 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
         search.notes.append(f"{step}: no retreat, its layers could not be ranked ({failure})")
         return False
     drop = failed.quality.drop
-    for count in _counts(technique, [error for _, error in ranking], search.budget.max_drop):
-        names = tuple(name for name, _ in ranking[:count])
+    for count in _counts(technique, [each.error for each in ranking], search.budget.max_drop):
+        names = tuple(each.name for each in ranking[:count])
         milder = technique.retreat(names)
         assert milder is not None
         if len(names) >= len(ranking) or estimate.no_time(search, failed.steps):
@@ -137,9 +139,12 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
         search.tell(
             "trying", f"{step.name} without the {len(names)} most sensitive of {len(ranking)} modules"
         )
-        if attempt(search, smaller, in_order([*rest, smaller]), swapped, retreats=False):
+        kept = attempt(search, smaller, in_order([*rest, smaller]), swapped, retreats=False)
+        shown = tuple(ranking[: len(names) + SHOWN])
+        last = replace(search.rungs[-1], ranking=shown, ranked=len(ranking))
+        search.rungs[-1] = last
+        if kept:
             return True
-        last = search.rungs[-1]
         if last.speedup is not None:
             return False  # within the budget now, and still not faster
         if last.quality is not None and last.quality.drop > drop:

@@ -24,6 +24,8 @@ PROCESSES = 3
 """So many fresh processes are asked for the speed-up, where there is time."""
 DOUBTFUL = 0.5
 """Share of the budget from which on a recipe is judged once more by data that chose nothing."""
+FEW = 30
+"""Of fewer samples no loss is far enough below the budget: four pictures lost 0.6% where four others lost 2.6%."""
 ORIGINAL = Interval(value=1.0, low=1.0, high=1.0)
 
 
@@ -116,7 +118,10 @@ def judge_again(search: Search) -> None:
     search.last_reference = search.baseline.process.ask("observe", unseen=True)
     while search.last_reference is not None and search.best is not search.baseline:
         seen = search.best.quality
-        if seen is None or seen.drop_high <= DOUBTFUL * search.budget.max_drop:
+        if seen is None:
+            return
+        few = 0 < seen.samples < FEW
+        if seen.drop_high <= DOUBTFUL * search.budget.max_drop and not few:
             return
         found = search.best.process.ask("compare", reference=search.last_reference, unseen=True)
         if found.drop_high <= search.budget.max_drop:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from torchwright.errors import WorkloadError
 from torchwright.segment.everything import find
@@ -56,9 +58,25 @@ class Segmenter(ABC):
     @torch.inference_mode()
     def encode(self, source: Any) -> Encoded:
         """A file, Pillow image or array as `read_picture` takes it, through the encoder."""
-        picture_HW3 = read_picture(source)
-        height, width, _ = picture_HW3.shape
-        return Encoded(height=height, width=width, embeddings=self.ask(pixels=self.pixels(picture_HW3)))
+        return next(self.encode_many([source]))
+
+    def encode_many(self, sources: Iterable[Any], *, together: int = 1) -> Iterator[Encoded]:
+        """Pictures of any sizes, up to `together` in one call of the encoder, each in a square of its own.
+
+        What was compiled for one picture takes them one by one. Raises what `read_picture` raises.
+        """
+        if together < 1:
+            raise WorkloadError(f"{together} pictures together", allowed="1 or more")
+        waiting = iter(sources)
+        count = together if self.at_once is None else 1
+        while batch := [read_picture(source) for source in itertools.islice(waiting, count)]:
+            with torch.inference_mode():
+                squares = torch.cat([self.pixels(picture_HW3) for picture_HW3 in batch])
+                found = self.ask(pixels=squares)
+            for place, picture_HW3 in enumerate(batch):
+                height, width, _ = picture_HW3.shape
+                own = pytree.tree_map(lambda level, place=place: level[place : place + 1], found)
+                yield Encoded(height=height, width=width, embeddings=own)
 
     @torch.inference_mode()
     def decode(
@@ -66,11 +84,26 @@ class Segmenter(ABC):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Mask logits (P, M, S, S) and scores (P, M), float32: with `several` three masks a prompt, else one.
 
-        All prompts have as many points, and a box all or none of them. Raises `WorkloadError` where they have not.
+        Prompts may differ in size: those of as many points, with a box or without, share a call. Filling them up with
+        marks that mean nothing would change their masks, since the decoder attends to all marks.
         """
-        kinds = {(len(prompt.points), prompt.box is None) for prompt in prompts}
-        if len(kinds) != 1:
-            raise WorkloadError("prompts of one batch have as many points each, and a box all or none")
+        if not prompts:
+            raise WorkloadError("no prompts are decoded", allowed="one or more")
+        kinds = dict[tuple[int, bool], list[int]]()
+        for place, prompt in enumerate(prompts):
+            kinds.setdefault((len(prompt.points), prompt.box is None), []).append(place)
+        found = [
+            self._decode_alike(encoded, [prompts[place] for place in places], several)
+            for places in kinds.values()
+        ]
+        order = torch.tensor([place for places in kinds.values() for place in places]).argsort()
+        logits, scores = (torch.cat(parts)[order] for parts in zip(*found, strict=True))
+        return logits, scores
+
+    def _decode_alike(
+        self, encoded: Encoded, prompts: Sequence[Prompt], several: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of prompts of one size."""
         points_1PT2, labels_1PT = self.marks(encoded, prompts)
         count = len(prompts) if self.at_once is None else self.at_once if several else 1
         parts = list[tuple[torch.Tensor, torch.Tensor]]()

@@ -68,6 +68,6 @@ class Sam(Segmenter):
         return F.interpolate(inside, (height, width), mode="bilinear")
 
     def _inside(self, height: int, width: int) -> tuple[int, int]:
-        """The picture's part of the square."""
+        """The picture's part of the square: of the thinnest strip a pixel is left."""
         longer = max(height, width)
-        return int(height * self.side / longer + 0.5), int(width * self.side / longer + 0.5)
+        return max(1, int(height * self.side / longer + 0.5)), max(1, int(width * self.side / longer + 0.5))

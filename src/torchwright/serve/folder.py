@@ -10,7 +10,7 @@ from typing import Any
 from torchwright.artifact.folder import MANIFEST, MODEL, RECIPE
 from torchwright.diffusion.folder import is_pipeline, open_pipeline
 from torchwright.errors import ArtifactError, ModelError
-from torchwright.hub.folder import download, find_object, is_hub_id, local
+from torchwright.hub.folder import HUGGING_FACE, download, find_object, is_hub_id, local
 from torchwright.speech.families import FAMILIES
 
 BUNDLED_NAME = "torchwright-bundled"
@@ -70,9 +70,7 @@ def find(target: str | None) -> ServeTarget:
             next=f"torchwright optimize {target} -o out, and then torchwright serve out",
         )
     if not (path / "config.json").is_file():
-        raise ModelError(
-            f"{path} has no config.json", allowed="a Hugging Face folder: config.json beside *.safetensors"
-        )
+        raise ModelError(f"{path} has no config.json", allowed=HUGGING_FACE)
     config = find_object(path / "config.json")
     speech = config.get("model_type") in FAMILIES
     if speech:

@@ -78,6 +78,11 @@ class Int4WeightOnly(ForParts):
         exact = F.linear(x.float(), w_NK)
         return float(F.linear(x.float(), error_NK).norm() / exact.norm().clamp_min(1e-12))
 
+    def stand_in(self, module: nn.Module) -> nn.Module | None:
+        if type(module) is not nn.Linear or _shape_fault(module, self.group_size):
+            return None
+        return Int4Linear.of(module, self.group_size, self.rounding)
+
     def apply(self, target: Target) -> None:
         layers = {name: each for name, each in named(target.model, nn.Linear) if self.covers(name)}
         skipped = skips(target.model, self)

@@ -63,6 +63,8 @@ class StepCaching(Technique):
                 "last computed one; reused=4+5 names steps all the same"
             )
         last = target.workload.steps - 1
+        if last < 2:
+            return f"a picture of {last + 1} steps has none between the first and the last"
         wrong = [text for text in self.reused if not (text.isdecimal() and 0 < int(text) < last)]
         return f"step {wrong[0]} is none between the first and the last, 1 to {last - 1}" if wrong else None
 

@@ -19,6 +19,7 @@ from torchwright.trial.values import Memory, OpenedArtifact, Prepared
 
 if TYPE_CHECKING:
     from torchwright.engines.describe import Description
+    from torchwright.facts import Ranked
     from torchwright.profile.values import Breaks, Recording
     from torchwright.trial.timed import TimedCalls
 
@@ -308,7 +309,7 @@ class Session:
         """What the last `compare` was to show."""
         return self._shown
 
-    def sensitivity(self, *, steps: tuple[Any, ...]) -> list[tuple[str, float]]:
+    def sensitivity(self, *, steps: tuple[Any, ...]) -> list[Ranked]:
         """Modules that `steps` would change, most sensitive first, with the error each causes by itself."""
         from torchwright.engines.sensitivity import rank_modules
 
