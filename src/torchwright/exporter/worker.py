@@ -106,15 +106,16 @@ class Session:
         return {"name": worst[0], "error": worst[1]}
 
     def settings(self) -> dict[str, Any]:
-        """Those that are not as they were written, each with both values."""
+        """Those that are not as they were written, each with both values, in the package's order."""
         target = exports.get(self.export.target)
         was, now = read_settings(self.folder / REFERENCE), target.settings(self.folder / PACKAGE)
         return {
             "changed": [
                 f"{name} {now.get(name)!r}, was {was.get(name)!r}"[:LONGEST]
-                for name in sorted(was.keys() | now.keys())
+                for name in dict.fromkeys((*was, *now))
                 if was.get(name) != now.get(name)
-            ]
+            ],
+            "of_layers": target.settings_of_layers,
         }
 
     def weights(self, allowed: float) -> dict[str, Any]:
