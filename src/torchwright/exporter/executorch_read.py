@@ -40,7 +40,7 @@ def write_layers(folder: Path, lowered: Any) -> None:
         number = node.meta.get("debug_handle")  # of a call its place, since the program was written
         if node.op == "call_function" and node.target is not operator.getitem and number is not None:
             instructions[str(number)] = module_of(node)
-        part = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        part: Any = getattr(module, str(node.target), None) if node.op == "get_attr" else None
         for inner in part.original_module.graph.nodes if hasattr(part, "original_module") else ():
             if isinstance(number := inner.meta.get("debug_handle"), int) and inner.op == "call_function":
                 handles.setdefault(str(number), module_of(inner))
