@@ -27,8 +27,9 @@ from torchwright.exporter.executorch_read import (  # pyright: ignore[reportPriv
     _digest,
     contents,
 )
-from torchwright.exporter.subject import Subject
+from torchwright.exporter.subject import Subject, make_subject
 from torchwright.json_file import read_json
+from torchwright.workloads.module import ModuleWorkload
 
 pytestmark = pytest.mark.slow
 
@@ -170,3 +171,14 @@ def test_every_operator_has_its_layer(made: Made) -> None:
     modules = {name for name, _ in made.subject.original.named_modules()} | {"the model itself"}
     assert set(read_json(package / LAYERS)["handles"].values()) <= modules
     assert ExecuTorch.settings(package) == contents(package / MODEL)
+
+
+def test_what_is_no_number_is_read_all_the_same(tmp_path: Path) -> None:
+    if reason := ExecuTorch.unavailable():
+        pytest.skip(reason)
+    # An activation without an upper bound, within its convolution.
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU())
+    made = make_subject(ModuleWorkload(model.eval(), (torch.randn(2, 3, 8, 8),)), most=4)
+    ExecuTorch.write(made, "fp32", tmp_path)
+    bounds = [value for key, value in contents(tmp_path / MODEL).items() if key.endswith("output_max")]
+    assert "inf" in [str(bound).lstrip("+") for bound in bounds]

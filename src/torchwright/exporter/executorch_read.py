@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+import re
 import tempfile
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.exporter.reference import module_of
-from torchwright.json_file import read_json, typed
+from torchwright.json_file import parse_json, read_json, typed
 
 LAYERS = "layers.json"
 """Beside the program: `Layers`."""
 UNKNOWN = "an unnamed module"
+NO_NUMBER = re.compile(rb": ([+-]?(?:inf|nan))\b")
+"""What the compiler of schemas prints and JSON does not have: bounds of activations that are open."""
 ROLES = {"filter_id": "weight", "bias_id": "bias"}
 
 
@@ -145,7 +148,8 @@ def _graph(content: bytes) -> Any:
         schema.write_bytes(resources.files(serialization).joinpath(schema.name).read_bytes())
         data.write_bytes(content)
         _flatc_decompile(folder, str(schema), str(data), ["--raw-binary"])
-        return read_json(data.with_suffix(".json"))
+        text = NO_NUMBER.sub(rb': "\1"', data.with_suffix(".json").read_bytes())
+    return parse_json(text, "a delegate's graph")
 
 
 def _digest(content: Any) -> str:
