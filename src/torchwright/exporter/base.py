@@ -135,6 +135,11 @@ class ExportTarget:
         return {}
 
     @classmethod
+    def times(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int) -> dict[str, float]:
+        """Time of each kind of operator in a call, as the runtime counts it; empty where it does not."""
+        return {}
+
+    @classmethod
     def weights(cls, folder: Path) -> dict[str, Tensor]:
         """The package's own weights by the names that the model has for them; empty where they cannot be read."""
         return {}
