@@ -98,6 +98,8 @@ class ExportTarget:
     """Whether a language model's cache lies in the package, for a largest number of tokens."""
     fixed: ClassVar[str | None] = None
     """Why it takes the example's sizes alone, where it does."""
+    settings_of_layers: ClassVar[bool] = False
+    """Whether `settings` are those of its operators, each by "module, operator"."""
     named: ClassVar[bool] = False
     """Whether `values` have the keys of the operators themselves, and not those of their place among their kind."""
     machine_code: ClassVar[bool] = False
@@ -130,6 +132,11 @@ class ExportTarget:
     @classmethod
     def values(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor]) -> Values:
         """What the package's own operators compute for a call; empty where its runtime does not tell."""
+        return {}
+
+    @classmethod
+    def times(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int) -> dict[str, float]:
+        """Time of each kind of operator in a call, as the runtime counts it; empty where it does not."""
         return {}
 
     @classmethod

@@ -25,6 +25,7 @@ from torchwright.exporter.executorch_language import (
     keep_tokenizer,
     through_cache,
 )
+from torchwright.exporter.executorch_read import contents, write_layers
 from torchwright.exporter.sizes import widen
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class ExecuTorch(ExportTarget):
     largest_batch: ClassVar[bool] = True
     largest_context: ClassVar[bool] = True
     delegates: ClassVar[Mapping[str, Delegate]] = DELEGATES
+    settings_of_layers: ClassVar[bool] = True
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -105,6 +107,11 @@ class ExecuTorch(ExportTarget):
 
         return run
 
+    @classmethod
+    def settings(cls, folder: Path) -> dict[str, Any]:
+        with ignore_library_warnings(), _quiet():
+            return contents(folder / MODEL)
+
 
 def _convert(subject: Subject, precision: str, folder: Path, allowed: float) -> Written:
     """Write what is no language model with its cache; `allowed` is how far off rounding may be."""
@@ -135,6 +142,7 @@ def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path, lowe
         # A cache is written to where it lies, and not copied for it.
         lowered = edge.to_executorch(ExecutorchBackendConfig(run_reinplace_pass=bool(methods)))
         planned = _planned(lowered)
+        write_layers(folder, lowered)
     (folder / MODEL).write_bytes(lowered.buffer)
     alone = {
         name: rows.non_delegated

@@ -76,6 +76,7 @@ def verify(
         if tried[0].outcome in (RIGHT, WRONG):
             tell("timing it, and the graph operator by operator, in turn")
             report |= _measured(package, folder, scratch)
+            report |= _shares(package)  # after its memory was read, since counting takes some
             if _has_graph(folder) and (tried[0].outcome == WRONG or changed):
                 tell("looking for the first layer at which outputs part")
                 parting = locate(folder, package.ask, scratch, allowed, named=target.named)
@@ -171,6 +172,15 @@ def _measured(package: Package, folder: Path, scratch: Path) -> dict[str, Any]:
             "eager_memory_bytes": eager.ask("memory")["bytes"],
             "disturbed": _disturbed([turn for pair in turns for turn in pair]),
         }
+
+
+def _shares(package: Package) -> dict[str, Any]:
+    """Of the time of the example's call, by kind of operator, where the runtime counts it."""
+    try:
+        shares = package.ask("shares")["shares"]
+    except RunFailed:  # the call itself was answered
+        return {}
+    return {"time by operator": shares} if shares else {}
 
 
 def _disturbed(turns: Sequence[dict[str, Any]]) -> bool:
