@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +12,12 @@ from export_faults import InProcess
 from torch import nn
 
 from torchwright.exporter import verify as verifier
-from torchwright.exporter.base import exports
+from torchwright.exporter.base import Written, exports
 from torchwright.exporter.export import export
 from torchwright.exporter.onnx_file import _by_kind  # pyright: ignore[reportPrivateUsage]
 
 LARGEST = {
+    "aoti": ("its own code",),
     "onnx": ("Gemm", "MatMul", "FusedMatMul", "FusedGemm"),
     "openvino": ("FullyConnected",),
     "pt2": ("aten::addmm",),
@@ -50,3 +53,45 @@ def test_a_runtime_that_counts_no_times_tells_none(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(exports.get("pt2"), "times", lambda *_: {})
     made = export(nn.Linear(4, 4).eval(), torch.randn(2, 4), to="pt2", out=tmp_path / "out")
     assert "time by operator" not in made.report
+
+
+def test_what_no_delegate_took_stands_beside_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier, "Runner", InProcess)
+    took = {"aten.cumsum": 3e-3, "aten.mean": 1e-3}
+    monkeypatch.setattr(exports.get("pt2"), "convert", _taking(took))
+    made = export(nn.Linear(4, 4).eval(), torch.randn(2, 4), to="pt2", out=tmp_path / "out")
+    shares = made.report["time by operator"]
+    assert set(shares) <= {"aten.cumsum", "aten.mean", "delegates and all else"}
+    assert shares["aten.cumsum"] == pytest.approx(3 * shares["aten.mean"], abs=1e-3)
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-3)
+
+
+def _taking(seconds: dict[str, float]) -> Any:
+    real = exports.get("pt2").convert  # pyright: ignore[reportAttributeAccessIssue]
+
+    @classmethod
+    def convert(cls: type, *args: Any) -> Written:
+        return replace(real(*args), seconds=seconds)
+
+    return convert
+
+
+@pytest.mark.slow
+def test_operators_that_no_delegate_took_are_timed_one_by_one(tmp_path: Path) -> None:
+    if reason := exports.get("executorch").unavailable():
+        pytest.skip(reason)
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 512)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).cumsum(-1).cumsum(0).mean()
+
+    made = export(Sums().eval(), torch.randn(256, 8), to="executorch", out=tmp_path / "out")
+    shares = made.report["time by operator"]
+    assert shares["aten.cumsum"] > 0.3  # 262,144 sums, without vectors
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 MODEL = "model.pt2"
 CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"
 """Has the compiled code refuse inputs of other types and sizes; without it they are undefined behaviour."""
+OWN = "its own code"
+"""Its kernels, and those of torch's that it calls without torch's dispatcher, such as matrix products."""
 VECTOR_BITS = {"x86-64-v3": 256}
 """Levels of x86-64 that code is made for, and the vectors that Inductor then writes in: AVX2 without AVX-512."""
 
@@ -83,6 +86,19 @@ class Aoti(GraphTarget):
     @classmethod
     def open(cls, folder: Path, spec: CallSpec, threads: int) -> Run:
         return _run(Package(folder / MODEL, spec))
+
+    @classmethod
+    def times(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int) -> dict[str, float]:
+        import torch
+
+        run = cls.open(folder, spec, threads)
+        run(tensors)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            begun = time.perf_counter()
+            run(tensors)
+            whole = 1e6 * (time.perf_counter() - begun)
+        called = {row.key: row.self_cpu_time_total for row in profile.key_averages()}
+        return called | {OWN: max(whole - sum(called.values()), 0.0)}
 
     @classmethod
     def reweighted(cls, folder: Path, spec: CallSpec, weights: dict[str, Tensor]) -> Run | None:

@@ -54,6 +54,8 @@ class Written:
     notes: tuple[str, ...] = ()
     planned: dict[str, int] = field(default_factory=dict[str, int])
     """Bytes of memory that are planned ahead: by method, and of each value that has a place of its own there."""
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    """What operators of a kind take in the example's call that no delegate took; where its runtime counts no times."""
     parting: str = ""
     """The first layer that the target's own rounding throws off, where its runtime could not show it."""
 

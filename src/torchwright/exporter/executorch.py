@@ -26,6 +26,7 @@ from torchwright.exporter.executorch_language import (
     through_cache,
 )
 from torchwright.exporter.executorch_read import contents, write_layers
+from torchwright.exporter.executorch_times import fallen_back
 from torchwright.exporter.sizes import widen
 
 if TYPE_CHECKING:
@@ -131,13 +132,19 @@ def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path, lowe
     """Write the program, delegated as far as the delegate goes; `methods` give constants."""
     with ignore_library_warnings(), _quiet(), _refusing():
         from executorch.devtools.backend_debug import get_delegation_info
-        from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+        from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 
         widen(program, past=1)  # of a largest of 16, memory is planned for 15
         edge = to_edge_transform_and_lower(
-            program, partitioner=lowering.partitioners(), constant_methods=methods
+            program,
+            partitioner=lowering.partitioners(),
+            constant_methods=methods,
+            # Its checks take the first tensor of an operator that gives a list of them for the list, and freeze its
+            # number of rows by counting them (1.4.1: split_with_sizes, and so every GRU).
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
         told = get_delegation_info(edge.exported_program().graph_module)
+        seconds, untimed = fallen_back(edge.exported_program())
         widen(edge.exported_program())  # lowering a convolution narrows what memory is planned for
         # A cache is written to where it lies, and not copied for it.
         lowered = edge.to_executorch(ExecutorchBackendConfig(run_reinplace_pass=bool(methods)))
@@ -155,9 +162,11 @@ def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path, lowe
             "fallen back to portable kernels": sum(alone.values()),
         },
         planned=planned,
+        seconds=seconds,
         notes=(
             *lowering.notes,
             *(f"not delegated: {name}, {count} times" for name, count in alone.items()),
+            *(f"not delegated, and its time is not known: {name}" for name in untimed),
         ),
     )
 
