@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+PIECES = ("aten.slice_copy.Tensor", "aten.select_copy.int")
 SECONDS, LEAST = 0.02, 5
 """Of the calls of one operator, and their least number."""
 
@@ -51,7 +52,10 @@ def _kernel(node: fx.Node) -> Any:
 
 def _signature(node: fx.Node) -> str:
     """The same for operators that compute the same of tensors of the same sizes."""
-    return f"{node.target}{fx.map_arg((node.args, node.kwargs), lambda one: _said(one.meta['val']))}"
+    kernel = str(_kernel(node))
+    if kernel in PIECES:  # wherever the piece begins
+        return f"{kernel}{[_said(one.meta['val']) for one in (node, *_tensors(node))]}"
+    return f"{kernel}{fx.map_arg((node.args, node.kwargs), lambda one: _said(one.meta['val']))}"
 
 
 def _said(value: Any) -> Any:
