@@ -15,6 +15,7 @@ import copy
 import importlib
 import inspect
 import json
+import logging
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -259,6 +260,17 @@ def ignore_library_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextlib.contextmanager
+def ignore_library_logs() -> Iterator[None]:
+    """Converters and quantizers log what they do, and warn of it: nobody can mend that either."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _check_state(program: ExportedProgram) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from torchwright.engines.package import Package
 from torchwright.engines.program import compile_program
 from torchwright.errors import RefusedTechnique, first_line
 from torchwright.exporter.base import GraphTarget, Run, Written
+from torchwright.exporter.pt2 import profiled
 from torchwright.exporter.sizes import widen
 from torchwright.measure.toolchain import compiler_fault
 
@@ -88,17 +88,14 @@ class Aoti(GraphTarget):
         return _run(Package(folder / MODEL, spec))
 
     @classmethod
-    def times(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int) -> dict[str, float]:
-        import torch
-
+    def times(
+        cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int
+    ) -> list[dict[str, float]]:
         run = cls.open(folder, spec, threads)
-        run(tensors)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            begun = time.perf_counter()
-            run(tensors)
-            whole = 1e6 * (time.perf_counter() - begun)
-        called = {row.key: row.self_cpu_time_total for row in profile.key_averages()}
-        return called | {OWN: max(whole - sum(called.values()), 0.0)}
+        return [
+            called | {OWN: max(whole - sum(called.values()), 0.0)}
+            for called, whole in profiled(lambda: run(tensors))
+        ]
 
     @classmethod
     def reweighted(cls, folder: Path, spec: CallSpec, weights: dict[str, Tensor]) -> Run | None:

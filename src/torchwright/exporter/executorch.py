@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from torchwright.engines.program import ignore_library_warnings
+from torchwright.engines.program import ignore_library_logs, ignore_library_warnings
 from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
 from torchwright.exporter.base import Delegate, ExportTarget, Run, Written
 from torchwright.exporter.executorch_delegates import DELEGATES, FIRST, Lowering
@@ -214,10 +213,9 @@ def _minor(full: str) -> str:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """ExecuTorch logs what each of its passes does; Core ML's converter and Vela print it."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logging.disable(before)
+    with (
+        ignore_library_logs(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        yield

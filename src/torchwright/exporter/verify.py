@@ -26,7 +26,7 @@ TURNS = 7
 EXACT = 1e-3
 """An error of a precision that rounds nothing beyond float32."""
 DELEGATES = "delegates and all else"
-SMALL = 1e-3
+SMALL = 5e-3
 """Shares of the time below which kinds of operators are told together."""
 NOT_RUN = "not run here"
 """The verdict on what is lowered to something that is not here."""

@@ -92,10 +92,11 @@ class Session:
         return {}
 
     def operator_times(self) -> dict[str, Any]:
-        """Of the example's call, by kind of operator."""
+        """Of the example's call, by kind of operator: the median of several, since others may keep the processor."""
         target, folder = exports.get(self.export.target), self.folder / PACKAGE
-        times = target.times(folder, self.export.call, self.calls[0].tensors, self.export.threads)
-        return {"times": times}
+        calls = target.times(folder, self.export.call, self.calls[0].tensors, self.export.threads)
+        kinds = dict.fromkeys(kind for call in calls for kind in call)
+        return {"times": {kind: statistics.median(call.get(kind, 0.0) for call in calls) for kind in kinds}}
 
     def furthest(self) -> dict[str, Any]:
         """The weight with the row that is furthest from the reference's beyond what rounding does, and by how much."""
