@@ -159,7 +159,7 @@ def one(
     result.save(artifact)
     if recipes:
         keep(name, result.recipe, recipes)
-    _, fresh = hundred_models.make(name, hundred_models.BATCH - 1, inputs=1)
+    _, fresh = hundred_models.make(name, hundred_models.OTHER_BATCH, inputs=1)
     loaded = turns.FromArtifact(model, artifact)
     with turns.contenders() as start:
         original = start(ORIGINAL, ModuleWorkload(model, inputs))
@@ -171,6 +171,7 @@ def one(
             return start(name, ModuleWorkload(made, inputs), reference=reference, seconds=time_budget)
 
         row: Row = {
+            "batch": hundred_models.BATCH,
             "budget": max_drop,
             "kept": turns.recipe_of(artifact),
             "verdict": result.verdict,
@@ -243,7 +244,7 @@ def tried(result: Any) -> list[str]:
 
 
 def fresh_loss(start: Any, model: nn.Module, ours: nn.Module, fresh: hundred_models.Inputs) -> float | str:
-    """The relative error on inputs that the search never saw, one row fewer, in a new process; or what went wrong."""
+    """The relative error on inputs that the search never saw, of other rows, in a new process; or what went wrong."""
     wanted, found = (
         start(name, ModuleWorkload(each, fresh)) for name, each in (("wanted", model), ("found", ours))
     )

@@ -63,7 +63,7 @@ def examine(name: str) -> dict[str, Any]:
         "problems": found,
     }
     again, same = hundred_models.make(name)
-    _, fewer = hundred_models.make(name, hundred_models.BATCH - 1, inputs=1)
+    _, fewer = hundred_models.make(name, hundred_models.OTHER_BATCH, inputs=1)
     with torch.no_grad():
         first, repeated = call(model, inputs), call(model, inputs)
         begun = time.perf_counter()

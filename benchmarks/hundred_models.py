@@ -20,7 +20,8 @@ from torch import nn
 from outside_modules import settle
 
 Inputs = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
-BATCH, TOKENS = 4, 64
+BATCH, OTHER_BATCH, TOKENS = 2, 3, 64
+"""Rows of the search's calls and of those that the artifact is tried on, tokens of a row."""
 IDLE = 0.01
 """Layer scales up to this begin near zero."""
 SCALES = ("layer_scale", "layer_scale_parameter", "lambda_1", "lambda_2", "lambda1", "gamma_1", "gamma_2")

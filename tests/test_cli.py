@@ -446,6 +446,12 @@ def test_a_full_disk_is_something_the_user_can_mend(api, capsys):
     assert "Traceback" not in err
 
 
+def test_a_limit_of_files_sizes_is_something_the_user_can_mend(api, capsys):
+    api.error = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    assert main(["optimize", "--quiet"]) == 2
+    assert "a file may not be so large. Found: File too large" in capsys.readouterr().err
+
+
 def test_another_failure_of_the_system_is_a_fault(api, capsys):
     api.error = PermissionError(errno.EACCES, "no")
     assert main(["verify", "out"]) == 1

@@ -114,7 +114,7 @@ def test_an_artifact_is_right_on_other_inputs_in_another_batch_in_a_new_process(
         model, inputs, max_drop=BUDGET, time_budget=SECONDS, techniques=STEPS, progress=False
     )
     result.save(tmp_path / "artifact")
-    _, fresh = hundred_models.make(name, hundred_models.BATCH - 1, inputs=1, **SMALL[name])
+    _, fresh = hundred_models.make(name, hundred_models.OTHER_BATCH, inputs=1, **SMALL[name])
     loaded = turns.FromArtifact(model, str(tmp_path / "artifact"))
     with turns.contenders() as start:
         loss = hundred.fresh_loss(start, model, loaded, fresh)

@@ -94,7 +94,7 @@ def test_pickles_of_others_are_refused_and_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     read: list[Path] = []
-    monkeypatch.setattr("torchwright.caches.bundle.Jit.restore", read.append)
+    monkeypatch.setattr("torchwright.caches.bundle.restore_compiled", read.append)
     folder = made_up(tmp_path / "bundle")
     with pytest.raises(ArtifactError, match=r"pickles \(cache\.bin\).*--trust"):
         unpack(folder)
@@ -114,6 +114,16 @@ def test_pickles_of_others_are_refused_and_it_is_said(
     (folder / BUNDLE).write_text('{"format": 1, "calls": [7]}')
     with pytest.raises(ArtifactError):
         unpack(folder, trust=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_graphs_that_torch_cannot_read_are_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path / "user"))
+    folder = made_up(tmp_path / "bundle")
+    assert main(["cache", "unpack", str(folder), "--trust"]) == 2
+    assert "torch cannot read its graphs (cache.bin)" in capsys.readouterr().err
 
 
 def test_what_is_otherwise_is_said() -> None:

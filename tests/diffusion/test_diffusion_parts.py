@@ -126,7 +126,7 @@ def test_channels_last_and_half_precision_stand_together(pixart: Path) -> None:
     ("step", "why"),
     [
         ("dtype:parts=decoder", "no component 'decoder': it has text_encoder, transformer, vae"),
-        ("dtype:parts=vae,autocast=true", "no keep_float32 and no parts"),
+        ("dtype:parts=vae,autocast=true", "it takes no parts"),
         ("compile:parts=vae", "engine=jit with parts"),
         ("compile:engine=jit,parts=nose", "no component 'nose'"),
         ("step_caching:reused=1", "a picture of 2 steps has none between the first and the last"),

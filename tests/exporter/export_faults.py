@@ -86,10 +86,10 @@ class InProcess:
 
 def every(tables: Mapping[str, Mapping[str, Mapping[str, tuple[Fault, str]]]]) -> list[Any]:
     """Target → precision → name → (fault, what is named), as parameters ((target, precision), fault, named)."""
-    return [
-        pytest.param((to, precision), fault, wanted, id=f"{to}-{precision}-{name}")
-        for to, of_precision in tables.items()
-        for precision, faults in of_precision.items()
+    packages = [((to, precision), tables[to][precision]) for to in tables for precision in tables[to]]
+    return [  # a package is made again for what is no longer the same object
+        pytest.param(package, fault, wanted, id=f"{'-'.join(package)}-{name}")
+        for package, faults in packages
         for name, (fault, wanted) in faults.items()
     ]
 
@@ -119,6 +119,22 @@ def exchange(file: Path, before: torch.Tensor, after: torch.Tensor) -> None:
             file.write_bytes(content.replace(bytes_of(old), bytes_of(new)))
             return
     raise AssertionError(f"the tensor's bytes are not once in {file}")
+
+
+def unshifted(folder: Path, subject: Subject) -> None:
+    """The mean of a batch norm that is folded into the convolution as it was before training: none."""
+    found = next(file for file in folder.rglob("*") if file.suffix in (".onnx", ".bin", ".pte"))
+    scale = weight(subject, "norm.weight") / (weight(subject, "norm.running_var") + 1e-5).sqrt()
+    mean = weight(subject, "norm.running_mean")
+    before = (weight(subject, "conv.bias") - mean) * scale + weight(subject, "norm.bias")
+    content, close = found.read_bytes(), None
+    for start in range(len(content) - 11):
+        value = torch.frombuffer(bytearray(content[start : start + 12]), dtype=torch.float32)
+        if torch.allclose(value, before, rtol=1e-5, atol=1e-6):
+            assert close is None
+            close = value
+    assert close is not None
+    exchange(found, close, before + mean * scale)
 
 
 def exchange_in_archive(file: Path, before: torch.Tensor, after: torch.Tensor) -> None:

@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from export_faults import FROZEN, Fault, Made, every, exchange, made_or_skipped, named, negated, weight
+from export_faults import (
+    FROZEN,
+    Fault,
+    Made,
+    every,
+    exchange,
+    made_or_skipped,
+    named,
+    negated,
+    unshifted,
+    weight,
+)
 
 from torchwright.exporter import onnx_file
 from torchwright.exporter.locate import ERRORS
@@ -58,22 +69,6 @@ def halved(tensor: torch.Tensor) -> torch.Tensor:
 def narrow(tensor: torch.Tensor) -> torch.Tensor:
     """Of a range that was found when the activations were smaller."""
     return tensor / 8
-
-
-def unshifted(folder: Path, subject: Subject) -> None:
-    """The mean of a batch norm that is folded into the convolution as it was before training: none."""
-    found = next(file for file in folder.rglob("*") if file.suffix in (".onnx", ".bin"))
-    scale = weight(subject, "norm.weight") / (weight(subject, "norm.running_var") + 1e-5).sqrt()
-    mean = weight(subject, "norm.running_mean")
-    before = (weight(subject, "conv.bias") - mean) * scale + weight(subject, "norm.bias")
-    content, close = found.read_bytes(), None
-    for start in range(len(content) - 11):
-        value = torch.frombuffer(bytearray(content[start : start + 12]), dtype=torch.float32)
-        if torch.allclose(value, before, rtol=1e-5, atol=1e-6):
-            assert close is None
-            close = value
-    assert close is not None
-    exchange(found, close, before + mean * scale)
 
 
 ONNX: Mapping[str, Mapping[str, tuple[Fault, str]]] = {
@@ -173,10 +168,11 @@ EVERY = every({"onnx": ONNX, "openvino": OPENVINO})
 
 @pytest.fixture(scope="module")
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return made_or_skipped(*request.param, tmp_path_factory.mktemp("made") / "made")
+    to, precision = request.param
+    return made_or_skipped(to, precision, tmp_path_factory.mktemp("made") / "made")
 
 
-@pytest.mark.parametrize(("made", "spoil", "wanted"), EVERY, indirect=["made"])
+@pytest.mark.parametrize(("made", "spoil", "wanted"), EVERY, indirect=["made"], scope="module")
 def test_a_fault_is_named(
     made: Made, spoil: Fault, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from search_world import World, fake_world, lossy, names, product, row, rows, step
+from search_world import Quantize, World, fake_world, lossy, names, product, row, rows, step
 from torchwright.facts import Budget, Step
 
 
@@ -119,6 +119,26 @@ def test_a_hopeless_drop_is_not_retreated_from(world: World):
     world.drop = lambda steps: 0.0 if skipped(steps) is None else 0.061
     outcome = world.search(step("fuse"), step("quantize"))
     assert list(rows(outcome)) == ["fuse", "quantize"]
+
+
+@pytest.mark.parametrize(
+    ("errors", "left_alone"),
+    [
+        pytest.param([0.012] + [0.004] * 9, [0, 5], id="the root of squares of the other five is 0.9%"),
+        pytest.param([0.012] + [0.001] * 9, [0, 1], id="one is nearly all of it"),
+        pytest.param([0.01] * 10, [0], id="more than six of ten"),
+    ],
+)
+def test_where_errors_add_up_as_many_are_left_alone_as_must_be(
+    world: World, monkeypatch: pytest.MonkeyPatch, errors: list[float], left_alone: list[int]
+):
+    monkeypatch.setattr(Quantize, "errors_add", True)
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = [(f"layer{index}", error) for index, error in enumerate(errors)]
+    world.drop = lambda steps: 0.02 if skipped(steps) == 0 else 0.0
+    outcome = world.search(step("fuse"), step("quantize"))
+    tried = [len(rung.step.options.get("skip", ())) for rung in outcome.rungs if rung.step.name == "quantize"]
+    assert tried == left_alone
 
 
 def test_a_technique_that_knows_no_retreat_is_dropped_at_once(world: World):

@@ -25,6 +25,13 @@ def test_it_is_asked_first_and_our_own_recipe_grows_beside_it(world: World):
     assert (step("library"),) not in world.alive
 
 
+def test_it_is_asked_first_where_one_of_its_variants_cannot_run(world: World):
+    """Where float16 is slow, OpenVINO's others waited for the compiler, and then there was no time."""
+    wide, odd = step("library", kind="wide"), step("library", kind="odd")
+    world.search(step("half"), step("fuse"), (odd, "slower here"), wide)
+    assert world.started[1] == (wide,)
+
+
 @pytest.mark.parametrize(("name", "status"), [("library", "kept"), ("half", "untried")])
 def test_its_proof_needs_no_time_to_choose_what_answers_how_many_rows(world: World, name: str, status: str):
     world.called_as_is = True

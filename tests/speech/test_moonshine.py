@@ -16,6 +16,7 @@ from torchwright.errors import WorkloadError
 from torchwright.speech.load import load_speech
 from torchwright.speech.moonshine.model import Moonshine
 from torchwright.speech.moonshine.windows import LONGEST, SHORTEST, quietest
+from torchwright.speech.together import together
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def test_tokens_are_those_of_transformers(folder):
         most = math.ceil(6.5 * len(samples) / 16_000)
         with torch.inference_mode():
             ids = reference.generate(torch.from_numpy(samples)[None], max_new_tokens=most, do_sample=False)
-            found, mean_logprob = model.decode(samples)
+            [(found, mean_logprob)] = together([model.decode(samples)])
         wanted = ids[0, 1:].tolist()
         assert found == [token for token in wanted if token != 2]
         assert mean_logprob <= 0
@@ -46,6 +47,7 @@ def test_a_long_sound_is_cut_where_it_is_quiet(folder, monkeypatch):
     def decode(self, samples):
         heard.append(samples.copy())
         return [70 + len(heard)], -0.1
+        yield
 
     monkeypatch.setattr(Moonshine, "decode", decode)
     samples = np.random.uniform(-0.5, 0.5, 60 * 16_000).astype(np.float32)
@@ -57,6 +59,31 @@ def test_a_long_sound_is_cut_where_it_is_quiet(folder, monkeypatch):
     assert found.segments[0].end == found.segments[1].start == len(heard[0]) / 16_000
     assert found.seconds == found.segments[-1].end == 60
     assert all(len(part) <= LONGEST for part in heard)
+
+
+def test_windows_side_by_side_say_what_they_say_alone(folder):
+    model = load_speech(folder)
+    assert isinstance(model, Moonshine)
+    with torch.inference_mode():
+        windows = [noise(seconds) for seconds in (2.9, 0.7, 1.8)]
+        alone = [found for each in windows for found in together([model.decode(each)])]
+        beside = together([model.decode(each) for each in windows])
+    assert [tokens for tokens, _ in beside] == [tokens for tokens, _ in alone]
+    assert [mean for _, mean in beside] == pytest.approx([mean for _, mean in alone], rel=1e-5)
+    assert len({tuple(tokens) for tokens, _ in alone}) == 3
+
+
+def test_a_batch_leaves_silent_windows_out_and_keeps_the_order(folder, monkeypatch):
+    def decode(self, samples):
+        return [70 + len(samples) // 16_000], -0.1
+        yield
+
+    monkeypatch.setattr(Moonshine, "decode", decode)
+    model, samples = load_speech(folder), noise(100)
+    samples[30 * 16_000 : 75 * 16_000] = 0
+    alone = model.transcribe(samples)
+    assert len(alone.segments) >= 3
+    assert [model.transcribe(samples, batch=batch) for batch in (2, 3, 16)] == [alone] * 3
 
 
 def test_the_quietest_place_is_found():

@@ -254,7 +254,31 @@ def test_modules_that_keep_float32_are_looked_up() -> None:
         Dtype(keep_float32=("fc1",)).apply(target)
     Dtype(keep_float32=("1",)).apply(target)
     assert [p.dtype for p in target.model.parameters()] == [torch.bfloat16] * 2 + [torch.float32] * 2
-    assert "autocast" in (Dtype(keep_float32=("1",), autocast=True).refuse(target) or "")
+
+
+@pytest.mark.parametrize("kept", ["0", "2", "3"])
+def test_autocast_with_layers_in_float32_casts_the_other_layers_alone(kept: str) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16), nn.Conv1d(1, 4, 3))
+    x = torch.randn(8, 1, 16)
+    target = make(model, x)
+    step = Dtype(autocast=True).retreat((kept,))
+    assert step is not None
+    assert step.refuse(target) is None
+    step.apply(target)
+    wanted = x
+    for name, layer in model.named_children():
+        lower = isinstance(layer, nn.Linear | nn.Conv1d) and name != kept
+        with torch.autocast("cpu", torch.bfloat16, enabled=lower):
+            wanted = layer(wanted).float()
+    with torch.no_grad():
+        assert torch.equal(target.model(x), wanted)
+        program = torch.export.export(target.model, (x,), strict=False)
+        torch.testing.assert_close(program.module()(x), wanted)
+    assert [name for name, _ in target.model.named_modules()] == [name for name, _ in model.named_modules()]
+    [coverage] = target.coverage
+    assert (coverage.changed, coverage.total) == (2, 4)
+    assert coverage.skipped == {kept: "kept in float32 by option", "1": "no layer"}
+    assert not any("forward" in vars(layer) for layer in model)
 
 
 def test_prune_keeps_the_two_largest_of_four() -> None:

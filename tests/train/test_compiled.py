@@ -56,15 +56,24 @@ def test_a_damaged_bundle_is_told_and_ends_no_run(tmp_path: Path) -> None:
         assert "made anew" in str(CompiledCode(tmp_path, place(), trust=trust).restore())
 
 
-def train(run: Path, home: Path, cache: str, *words: str) -> str:
-    """A process with an Inductor cache of its own; what it printed."""
+def train(run: Path, home: Path, cache: str, *words: str, ranks: int = 1) -> str:
+    """A process, or several, with an Inductor cache of their own; what they printed."""
     environment = {
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": str(home / cache / "inductor"),
         "TORCHWRIGHT_CACHE": str(home / cache / "own"),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-m", "torchwright", "train", str(run), *words]
+    several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [
+        sys.executable,
+        *(several if ranks > 1 else []),
+        "-m",
+        "torchwright",
+        "train",
+        str(run),
+        *words,
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
@@ -101,3 +110,24 @@ def test_who_goes_on_compiles_nothing(tmp_path: Path) -> None:
     attempts = read_account(run.parent / "out").attempts
     assert attempts[2].made
     assert attempts[3].made == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_each_of_two_processes_has_its_own(tmp_path: Path) -> None:
+    changes = {"compile": True, "context": 16, "batch_tokens": 128, "layout": {"dp_replicate": 2}}
+    run = make_run(tmp_path / "run", **changes, tokens=2 * 128)
+    train(run, tmp_path, "first", ranks=2)
+    assert {path.name for path in (run.parent / "out" / compiled.FOLDER).iterdir()} == {
+        "rank-00000",
+        "rank-00001",
+    }
+    make_run(tmp_path / "run", **changes, tokens=4 * 128)
+    shutil.copytree(tmp_path / "first" / "own", tmp_path / "second" / "own")
+    train(run, tmp_path, "second", "--resume", ranks=2)
+    account = read_account(run.parent / "out")
+    first, second = account.attempts
+    assert first.made
+    assert second.made == 0
+    assert second.found
+    assert any("attempt 2 compiled nothing" in note for note in account.notes)

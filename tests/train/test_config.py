@@ -13,9 +13,10 @@ from runs import CONFIG, to_toml
 
 from torchwright.errors import TorchwrightError, UnknownName
 from torchwright.train.layout import LayoutError
+from torchwright.train.run.check import check_run
 from torchwright.train.run.config import Run
 from torchwright.train.run.data_section import RunError
-from torchwright.train.run.read import check_run, parse_run, read_run
+from torchwright.train.run.read import parse_run, read_run
 from torchwright.train.run.run_file import changed_fields
 from torchwright.train.run.schedule import plan_step, rate, steps
 

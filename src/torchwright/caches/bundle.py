@@ -23,7 +23,7 @@ from pathlib import Path
 from torchwright.artifact.folder import writing
 from torchwright.artifact.sealed import digests, is_own, not_as_written, seal
 from torchwright.caches.place import Place, place_here
-from torchwright.engines.jit import CODE, GRAPHS, Jit, keep_compiled
+from torchwright.engines.jit import CODE, GRAPHS, keep_compiled, restore_compiled
 from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.json_file import read_json, typed
 from torchwright.kernels.cpu import build
@@ -87,7 +87,7 @@ def unpack(path: str | Path, *, trust: bool = False) -> Bundle:
     """Put a bundle where torch.compile and our kernels look for what is compiled already.
 
     What is there is left alone. Raises `ArtifactError` for a bundle that is not as it was written, or that somebody
-    else wrote, without `trust`.
+    else wrote, without `trust`, and for one that torch cannot read.
     """
     path = Path(path)
     bundle = read(path)
@@ -101,7 +101,8 @@ def unpack(path: str | Path, *, trust: bool = False) -> Bundle:
             found=PICKLES,
             next="trust=True, or --trust, unpacks it: for bundles of people whose programs you would run",
         )
-    Jit.restore(path)
+    if reason := restore_compiled(path):
+        raise ArtifactError(f"{path} is of no use here", found=reason, next="pack it again, on this torch")
     for library in sorted((path / KERNELS).glob(f"torchwright-*{library_suffix()}")):
         place = cache_folder() / KERNELS / library.name
         if not place.exists():

@@ -47,7 +47,7 @@ def exit_code(run: Callable[[list[str]], int], words: list[str]) -> int:
             click.echo(str(interrupt), err=True)
         return _failed(words, "Interrupted", str(interrupt), interrupt.exit_code)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return _internal_fault(words, error)
         full = _disk_full(error)
         click.echo(f"torchwright: {full}", err=True)
@@ -93,7 +93,7 @@ def _internal_fault(words: list[str], error: Exception) -> int:
 def _disk_full(error: OSError) -> TorchwrightError:
     where = f" while writing {error.filename}" if error.filename else ""
     return TorchwrightError(
-        f"the disk is full{where}",
+        f"{'a file may not be so large' if error.errno == errno.EFBIG else 'the disk is full'}{where}",
         found=os.strerror(error.errno or 0),
         next="free some space, or choose another folder with `-o DIR`; nothing half-written was left behind",
     )

@@ -100,10 +100,7 @@ class Jit(Engine):
     @classmethod
     def restore(cls, folder: Path) -> None:
         """Let torch.compile find what it compiled when the artifact was made."""
-        if (folder / GRAPHS).is_file():
-            torch.compiler.load_cache_artifacts((folder / GRAPHS).read_bytes())
-        if (folder / CODE).is_file():
-            restore_machine_code(folder / CODE)
+        restore_compiled(folder)
 
 
 def keep_compiled(folder: Path) -> str | None:
@@ -116,6 +113,16 @@ def keep_compiled(folder: Path) -> str | None:
     except Exception:  # of torch's cache, whatever was compiled
         return NOT_KEPT
     return None if code or graphs is not None else NOT_KEPT
+
+
+def restore_compiled(folder: Path) -> str | None:
+    """Let torch.compile find what `keep_compiled` wrote; why it will not, or None."""
+    read = True
+    if (folder / GRAPHS).is_file():
+        read = torch.compiler.load_cache_artifacts((folder / GRAPHS).read_bytes()) is not None
+    if (folder / CODE).is_file():
+        restore_machine_code(folder / CODE)
+    return None if read else f"torch cannot read its graphs ({GRAPHS}): damaged, or of another version"
 
 
 def compile_regions(model: nn.Module, settings: Settings) -> nn.Module:

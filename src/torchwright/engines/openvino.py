@@ -77,7 +77,7 @@ class OpenVino(Converted):
     def reader(cls, file: Path, spec: CallSpec) -> Callable[[int], Infer]:
         import openvino as ov
 
-        settings = _settings(file / OPTIONS)
+        settings = read_settings(file / OPTIONS)
         core = ov.Core()
         model = _read(core, file)
         names = [result for result in spec.results if result in (TENSOR, SIZE)]
@@ -186,7 +186,8 @@ def _quantized(
 # ------------------------------------------------------------------------------------------------------ reading
 
 
-def _settings(file: Path) -> dict[str, Any]:
+def read_settings(file: Path) -> dict[str, Any]:
+    """The precision and the hint that a graph is compiled with. Raises `ArtifactError`."""
     match read_json(file):
         case {"precision": str(precision), "hint": str(hint)} if precision in CAPABILITIES and hint in HINTS:
             return {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": hint}

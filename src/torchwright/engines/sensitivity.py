@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from torchwright.engines.apply import apply_steps
 from torchwright.facts import Ranked, Step
@@ -17,6 +21,8 @@ from torchwright.techniques.shared.wrapping import layer_input, plain_name, rela
 
 LONGEST = 60.0
 """Seconds that measuring effects on the whole model may take; the modules of the largest own errors come first."""
+GROUPS, GROUPED_SECONDS = (4, 12), 8.0
+"""Fewest and most groups of modules whose effect is measured at once, and about how long all may take."""
 
 
 def rank_modules(target: Target, steps: Sequence[Step]) -> list[Ranked]:
@@ -25,7 +31,8 @@ def rank_modules(target: Target, steps: Sequence[Step]) -> list[Ranked]:
     Earlier steps are those without which it has nothing to change. Where the workload gives a `glance`, the error is
     the glance's, with this module alone changed. Else, and for modules that there was no time for, it is that of the
     module's output on the inputs that the model without it gives it: errors that add up through the network are the
-    metric's business, the order of retreat is this one's.
+    metric's business, the order of retreat is this one's. Of a technique whose `errors_add` it is the module's part in
+    the error of the whole model, measured by groups of neighbours, of which each has an equal part.
     """
     technique = from_step(steps[-1])
     if steps[:-1]:
@@ -34,12 +41,16 @@ def rank_modules(target: Target, steps: Sequence[Step]) -> list[Ranked]:
         target.model = target.workload.adapt(target.model)
     with torch.inference_mode():
         own = _own_errors(target, technique)
+        if technique.errors_add:
+            names = [name for name, _ in target.model.named_modules() if name in dict(own)]
+            return _named(_parts(target, technique, names), whole=True)
         effects = _effects(target, technique, [name for name, _ in own])
     rest = [(name, error) for name, error in own if name not in dict(effects)]
-    return [
-        *(Ranked(name=plain_name(name), error=error, whole=True) for name, error in effects),
-        *(Ranked(name=plain_name(name), error=error) for name, error in rest),
-    ]
+    return _named(effects, whole=True) + _named(rest, whole=False)
+
+
+def _named(errors: list[tuple[str, float]], *, whole: bool) -> list[Ranked]:
+    return [Ranked(name=plain_name(name), error=error, whole=whole) for name, error in errors]
 
 
 def _own_errors(target: Target, technique: Technique) -> list[tuple[str, float]]:
@@ -68,6 +79,46 @@ def _own_errors(target: Target, technique: Technique) -> list[tuple[str, float]]
     return sorted(errors.items(), key=lambda item: item[1], reverse=True)
 
 
+def _parts(target: Target, technique: Technique, names: list[str]) -> list[tuple[str, float]]:
+    """The part of each module in the error of the model's first call, worst first."""
+    model, case = target.model, target.workload.cases(target.compute_dtype)[0]
+    begun = time.monotonic()
+    exact = _floats(model(*case.args, **case.kwargs))
+    once = max(time.monotonic() - begun, 1e-6)
+    groups = min(max(GROUPS[0], min(GROUPS[1], int(GROUPED_SECONDS / once))), len(names))
+    parts: list[tuple[str, float]] = []
+    for i in range(groups):
+        group = names[i * len(names) // groups : (i + 1) * len(names) // groups]
+        with _standing_in(model, technique, group):
+            error = relative_error(exact, _floats(model(*case.args, **case.kwargs)))
+        parts += [(name, error / math.sqrt(len(group))) for name in group]
+    return sorted(parts, key=lambda item: item[1], reverse=True)
+
+
+def _floats(outputs: Any) -> torch.Tensor:
+    """All numbers of the outputs in one row."""
+    tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    return torch.cat([tensor.float().flatten() for tensor in tensors if tensor.is_floating_point()])
+
+
+@contextlib.contextmanager
+def _standing_in(model: nn.Module, technique: Technique, names: Sequence[str]) -> Iterator[None]:
+    """Meanwhile stand-ins compute what these modules give."""
+    with contextlib.ExitStack() as hooks:
+        for name in names:
+            module = model.get_submodule(name)
+            stand_in = technique.stand_in(module)
+            assert stand_in is not None
+            hooks.callback(module.register_forward_hook(partial(_instead, stand_in), with_kwargs=True).remove)
+        yield
+
+
+def _instead(
+    stand_in: nn.Module, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor
+) -> torch.Tensor:
+    return stand_in(layer_input(args, kwargs)).to(output.dtype)
+
+
 def _effects(target: Target, technique: Technique, names: list[str]) -> list[tuple[str, float]]:
     """What each module by itself does to the workload's glance, worst first; none where there is no glance."""
     model, begun = target.model, time.monotonic()
@@ -79,22 +130,12 @@ def _effects(target: Target, technique: Technique, names: list[str]) -> list[tup
     if exact is None:
         return []
     for name in names:
-        module = model.get_submodule(name)
-        stand_in = technique.stand_in(module)
-        if stand_in is None:
+        if technique.stand_in(model.get_submodule(name)) is None:
             continue
         if time.monotonic() - begun > LONGEST:
             break
-        hook = module.register_forward_hook(
-            lambda _, args, kwargs, output, stand_in=stand_in: stand_in(layer_input(args, kwargs)).to(
-                output.dtype
-            ),
-            with_kwargs=True,
-        )
-        try:
+        with _standing_in(model, technique, [name]):
             seen = glance()
-            assert seen is not None
-            effects.append((name, relative_error(exact, seen)))
-        finally:
-            hook.remove()
+        assert seen is not None
+        effects.append((name, relative_error(exact, seen)))
     return sorted(effects, key=lambda item: item[1], reverse=True)

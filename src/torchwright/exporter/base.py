@@ -5,13 +5,13 @@ A package of its own adds one by an entry point of the group `torchwright.export
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchwright.engines.spec import CallSpec
-from torchwright.errors import RefusedTechnique
+from torchwright.errors import RefusedTechnique, WorkloadError, unknown
 from torchwright.exporter.formats import Format
 from torchwright.facts import Step
 from torchwright.registry import Registry
@@ -58,6 +58,24 @@ class Written:
     """The first layer that the target's own rounding throws off, where its runtime could not show it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Delegate:
+    """What a runtime hands operators to."""
+
+    precisions: tuple[str, ...]
+    """Of the target's; the first is taken where none is said."""
+    fixed: str | None = None
+    """Why it takes the example's sizes alone, where it does."""
+
+    def missing(self) -> str | None:
+        """Why nothing can be lowered to it here and the command that mends that, or None."""
+        return None
+
+    def elsewhere(self) -> str | None:
+        """Why what is lowered to it does not run here, or None."""
+        return None
+
+
 class ExportTarget:
     """One format of one runtime. Its methods are those of the class: nothing is kept between them."""
 
@@ -80,12 +98,16 @@ class ExportTarget:
     """Whether a language model's cache lies in the package, for a largest number of tokens."""
     fixed: ClassVar[str | None] = None
     """Why it takes the example's sizes alone, where it does."""
+    settings_of_layers: ClassVar[bool] = False
+    """Whether `settings` are those of its operators, each by "module, operator"."""
     named: ClassVar[bool] = False
     """Whether `values` have the keys of the operators themselves, and not those of their place among their kind."""
     machine_code: ClassVar[bool] = False
     """Whether the package is code for this processor, and not data."""
     levels: ClassVar[tuple[str, ...]] = ()
     """Of its family, that such code can be made for instead."""
+    delegates: ClassVar[Mapping[str, Delegate]] = {}
+    """What its runtime hands operators to, by name; the first is taken where none is said."""
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -113,6 +135,11 @@ class ExportTarget:
         return {}
 
     @classmethod
+    def times(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int) -> dict[str, float]:
+        """Time of each kind of operator in a call, as the runtime counts it; empty where it does not."""
+        return {}
+
+    @classmethod
     def weights(cls, folder: Path) -> dict[str, Tensor]:
         """The package's own weights by the names that the model has for them; empty where they cannot be read."""
         return {}
@@ -137,14 +164,36 @@ class ExportTarget:
         return None
 
     @classmethod
-    def check_precision(cls, precision: str | None) -> str:
-        """The precision that is asked for, or the target's own. Raises `RefusedTechnique` for one that it lacks."""
+    def check_delegate(cls, name: str | None) -> str:
+        """The delegate that is asked for, or the target's own, "" where it has none.
+
+        Raises `UnknownName` for one that it lacks, and `WorkloadError` for one that nothing can be lowered to here.
+        """
+        if not cls.delegates:
+            if name is not None:
+                raise WorkloadError(f"{cls.name} has no delegates", found=f"--delegate {name}")
+            return ""
+        chosen = next(iter(cls.delegates)) if name is None else name
+        if chosen not in cls.delegates:
+            raise unknown("delegate", chosen, cls.delegates, next="leave --delegate out for the first")
+        if reason := cls.delegates[chosen].missing():
+            raise WorkloadError(f"nothing can be lowered to '{chosen}' here", found=reason)
+        return chosen
+
+    @classmethod
+    def precisions(cls, delegate: str) -> tuple[str, ...]:
+        """Those of a delegate, the one to take first."""
+        return cls.delegates[delegate].precisions if delegate else tuple(cls.tolerances)
+
+    @classmethod
+    def check_precision(cls, precision: str | None, delegate: str = "") -> str:
+        """The precision that is asked for, or the first. Raises `RefusedTechnique` for one that there is not."""
+        own = cls.precisions(delegate)
         if precision is None:
-            return next(iter(cls.tolerances))
-        if precision not in cls.tolerances:
-            raise RefusedTechnique(
-                f"{cls.name} has no precision '{precision}'", allowed=", ".join(cls.tolerances)
-            )
+            return own[0]
+        if precision not in own:
+            by = f" for {delegate}" if delegate else ""
+            raise RefusedTechnique(f"{cls.name} has no precision '{precision}'{by}", allowed=", ".join(own))
         return precision
 
 

@@ -1,11 +1,12 @@
 # pyright: basic, reportMissingImports=false
-"""ExecuTorch: a .pte with XNNPACK's delegate, for phones and small machines; language models with their cache."""
+"""ExecuTorch: a .pte with a delegate, for phones and small machines; language models with their cache."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +16,8 @@ import torch
 
 from torchwright.engines.program import ignore_library_warnings
 from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
-from torchwright.exporter.base import GraphTarget, Run, Written
+from torchwright.exporter.base import Delegate, ExportTarget, Run, Written
+from torchwright.exporter.executorch_delegates import DELEGATES, FIRST, Lowering
 from torchwright.exporter.executorch_int8 import quantized
 from torchwright.exporter.executorch_language import (
     CACHED,
@@ -23,6 +25,7 @@ from torchwright.exporter.executorch_language import (
     keep_tokenizer,
     through_cache,
 )
+from torchwright.exporter.executorch_read import contents, write_layers
 from torchwright.exporter.sizes import widen
 
 if TYPE_CHECKING:
@@ -31,15 +34,14 @@ if TYPE_CHECKING:
 
     from torchwright.engines.spec import CallSpec
     from torchwright.exporter.subject import Subject
-    from torchwright.techniques.base import Target
 
 MODEL = "model.pte"
 TOGETHER = {"1.4": "2.13", "1.5": "2.14"}
 """Versions of ExecuTorch, and of the torch that each is built for: with another its libraries do not load."""
 
 
-class ExecuTorch(GraphTarget):
-    """ExecuTorch's .pte with XNNPACK's delegate: float32, or 8-bit integers by PT2E; takes so many rows at most.
+class ExecuTorch(ExportTarget):
+    """ExecuTorch's .pte with XNNPACK's or another delegate: float32, or 8-bit integers by PT2E; so many rows at most.
 
     A language model has its cache in it, and linear layers of 4-bit weights by 8-bit inputs as "8da4w".
     """
@@ -51,6 +53,8 @@ class ExecuTorch(GraphTarget):
     formats: ClassVar[dict[str, str]] = {"int8_static": "int8"}
     largest_batch: ClassVar[bool] = True
     largest_context: ClassVar[bool] = True
+    delegates: ClassVar[Mapping[str, Delegate]] = DELEGATES
+    settings_of_layers: ClassVar[bool] = True
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -75,23 +79,11 @@ class ExecuTorch(GraphTarget):
         if subject.language is None or subject.folder is None:
             if subject.context is not None:
                 raise RefusedTechnique("a cache is a language model's, from its folder", found=subject.name)
-            return super().write(subject, precision, folder)
+            return _convert(subject, precision, folder, cls.tolerances[precision])
         program, methods, notes = cached_program(subject.language, subject.folder, precision, subject.context)
-        written = _lower(program, methods, folder)
+        written = _lower(program, methods, folder, DELEGATES[subject.delegate or FIRST])
         keep_tokenizer(subject.folder, folder)
         return replace(written, notes=(*notes, *written.notes))
-
-    @classmethod
-    def convert(
-        cls, program: ExportedProgram, spec: CallSpec, target: Target, precision: str, folder: Path
-    ) -> Written:
-        if precision == "8da4w":
-            raise RefusedTechnique("8da4w is for language models, from their folders")
-        if precision != "int8":
-            return _lower(program, {}, folder)
-        with ignore_library_warnings(), _quiet(), _refusing():
-            program, parting = quantized(program, spec, target, cls.tolerances[precision])
-        return replace(_lower(program, {}, folder), parting=str(parting or ""))
 
     @classmethod
     def open(cls, folder: Path, spec: CallSpec, threads: int) -> Run:
@@ -115,26 +107,42 @@ class ExecuTorch(GraphTarget):
 
         return run
 
+    @classmethod
+    def settings(cls, folder: Path) -> dict[str, Any]:
+        with ignore_library_warnings(), _quiet():
+            return contents(folder / MODEL)
 
-def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path) -> Written:
-    """Write the program, delegated as far as XNNPACK goes; `methods` give constants."""
+
+def _convert(subject: Subject, precision: str, folder: Path, allowed: float) -> Written:
+    """Write what is no language model with its cache; `allowed` is how far off rounding may be."""
+    if precision == "8da4w":
+        raise RefusedTechnique("8da4w is for language models, from their folders")
+    lowering, graph = DELEGATES[subject.delegate or FIRST], subject.graph
+    if precision != "int8":
+        return _lower(graph.program, {}, folder, lowering)
+    assert lowering.quantizer is not None
     with ignore_library_warnings(), _quiet(), _refusing():
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
-            XnnpackDynamicallyQuantizedPartitioner,
-            XnnpackPartitioner,
-        )
+        quantizer = lowering.quantizer()
+        program, parting = quantized(graph.program, graph.spec, subject.target, quantizer, allowed)
+    return replace(_lower(program, {}, folder, lowering), parting=str(parting or ""))
+
+
+def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path, lowering: Lowering) -> Written:
+    """Write the program, delegated as far as the delegate goes; `methods` give constants."""
+    with ignore_library_warnings(), _quiet(), _refusing():
         from executorch.devtools.backend_debug import get_delegation_info
         from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
 
         widen(program, past=1)  # of a largest of 16, memory is planned for 15
-        # Of a layer whose inputs are quantized as they come, the general one would take the multiplication alone.
-        partitioners = [XnnpackDynamicallyQuantizedPartitioner(), XnnpackPartitioner()]
-        edge = to_edge_transform_and_lower(program, partitioner=partitioners, constant_methods=methods)
+        edge = to_edge_transform_and_lower(
+            program, partitioner=lowering.partitioners(), constant_methods=methods
+        )
         told = get_delegation_info(edge.exported_program().graph_module)
         widen(edge.exported_program())  # lowering a convolution narrows what memory is planned for
         # A cache is written to where it lies, and not copied for it.
         lowered = edge.to_executorch(ExecutorchBackendConfig(run_reinplace_pass=bool(methods)))
         planned = _planned(lowered)
+        write_layers(folder, lowered)
     (folder / MODEL).write_bytes(lowered.buffer)
     alone = {
         name: rows.non_delegated
@@ -143,11 +151,14 @@ def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path) -> W
     }
     return Written(
         operators={
-            "delegated to XNNPACK": told.num_delegated_nodes,
+            f"delegated to {lowering.title}": told.num_delegated_nodes,
             "fallen back to portable kernels": sum(alone.values()),
         },
         planned=planned,
-        notes=tuple(f"not delegated: {name}, {count} times" for name, count in alone.items()),
+        notes=(
+            *lowering.notes,
+            *(f"not delegated: {name}, {count} times" for name, count in alone.items()),
+        ),
     )
 
 
@@ -193,10 +204,11 @@ def _minor(full: str) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """ExecuTorch logs what each of its passes does."""
+    """ExecuTorch logs what each of its passes does; Core ML's converter and Vela print it."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        yield
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         logging.disable(before)

@@ -1,5 +1,5 @@
 # pyright: basic, reportMissingImports=false
-"""8-bit integers for XNNPACK by PT2E, and the layer at which they do not suffice."""
+"""8-bit integers for a delegate by PT2E, and the layer at which they do not suffice."""
 
 from __future__ import annotations
 
@@ -24,21 +24,16 @@ if TYPE_CHECKING:
 
 
 def quantized(
-    program: ExportedProgram, spec: CallSpec, target: Target, allowed: float
+    program: ExportedProgram, spec: CallSpec, target: Target, quantizer: Any, allowed: float
 ) -> tuple[ExportedProgram, Parting | None]:
     """8-bit weights, one scale a channel, and activations, their ranges from the workload's calibration calls.
 
-    Beside it the first layer that the rounding throws off by more than `allowed`: XNNPACK shows nothing of what it
+    Beside it the first layer that the rounding throws off by more than `allowed`: a delegate shows nothing of what it
     computes, and rounds as the graph does that it is given.
     """
-    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-        XNNPACKQuantizer,
-        get_symmetric_quantization_config,
-    )
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
-    prepared = prepare_pt2e(program.module(), quantizer)
+    prepared = prepare_pt2e(program.module(check_guards=False), quantizer)
     example: Any = program.example_inputs
     with torch.no_grad():
         cases = calibrating(target, spec)

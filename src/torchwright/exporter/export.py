@@ -31,7 +31,7 @@ from torchwright.exporter.package import (
 )
 from torchwright.exporter.reference import calls_of, write_reference, write_settings
 from torchwright.exporter.subject import Subject, check_repeats, make_subject
-from torchwright.exporter.verify import verify
+from torchwright.exporter.verify import elsewhere, verify
 from torchwright.facts import Event
 from torchwright.process import folders, interrupts
 from torchwright.remade import workload_of
@@ -60,6 +60,7 @@ class Exported:
     def run(self, *inputs: torch.Tensor) -> torch.Tensor | list[torch.Tensor]:
         """The package's answer in its own runtime, in this process; a list where there are several outputs."""
         target = exports.get(self.export.target)
+        _check_runs(self.path, self.export)
         outputs = target.open(self.path / PACKAGE, self.export.call, self.export.threads)(inputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -74,6 +75,7 @@ def export(
     max_batch: int | None = None,
     max_context: int | None = None,
     march: str | None = None,
+    delegate: str | None = None,
     dynamic: Any = None,
     max_error: float | None = None,
     max_size: int | None = None,
@@ -89,7 +91,8 @@ def export(
     `to` is a target, `precision` one of its own. The number of rows is free where the model lets it be, up to
     `max_batch`; `dynamic` is torch.export's `dynamic_shapes`. A language model's cache holds `max_context` tokens,
     where the runtime plans memory ahead. Code is for this kind of processor, or for a level of its family that `march`
-    says ("x86-64-v3"). `max_error` is the relative error that holds.
+    says ("x86-64-v3"). `delegate` is what the runtime hands operators to, of those that the target has; what does not
+    run here is lowered, and not verified. `max_error` is the relative error that holds.
     Where none is said, the precision is that of the recipe, or of the target's the one of least error that fits
     `max_size` bytes on disk and `max_memory` bytes of a process; all are written and verified for that.
 
@@ -109,8 +112,16 @@ def export(
             f"{to} writes nothing for '{march}'",
             allowed=", ".join(target.levels) or "packages that are code: aoti",
         )
+    delegate = target.check_delegate(delegate)
     budget = Budget(size=max_size, memory=max_memory)
-    tried = list(target.tolerances) if budget and precision is None else [target.check_precision(precision)]
+    if budget and (reason := elsewhere(target, delegate)):
+        raise WorkloadError(f"a budget is kept by what runs here, and '{delegate}' does not", found=reason)
+    tried = (
+        list(target.precisions(delegate))
+        if budget and precision is None
+        else [target.check_precision(precision, delegate)]
+    )
+    fixed = target.delegates[delegate].fixed if delegate else target.fixed
     most = max_batch or (MOST if target.largest_batch else None)
     path = Path(out) if out is not None else Path(f"{_name(model)}-{to}")
     tell = _teller(on_event)
@@ -118,13 +129,17 @@ def export(
         tell("building the model")
         workload, steps = _workload(model, inputs, dynamic, trust, settings)
         format = target.format_of(steps) if precision is None else None
+        if format is not None and format.precision not in target.precisions(delegate):
+            format = None
         if format is not None and not budget:
             tried = [format.precision]
         made: dict[str, Export] = {}
         reports: dict[str, Any] = {}
         for chosen in tried:
             fitting = format if format is not None and format.precision == chosen else None
-            subject = make_subject(workload, steps, most, fitting, max_context, march, fixed=target.fixed)
+            subject = make_subject(
+                workload, steps, most, fitting, max_context, march, fixed=fixed, delegate=delegate
+            )
             place = empty_export(scratch / chosen) if budget else folder
             try:
                 written = _write(place, subject, target, chosen, tell)
@@ -160,6 +175,7 @@ def check(
     made, changed = open_export(path, trust=trust)
     if reason := exports.get(made.target).unavailable():
         raise WorkloadError(f"the export target '{made.target}' cannot run here", found=reason)
+    _check_runs(path, made)
     with interrupts.deferred():
         report = verify(path, made, changed, _teller(on_event), max_error)
     if report["verdict"] != "holds":
@@ -197,8 +213,19 @@ def _write(
         notes=(*frozen, *written.notes),
         planned=written.planned,
         parting=written.parting,
+        delegate=subject.delegate,
     )
     return finish(folder, made)
+
+
+def _check_runs(path: Path, made: Export) -> None:
+    """Raises `WorkloadError` for a package that was lowered to what does not run here."""
+    if reason := elsewhere(exports.get(made.target), made.delegate):
+        raise WorkloadError(
+            f"{path} was lowered to {made.delegate}, and does not run here",
+            found=reason,
+            next="open it on a device that has it; its files are as they were written",
+        )
 
 
 def _workload(

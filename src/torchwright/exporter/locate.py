@@ -52,9 +52,13 @@ class Parting:
     """The largest of the operators before it that could be compared."""
     written: float | None = None
     """What this operator was off by when the package was written, where that was kept."""
+    change: str = ""
+    """What is not as it was written there, where what it computes cannot be seen."""
 
     def __str__(self) -> str:
         where = f" ({self.line})" if self.line else ""
+        if self.change:
+            return f"outputs part at {self.module}, {self.operator}: {self.change}"
         if self.error is None:
             return f"outputs part at {self.module}: with the original's {self.operator} they are right"
         if self.module == SETTINGS:
@@ -88,7 +92,13 @@ def locate(folder: Path, ask: Ask, scratch: Path, allowed: float, *, named: bool
         if furthest["name"]:
             name = furthest["name"]
             return Parting(module=name.rpartition(".")[0], operator=f"weight {name}", error=furthest["error"])
-        if changed := ask("settings")["changed"]:
+        settings = ask("settings")
+        changed = settings["changed"]
+        if changed and settings["of_layers"]:
+            place, _, what = changed[0].partition(": ")
+            module, _, operator = place.rpartition(", ")
+            return Parting(module=module, operator=operator, change=what)
+        if changed:
             return Parting(module=SETTINGS, operator="; ".join(changed))
         answer = ask("weights", allowed=allowed)
     except RunFailed:

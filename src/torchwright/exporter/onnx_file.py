@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from torchwright.exporter.base import Values, Written
 from torchwright.exporter.calibration import calibrating
 from torchwright.exporter.converted import ConvertedTarget
 from torchwright.exporter.reference import keys
+from torchwright.json_file import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from torchwright.workloads.base import Case
 
 MODEL = "model.onnx"
+PROFILED = 4
+"""Calls whose operators are timed; the first is not counted."""
 OF = re.compile(r"%(\w+) .*?target=torch\.ops\.([\w.]+)\.\w+\]")
 """A node of torch's graph, as the exporter notes it at each of ONNX's: its name and its operator."""
 KEY = "pkg.torch.onnx.fx_node"
@@ -83,6 +87,38 @@ class Onnx(ConvertedTarget):
         }
         found: list[Any] = list(session.run(list(names.values()), given))
         return {key: torch.from_numpy(value) for key, value in zip(names, found, strict=True)}
+
+    @classmethod
+    def times(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int) -> dict[str, float]:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level, options.intra_op_num_threads = 4, threads
+        options.enable_profiling = True
+        with tempfile.TemporaryDirectory() as scratch:
+            options.profile_file_prefix = str(Path(scratch, "profile"))
+            session = onnxruntime.InferenceSession(
+                folder / MODEL, options, providers=["CPUExecutionProvider"]
+            )
+            names = [value.name for value in session.get_inputs()]
+            given = {name: tensor.contiguous().numpy() for name, tensor in zip(names, tensors, strict=True)}
+            for _ in range(PROFILED):
+                session.run(None, given)
+            events = read_json(Path(session.end_profiling()))
+        return _by_kind(events)
+
+
+def _by_kind(events: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Microseconds of each kind of operator in all calls but each operator's first."""
+    seen: set[str] = set()
+    found: Counter[str] = Counter()
+    for event in events:
+        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
+            continue
+        if event["name"] in seen:
+            found[event["args"]["op_name"]] += event["dur"]
+        seen.add(event["name"])
+    return dict(found)
 
 
 def _quantize(file: Path, calls: Sequence[Case]) -> None:

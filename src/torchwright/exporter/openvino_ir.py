@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchwright.engines.converted import Converted
-from torchwright.engines.openvino import CONSTANTS, GRAPH, OpenVino
+from torchwright.engines.openvino import CONSTANTS, GRAPH, OPTIONS, OpenVino, read_settings
 from torchwright.exporter.base import Run, Values, Written
 from torchwright.exporter.converted import ConvertedTarget
 from torchwright.exporter.reference import keys
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MODEL = "openvino"
 PRECISIONS = {"fp32": "f32", "bf16": "bf16", "int8": "int8"}
+PROFILED = 4
+"""Calls whose operators are timed; the first is not counted."""
 NOT_COMPUTED = ("Parameter", "Result", "Constant")
 
 
@@ -81,6 +83,24 @@ class OpenVinoIr(ConvertedTarget):
             named[node]: torch.from_numpy(answer[places[output.get_node().get_friendly_name()]].copy())
             for node, output in last.items()
         }
+
+    @classmethod
+    def times(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int) -> dict[str, float]:
+        import openvino as ov
+
+        settings = read_settings(folder / MODEL / OPTIONS) | {
+            "INFERENCE_NUM_THREADS": threads,
+            "PERF_COUNT": True,
+        }
+        request = ov.Core().compile_model(_read(folder), "CPU", settings).create_infer_request()
+        given = dict(enumerate(tensor.contiguous().numpy() for tensor in tensors))
+        found: defaultdict[str, float] = defaultdict(float)
+        for call in range(PROFILED):
+            request.infer(given)
+            for one in request.profiling_info if call else ():
+                if one.node_type not in NOT_COMPUTED:
+                    found[one.node_type] += one.real_time.total_seconds()
+        return {kind: time for kind, time in found.items() if time}
 
 
 def _source(result: Any) -> str:

@@ -54,6 +54,8 @@ class Export:
     """Bytes of memory that are planned ahead, where the runtime does: by method, and by value."""
     parting: str = ""
     """The first layer that the target's own rounding throws off, where its runtime could not show it."""
+    delegate: str = ""
+    """What operators are handed to, where the target has several such."""
     report: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     """Relative path → SHA-256."""

@@ -46,6 +46,14 @@ class Pt2(GraphTarget):
     def values(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor]) -> Values:
         return graph_values(_read(folder), tensors)
 
+    @classmethod
+    def times(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int) -> dict[str, float]:
+        run = eager(_read(folder))
+        run(tensors)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            run(tensors)
+        return {row.key: row.self_cpu_time_total for row in profile.key_averages()}
+
 
 class Telling(io.FileIO):
     """A file that keeps its error: torch's writer of archives ends the process at one that is raised to it."""

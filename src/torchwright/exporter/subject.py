@@ -71,6 +71,8 @@ class Subject:
     """Tokens that a language model's cache is to hold, for a runtime that plans memory ahead."""
     march: str | None = None
     """The level of the processor's family that code is for, where it is not for this processor alone."""
+    delegate: str = ""
+    """What the runtime is to hand operators to, where it has several such."""
     fixed: str | None = None
     """Why the graph is for the example's sizes alone, where the runtime takes no others."""
     format: Format | None = None
@@ -110,6 +112,7 @@ def make_subject(
     march: str | None = None,
     *,
     fixed: str | None = None,
+    delegate: str = "",
 ) -> Subject:
     """What a workload's first call needs to be exported, with those of `steps` that travel, or whose format does.
 
@@ -143,6 +146,7 @@ def make_subject(
         most=most,
         context=context,
         march=march,
+        delegate=delegate,
         fixed=fixed,
         format=format,
         carried=tuple(map(str, carried if own is None else [*carried, own])),

@@ -13,7 +13,7 @@ from typing import Any, Self
 from torchwright.artifact.tree import read_tree
 from torchwright.engines.program import GRAPHS
 from torchwright.errors import WorkloadError
-from torchwright.exporter.base import exports
+from torchwright.exporter.base import ExportTarget, exports
 from torchwright.exporter.locate import keep_errors, locate
 from torchwright.exporter.package import PACKAGE, REFERENCE, Export, size_of
 from torchwright.exporter.process import RunFailed, Runner
@@ -25,6 +25,8 @@ from torchwright.workloads.accuracy import relative_error
 TURNS = 7
 EXACT = 1e-3
 """An error of a precision that rounds nothing beyond float32."""
+NOT_RUN = "not run here"
+"""The verdict on what is lowered to something that is not here."""
 RIGHT, WRONG, REFUSED, CRASHED = "right", "wrong", "refused", "crashed"
 Tell = Callable[[str], None]
 
@@ -56,6 +58,15 @@ def verify(
     """
     target = exports.get(export.target)
     allowed = target.tolerances[export.precision] if allowed is None else allowed
+    if reason := elsewhere(target, export.delegate):
+        return {
+            "size_bytes": size_of(folder / PACKAGE),
+            "calls": [],
+            "largest_error": None,
+            "findings": [f"lowered, not run here: {reason}", *([export.parting] if export.parting else [])],
+            "parting": None,
+            "verdict": NOT_RUN,
+        }
     calls = read_calls(folder / REFERENCE)
     report: dict[str, Any] = {"allowed": allowed, "size_bytes": size_of(folder / PACKAGE)}
     parting = None
@@ -65,6 +76,7 @@ def verify(
         if tried[0].outcome in (RIGHT, WRONG):
             tell("timing it, and the graph operator by operator, in turn")
             report |= _measured(package, folder, scratch)
+            report |= _shares(package)  # after its memory was read, since counting takes some
             if _has_graph(folder) and (tried[0].outcome == WRONG or changed):
                 tell("looking for the first layer at which outputs part")
                 parting = locate(folder, package.ask, scratch, allowed, named=target.named)
@@ -86,6 +98,11 @@ def verify(
         "parting": asdict(parting) if parting else None,
         "verdict": "differs" if wrong or changed else "holds",
     }
+
+
+def elsewhere(target: type[ExportTarget], delegate: str) -> str | None:
+    """Why what is lowered to this delegate does not run here, or None."""
+    return target.delegates[delegate].elsewhere() if delegate else None
 
 
 class Package:
@@ -155,6 +172,15 @@ def _measured(package: Package, folder: Path, scratch: Path) -> dict[str, Any]:
             "eager_memory_bytes": eager.ask("memory")["bytes"],
             "disturbed": _disturbed([turn for pair in turns for turn in pair]),
         }
+
+
+def _shares(package: Package) -> dict[str, Any]:
+    """Of the time of the example's call, by kind of operator, where the runtime counts it."""
+    try:
+        shares = package.ask("shares")["shares"]
+    except RunFailed:  # the call itself was answered
+        return {}
+    return {"time by operator": shares} if shares else {}
 
 
 def _disturbed(turns: Sequence[dict[str, Any]]) -> bool:

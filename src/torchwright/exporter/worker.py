@@ -91,6 +91,14 @@ class Session:
         write_tree(Path(out), found)
         return {}
 
+    def shares(self) -> dict[str, Any]:
+        """Of the time of the example's call, by kind of operator, the largest first."""
+        target, folder = exports.get(self.export.target), self.folder / PACKAGE
+        times = target.times(folder, self.export.call, self.calls[0].tensors, self.export.threads)
+        whole = sum(times.values())
+        ranked = sorted(times.items(), key=lambda pair: -pair[1])
+        return {"shares": {kind: round(time / whole, 4) for kind, time in ranked} if whole else {}}
+
     def furthest(self) -> dict[str, Any]:
         """The weight with the row that is furthest from the reference's beyond what rounding does, and by how much."""
         target = exports.get(self.export.target)
@@ -106,15 +114,16 @@ class Session:
         return {"name": worst[0], "error": worst[1]}
 
     def settings(self) -> dict[str, Any]:
-        """Those that are not as they were written, each with both values."""
+        """Those that are not as they were written, each with both values, in the package's order."""
         target = exports.get(self.export.target)
         was, now = read_settings(self.folder / REFERENCE), target.settings(self.folder / PACKAGE)
         return {
             "changed": [
                 f"{name} {now.get(name)!r}, was {was.get(name)!r}"[:LONGEST]
-                for name in sorted(was.keys() | now.keys())
+                for name in dict.fromkeys((*was, *now))
                 if was.get(name) != now.get(name)
-            ]
+            ],
+            "of_layers": target.settings_of_layers,
         }
 
     def weights(self, allowed: float) -> dict[str, Any]:

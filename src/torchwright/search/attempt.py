@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,6 +25,10 @@ PROMISING = 1.05
 """A median gain that noise does not confirm is compared once more, and longer."""
 HOPELESS = 6
 """A drop of so many budgets is not mended by leaving some layers alone."""
+SURE = 0.9
+"""Share of the budget that the rest may lose where layers' errors add up: what they are is measured by groups."""
+MOST_LEFT = 0.6
+"""Share of the modules beyond which leaving them alone leaves too little of the gain."""
 
 
 def attempt(
@@ -123,8 +128,8 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
         search.notes.append(f"{step}: no retreat, its layers could not be ranked ({failure})")
         return False
     drop = failed.quality.drop
-    for share in RETREAT_SHARES:
-        names = tuple(each.name for each in ranking[: max(1, round(share * len(ranking)))])
+    for count in _counts(technique, [each.error for each in ranking], search.budget.max_drop):
+        names = tuple(each.name for each in ranking[:count])
         milder = technique.retreat(names)
         assert milder is not None
         if len(names) >= len(ranking) or estimate.no_time(search, failed.steps):
@@ -150,6 +155,15 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
             return False
         drop = drop if last.quality is None else last.quality.drop
     return False
+
+
+def _counts(technique: Technique, errors: Sequence[float], budget: float) -> list[int]:
+    """How many of the modules, worst first, to leave alone, one number after another."""
+    if not technique.errors_add:
+        return [max(1, round(share * len(errors))) for share in RETREAT_SHARES]
+    left = [math.hypot(*errors[count:]) for count in range(len(errors))]
+    enough = max(1, next((count for count, rest in enumerate(left) if rest <= SURE * budget), len(errors)))
+    return [enough] if enough <= MOST_LEFT * len(errors) else []
 
 
 def _asked_for(search: Search, step: Step) -> bool:

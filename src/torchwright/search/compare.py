@@ -10,7 +10,7 @@ from torchwright.measure.clock import Rounds, paired_speedup
 from torchwright.search.state import FINISH_SHARE, Comparison, Search
 from torchwright.techniques.base import from_step
 from torchwright.trial.client import Candidate, TrialFailed
-from torchwright.trial.timed import TURN_SECONDS
+from torchwright.trial.timed import LONG_SECONDS, TURN_SECONDS
 
 ROUNDS = (9, 25)
 """Fewest and most paired turns of one comparison, those apart in which others ran: of nine no single one moves an end
@@ -112,9 +112,11 @@ def one_round(contestants: list[Candidate], *, first: int) -> tuple[list[Turn], 
 
 
 def turn_seconds(candidate: Candidate) -> float:
-    """What a turn will take at most, from the last one: a call not counted, then `TURN_SECONDS` or one call."""
+    """What a turn will take, from the last one: short calls for `TURN_SECONDS`, after one that is not counted."""
     last = candidate.turns[-1] if candidate.turns else {}
-    return sum(seconds + max(seconds, TURN_SECONDS) for seconds in last.values())
+    return sum(
+        max(seconds, TURN_SECONDS) + (seconds if seconds < LONG_SECONDS else 0.0) for seconds in last.values()
+    )
 
 
 def mebibytes(count: float) -> str:

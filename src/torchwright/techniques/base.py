@@ -144,6 +144,8 @@ class Technique:
     """
     enables: ClassVar[bool] = False
     """Whether it is there for what it gives to others: dropped alone, it is tried again with each that needs it."""
+    errors_add: ClassVar[bool] = False
+    """Whether its layers' errors are independent, so that the model's is the root of the sum of their squares."""
     own_kernels: ClassVar[bool] = False
     """Whether it runs on Torchwright's C++ kernels, which are compiled once for each version."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
@@ -13,7 +13,10 @@ from torch.utils import _pytree as pytree
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target
 from torchwright.techniques.shared.for_parts import ForParts
-from torchwright.techniques.shared.wrapping import known_names, plain_name
+from torchwright.techniques.shared.wrapping import known_names, named, plain_name, relative_error
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""What is cast by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +29,13 @@ class Dtype(ForParts):
     gives: ClassVar[frozenset[str]] = frozenset({"half"})
     removes: ClassVar[frozenset[str]] = frozenset({"float32"})
     tolerance: ClassVar[float] = 3e-2
+    errors_add: ClassVar[bool] = True
 
     dtype: Literal["bfloat16", "float16"] = "bfloat16"
     """Type of weights and activations; float16 has more digits and less range."""
     autocast: bool = False
-    """Keep weights in float32 and cast operation by operation, as torch.autocast does."""
+    """Keep weights in float32 and cast operation by operation, as torch.autocast does; with `keep_float32` layer by
+    layer: what is no linear layer or convolution stays in float32, too."""
     keep_float32: tuple[str, ...] = ()
     """Module names (prefixes) that stay in float32."""
 
@@ -58,8 +63,8 @@ class Dtype(ForParts):
             yield replace(self, dtype="bfloat16", autocast=True)
 
     def refuse(self, target: Target) -> str | None:
-        if self.autocast and (self.keep_float32 or self.parts):
-            return "autocast casts operation by operation, whatever the module: it takes no keep_float32 and no parts"
+        if self.autocast and self.parts:
+            return "autocast casts operation by operation, whatever the component: it takes no parts"
         if fault := super().refuse(target):
             return fault
         rates = target.device.tflops
@@ -73,11 +78,16 @@ class Dtype(ForParts):
         names = [plain_name(name) for name, _ in target.model.named_modules()]
         known_names(f"{self.name}:keep_float32", self.keep_float32, names)
         floating = [name for name, m in target.model.named_modules() if self.covers(name) and _has_floats(m)]
-        if self.autocast:
+        skipped = {name: "kept in float32 by option" for name in floating if self._kept(name)}
+        if self.autocast and self.keep_float32:
+            layers = dict(named(target.model, LAYERS))
+            changed = [name for name in layers if not self._kept(name)]
+            for name in changed:
+                layers[name].forward = _lower(layers[name], dtype)
+            skipped |= {name: "no layer" for name in floating if plain_name(name) not in layers}
+        elif self.autocast:
             target.model = Autocast(target.model, dtype, target.device.kind)
-            skipped = {}
         else:
-            skipped = {name: "kept in float32 by option" for name in floating if self._kept(name)}
             target.model = target.workload.cast(target.model, dtype, lambda name, module: self._kept(name))
             target.compute_dtype = _most(target.model, dtype) if self.parts else dtype
         target.coverage.append(
@@ -90,6 +100,18 @@ class Dtype(ForParts):
                 skipped=skipped,
             )
         )
+
+    def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
+        lower = self.stand_in(module)
+        return None if lower is None else relative_error(module.forward(x), lower(x))
+
+    def stand_in(self, module: nn.Module) -> nn.Module | None:
+        if not self.autocast or not isinstance(module, LAYERS):
+            return None
+        return Lower(module, getattr(torch, self.dtype))
+
+    def retreat(self, names: tuple[str, ...]) -> Self | None:
+        return replace(self, keep_float32=(*self.keep_float32, *names)) if self.autocast else None
 
     def _kept(self, name: str) -> bool:
         if not self.covers(name):
@@ -113,6 +135,28 @@ class Autocast(nn.Module):
             ),
             output,
         )
+
+
+class Lower(nn.Module):
+    """What a layer gives under torch.autocast, in float32."""
+
+    def __init__(self, layer: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._forward = _lower(layer, dtype)
+
+    def forward(self, *args, **kwargs):
+        return self._forward(*args, **kwargs)
+
+
+def _lower(layer: nn.Module, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """The layer's own forward under torch.autocast, in float32; nothing that is attached to the layer is called."""
+    forward, device = layer.forward, next(layer.parameters()).device.type
+
+    def lower(*args: Any, **kwargs: Any) -> torch.Tensor:
+        with torch.autocast(device, dtype=dtype):
+            return forward(*args, **kwargs).float()
+
+    return lower
 
 
 def _most(model: nn.Module, dtype: torch.dtype) -> torch.dtype:

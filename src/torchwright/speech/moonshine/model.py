@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from torchwright.speech.calls import CacheSizes
 from torchwright.speech.moonshine.windows import LEAST, LONGEST, quietest, states
 from torchwright.speech.sound import RATE, Sound
 from torchwright.speech.steps import SpeechModel
+from torchwright.speech.together import Reading, together
 from torchwright.speech.transcript import Options, Segment, Window
 
 TOKENS_PER_SECOND = 6.5
@@ -63,23 +65,19 @@ class Moonshine(Recognizer):
                 found=f"language {options.language}",
                 next="leave the language out",
             )
-        if options.batch > 1:
-            raise WorkloadError(
-                "Moonshine takes one window after another", found=f"a batch of {options.batch}"
-            )
         if options.prompt or options.temperature:
             asked = "a prompt" if options.prompt else f"temperature {options.temperature:g}"
             raise WorkloadError("Moonshine takes no prompt and decodes greedily", found=asked)
 
     def recognize(self, sound: Sound, options: Options) -> Iterator[Window]:
-        begin = 0
-        while len(samples := sound.window(begin, LONGEST)):
-            if len(samples) == LONGEST:
-                samples = samples[: quietest(samples)]
-            end = begin + len(samples)
-            segments = self._segments(samples, begin / RATE)
-            yield Window(until=end / RATE, total=sound.seconds, segments=segments, language=None)
-            begin = end
+        windows = _windows(sound)
+        while taken := list(islice(windows, options.batch)):
+            found = iter(together([self.decode(samples) for _, samples in taken if samples.any()]))
+            for begin, samples in taken:
+                tokens, mean_logprob = next(found) if samples.any() else ([], 0.0)
+                end = begin + len(samples)
+                segments = self._segments(tokens, mean_logprob, begin / RATE, end / RATE)
+                yield Window(until=end / RATE, total=sound.seconds, segments=segments, language=None)
 
     def heard(self, samples: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.pad(samples, (0, max(0, LEAST - len(samples)))))[None]
@@ -87,14 +85,15 @@ class Moonshine(Recognizer):
     def begin(self, language: str | None) -> list[int]:
         return [self.start]
 
-    def decode(self, samples: np.ndarray) -> tuple[list[int], float]:
+    def decode(self, samples: np.ndarray) -> Reading[tuple[list[int], float]]:
         """A window's tokens, the likeliest one each time, and the mean of their log-probabilities."""
         heard_1T = self.heard(samples)
         steps = self.model.steps(self.model.encode(heard_1T))
         most = min(self.positions - 1, math.ceil(TOKENS_PER_SECOND * heard_1T.shape[1] / RATE))
         tokens, total, token = list[int](), 0.0, self.start
         while len(tokens) < most:
-            logprobs_V = steps.logits(steps.read([token])[-1]).log_softmax(-1)
+            hidden_TE = yield steps, [token]
+            logprobs_V = steps.logits(hidden_TE[-1]).log_softmax(-1)
             token = int(logprobs_V.argmax())
             total += float(logprobs_V[token])
             if token in self.ends:
@@ -102,12 +101,20 @@ class Moonshine(Recognizer):
             tokens.append(token)
         return tokens, total / len(tokens)
 
-    def _segments(self, samples: np.ndarray, start: float) -> tuple[Segment, ...]:
-        """The window's text as one segment, none where it is empty or nothing sounds."""
-        if not samples.any():
-            return ()
-        tokens, mean_logprob = self.decode(samples)
+    def _segments(
+        self, tokens: Sequence[int], mean_logprob: float, start: float, end: float
+    ) -> tuple[Segment, ...]:
+        """The window's text as one segment, none where it is empty."""
         text = self.tokenizer.decode(tokens).strip()
-        end = start + len(samples) / RATE
         found = Segment(start=start, end=end, text=text, tokens=tuple(tokens), mean_logprob=mean_logprob)
         return (found,) if text else ()
+
+
+def _windows(sound: Sound) -> Iterator[tuple[int, np.ndarray]]:
+    """Where each window begins, and its samples."""
+    begin = 0
+    while len(samples := sound.window(begin, LONGEST)):
+        if len(samples) == LONGEST:
+            samples = samples[: quietest(samples)]
+        yield begin, samples
+        begin += len(samples)

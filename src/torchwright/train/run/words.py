@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from torchwright.train.run.check import check_run
 from torchwright.train.run.loop import train_run
 from torchwright.train.run.quick import quick_run, to_toml
-from torchwright.train.run.read import check_run, parse_run
+from torchwright.train.run.read import parse_run
 
 
 def from_words(
