@@ -167,6 +167,15 @@ class Diffuser:
             raise ImagineError(
                 f"{self.folder.pipeline} does not make this picture", found=first_line(error)
             ) from error
+        except IndexError as error:
+            if steps > 1:
+                raise
+            # PixArt-alpha's single step is what distilled models take: the clean picture that a scheduler thinks of.
+            raise ImagineError(
+                f"{self.folder.pipeline} makes no picture in one step",
+                found=f"{type(self.pipe.scheduler).__name__}, which tells no clean picture of a step",
+                allowed="2 steps or more",
+            ) from error
         assert self._latents is not None
         frames_F3HW = (made.frames[0] if self.folder.family.video else made.images).float().cpu()
         return Drawn(
