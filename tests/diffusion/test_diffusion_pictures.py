@@ -78,7 +78,7 @@ def test_a_picture_that_is_too_large_is_not_called_a_film(diffuser) -> None:
 
 
 def test_one_step_of_pixart_alpha(pixart: Path, tmp_path: Path) -> None:
-    """Its pipeline takes the clean picture that a scheduler tells of its only step; DPM-Solver tells none, DDPM does."""
+    """It takes the clean picture that a scheduler tells of its only step: DPM-Solver tells none, DDPM does."""
     import diffusers
 
     from torchwright.diffusion.diffuser import ImagineError

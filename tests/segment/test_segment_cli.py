@@ -97,7 +97,9 @@ def test_a_place_where_nothing_can_be_written(
 ) -> None:
     """Told before the model is opened: it is not there."""
     (tmp_path / "file").write_text("keep me")
-    assert main(["segment", str(cat), "--model", "no/model", "-o", str(tmp_path / out), "--point", "3,3"]) == 2
+    assert (
+        main(["segment", str(cat), "--model", "no/model", "-o", str(tmp_path / out), "--point", "3,3"]) == 2
+    )
     assert "nothing can be written" in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "keep me"
 

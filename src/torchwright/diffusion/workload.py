@@ -194,6 +194,7 @@ class DiffusionWorkload(Workload):
             [f"{self.texts[i]}, seed {i}" for i in self._judged()],
             reference["pictures"],
             candidate["pictures"],
+            frames=self.frames,
         )
 
     def _judged(self) -> range:
