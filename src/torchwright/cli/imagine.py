@@ -110,6 +110,8 @@ def command(
         if not quiet and sys.stderr.isatty():
             click.echo(err=True)
     seconds = time.monotonic() - begun
+    for notice in drawn.notices if not quiet else ():
+        click.echo(f"{model}: {notice}", err=True)
     _write(out, drawn.frames_FHW3)
     height, width, _ = drawn.pixels_HW3.shape
     if as_json:
@@ -122,6 +124,7 @@ def command(
                 "seed": seed,
                 "steps": steps,
                 "seconds": seconds,
+                "notices": drawn.notices,
             }
         )
     elif not quiet:

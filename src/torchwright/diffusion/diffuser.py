@@ -17,6 +17,7 @@ from torchwright.diffusion.folder import READERS, PipelineFolder
 from torchwright.diffusion.limits import LONGEST_PROMPT, MOST_PIXELS, MOST_SEED, MOST_STEPS, STEPS
 from torchwright.diffusion.parts import Ask, find_class, stand_ins
 from torchwright.diffusion.sampling import Plan, Steps
+from torchwright.diffusion.truncation import cut_prompts
 from torchwright.errors import ModelError, WorkloadError, first_line
 from torchwright.workloads.huggingface import quiet_transformers
 
@@ -35,6 +36,8 @@ class Drawn:
     frames_FHW3: np.ndarray
     picture_3HW: torch.Tensor
     latents: torch.Tensor
+    notices: tuple[str, ...] = ()
+    """What was left out of the prompt."""
 
     @property
     def pixels_HW3(self) -> np.ndarray:
@@ -152,7 +155,7 @@ class Diffuser:
         )
         film = {"num_frames": frames} if self.folder.family.video else {}
         try:
-            with torch.no_grad(), self._previewing(preview):
+            with torch.no_grad(), self._previewing(preview), cut_prompts(self.pipe) as notices:
                 made = self.pipe(
                     prompt,
                     height=height,
@@ -182,6 +185,7 @@ class Diffuser:
             frames_FHW3=np.stack([pixels(frame) for frame in frames_F3HW]),
             picture_3HW=torch.cat(list(frames_F3HW), dim=1),
             latents=self._latents[0].cpu(),
+            notices=tuple(notices),
         )
 
     def _taken(self) -> dict[str, Any]:
