@@ -61,6 +61,9 @@ def test_seeds_decide_and_previews_change_nothing(diffuser) -> None:
         {"steps": 10**6},
         {"seed": -1},
         {"prompt": "x" * 10_001},
+        {"prompt": "half of \udcff"},
+        {"prompt": 5},
+        {"prompt": ["a dog"]},
     ],
 )
 def test_what_no_picture_is_made_of_is_refused(diffuser, bad: dict) -> None:
@@ -141,6 +144,29 @@ def test_the_calls_of_a_picture(pixart: Path) -> None:
         value for case in planned.cases(torch.float32) for value in (*case.args, *case.kwargs.values())
     ]
     assert all(0 not in t.stride() for t in tensors if isinstance(t, torch.Tensor))
+
+
+def test_what_chooses_steps_and_layers_judges_nothing(pixart: Path, tmp_path: Path) -> None:
+    from torchwright.diffusion.workload import DiffusionWorkload
+
+    prompts = tmp_path / "prompts.txt"
+    for count, judged, others in [
+        (2, 2, 0),
+        (4, 4, 0),
+        (5, 4, 0),
+        (6, 4, 0),
+        (7, 4, 2),
+        (9, 4, 4),
+        (20, 4, 4),
+    ]:
+        prompts.write_text("".join(f"picture {number}\n" for number in range(count)))
+        workload = DiffusionWorkload(pixart, steps=2, prompts=prompts)
+        unseen = workload.unseen()
+        seen = [*workload._judged(), *(unseen._judged() if unseen else ())]
+        assert seen == list(range(judged + others))
+        assert workload.calibrates_apart() == (count - 1 not in seen)
+    assert DiffusionWorkload(pixart).calibrates_apart()
+    assert len(DiffusionWorkload(pixart).unseen()._judged()) == 4
 
 
 def test_bfloat16_keeps_the_numbers_of_steps(pixart: Path) -> None:

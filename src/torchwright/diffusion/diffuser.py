@@ -104,6 +104,10 @@ class Diffuser:
         """Raises `ImagineError` for what no picture is made of."""
         height, width = size
         multiple = self.multiple
+        if not isinstance(prompt, str) or not _is_text(prompt):
+            raise ImagineError(
+                "the prompt is no text", found=ascii(prompt)[:80], allowed="one text of Unicode"
+            )
         if len(prompt) > LONGEST_PROMPT:
             raise ImagineError(f"a prompt of {len(prompt):,} characters", allowed=f"{LONGEST_PROMPT:,}")
         if not 0 <= seed <= MOST_SEED:
@@ -166,6 +170,8 @@ class Diffuser:
                     **film,
                     **self._taken(),
                 )
+        except ImagineError:
+            raise
         except ValueError as error:  # what a pipeline says of its arguments
             raise ImagineError(
                 f"{self.folder.pipeline} does not make this picture", found=first_line(error)
@@ -226,6 +232,15 @@ class Diffuser:
             yield
         finally:
             del scheduler.step
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be written down: half of a surrogate pair cannot, as a shell gives for bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def pixels(picture_3HW: torch.Tensor) -> np.ndarray:
