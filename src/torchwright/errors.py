@@ -131,6 +131,7 @@ def _rebuild(
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something."""
+    """The first line of an error's text that says something; after a heading ("…:") the line below it, too."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else "no message"
+    heading = len(lines) > 1 and lines[0].endswith(":")
+    return " ".join(lines[: 1 + heading])[:300] if lines else "no message"

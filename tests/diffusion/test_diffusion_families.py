@@ -63,6 +63,16 @@ def test_pictures_are_diffusers_own_to_the_bit(made: tuple[Path, Any]) -> None:
     assert told[-1][0] == told[-1][1] == len(told)
 
 
+def test_all_of_it_is_float32(made: tuple[Path, Any]) -> None:
+    """A table of places in float64 had kept bfloat16 from being tried on films at all."""
+    from torchwright.diffusion.folder import open_pipeline
+    from torchwright.diffusion.parts import build_parts
+
+    parts = build_parts(open_pipeline(made[0]))
+    tensors = [*parts.parameters(), *parts.buffers()]
+    assert {each.dtype for each in tensors if each.is_floating_point()} == {torch.float32}
+
+
 def test_calls_are_found_without_computing(made: tuple[Path, Any]) -> None:
     from torchwright.diffusion.workload import DiffusionWorkload
 
@@ -89,7 +99,7 @@ def test_lengths_of_films_are_held_to_the_vae(tmp_path: Path) -> None:
     assert film.draw("a dog", steps=1, size=(32, 48), frames=1).frames_FHW3.shape == (1, 32, 48, 3)
     with pytest.raises(ImagineError, match="1 and 8 more each time"):
         film.draw("a dog", steps=1, size=(32, 48), frames=5)
-    with pytest.raises(ImagineError, match="no previews"):
+    with pytest.raises(ImagineError, match=r"^CogVideoXPipeline has no previews"):
         film.draw("a dog", steps=1, size=(32, 48), preview=lambda step, pixels: None)
     with pytest.raises(ModelError, match="films, which are not served"):
         ServedDiffuser(film, max_queue=1)

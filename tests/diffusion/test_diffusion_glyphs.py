@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from torchwright.diffusion.beside import pictures_beside
+from torchwright.diffusion.diffuser import pixels
 from torchwright.diffusion.glyphs import READER, digit_of, load_reader, make_reader, prompts, read
 from torchwright.diffusion.score import losses_of
 from torchwright.errors import ModelError
@@ -45,3 +48,21 @@ def test_pictures_that_changed_most_come_first() -> None:
         "difference, 4 times as strong",
     ]
     assert "multi-scale SSIM" in rows[0].said
+
+
+def test_of_a_film_the_frame_that_changed_most_is_shown() -> None:
+    before = torch.rand(1, 3, 5 * 16, 24)
+    after = (before + 0.01 * torch.randn(before.shape)).clamp(0, 1)
+    worst = int(torch.randint(5, ()))
+    after[:, :, 16 * worst : 16 * (worst + 1)] = 1 - before[:, :, 16 * worst : 16 * (worst + 1)]
+    (row,) = pictures_beside(["a dog, seed 0"], before, after, frames=5)
+    assert row.title == f"a dog, seed 0, frame {worst + 1} of 5"
+    for picture, wanted in zip(row.pictures, (before, after), strict=False):
+        assert (picture.height, picture.width) == (16, 24)
+        assert (_read(picture.png) == pixels(wanted[0, :, 16 * worst : 16 * (worst + 1)])).all()
+
+
+def _read(png: bytes) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(png)))

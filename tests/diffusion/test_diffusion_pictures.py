@@ -61,6 +61,9 @@ def test_seeds_decide_and_previews_change_nothing(diffuser) -> None:
         {"steps": 10**6},
         {"seed": -1},
         {"prompt": "x" * 10_001},
+        {"prompt": "half of \udcff"},
+        {"prompt": 5},
+        {"prompt": ["a dog"]},
     ],
 )
 def test_what_no_picture_is_made_of_is_refused(diffuser, bad: dict) -> None:
@@ -75,6 +78,42 @@ def test_a_picture_that_is_too_large_is_not_called_a_film(diffuser) -> None:
 
     with pytest.raises(ImagineError, match=r"a picture of 99996x99996 pixels.*16,777,216 pixels together"):
         diffuser.draw("a dog", size=(99_996, 99_996))
+
+
+def test_one_step_of_pixart_alpha(pixart: Path, tmp_path: Path) -> None:
+    """It takes the clean picture that a scheduler tells of its only step: DPM-Solver tells none, DDPM does."""
+    import diffusers
+
+    from torchwright.diffusion.diffuser import ImagineError
+    from torchwright.diffusion.load import load_diffuser
+    from torchwright.diffusion.workload import DiffusionWorkload
+
+    folder = shutil.copytree(pixart, tmp_path / "alpha")
+    index = json.loads((folder / "model_index.json").read_text())
+    for scheduler in ("DPMSolverMultistepScheduler", "DDPMScheduler"):
+        getattr(diffusers, scheduler)().save_pretrained(folder / "scheduler")
+        index |= {"_class_name": "PixArtAlphaPipeline", "scheduler": ["diffusers", scheduler]}
+        (folder / "model_index.json").write_text(json.dumps(index))
+        one = load_diffuser(folder)
+        if scheduler == "DDPMScheduler":
+            assert one.draw("a dog", steps=1, size=(16, 16)).pixels_HW3.shape == (16, 16, 3)
+            continue
+        with pytest.raises(ImagineError, match=r"in one step.*DPMSolver.*2 steps or more"):
+            one.draw("a dog", steps=1, size=(16, 16))
+        with pytest.raises(ImagineError, match="in one step"):
+            DiffusionWorkload(folder, steps=1).cases(torch.float32)
+        assert one.draw("a dog", steps=2, size=(16, 16)).pixels_HW3.shape == (16, 16, 3)
+
+
+def test_an_error_of_many_lines_says_what_it_found(pixart: Path, tmp_path: Path) -> None:
+    from torchwright.diffusion.load import load_diffuser
+
+    folder = shutil.copytree(pixart, tmp_path / "heads")
+    config = json.loads((folder / "transformer" / "config.json").read_text())
+    config["num_attention_heads"] += 1
+    (folder / "transformer" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"transformer.*[sS]ize mismatch for "):
+        load_diffuser(folder)
 
 
 def test_weights_that_are_missing_are_named(pixart: Path, tmp_path: Path) -> None:
@@ -105,6 +144,29 @@ def test_the_calls_of_a_picture(pixart: Path) -> None:
         value for case in planned.cases(torch.float32) for value in (*case.args, *case.kwargs.values())
     ]
     assert all(0 not in t.stride() for t in tensors if isinstance(t, torch.Tensor))
+
+
+def test_what_chooses_steps_and_layers_judges_nothing(pixart: Path, tmp_path: Path) -> None:
+    from torchwright.diffusion.workload import DiffusionWorkload
+
+    prompts = tmp_path / "prompts.txt"
+    for count, judged, others in [
+        (2, 2, 0),
+        (4, 4, 0),
+        (5, 4, 0),
+        (6, 4, 0),
+        (7, 4, 2),
+        (9, 4, 4),
+        (20, 4, 4),
+    ]:
+        prompts.write_text("".join(f"picture {number}\n" for number in range(count)))
+        workload = DiffusionWorkload(pixart, steps=2, prompts=prompts)
+        unseen = workload.unseen()
+        seen = [*workload._judged(), *(unseen._judged() if unseen else ())]
+        assert seen == list(range(judged + others))
+        assert workload.calibrates_apart() == (count - 1 not in seen)
+    assert DiffusionWorkload(pixart).calibrates_apart()
+    assert len(DiffusionWorkload(pixart).unseen()._judged()) == 4
 
 
 def test_bfloat16_keeps_the_numbers_of_steps(pixart: Path) -> None:
@@ -151,6 +213,8 @@ def test_the_command(pixart: Path, tmp_path: Path) -> None:
     assert json.loads(result.stdout)["height"] == 16
     assert "nobody looks at the pictures" in result.stderr
     assert CliRunner().invoke(command, [*words[:-1], str(tmp_path / "picture.tiff")]).exit_code == 2
+    with pytest.raises(WorkloadError, match="nothing can be written"):
+        CliRunner().invoke(command, [*words[:-1], "/proc/self/a.png"], catch_exceptions=False)
     with pytest.raises(TorchwrightError, match="multiples of 4"):
         CliRunner().invoke(command, [*words, "--size", "15x16"], catch_exceptions=False)
 

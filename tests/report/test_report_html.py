@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
+import itertools
 import re
+import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from typing import Any
 
@@ -287,6 +289,24 @@ def test_what_was_refused_is_one_line_that_opens() -> None:
     assert figures.waterfall(make_recipe(rungs=tuple(refused))).count("alpha") == 0
 
 
+@pytest.mark.parametrize("count", [6, 7])
+def test_many_steps_that_were_not_tried_do_not_stand_between_those_that_were(count: int) -> None:
+    names = [f"later{number}" for number in range(count)]
+    untried = [make_rung("untried", step=Step(name=name), reason=f"no time for {name}") for name in names]
+    recipe = make_recipe(rungs=(make_rung(), *untried), command="torchwright optimize model")
+    text, drawn = render(recipe), figures.waterfall(recipe)
+    page = Page(text)
+    assert all(f"no time for {name}" in page.text for name in names)
+    assert f"Untried for lack of time: {', '.join(names)}. To go on" in page.text
+    numbers = re.findall(r'class="index">(\d+)</span><span>', text)
+    if count == 7:
+        assert "<summary>7 untried</summary>" in text
+        assert (len(numbers), "later" in drawn) == (1, False)
+    else:
+        assert "<summary>" not in text[: text.index("Reproduce it")]
+        assert (len(numbers), "later" in drawn) == (7, True)
+
+
 def test_a_step_that_was_removed_has_no_part_in_the_total() -> None:
     removed = make_rung("removed", speedup=make_interval(1.4), total_speedup=make_interval(52.69))
     assert "52.69x" not in Page(render(make_recipe(rungs=(make_rung(), removed)))).text
@@ -326,6 +346,22 @@ def test_roofline_needs_a_ceiling(device: dict[str, Any]) -> None:
     )
     assert (figures.roofline(recipe) is None) == (len(device) == 2)
     Page(render(recipe))
+
+
+def test_calls_at_one_place_of_the_roofline_have_labels_apart() -> None:
+    point = make_roofline()[-1]
+    points = tuple(dataclasses.replace(point, case=name) for name in ("encode", "decode", "write"))
+    drawn = figures.roofline(make_recipe(roofline=points))
+    assert drawn is not None
+    heights = [
+        float(
+            element.get("y") or re.findall(r"translate\(\S+[ ,](\S+?)\)", element.get("transform") or "")[0]
+        )
+        for element in ET.fromstring(drawn).iter()
+        if element.tag.endswith("text") and re.match("(encode|decode|write) ", element.text or "")
+    ]
+    assert len(heights) == 3
+    assert min(abs(a - b) for a, b in itertools.combinations(heights, 2)) > 8
 
 
 def test_what_the_speed_up_is_of() -> None:

@@ -85,6 +85,18 @@ def test_what_was_refused_is_one_line_until_it_is_asked_for(width: int) -> None:
     assert max(cell_len(line) for line in text.splitlines()) <= width
 
 
+def test_many_steps_that_were_not_tried_are_counted() -> None:
+    untried = tuple(
+        make_rung("untried", step=Step(name=f"later{number}"), reason="0 s were left") for number in range(7)
+    )
+    recipe = make_recipe(rungs=(*REFUSED, make_rung(), *untried), command="torchwright optimize model")
+    text = shown(recipe, 110, artifact="out")
+    assert "2 refused: alpha, beta; 7 untried (why: torchwright report out --all)" in words(text)
+    assert text.count("later3") == 1, "once, where it says how to go on"
+    assert "0 s were left" not in text
+    assert words(shown(recipe, 110, artifact="out", every=True)).count("untried: 0 s were left") == 7
+
+
 def test_a_step_that_was_removed_has_no_part_in_the_total() -> None:
     removed = make_rung("removed", speedup=make_interval(1.4), total_speedup=make_interval(52.69))
     assert "52.69x" not in shown(make_recipe(rungs=(removed, make_rung())))

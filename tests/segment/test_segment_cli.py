@@ -79,6 +79,8 @@ def test_several_pictures_and_one_of_them_bad(
         (["--everything", "--point", "3,3"], "asks for no --point"),
         (["--point", "3,3", "--grid", "4"], "--grid is for --everything"),
         (["--point", "300,3"], "beside the picture"),
+        (["--point", "nan,3"], "2 finite numbers"),
+        (["--box", "50,50,5,5"], "a box is empty"),
     ],
 )
 def test_bad_words(
@@ -87,6 +89,19 @@ def test_bad_words(
     assert main(["segment", str(cat), "--model", model, "-o", str(tmp_path / "out"), *words]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("out", ["file/below", "/proc/none"])
+def test_a_place_where_nothing_can_be_written(
+    cat: Path, tmp_path: Path, out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told before the model is opened: it is not there."""
+    (tmp_path / "file").write_text("keep me")
+    assert (
+        main(["segment", str(cat), "--model", "no/model", "-o", str(tmp_path / out), "--point", "3,3"]) == 2
+    )
+    assert "nothing can be written" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "keep me"
 
 
 def test_a_folder_of_something_else_is_left_alone(

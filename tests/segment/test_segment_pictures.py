@@ -77,6 +77,9 @@ def test_what_is_no_picture_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_picture(tmp_path / "nothing.png")
     with pytest.raises(PictureError, match="is no file"):
         read_picture(tmp_path)
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    with pytest.raises(PictureError, match=r"loop.png cannot be read.*symbolic links"):
+        read_picture(tmp_path / "loop.png")
     monkeypatch.setattr(reading, "MOST_BYTES", 100)
     with pytest.raises(PictureError, match="100 bytes"):
         read_picture(whole)

@@ -269,6 +269,10 @@ def hear(message: Transcribe) -> list[FromEngine]:
     return [*found, Heard(id=message.id, window=None)]
 
 
+LONG = 1000
+"""Characters beyond which the picture of a prompt has a notice."""
+
+
 def paint(message: Paint) -> list[FromEngine]:
     """A picture of one color, which tells its seed; its first step alone where the prompt is `NEVER`."""
     if message.prompt == DIES:
@@ -282,7 +286,13 @@ def paint(message: Paint) -> list[FromEngine]:
     pixels = color * (height * width)
     return [
         Painted(id=message.id, done=1),
-        Painted(id=message.id, done=message.steps, pixels=pixels, size=(height, width)),
+        Painted(
+            id=message.id,
+            done=message.steps,
+            pixels=pixels,
+            size=(height, width),
+            notices=["left out"] if len(message.prompt) > LONG else [],
+        ),
     ]
 
 

@@ -94,6 +94,14 @@ def test_what_no_picture_is_made_of(served, wrong, text):
     assert served.idle
 
 
+def test_the_end_of_a_long_prompt_is_told(served):
+    served.submit(asked("long", "a red dog " * 150))
+    served.submit(asked("short"))
+    last = {one.id: one for one in run(served) if isinstance(one, Painted) and one.pixels is not None}
+    assert "left out" in last["long"].notices[0]
+    assert last["short"].notices == []
+
+
 def test_the_queue_is_bounded_and_forgets(served):
     assert [served.submit(asked(str(i))) for i in range(3)] == [None] * 3
     assert isinstance(served.submit(asked("3")), RequestRefused)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from http_support import DIES, MODEL, NEVER, Running, serving, wait_until
+from http_support import DIES, LONG, MODEL, NEVER, Running, serving, wait_until
 
 Image = pytest.importorskip("PIL.Image", reason="pictures are written with Pillow")
 
@@ -56,6 +56,11 @@ def test_several_have_seeds_that_follow(http):
     assert [item["seed"] for item in found] == [254, 255, 256]
     assert [opened(item).getpixel((0, 0))[0] for item in found] == [254, 255, 0]
     assert opened(found[0]).size == (24, 16)  # the model's own
+
+
+def test_what_was_left_out_of_a_prompt_is_told(http):
+    assert http.post(PATH, json={"prompt": "a " * LONG}).json()["notices"] == ["left out"]
+    assert "notices" not in http.post(PATH, json={"prompt": "a"}).json()
 
 
 def test_seeds_are_drawn(http):

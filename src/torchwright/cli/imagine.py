@@ -11,7 +11,7 @@ import click
 
 from torchwright.cli.options import json_option, quiet_option, trust_option
 from torchwright.cli.printing import print_json
-from torchwright.process.files import replacing
+from torchwright.process.files import check_writable, replacing
 from torchwright.process.interrupts import importing
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def command(
         raise click.UsageError(f"-o {out}: pictures are written as .png.")
     if not out.parent.is_dir():
         raise click.UsageError(f"-o {out}: there is no folder {out.parent}.")
+    check_writable(out.parent)
     with importing():
         from torchwright.answer import open_diffuser
         from torchwright.diffusion.picture import check_pictures
@@ -109,6 +110,8 @@ def command(
         if not quiet and sys.stderr.isatty():
             click.echo(err=True)
     seconds = time.monotonic() - begun
+    for notice in drawn.notices if not quiet else ():
+        click.echo(f"{model}: {notice}", err=True)
     _write(out, drawn.frames_FHW3)
     height, width, _ = drawn.pixels_HW3.shape
     if as_json:
@@ -121,6 +124,7 @@ def command(
                 "seed": seed,
                 "steps": steps,
                 "seconds": seconds,
+                "notices": drawn.notices,
             }
         )
     elif not quiet:

@@ -14,6 +14,7 @@ import click
 from torchwright.cli.options import json_option, quiet_option, trust_option
 from torchwright.cli.printing import print_json
 from torchwright.errors import TorchwrightError
+from torchwright.process.files import check_writable
 from torchwright.process.interrupts import importing
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def command(
     prompts = {"points": points, "outside": outside, "boxes": boxes}
     asked = _asked(prompts, everything, {"grid": grid, "batch": batch})
     targets = _targets(pictures, out)
+    check_writable(out)
     segmenter = _opened(model, dtype, trust=trust)
     _check_fits(segmenter, everything, asked)
     rows, failed = [], False

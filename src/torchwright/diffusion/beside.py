@@ -14,13 +14,22 @@ STRONGER = 4
 """So many times is the difference shown: what a budget allows is hard to see."""
 
 
-def pictures_beside(titles: Sequence[str], before_N3HW: torch.Tensor, after_N3HW: torch.Tensor) -> list[Row]:
-    """A row for each pair of pictures from 0 to 1, those that look most different first."""
+def pictures_beside(
+    titles: Sequence[str], before_N3HW: torch.Tensor, after_N3HW: torch.Tensor, *, frames: int = 1
+) -> list[Row]:
+    """A row for each pair of pictures from 0 to 1, those that look most different first.
+
+    Of films, whose `frames` stand below one another, the frame is shown in which most of the pixels changed.
+    """
     metric, losses = losses_of(before_N3HW, after_N3HW)
     rows: list[tuple[float, Row]] = []
     for title, before, after, loss in zip(titles, before_N3HW, after_N3HW, losses, strict=True):
         far = (after - before).abs()
         said = f"loss by {metric} {loss:.4f}, pixels {float(far.mean()):.4f} apart on the mean of 0 to 1"
+        if frames > 1:
+            worst = int(torch.stack([part.mean() for part in far.chunk(frames, 1)]).argmax())
+            title = f"{title}, frame {worst + 1} of {frames}"
+            before, after, far = (each.chunk(frames, 1)[worst] for each in (before, after, far))
         shown = {
             "original": pixels(before),
             "optimized": pixels(after),

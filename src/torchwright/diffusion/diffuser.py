@@ -17,6 +17,7 @@ from torchwright.diffusion.folder import READERS, PipelineFolder
 from torchwright.diffusion.limits import LONGEST_PROMPT, MOST_PIXELS, MOST_SEED, MOST_STEPS, STEPS
 from torchwright.diffusion.parts import Ask, find_class, stand_ins
 from torchwright.diffusion.sampling import Plan, Steps
+from torchwright.diffusion.truncation import cut_prompts
 from torchwright.errors import ModelError, WorkloadError, first_line
 from torchwright.workloads.huggingface import quiet_transformers
 
@@ -35,6 +36,8 @@ class Drawn:
     frames_FHW3: np.ndarray
     picture_3HW: torch.Tensor
     latents: torch.Tensor
+    notices: tuple[str, ...] = ()
+    """What was left out of the prompt."""
 
     @property
     def pixels_HW3(self) -> np.ndarray:
@@ -101,6 +104,10 @@ class Diffuser:
         """Raises `ImagineError` for what no picture is made of."""
         height, width = size
         multiple = self.multiple
+        if not isinstance(prompt, str) or not _is_text(prompt):
+            raise ImagineError(
+                "the prompt is no text", found=ascii(prompt)[:80], allowed="one text of Unicode"
+            )
         if len(prompt) > LONGEST_PROMPT:
             raise ImagineError(f"a prompt of {len(prompt):,} characters", allowed=f"{LONGEST_PROMPT:,}")
         if not 0 <= seed <= MOST_SEED:
@@ -152,7 +159,7 @@ class Diffuser:
         )
         film = {"num_frames": frames} if self.folder.family.video else {}
         try:
-            with torch.no_grad(), self._previewing(preview):
+            with torch.no_grad(), self._previewing(preview), cut_prompts(self.pipe) as notices:
                 made = self.pipe(
                     prompt,
                     height=height,
@@ -163,9 +170,20 @@ class Diffuser:
                     **film,
                     **self._taken(),
                 )
+        except ImagineError:
+            raise
         except ValueError as error:  # what a pipeline says of its arguments
             raise ImagineError(
                 f"{self.folder.pipeline} does not make this picture", found=first_line(error)
+            ) from error
+        except IndexError as error:
+            if steps > 1:
+                raise
+            # PixArt-alpha's single step is what distilled models take: the clean picture that a scheduler thinks of.
+            raise ImagineError(
+                f"{self.folder.pipeline} makes no picture in one step",
+                found=f"{type(self.pipe.scheduler).__name__}, which tells no clean picture of a step",
+                allowed="2 steps or more",
             ) from error
         assert self._latents is not None
         frames_F3HW = (made.frames[0] if self.folder.family.video else made.images).float().cpu()
@@ -173,6 +191,7 @@ class Diffuser:
             frames_FHW3=np.stack([pixels(frame) for frame in frames_F3HW]),
             picture_3HW=torch.cat(list(frames_F3HW), dim=1),
             latents=self._latents[0].cpu(),
+            notices=tuple(notices),
         )
 
     def _taken(self) -> dict[str, Any]:
@@ -213,6 +232,15 @@ class Diffuser:
             yield
         finally:
             del scheduler.step
+
+
+def _is_text(text: str) -> bool:
+    """Whether it can be written down: half of a surrogate pair cannot, as a shell gives for bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def pixels(picture_3HW: torch.Tensor) -> np.ndarray:

@@ -54,6 +54,12 @@ def build_parts(folder: PipelineFolder) -> Parts:
     parts = Parts(components).eval()
     for parameter in parts.parameters():
         parameter.requires_grad_(False)
+    for module in parts.modules():
+        for name, buffer in module._buffers.items():
+            if (
+                buffer is not None and buffer.dtype == torch.float64
+            ):  # CogVideoX's places, which its weights lack
+                module._buffers[name] = buffer.float()
     return parts
 
 

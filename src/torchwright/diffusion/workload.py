@@ -48,7 +48,9 @@ PROMPTS = (
     "a portrait of an old man",
     "a forest path in autumn",
     "a cup of coffee beside a book",
+    "a sailing boat on a lake, watercolour",
 )
+"""As many as judge, as many others, and the last, which judges nothing: layers and steps are chosen by it."""
 JUDGED = 4
 """Prompts that the search is judged by; what it chose is judged by as many others, where there are any."""
 GLANCED = 2
@@ -140,7 +142,7 @@ class DiffusionWorkload(Workload):
     def _calls(self) -> list[Case]:
         size = (self.height, self.width)
         return calls_of(
-            self.opened, self.texts[0], steps=self.steps, size=size, frames=self.frames, plan=self.plan
+            self.opened, self.texts[-1], steps=self.steps, size=size, frames=self.frames, plan=self.plan
         )
 
     def cases(self, dtype: torch.dtype) -> list[Case]:
@@ -194,14 +196,18 @@ class DiffusionWorkload(Workload):
             [f"{self.texts[i]}, seed {i}" for i in self._judged()],
             reference["pictures"],
             candidate["pictures"],
+            frames=self.frames,
         )
 
     def _judged(self) -> range:
         """The numbers of the prompts that are drawn, which are their seeds."""
         return self.sample or range(min(JUDGED, len(self.texts)))
 
+    def calibrates_apart(self) -> bool:
+        return len(self.texts) > JUDGED
+
     def unseen(self) -> Self | None:
-        return self.judged_after(JUDGED, len(self.texts))
+        return self.judged_after(JUDGED, len(self.texts) - 1)
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
         return alike(reference, candidate)

@@ -40,7 +40,7 @@ class _Row:
 def waterfall(recipe: Recipe, *, width: int = WIDE) -> Markup:
     """From the original's time to the final one: a bar for each step, kept ones solid, others in outline.
 
-    Steps that were refused are left out where they are several. Below 600 pixels of `width` the labels stand above
+    Steps that did not run are left out where they are several. Below 600 pixels of `width` the labels stand above
     the bars instead of beside them.
     """
     rows = _waterfall_rows(recipe)
@@ -224,15 +224,16 @@ def _draw_cases(plate: d.Plate, points: list[RooflinePoint]) -> None:
     cases: dict[str, dict[str, RooflinePoint]] = {}
     for point in points:
         cases.setdefault(point.case, {})[point.stage] = point
-    for shape, (name, ends) in zip(cycle("osD^vPX"), cases.items(), strict=False):
+    lasts = [ends.get("final") or ends["original"] for ends in cases.values()]
+    lifts = plate.lifts([_spot(last) for last in lasts], width=100)
+    for shape, (name, ends), last, lift in zip(cycle("osD^vPX"), cases.items(), lasts, lifts, strict=False):
         spots = [_spot(point) for point in ends.values()]
         plate.line([x for x, _ in spots], [y for _, y in spots], d.KEPT, width=1.2, order=4)
         for stage, point in ends.items():
             fill, edge = (d.KEPT, d.KEPT) if stage == "final" else (d.PAPER, d.ORIGINAL)
             plate.mark(*_spot(point), shape, fill, edge)
-        last = ends.get("final") or ends["original"]
         words = f"{wording.elide(name, 14)} {last.percent_of_bound:.0f}%"
-        plate.label(*_spot(last), words, d.INK, right=8, up=5)
+        plate.label(*_spot(last), words, d.INK, right=8, up=5 + lift)
 
 
 def cases(recipe: Recipe) -> Markup | None:

@@ -13,6 +13,8 @@ from torchwright.report import wording
 
 WORST_SAID = 3
 """Layers that a sentence names."""
+UNTRIED_ROWS = 6
+"""Untried steps with a row of their own: more would stand between the ones that ran."""
 OWN_MODULE = "the recipe on the caller's model"
 """`Recipe.runs_as` of what holds no model."""
 
@@ -197,14 +199,20 @@ def stages(recipe: Recipe) -> list[WaterfallStage]:
 
 
 def folded(recipe: Recipe) -> list[Rung]:
-    """The rows that could not run or pay, where they are several: one line tells of all of them."""
-    refused = [rung for rung in recipe.rungs if rung.status == "refused"]
-    return refused if len(refused) > 1 else []
+    """The rows that did not run, where they are several: one line tells of all of them."""
+    refused, untried = (
+        [rung for rung in recipe.rungs if rung.status == status] for status in ("refused", "untried")
+    )
+    return [*(refused if len(refused) > 1 else []), *(untried if len(untried) > UNTRIED_ROWS else [])]
 
 
 def fold(rungs: Sequence[Rung]) -> str:
-    """That line: how many, and which."""
-    return wording.clean(f"{len(rungs)} refused: {', '.join(str(rung.step) for rung in rungs)}")
+    """That line: how many, and which; of what was left untried `more` has the names."""
+    refused = [str(rung.step) for rung in rungs if rung.status == "refused"]
+    told = [f"{len(refused)} refused: {', '.join(refused)}"] if refused else []
+    if len(refused) < len(rungs):
+        told.append(f"{len(rungs) - len(refused)} untried")
+    return wording.clean("; ".join(told))
 
 
 def kept(recipe: Recipe) -> list[Rung]:

@@ -75,9 +75,17 @@ def _read_file(path: Path) -> np.ndarray:
         raise PictureError(f"there is no file {path}") from error
     except PictureError:
         raise
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, ZeroDivisionError) as error:
+    except OSError as error:
+        if error.errno is None:  # Pillow's own
+            raise _damaged(path.name, error) from error
+        raise PictureError(f"{path} cannot be read", found=error.strerror) from error
+    except (SyntaxError, ValueError, EOFError, IndexError, ZeroDivisionError) as error:
         # What Pillow's readers raise of files that are damaged.
-        raise PictureError(f"{path.name} is damaged or cut short", found=str(error)) from error
+        raise _damaged(path.name, error) from error
+
+
+def _damaged(name: str, error: Exception) -> PictureError:
+    return PictureError(f"{name} is damaged or cut short", found=str(error))
 
 
 def _rgb(name: str, image: Any) -> np.ndarray:

@@ -70,7 +70,7 @@ def prompts_of(
 def _numbers(what: str, values: Sequence[float], count: int) -> Any:
     numbers = tuple(float(value) for value in values)
     if len(numbers) != count or not np.isfinite(numbers).all():
-        raise WorkloadError(f"{what} has {count} numbers", found=", ".join(map(str, values)))
+        raise WorkloadError(f"{what} has {count} finite numbers", found=", ".join(map(str, values)))
     return numbers
 
 

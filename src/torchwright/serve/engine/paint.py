@@ -97,7 +97,15 @@ class ServedDiffuser:
         finally:
             self._current = None
         height, width, _ = drawn.pixels_HW3.shape
-        send(Painted(id=asked.id, done=asked.steps, pixels=drawn.pixels_HW3.tobytes(), size=(height, width)))
+        send(
+            Painted(
+                id=asked.id,
+                done=asked.steps,
+                pixels=drawn.pixels_HW3.tobytes(),
+                size=(height, width),
+                notices=list(drawn.notices),
+            )
+        )
 
 
 class _Unwanted(Exception):

@@ -39,6 +39,7 @@ async def images(service: Service, request: Request) -> Response:
             "data": [{"b64_json": file, "seed": seed} for file, seed in zip(files, seeds, strict=True)],
             "output_format": body.output_format,
             "size": f"{width}x{height}",
+            **({"notices": notices} if (notices := pictures[0].notices) else {}),
         }
     )
 

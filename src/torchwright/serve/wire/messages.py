@@ -267,6 +267,8 @@ class Painted(msgspec.Struct, frozen=True, kw_only=True, tag="painted"):
     """(height, width, 3) in uint8, with the last step."""
     size: tuple[int, int] = (0, 0)
     """(height, width) of the pixels."""
+    notices: list[str] = []
+    """What was left out of the prompt, with the last step."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
