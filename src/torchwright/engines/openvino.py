@@ -19,7 +19,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from torchwright.engines.converted import Converted, Infer
-from torchwright.engines.program import ignore_library_logs
+from torchwright.engines.program import quiet_libraries
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec
 from torchwright.engines.takes import tensors_of
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
@@ -63,7 +63,7 @@ class OpenVino(Converted):
             raise RefusedTechnique(
                 f"OpenVINO has no {precision} arithmetic on this processor", found=", ".join(able)
             )
-        with ignore_library_logs():
+        with quiet_libraries():
             decoder = _decoder(program)
             model = _in_order(ov.convert_model(decoder), decoder, spec)
             if precision == "int8":

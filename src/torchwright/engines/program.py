@@ -14,6 +14,7 @@ import contextlib
 import copy
 import importlib
 import inspect
+import io
 import json
 import logging
 import math
@@ -263,12 +264,13 @@ def ignore_library_warnings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ignore_library_logs() -> Iterator[None]:
-    """Converters and quantizers log what they do, and warn of it: nobody can mend that either."""
+def quiet_libraries() -> Iterator[None]:
+    """Converters and quantizers log and print what they do, and warn of it: nobody can mend that either."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        yield
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         logging.disable(before)
 

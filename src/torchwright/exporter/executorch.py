@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from torchwright.engines.program import ignore_library_logs, ignore_library_warnings
+from torchwright.engines.program import ignore_library_warnings, quiet_libraries
 from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
 from torchwright.exporter.base import Delegate, ExportTarget, Run, Written
 from torchwright.exporter.executorch_delegates import DELEGATES, FIRST, Lowering
@@ -109,7 +108,7 @@ class ExecuTorch(ExportTarget):
 
     @classmethod
     def settings(cls, folder: Path) -> dict[str, Any]:
-        with ignore_library_warnings(), _quiet():
+        with ignore_library_warnings(), quiet_libraries():
             return contents(folder / MODEL)
 
 
@@ -121,7 +120,7 @@ def _convert(subject: Subject, precision: str, folder: Path, allowed: float) -> 
     if precision != "int8":
         return _lower(graph.program, {}, folder, lowering)
     assert lowering.quantizer is not None
-    with ignore_library_warnings(), _quiet(), _refusing():
+    with ignore_library_warnings(), quiet_libraries(), _refusing():
         quantizer = lowering.quantizer()
         program, parting = quantized(graph.program, graph.spec, subject.target, quantizer, allowed)
     return replace(_lower(program, {}, folder, lowering), parting=str(parting or ""))
@@ -129,7 +128,7 @@ def _convert(subject: Subject, precision: str, folder: Path, allowed: float) -> 
 
 def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path, lowering: Lowering) -> Written:
     """Write the program, delegated as far as the delegate goes; `methods` give constants."""
-    with ignore_library_warnings(), _quiet(), _refusing():
+    with ignore_library_warnings(), quiet_libraries(), _refusing():
         from executorch.devtools.backend_debug import get_delegation_info
         from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 
@@ -208,14 +207,3 @@ def _refusing() -> Iterator[None]:
 
 def _minor(full: str) -> str:
     return ".".join(full.split(".")[:2])
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """ExecuTorch logs what each of its passes does; Core ML's converter and Vela print it."""
-    with (
-        ignore_library_logs(),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        yield

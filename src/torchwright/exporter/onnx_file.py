@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchwright.engines.converted import Converted
 from torchwright.engines.onnxruntime import OnnxRuntime
-from torchwright.engines.program import ignore_library_logs
+from torchwright.engines.program import quiet_libraries
 from torchwright.engines.takes import tensors_of
 from torchwright.errors import RefusedTechnique, first_line
 from torchwright.exporter.base import PROFILED, Values, Written
@@ -144,7 +144,7 @@ def _quantize(file: Path, calls: Sequence[Case]) -> None:
     whole = file.with_suffix(".float32")
     file.rename(whole)
     try:
-        with ignore_library_logs():
+        with quiet_libraries():
             quantize_static(whole, file, Calls(), quant_format=QuantFormat.QDQ, per_channel=True)
     except (OSError, KeyboardInterrupt):
         raise
