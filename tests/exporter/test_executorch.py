@@ -57,16 +57,13 @@ def test_a_gru_takes_other_numbers_of_rows(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
             return super().forward(x)[0]
 
-    made = export(
-        Outputs(8, 16, batch_first=True).eval(),
-        torch.randn(4, 3, 8),
-        to="executorch",
-        max_batch=9,
-        out=tmp_path / "out",
-    )
+    model, x = Outputs(8, 16, batch_first=True).eval(), torch.randn(4, 3, 8)
+    made = export(model, x, to="executorch", max_batch=9, out=tmp_path / "out")
     assert made.report["verdict"] == "holds"
     right = [(row["sizes"], row["outcome"]) for row in made.report["calls"]]
     assert [list(sizes.values()) for sizes, outcome in right if outcome == "right"][:3] == [[4], [1], [9]]
+    with pytest.raises(RefusedTechnique, match=r"8 bits change nothing.*aten\.gru"):  # it was float32 before
+        export(model, x, to="executorch", precision="int8", out=tmp_path / "int8")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from torchwright.errors import WorkloadError
+from torchwright.errors import RefusedTechnique, WorkloadError
 from torchwright.exporter.calibration import calibrating
 from torchwright.exporter.locate import Parting
 from torchwright.exporter.reference import free_dims, line_of, module_of, node_values, operator_of
@@ -42,6 +42,16 @@ def quantized(
         flat = pytree.tree_leaves((cases[0].args, cases[0].kwargs))
         exact = _by_name(node_values(prepared, flat))
         converted = convert_pt2e(prepared)
+        if not any("quantize_per" in str(node.target) for node in converted.graph.nodes):
+            raise RefusedTechnique(
+                "8 bits change nothing of this model: the delegate's quantizer knows none of its operators",
+                found=", ".join(
+                    sorted(
+                        {operator_of(node) for node in converted.graph.nodes if node.op == "call_function"}
+                    )
+                ),
+                next="leave the precision out for float32",
+            )
         parting = _first(exact, node_values(converted, flat), allowed)
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, example)
         made = torch.export.export(
