@@ -1,6 +1,7 @@
 """What settings of threads, allocator and bfloat16 gain a speech model here, each alone over the same base.
 
-    python benchmarks/speech_settings.py [MODEL] [--on STEP …] [--only ROW …] [--tokens 64] [--rounds 7] [--json FILE]
+    python benchmarks/speech_settings.py [MODEL] [--on STEP …] [--only ROW …] [--tokens 64] [--rounds 7]
+        [--loss] [--json FILE]
 
 The settings of Arm's post on Whisper, as Torchwright's techniques where it has one and as the environment variable
 itself where it has none: oneDNN's bf16 mode, huge pages, other allocators, threads, threads that stay on their core, a
@@ -69,6 +70,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--loss", action="store_true", help="of the metric, too, which takes eight windows a row"
+    )
     parser.add_argument("--json", metavar="FILE")
     asked = parser.parse_args()
     turns.print_machine()
@@ -84,9 +88,8 @@ def main() -> int:
             deadline=time.monotonic() + 3600,
         )
         with context:
-            live, rows = start(
-                context, tuple(asked.on), [BASE, *(name for name in asked.only if name != BASE)]
-            )
+            names = [BASE, *(name for name in asked.only if name != BASE)]
+            live, rows = start(context, tuple(asked.on), names, loss=asked.loss)
             for _, order in zip(range(asked.rounds), turns.orders(list(live.values())), strict=False):
                 for candidate in order:
                     candidate.turn()
@@ -97,9 +100,9 @@ def main() -> int:
 
 
 def start(
-    context: Context, below: tuple[Step, ...], names: list[str]
+    context: Context, below: tuple[Step, ...], names: list[str], *, loss: bool
 ) -> tuple[dict[str, Candidate], list[dict[str, Any]]]:
-    """Those that run here, warm, with the metric taken; a row for each of the others."""
+    """Those that run here, warm; a row for each of the others."""
     live: dict[str, Candidate] = {}
     refused: list[dict[str, Any]] = []
     reference: Any = None
@@ -109,9 +112,11 @@ def start(
         try:
             steps = in_order([*below, *map(parse_step, over)])
             candidate = start_candidate(context, steps, variables)
-            reference = candidate.process.ask("observe") if reference is None else reference
-            candidate.settle(reference)
+            if loss:
+                reference = candidate.process.ask("observe") if reference is None else reference
+                candidate.quality = candidate.process.ask("compare", reference=reference)
             candidate.process.ask("time")
+            candidate.memory = candidate.process.ask("memory").peak
         except (TorchwrightError, TrialFailed) as error:
             if name == BASE:
                 raise
@@ -133,14 +138,13 @@ def measured(live: dict[str, Candidate]) -> list[dict[str, Any]]:
             )
             gain = paired_speedup(before, after)
             gains[call or "window"] = [gain.value, gain.low, gain.high]
-        assert candidate.quality
         rows.append(
             {
                 "row": name,
                 "seconds": candidate.measurement().seconds,
                 "gains": gains,
                 "memory": candidate.memory,
-                "drop": candidate.quality.drop,
+                "drop": candidate.quality.drop if candidate.quality else None,
             }
         )
     return rows
@@ -159,7 +163,7 @@ def show(rows: list[dict[str, Any]], asked: argparse.Namespace) -> None:
         gains = {call: "{:.2f}x [{:.2f}, {:.2f}]".format(*gain) for call, gain in row["gains"].items()}
         print(
             f"| {row['row']} | {row['seconds']:.3f} | {gains['window']} | {gains['encode']} | {gains['decode']} "
-            f"| {row['memory'] / 2**20:.0f} MiB | {row['drop']:.2%} |"
+            f"| {row['memory'] / 2**20:.0f} MiB | {'-' if row['drop'] is None else format(row['drop'], '.2%')} |"
         )
 
 
