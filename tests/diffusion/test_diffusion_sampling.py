@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from torchwright.diffusion.folder import open_pipeline
+from torchwright.diffusion.parts import build_parts
 from torchwright.diffusion.sampling import Plan, Steps, steps_to_reuse
 from torchwright.diffusion.score import alike, ms_ssim
 from torchwright.errors import ArtifactError, ModelError, TorchwrightError, WorkloadError
@@ -186,9 +187,9 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path, entries: dict[s
 
 def test_weights_in_pickles_are_not_opened(tmp_path: Path) -> None:
     found = folder(tmp_path)
-    (found / "vae" / "model.safetensors").rename(found / "vae" / "model.bin")
-    with pytest.raises(ModelError, match=r"no \*\.safetensors"):
-        open_pipeline(found)
+    (found / "transformer" / "model.safetensors").rename(found / "transformer" / "model.bin")
+    with pytest.raises(ModelError, match=r"transformer has no \*\.safetensors"):
+        build_parts(open_pipeline(found))  # an artifact's folder has none, where a package holds them
 
 
 def test_a_folder_without_an_index_is_refused(tmp_path: Path) -> None:

@@ -37,6 +37,54 @@ def test_a_pipeline_is_optimized_and_draws(pixart: Path, tmp_path: Path) -> None
     assert "times as strong" in page or not recipe.steps
 
 
+@pytest.mark.slow
+def test_a_pipeline_that_was_compiled_ahead_of_time_draws(pixart: Path, tmp_path: Path) -> None:
+    """Its package holds the weights, and the artifact's folder none: it could not be opened at all."""
+    import torchwright as tw
+    from torchwright.diffusion.workload import DiffusionWorkload
+    from torchwright.facts import Step
+    from torchwright.search.optimize import optimize
+    from torchwright.search.state import Request
+
+    request = Request(
+        workload=DiffusionWorkload(pixart, steps=3),
+        budget=Budget(max_drop=1.0, time_seconds=600.0),
+        device="cpu",
+        wanted=[Step(name="compile")],
+        only=True,
+    )
+    recipe = optimize(request, tmp_path / "out", lambda event: None)
+    assert not any("is not to be had" in note for note in recipe.notes)
+    assert not any(recipe.steps and (tmp_path / "out" / "model").rglob("*.safetensors"))
+    drawn = tw.load(tmp_path / "out").model.draw("a red dog", seed=1, steps=3)
+    assert drawn.pixels_HW3.shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize(
+    ("steps", "size", "texts", "judged"),
+    [
+        (20, "64x64", 40, 16),
+        (20, "64x64", 21, 10),
+        (20, "128x128", 40, 6),
+        (20, "512x512", 40, 4),
+        (2, None, 3, 3),
+    ],
+)
+def test_small_pictures_are_judged_by_more_of_them(
+    pixart: Path, tmp_path: Path, steps: int, size: str | None, texts: int, judged: int
+) -> None:
+    """Of four pictures of 64x64 a search kept steps that cost others more than the budget."""
+    from torchwright.diffusion.workload import DiffusionWorkload
+
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"the number {n}\n" for n in range(texts)))
+    workload = DiffusionWorkload(pixart, steps=steps, size=size, prompts=prompts)
+    assert workload._judged() == range(judged)  # pyright: ignore[reportPrivateUsage]
+    unseen = workload.unseen()
+    others = range(judged, min(2 * judged, texts - 1))
+    assert unseen is None if len(others) < 2 else unseen is not None and unseen.sample == others
+
+
 def test_what_a_user_should_know_is_told_first(
     pixart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

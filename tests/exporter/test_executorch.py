@@ -50,6 +50,27 @@ def test_a_convolution_takes_the_largest_number_of_rows(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_installed")
+def test_a_gru_takes_other_numbers_of_rows(tmp_path: Path) -> None:
+    """Its gates are split from tensors whose first size is free, which ExecuTorch's own checks had frozen."""
+
+    class Outputs(nn.GRU):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return super().forward(x)[0]
+
+    made = export(
+        Outputs(8, 16, batch_first=True).eval(),
+        torch.randn(4, 3, 8),
+        to="executorch",
+        max_batch=9,
+        out=tmp_path / "out",
+    )
+    assert made.report["verdict"] == "holds"
+    right = [(row["sizes"], row["outcome"]) for row in made.report["calls"]]
+    assert [list(sizes.values()) for sizes, outcome in right if outcome == "right"][:3] == [[4], [1], [9]]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize(("precision", "allowed"), [("fp32", 1e-4), ("8da4w", 0.3)])
 def test_the_bundled_model_continues_through_its_cache(
     precision: str, allowed: float, tmp_path: Path

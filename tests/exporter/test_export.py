@@ -57,6 +57,18 @@ def subject(model: nn.Module | None = None, inputs: Any = None, most: int | None
     return make_subject(ModuleWorkload(*made), most=most)
 
 
+def test_memory_is_planned_for_the_example_at_least() -> None:
+    """An example of 256 rows was refused by its own package, planned for 16."""
+    model, _ = small()
+    for rows, most, largest in ((3, None, 16), (40, None, 40), (40, 8, 8)):
+        made = make_subject(ModuleWorkload(model, (torch.randn(rows, 4, 16),)), most=most, ahead=True)
+        assert [high for _, high in made.graph.spec.sizes.values()] == [largest]
+        assert next(call.sizes for call in calls_of(made)) == {"s77": min(rows, largest)}
+    made = make_subject(ModuleWorkload(model, (torch.randn(3, 4, 16),)), most=1, ahead=True)
+    assert made.graph.frozen == "one row was asked for"
+    assert calls_of(made)[0].outputs[0].shape[0] == 1
+
+
 GRAPHS = [name for name, cls in exports if issubclass(cls, GraphTarget)]
 SLOW = {"aoti", "executorch", "litert"}
 """Compiles C++; takes a quarter of a minute to import and lower, or half a one."""

@@ -41,12 +41,22 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Subject, Path]:
 
 def flipped(model: Any, keys: dict[str, str]) -> None:
     """The sign of a weight of the second block."""
-    import numpy as np
-
-    weight = tensor(model, keys["linear_2"], (32, 16))
-    values = np.frombuffer(bytes(model.buffers[weight.buffer].data), np.float32).copy()
+    weight = constants(model, keys["linear_2"], (32, 16))[0]
+    values = numbers(model, weight)
     values[:128] *= -1
-    model.buffers[weight.buffer].data = list(values.tobytes())
+    write(model, weight, values)
+
+
+def halved(model: Any, keys: dict[str, str]) -> None:
+    """The scale of the batch norm."""
+    scale = constants(model, keys["batch_norm"], (1, 3, 1))[0]
+    write(model, scale, numbers(model, scale) / 2)
+
+
+def stale(model: Any, keys: dict[str, str]) -> None:
+    """What the batch norm adds, of another training."""
+    shift = constants(model, keys["batch_norm"], (1, 3, 1))[1]
+    write(model, shift, numbers(model, shift) + 1)
 
 
 def replaced(model: Any, keys: dict[str, str]) -> None:
@@ -64,20 +74,32 @@ def replaced(model: Any, keys: dict[str, str]) -> None:
     of_gelu[-1].builtinOptionsType, of_gelu[-1].builtinOptions = 0, None
 
 
-def tensor(model: Any, key: str, shape: tuple[int, ...]) -> Any:
+def constants(model: Any, key: str, shape: tuple[int, ...]) -> list[Any]:
+    """Tensors of an operator that have values in the file."""
     name = key.replace(".", ":")
-    found = [
+    return [
         one
         for one in model.subgraphs[0].tensors
         if name in one.name.decode()
         and tuple(one.shape) == shape
         and model.buffers[one.buffer].data is not None
     ]
-    return found[0]
+
+
+def numbers(model: Any, of: Any) -> Any:
+    import numpy as np
+
+    return np.frombuffer(bytes(model.buffers[of.buffer].data), np.float32).copy()
+
+
+def write(model: Any, of: Any, values: Any) -> None:
+    model.buffers[of.buffer].data = list(values.tobytes())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "layer"), [(flipped, "blocks.1.up"), (replaced, "blocks.1")])
+@pytest.mark.parametrize(
+    ("fault", "layer"), [(flipped, "blocks.1.up"), (halved, "norm"), (stale, "norm"), (replaced, "blocks.1")]
+)
 def test_the_layer_of_a_fault_in_a_file_is_named(
     fault: Callable[[Any, dict[str, str]], None], layer: str, made: tuple[Subject, Path], tmp_path: Path
 ) -> None:

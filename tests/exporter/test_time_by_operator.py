@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +14,12 @@ from export_faults import InProcess
 from torch import nn
 
 from torchwright.exporter import verify as verifier
-from torchwright.exporter.base import exports
+from torchwright.exporter.base import Written, exports
 from torchwright.exporter.export import export
 from torchwright.exporter.onnx_file import _by_kind  # pyright: ignore[reportPrivateUsage]
 
 LARGEST = {
+    "aoti": ("its own code",),
     "onnx": ("Gemm", "MatMul", "FusedMatMul", "FusedGemm"),
     "openvino": ("FullyConnected",),
     "pt2": ("aten::addmm",),
@@ -40,13 +45,85 @@ def test_each_operators_first_call_is_not_counted() -> None:
     def event(name: str, kind: str, time: int) -> dict[str, object]:
         return {"cat": "Node", "name": f"{name}_kernel_time", "args": {"op_name": kind}, "dur": time}
 
-    events = [event("a", "Gemm", 100), event("b", "Gemm", 50), event("a", "Gemm", 7), event("b", "Gemm", 2)]
+    calls = [
+        [event("a", "Gemm", 7 * n), event("b", "Gemm", 2 * n), event("c", "Tanh", n)] for n in (100, 1, 2)
+    ]
     other = {"cat": "Session", "name": "model_run", "dur": 900}
-    assert _by_kind([*events, event("c", "Tanh", 1), event("c", "Tanh", 4), other]) == {"Gemm": 9, "Tanh": 4}
+    assert _by_kind([*(event for call in calls for event in call), other]) == [
+        {"Gemm": 9, "Tanh": 1},
+        {"Gemm": 18, "Tanh": 2},
+    ]
 
 
 def test_a_runtime_that_counts_no_times_tells_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifier, "Runner", InProcess)
-    monkeypatch.setattr(exports.get("pt2"), "times", lambda *_: {})
+    monkeypatch.setattr(exports.get("pt2"), "times", lambda *_: [])
     made = export(nn.Linear(4, 4).eval(), torch.randn(2, 4), to="pt2", out=tmp_path / "out")
     assert "time by operator" not in made.report
+
+
+def test_what_no_delegate_took_stands_beside_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier, "Runner", InProcess)
+    took = {"aten.cumsum": 3e-3, "aten.mean": 1e-3}
+    monkeypatch.setattr(exports.get("pt2"), "convert", _taking(took))
+    made = export(nn.Linear(4, 4).eval(), torch.randn(2, 4), to="pt2", out=tmp_path / "out")
+    shares = made.report["time by operator"]
+    assert set(shares) <= {"aten.cumsum", "aten.mean", "delegates and all else"}
+    assert shares["aten.cumsum"] == pytest.approx(3 * shares["aten.mean"], abs=1e-3)
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-3)
+
+
+def _taking(seconds: dict[str, float]) -> Any:
+    real = exports.get("pt2").convert  # pyright: ignore[reportAttributeAccessIssue]
+
+    @classmethod
+    def convert(cls: type, *args: Any) -> Written:
+        return replace(real(*args), seconds=seconds)
+
+    return convert
+
+
+@pytest.mark.slow
+def test_operators_that_no_delegate_took_are_timed_one_by_one(tmp_path: Path) -> None:
+    if reason := exports.get("executorch").unavailable():
+        pytest.skip(reason)
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 512)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).cumsum(-1).cumsum(0).mean()
+
+    made = export(Sums().eval(), torch.randn(256, 8), to="executorch", out=tmp_path / "out")
+    shares = made.report["time by operator"]
+    assert shares["aten.cumsum"] > 0.3  # 262,144 sums, without vectors
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_call_that_others_kept_waiting_counts_no_more_than_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier, "Runner", InProcess)
+    calls = [{"a": 3.0, "b": 1.0}, {"a": 3.0, "b": 400.0}, {"a": 3.0, "b": 1.0, "c": 9.0}]
+    monkeypatch.setattr(exports.get("pt2"), "times", lambda *_: calls)
+    made = export(nn.Linear(4, 4).eval(), torch.randn(2, 4), to="pt2", out=tmp_path / "out")
+    assert made.report["time by operator"] == {"a": 0.75, "b": 0.25}
+
+
+def test_openvinos_means_are_taken_apart() -> None:
+    """They hold the first call's preparation: a linear layer of 90 us seemed to take 94% of a call."""
+    if reason := exports.get("openvino").unavailable():
+        pytest.skip(reason)
+    from torchwright.exporter.openvino_ir import _totals  # pyright: ignore[reportPrivateUsage]
+
+    def info(seconds: float, kind: str) -> Any:
+        return SimpleNamespace(node_type=kind, real_time=timedelta(seconds=seconds))
+
+    first = _totals([info(7.5, "Linear"), info(0.5, "Linear"), info(9.0, "Result")], 1)
+    second = _totals([info(3.8, "Linear"), info(0.3, "Linear"), info(9.0, "Result")], 2)
+    assert first == {"Linear": 8.0}
+    assert second["Linear"] - first["Linear"] == pytest.approx(0.2)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     "--max-batch",
     type=click.IntRange(min=1),
     metavar="N",
-    show_default="none; 16 where the runtime plans memory ahead",
+    show_default="none; 16, or the example's, where the runtime plans memory ahead",
     help="The largest number of rows.",
 )
 @click.option(

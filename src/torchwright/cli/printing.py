@@ -58,7 +58,9 @@ def _facts_table(facts: Mapping[str, Any]) -> Any:
 
     grid = Table.grid(padding=(0, 2))
     for key, value in facts.items():
-        label = Text(key.replace("_", " "), "cyan")
+        label = Text(
+            key.replace("_", " ") if key.isidentifier() else key, "cyan"
+        )  # aten::as_strided is a name
         if isinstance(value, Mapping):
             grid.add_row(label, _facts_table(value))
         elif isinstance(value, list | tuple) and value and all(isinstance(item, Mapping) for item in value):

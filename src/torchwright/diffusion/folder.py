@@ -131,6 +131,4 @@ def _component(path: Path, name: str, value: list[Any]) -> tuple[str, str]:
     part = path / name
     if not part.is_dir():
         raise ModelError(f"{path} lacks the component {name}", allowed=f"the folder {part}")
-    if name in MODELS and not any(part.glob("*.safetensors")):
-        raise ModelError(f"{part} has no *.safetensors", next="other files of weights are not opened")
     return library, cls

@@ -51,8 +51,10 @@ PROMPTS = (
     "a sailing boat on a lake, watercolour",
 )
 """As many as judge, as many others, and the last, which judges nothing: layers and steps are chosen by it."""
-JUDGED = 4
-"""Prompts that the search is judged by; what it chose is judged by as many others, where there are any."""
+JUDGED = (4, 16)
+"""Fewest and most prompts that the search is judged by; what it chose is judged by as many others, if there are any."""
+JUDGED_PIXELS = 2e6
+"""Of all steps of all pictures that are judged, beyond the fewest."""
 GLANCED = 2
 """Steps of a picture by which the effect of one layer is measured."""
 MOST_PROMPTS, MOST_PROMPT_BYTES = 1000, 2**20
@@ -201,13 +203,20 @@ class DiffusionWorkload(Workload):
 
     def _judged(self) -> range:
         """The numbers of the prompts that are drawn, which are their seeds."""
-        return self.sample or range(min(JUDGED, len(self.texts)))
+        return self.sample or range(min(self._most_judged, len(self.texts)))
+
+    @property
+    def _most_judged(self) -> int:
+        """So many as small pictures allow, and no more than leave as many that choose nothing."""
+        fewest, most = JUDGED
+        pixels = self.steps * self.height * self.width * self.frames
+        return max(fewest, min(most, int(JUDGED_PIXELS / pixels), (len(self.texts) - 1) // 2))
 
     def calibrates_apart(self) -> bool:
-        return len(self.texts) > JUDGED
+        return len(self.texts) > self._most_judged
 
     def unseen(self) -> Self | None:
-        return self.judged_after(JUDGED, len(self.texts) - 1)
+        return self.judged_after(self._most_judged, len(self.texts) - 1)
 
     def compare(self, reference: Any, candidate: Any) -> Quality:
         return alike(reference, candidate)

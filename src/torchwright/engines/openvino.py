@@ -8,10 +8,8 @@ is read from memory, so that it names no file; no extension is ever loaded.
 from __future__ import annotations
 
 import json
-import logging
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +19,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from torchwright.engines.converted import Converted, Infer
+from torchwright.engines.program import quiet_libraries
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec
 from torchwright.engines.takes import tensors_of
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
@@ -64,7 +63,7 @@ class OpenVino(Converted):
             raise RefusedTechnique(
                 f"OpenVINO has no {precision} arithmetic on this processor", found=", ".join(able)
             )
-        with _quiet():
+        with quiet_libraries():
             decoder = _decoder(program)
             model = _in_order(ov.convert_model(decoder), decoder, spec)
             if precision == "int8":
@@ -94,17 +93,6 @@ class OpenVino(Converted):
 
 
 # --------------------------------------------------------------------------------------------------- conversion
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """OpenVINO's decoder warns of operators that its table lacks, and NNCF of what it does; nobody can mend either."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _decoder(program: ExportedProgram) -> Any:

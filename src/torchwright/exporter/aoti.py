@@ -17,6 +17,7 @@ from torchwright.engines.package import Package
 from torchwright.engines.program import compile_program
 from torchwright.errors import RefusedTechnique, first_line
 from torchwright.exporter.base import GraphTarget, Run, Written
+from torchwright.exporter.pt2 import profiled
 from torchwright.exporter.sizes import widen
 from torchwright.measure.toolchain import compiler_fault
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 MODEL = "model.pt2"
 CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"
 """Has the compiled code refuse inputs of other types and sizes; without it they are undefined behaviour."""
+OWN = "its own code"
+"""Its kernels, and those of torch's that it calls without torch's dispatcher, such as matrix products."""
 VECTOR_BITS = {"x86-64-v3": 256}
 """Levels of x86-64 that code is made for, and the vectors that Inductor then writes in: AVX2 without AVX-512."""
 
@@ -83,6 +86,16 @@ class Aoti(GraphTarget):
     @classmethod
     def open(cls, folder: Path, spec: CallSpec, threads: int) -> Run:
         return _run(Package(folder / MODEL, spec))
+
+    @classmethod
+    def times(
+        cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int
+    ) -> list[dict[str, float]]:
+        run = cls.open(folder, spec, threads)
+        return [
+            called | {OWN: max(whole - sum(called.values()), 0.0)}
+            for called, whole in profiled(lambda: run(tensors))
+        ]
 
     @classmethod
     def reweighted(cls, folder: Path, spec: CallSpec, weights: dict[str, Tensor]) -> Run | None:

@@ -28,6 +28,9 @@ Run = Callable[[Sequence["Tensor"]], "list[Tensor]"]
 Values = dict[str, "Tensor"]
 """What operators within a graph have computed, by `key`: those that the format still knows."""
 
+PROFILED = 8
+"""Calls whose operators are timed, after one that is not."""
+
 exports: Registry[type[ExportTarget]] = Registry(
     "export target",
     group="torchwright.exports",
@@ -54,6 +57,8 @@ class Written:
     notes: tuple[str, ...] = ()
     planned: dict[str, int] = field(default_factory=dict[str, int])
     """Bytes of memory that are planned ahead: by method, and of each value that has a place of its own there."""
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    """What operators of a kind take in the example's call that no delegate took; where its runtime counts no times."""
     parting: str = ""
     """The first layer that the target's own rounding throws off, where its runtime could not show it."""
 
@@ -135,9 +140,11 @@ class ExportTarget:
         return {}
 
     @classmethod
-    def times(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int) -> dict[str, float]:
-        """Time of each kind of operator in a call, as the runtime counts it; empty where it does not."""
-        return {}
+    def times(
+        cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int
+    ) -> list[dict[str, float]]:
+        """Time of each kind of operator in each of PROFILED calls, as the runtime counts it; empty where not."""
+        return []
 
     @classmethod
     def weights(cls, folder: Path) -> dict[str, Tensor]:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from torchwright.engines.program import ignore_library_warnings
+from torchwright.engines.program import ignore_library_warnings, quiet_libraries
 from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
 from torchwright.exporter.base import Delegate, ExportTarget, Run, Written
 from torchwright.exporter.executorch_delegates import DELEGATES, FIRST, Lowering
@@ -26,6 +24,7 @@ from torchwright.exporter.executorch_language import (
     through_cache,
 )
 from torchwright.exporter.executorch_read import contents, write_layers
+from torchwright.exporter.executorch_times import fallen_back
 from torchwright.exporter.sizes import widen
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class ExecuTorch(ExportTarget):
 
     @classmethod
     def settings(cls, folder: Path) -> dict[str, Any]:
-        with ignore_library_warnings(), _quiet():
+        with ignore_library_warnings(), quiet_libraries():
             return contents(folder / MODEL)
 
 
@@ -121,7 +120,7 @@ def _convert(subject: Subject, precision: str, folder: Path, allowed: float) -> 
     if precision != "int8":
         return _lower(graph.program, {}, folder, lowering)
     assert lowering.quantizer is not None
-    with ignore_library_warnings(), _quiet(), _refusing():
+    with ignore_library_warnings(), quiet_libraries(), _refusing():
         quantizer = lowering.quantizer()
         program, parting = quantized(graph.program, graph.spec, subject.target, quantizer, allowed)
     return replace(_lower(program, {}, folder, lowering), parting=str(parting or ""))
@@ -129,15 +128,21 @@ def _convert(subject: Subject, precision: str, folder: Path, allowed: float) -> 
 
 def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path, lowering: Lowering) -> Written:
     """Write the program, delegated as far as the delegate goes; `methods` give constants."""
-    with ignore_library_warnings(), _quiet(), _refusing():
+    with ignore_library_warnings(), quiet_libraries(), _refusing():
         from executorch.devtools.backend_debug import get_delegation_info
-        from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+        from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 
         widen(program, past=1)  # of a largest of 16, memory is planned for 15
         edge = to_edge_transform_and_lower(
-            program, partitioner=lowering.partitioners(), constant_methods=methods
+            program,
+            partitioner=lowering.partitioners(),
+            constant_methods=methods,
+            # Its checks take the first tensor of an operator that gives a list of them for the list, and freeze its
+            # number of rows by counting them (1.4.1: split_with_sizes, and so every GRU).
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
         told = get_delegation_info(edge.exported_program().graph_module)
+        seconds, untimed = fallen_back(edge.exported_program())
         widen(edge.exported_program())  # lowering a convolution narrows what memory is planned for
         # A cache is written to where it lies, and not copied for it.
         lowered = edge.to_executorch(ExecutorchBackendConfig(run_reinplace_pass=bool(methods)))
@@ -155,9 +160,11 @@ def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path, lowe
             "fallen back to portable kernels": sum(alone.values()),
         },
         planned=planned,
+        seconds=seconds,
         notes=(
             *lowering.notes,
             *(f"not delegated: {name}, {count} times" for name, count in alone.items()),
+            *(f"not delegated, and its time is not known: {name}" for name in untimed),
         ),
     )
 
@@ -200,15 +207,3 @@ def _refusing() -> Iterator[None]:
 
 def _minor(full: str) -> str:
     return ".".join(full.split(".")[:2])
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """ExecuTorch logs what each of its passes does; Core ML's converter and Vela print it."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logging.disable(before)

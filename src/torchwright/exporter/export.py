@@ -40,8 +40,6 @@ from torchwright.workloads.detect import from_target, settings_of
 from torchwright.workloads.module import ModuleWorkload
 
 SECONDS = 600.0
-MOST = 16
-"""Rows, where a runtime plans memory ahead and nobody says how many."""
 Tell = Callable[[Event], None]
 
 
@@ -122,7 +120,6 @@ def export(
         else [target.check_precision(precision, delegate)]
     )
     fixed = target.delegates[delegate].fixed if delegate else target.fixed
-    most = max_batch or (MOST if target.largest_batch else None)
     path = Path(out) if out is not None else Path(f"{_name(model)}-{to}")
     tell = _teller(on_event)
     with interrupts.deferred(), writing_export(path) as folder, folders.temporary() as scratch:
@@ -138,7 +135,15 @@ def export(
         for chosen in tried:
             fitting = format if format is not None and format.precision == chosen else None
             subject = make_subject(
-                workload, steps, most, fitting, max_context, march, fixed=fixed, delegate=delegate
+                workload,
+                steps,
+                max_batch,
+                fitting,
+                max_context,
+                march,
+                ahead=target.largest_batch,
+                fixed=fixed,
+                delegate=delegate,
             )
             place = empty_export(scratch / chosen) if budget else folder
             try:
@@ -212,6 +217,7 @@ def _write(
         left=subject.left,
         notes=(*frozen, *written.notes),
         planned=written.planned,
+        seconds=written.seconds,
         parting=written.parting,
         delegate=subject.delegate,
     )

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchwright.engines.converted import Converted
 from torchwright.engines.onnxruntime import OnnxRuntime
+from torchwright.engines.program import quiet_libraries
 from torchwright.engines.takes import tensors_of
 from torchwright.errors import RefusedTechnique, first_line
-from torchwright.exporter.base import Values, Written
+from torchwright.exporter.base import PROFILED, Values, Written
 from torchwright.exporter.calibration import calibrating
 from torchwright.exporter.converted import ConvertedTarget
 from torchwright.exporter.reference import keys
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from torchwright.workloads.base import Case
 
 MODEL = "model.onnx"
-PROFILED = 4
-"""Calls whose operators are timed; the first is not counted."""
 OF = re.compile(r"%(\w+) .*?target=torch\.ops\.([\w.]+)\.\w+\]")
 """A node of torch's graph, as the exporter notes it at each of ONNX's: its name and its operator."""
 KEY = "pkg.torch.onnx.fx_node"
@@ -89,7 +88,9 @@ class Onnx(ConvertedTarget):
         return {key: torch.from_numpy(value) for key, value in zip(names, found, strict=True)}
 
     @classmethod
-    def times(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int) -> dict[str, float]:
+    def times(
+        cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int
+    ) -> list[dict[str, float]]:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -102,23 +103,24 @@ class Onnx(ConvertedTarget):
             )
             names = [value.name for value in session.get_inputs()]
             given = {name: tensor.contiguous().numpy() for name, tensor in zip(names, tensors, strict=True)}
-            for _ in range(PROFILED):
+            for _ in range(1 + PROFILED):
                 session.run(None, given)
             events = read_json(Path(session.end_profiling()))
         return _by_kind(events)
 
 
-def _by_kind(events: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Microseconds of each kind of operator in all calls but each operator's first."""
-    seen: set[str] = set()
-    found: Counter[str] = Counter()
+def _by_kind(events: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """Microseconds of each kind of operator in each call but the first."""
+    seen: Counter[str] = Counter()
+    calls: list[Counter[str]] = []
     for event in events:
         if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
             continue
-        if event["name"] in seen:
-            found[event["args"]["op_name"]] += event["dur"]
-        seen.add(event["name"])
-    return dict(found)
+        if len(calls) == seen[event["name"]]:
+            calls.append(Counter())
+        calls[seen[event["name"]]][event["args"]["op_name"]] += event["dur"]
+        seen[event["name"]] += 1
+    return [dict(call) for call in calls[1:]]
 
 
 def _quantize(file: Path, calls: Sequence[Case]) -> None:
@@ -142,7 +144,8 @@ def _quantize(file: Path, calls: Sequence[Case]) -> None:
     whole = file.with_suffix(".float32")
     file.rename(whole)
     try:
-        quantize_static(whole, file, Calls(), quant_format=QuantFormat.QDQ, per_channel=True)
+        with quiet_libraries():
+            quantize_static(whole, file, Calls(), quant_format=QuantFormat.QDQ, per_channel=True)
     except (OSError, KeyboardInterrupt):
         raise
     except Exception as error:  # of the quantizer, at what it does not know

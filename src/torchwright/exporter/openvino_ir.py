@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchwright.engines.converted import Converted
 from torchwright.engines.openvino import CONSTANTS, GRAPH, OPTIONS, OpenVino, read_settings
-from torchwright.exporter.base import Run, Values, Written
+from torchwright.exporter.base import PROFILED, Run, Values, Written
 from torchwright.exporter.converted import ConvertedTarget
 from torchwright.exporter.reference import keys
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 MODEL = "openvino"
 PRECISIONS = {"fp32": "f32", "bf16": "bf16", "int8": "int8"}
-PROFILED = 4
-"""Calls whose operators are timed; the first is not counted."""
 NOT_COMPUTED = ("Parameter", "Result", "Constant")
 
 
@@ -85,7 +83,9 @@ class OpenVinoIr(ConvertedTarget):
         }
 
     @classmethod
-    def times(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int) -> dict[str, float]:
+    def times(
+        cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int
+    ) -> list[dict[str, float]]:
         import openvino as ov
 
         settings = read_settings(folder / MODEL / OPTIONS) | {
@@ -94,13 +94,23 @@ class OpenVinoIr(ConvertedTarget):
         }
         request = ov.Core().compile_model(_read(folder), "CPU", settings).create_infer_request()
         given = dict(enumerate(tensor.contiguous().numpy() for tensor in tensors))
-        found: defaultdict[str, float] = defaultdict(float)
-        for call in range(PROFILED):
+        request.infer(given)
+        before, calls = _totals(request.profiling_info, 1), []
+        for count in range(2, 2 + PROFILED):
             request.infer(given)
-            for one in request.profiling_info if call else ():
-                if one.node_type not in NOT_COMPUTED:
-                    found[one.node_type] += one.real_time.total_seconds()
-        return {kind: time for kind, time in found.items() if time}
+            after = _totals(request.profiling_info, count)
+            calls.append({kind: max(after[kind] - before[kind], 0.0) for kind in after})
+            before = after
+        return calls
+
+
+def _totals(infos: Sequence[Any], calls: int) -> dict[str, float]:
+    """Seconds of each kind of operator in all calls so far, of which OpenVINO gives the mean, the first one's too."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for one in infos:
+        if one.node_type not in NOT_COMPUTED:
+            found[one.node_type] += calls * one.real_time.total_seconds()
+    return found
 
 
 def _source(result: Any) -> str:

@@ -52,6 +52,8 @@ class Export:
     notes: tuple[str, ...] = ()
     planned: dict[str, int] = field(default_factory=dict[str, int])
     """Bytes of memory that are planned ahead, where the runtime does: by method, and by value."""
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    """What operators of a kind take in the example's call that no delegate took, where its runtime counts no times."""
     parting: str = ""
     """The first layer that the target's own rounding throws off, where its runtime could not show it."""
     delegate: str = ""

@@ -37,6 +37,8 @@ from torchwright.workloads.module import ModuleWorkload
 CALL = "forward"
 CHANCE = 1e-3
 """How far apart two answers to one call may be."""
+MOST = 16
+"""Rows, where a runtime plans memory ahead and the example has fewer."""
 PROMPT = 16
 """Tokens of a language model's example prompt."""
 TRAVELS = (Phase.GRAPH, Phase.WEIGHTS, Phase.ATTENTION)
@@ -66,7 +68,9 @@ class Subject:
     folder: Path | None = None
     """The Hugging Face folder that it comes from, if there is one."""
     most: int | None = None
-    """The largest number of rows, for a runtime that plans memory ahead."""
+    """The largest number of rows."""
+    ahead: bool = False
+    """Whether the runtime plans memory ahead, for a largest number of rows in any case."""
     context: int | None = None
     """Tokens that a language model's cache is to hold, for a runtime that plans memory ahead."""
     march: str | None = None
@@ -87,7 +91,7 @@ class Subject:
         try:
             if self.fixed is not None:
                 return Graph(*_exported(self.target, self.case, None), self.fixed)
-            return _graph(self.target, self.case, self.most)
+            return _graph(self.target, self.case, self.most, self.ahead)
         except RefusedTechnique as error:
             raise explained(self.target.model, self.case, error) from error
 
@@ -111,6 +115,7 @@ def make_subject(
     context: int | None = None,
     march: str | None = None,
     *,
+    ahead: bool = False,
     fixed: str | None = None,
     delegate: str = "",
 ) -> Subject:
@@ -130,7 +135,7 @@ def make_subject(
         )
     device = get_device("cpu").identify()
     original = make_target(workload, device).model
-    case = workload.cases(torch.float32)[0]
+    case = _at_most(most, workload.cases(torch.float32)[0])
     own = None if format is None else format.step
     carried, left = _carried(workload, [step for step in steps if step is not own], case)
     target = make_target(workload, device)
@@ -144,6 +149,7 @@ def make_subject(
         case=case,
         folder=folder,
         most=most,
+        ahead=ahead,
         context=context,
         march=march,
         delegate=delegate,
@@ -154,6 +160,14 @@ def make_subject(
     )
     _check_numbers(subject)
     return subject
+
+
+def _at_most(rows: int | None, case: Case) -> Case:
+    """The call with its first rows, where it has more."""
+    batched = next(iter(perhaps_batched(tensors_of(case))), ())
+    if rows is None or not batched or len(tensors_of(case)[batched[0]]) <= rows:
+        return case
+    return with_rows(case, batched, rows)
 
 
 class PromptLogits(nn.Module):
@@ -203,14 +217,19 @@ def _carried(workload: Workload, steps: Sequence[Step], case: Case) -> tuple[lis
     return carried, left
 
 
-def _graph(target: Target, case: Case, most: int | None) -> Graph:
+def _graph(target: Target, case: Case, most: int | None, ahead: bool) -> Graph:
     """The graph with the number of rows free, or with those of the example where the model does not let it be."""
     if case.dynamic is not None:
         return Graph(*_exported(target, case, case.dynamic), None)
     batched = next(iter(perhaps_batched(tensors_of(case))), ())
     if not batched:
         return Graph(*_exported(target, case, None), "no tensor of the call has rows")
-    rows = max(2, len(tensors_of(case)[batched[0]]))
+    if most == 1:
+        return Graph(*_exported(target, case, None), "one row was asked for")
+    own = len(tensors_of(case)[batched[0]])
+    if most is None and ahead:
+        most = max(MOST, own)
+    rows = max(2, own)
     try:
         several = with_rows(case, batched, rows if most is None else min(rows, most))
         program, spec = _exported(target, several, FreeSizes(rows=batched, least=1, most=most))

@@ -25,6 +25,9 @@ from torchwright.workloads.accuracy import relative_error
 TURNS = 7
 EXACT = 1e-3
 """An error of a precision that rounds nothing beyond float32."""
+DELEGATES = "delegates and all else"
+SMALL = 5e-3
+"""Shares of the time below which kinds of operators are told together."""
 NOT_RUN = "not run here"
 """The verdict on what is lowered to something that is not here."""
 RIGHT, WRONG, REFUSED, CRASHED = "right", "wrong", "refused", "crashed"
@@ -76,7 +79,9 @@ def verify(
         if tried[0].outcome in (RIGHT, WRONG):
             tell("timing it, and the graph operator by operator, in turn")
             report |= _measured(package, folder, scratch)
-            report |= _shares(package)  # after its memory was read, since counting takes some
+            report |= _shares(
+                package, export, report["call_s"]
+            )  # after its memory was read, since counting takes some
             if _has_graph(folder) and (tried[0].outcome == WRONG or changed):
                 tell("looking for the first layer at which outputs part")
                 parting = locate(folder, package.ask, scratch, allowed, named=target.named)
@@ -174,13 +179,25 @@ def _measured(package: Package, folder: Path, scratch: Path) -> dict[str, Any]:
         }
 
 
-def _shares(package: Package) -> dict[str, Any]:
-    """Of the time of the example's call, by kind of operator, where the runtime counts it."""
+def _shares(package: Package, export: Export, call_seconds: float) -> dict[str, Any]:
+    """Of the time of the example's call, by kind of operator, where it is known."""
     try:
-        shares = package.ask("shares")["shares"]
+        times = _beside_delegates(export.seconds, call_seconds) or package.ask("operator_times")["times"]
     except RunFailed:  # the call itself was answered
         return {}
-    return {"time by operator": shares} if shares else {}
+    whole = sum(times.values())
+    if not whole:
+        return {}
+    shares = {kind: time / whole for kind, time in times.items()}
+    told = {kind: share for kind, share in shares.items() if share >= SMALL}
+    if rest := 1 - sum(told.values()):
+        told["others"] = rest
+    return {"time by operator": {kind: round(told[kind], 4) for kind in sorted(told, key=lambda k: -told[k])}}
+
+
+def _beside_delegates(seconds: dict[str, float], call_seconds: float) -> dict[str, float]:
+    """Operators that were timed one by one, and all else, which is the delegates' and the runtime's."""
+    return seconds and seconds | {DELEGATES: max(call_seconds - sum(seconds.values()), 0.0)}
 
 
 def _disturbed(turns: Sequence[dict[str, Any]]) -> bool:

@@ -91,13 +91,12 @@ class Session:
         write_tree(Path(out), found)
         return {}
 
-    def shares(self) -> dict[str, Any]:
-        """Of the time of the example's call, by kind of operator, the largest first."""
+    def operator_times(self) -> dict[str, Any]:
+        """Of the example's call, by kind of operator: the median of several, since others may keep the processor."""
         target, folder = exports.get(self.export.target), self.folder / PACKAGE
-        times = target.times(folder, self.export.call, self.calls[0].tensors, self.export.threads)
-        whole = sum(times.values())
-        ranked = sorted(times.items(), key=lambda pair: -pair[1])
-        return {"shares": {kind: round(time / whole, 4) for kind, time in ranked} if whole else {}}
+        calls = target.times(folder, self.export.call, self.calls[0].tensors, self.export.threads)
+        kinds = dict.fromkeys(kind for call in calls for kind in call)
+        return {"times": {kind: statistics.median(call.get(kind, 0.0) for call in calls) for kind in kinds}}
 
     def furthest(self) -> dict[str, Any]:
         """The weight with the row that is furthest from the reference's beyond what rounding does, and by how much."""
