@@ -1,7 +1,8 @@
-"""Seconds that Whisper takes for 30 s and a fixed number of tokens: ours, transformers, CTranslate2, OpenVINO GenAI.
+"""Seconds that Whisper takes for 30 s and a fixed number of tokens: ours, transformers, CTranslate2, OpenVINO GenAI,
+whisper.cpp.
 
     python benchmarks/speech.py [--shape base small] [--batch 1 8] [--tokens 64 224] [--rounds 3]
-        [--only CONTENDER …] [--ctranslate2-python PATH] [--openvino-python PATH] [--openvino FOLDER] [--json FILE]
+        [--only CONTENDER …] [--peers-python PATH] [--openvino FOLDER] [--json FILE]
 
 Random weights of the published shapes. Each contender is a process of its own (speech_peer.py); they take turns, and
 ratios over the first of them are medians of the ratios of each turn. CPU time, of all threads together, is given beside
@@ -25,18 +26,19 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+import speech_ggml
+from speech_rules import END, SIZE, START
 from torchwright.measure.clock import paired_speedup
 
 SHAPES = {"base": (512, 6, 8), "small": (768, 12, 12)}
 """Model size, layers of each stack, heads."""
-SIZE, END, START = 51865, 50257, 50258
 OURS = ("torchwright:none", "torchwright:w8a8", "torchwright:decoder=w8a8")
 CONTENDERS = {
     **dict.fromkeys(("transformers:fp32", "transformers:bf16", *OURS), "here"),
-    **dict.fromkeys(("ctranslate2:float32", "ctranslate2:int8"), "ctranslate2"),
-    **dict.fromkeys(("openvino:f32", "openvino:bf16"), "openvino"),
+    **dict.fromkeys(("ctranslate2:float32", "ctranslate2:int8", "ctranslate2:int8@1"), "peers"),
+    **dict.fromkeys(("openvino:f32", "openvino:bf16", "whispercpp:f16", "whispercpp:q8_0"), "peers"),
 }
-"""Each with the interpreter that runs it."""
+"""Each with the interpreter that runs it; `@1` is on one thread, which suits CTranslate2 better on some machines."""
 
 
 class Peer:
@@ -88,8 +90,7 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="CONTENDER"
     )
-    parser.add_argument("--ctranslate2-python", default=sys.executable, metavar="PATH")
-    parser.add_argument("--openvino-python", default=sys.executable, metavar="PATH")
+    parser.add_argument("--peers-python", default=sys.executable, metavar="PATH")
     parser.add_argument("--openvino", type=Path, metavar="FOLDER")
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
@@ -157,19 +158,18 @@ def save_tokenizer(folder: Path) -> None:
 
 def start(asked: argparse.Namespace, shape: str, folder: Path) -> dict[str, Peer]:
     """Those contenders that are there, each ready for its turn; the reasons of the others are printed."""
-    pythons: dict[str, str] = {
-        "here": sys.executable,
-        "ctranslate2": asked.ctranslate2_python,
-        "openvino": asked.openvino_python,
-    }
+    pythons: dict[str, str] = {"here": sys.executable, "peers": asked.peers_python}
     if asked.openvino:
         (folder / "openvino").symlink_to((asked.openvino / shape).absolute())
     found: dict[str, Peer] = {}
     for name in asked.only:
         python = pythons[CONTENDERS[name]]
         try:
-            if name.startswith("ctranslate2"):
-                convert(python, folder, name.partition(":")[2])
+            kind, _, how = name.partition("@")[0].partition(":")
+            if kind == "ctranslate2":
+                convert(python, folder, how)
+            elif kind == "whispercpp":
+                speech_ggml.write(folder, folder / f"ggml-{how}.bin", how)
             found[name] = Peer(python, name, folder)
         except (RuntimeError, OSError) as error:
             print(f"{shape}: {name} is skipped: {str(error)[:200]}", flush=True)
@@ -183,6 +183,8 @@ def convert(python: str, folder: Path, how: str) -> None:
         "c.converters.TransformersConverter(sys.argv[1]).convert(sys.argv[2], quantization=sys.argv[3])"
     )
     target = folder / f"ct2-{how}"
+    if target.exists():
+        return
     done = subprocess.run([python, "-c", code, str(folder), str(target), how], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["the converter failed"])[-1])

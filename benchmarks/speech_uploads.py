@@ -24,6 +24,7 @@ import httpx
 import numpy as np
 import soundfile
 
+READY_SECONDS = 300
 LEAVING = 0.1
 """Of the whole ones: sent once before by a client that leaves within three seconds."""
 
@@ -42,6 +43,7 @@ def main() -> int:
     names = [*others, *others][: asked.uploads // 10]
     jobs = [("", whole)] * (asked.uploads - len(names)) + [(name, others[name]) for name in names]
     random.shuffle(jobs)
+    wait(asked.url)
     begun = time.perf_counter()
     with ThreadPoolExecutor(asked.clients) as pool:
         answers = list(pool.map(lambda job: send(asked.url, *job), jobs))
@@ -49,6 +51,15 @@ def main() -> int:
         print(f"{count:4}  {name or 'whole'}: {status} {text}")
     print(f"{asked.uploads} uploads by {asked.clients} clients in {time.perf_counter() - begun:.1f} s")
     return 0
+
+
+def wait(url: str) -> None:
+    """Until the server takes requests: it answers before its engine has a model."""
+    until = time.monotonic() + READY_SECONDS
+    while not (answer := httpx.get(f"{url}/health", timeout=30)).is_success:
+        if time.monotonic() > until:
+            raise SystemExit(f"{url} is not ready after {READY_SECONDS} s: {answer.text[:200]}")
+        time.sleep(0.5)
 
 
 def send(url: str, name: str, data: bytes) -> tuple[str, int, str]:

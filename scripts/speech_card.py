@@ -36,6 +36,7 @@ had; 95% intervals of a bootstrap over sentences. Words are compared as Whisper'
 {scores}
 
 `python benchmarks/speech_voices.py` measures it again, with what a search keeps beside it.
+`python scripts/speech_heads.py --write` finds the heads that place words in time.
 
 ## Architecture
 

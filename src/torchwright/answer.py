@@ -160,7 +160,8 @@ def open_model(
         _check_target(target, dtype)
         folder, recipe = resolve(str(BUNDLED if target is None else target)), None
         languages = {"language": language, "source_language": source_language}
-        if stack_family(read_config(folder)) is not None:
+        described = read_config(folder)
+        if stack_family(described) is not None or described.get("is_encoder_decoder") is True:
             return _seq2seq(folder, quantize, kv, dtype, device=device, adapter=adapter, **languages)
         if given := [_flag(name) for name, value in languages.items() if value is not None]:
             raise WorkloadError(f"{', '.join(given)}: {folder} has no encoder that reads a source text")

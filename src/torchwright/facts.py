@@ -299,6 +299,15 @@ class ProcessGain:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rate:
+    """What a workload counts by, of the original and of the recipe; a name ends in its unit (`first_word_s`)."""
+
+    name: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """The whole result as plain data: steps, numbers, reasons and where they were measured."""
 
@@ -320,6 +329,7 @@ class Recipe:
     runs_as: str = ""
     """What was measured in the last comparison, loaded in a fresh process: `speedup` is of this."""
     rows: tuple[RowsTime, ...] = ()
+    rates: tuple[Rate, ...] = ()
     process: ProcessGain | None = None
     more_seconds: float = 0.0
     """What trials of the untried rungs would take on top of the time budget."""

@@ -18,6 +18,6 @@ def test_an_allocator_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch)
     opened: Any = SimpleNamespace(recipe=SimpleNamespace(steps=steps), _process=True, say=notices.append)
     Ways._settle_process(opened)
     assert "timed in a process with mimalloc, and this one was started without it" in notices.pop()
-    monkeypatch.setattr("torchwright.artifact.ways.is_preloaded", lambda kind: True)
+    monkeypatch.setattr("torchwright.artifact.ways.is_there", lambda kind: True)
     Ways._settle_process(opened)
     assert notices == []

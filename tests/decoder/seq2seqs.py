@@ -44,6 +44,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         BART | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 320, "pad_token_id": 3},
     ),
     "nllb": ("M2M100", BART | {"scale_embedding": True, "activation_function": "relu"}),
+    "mbart": ("MBart", BART | {"scale_embedding": True, "encoder_layers": 3}),
     "pegasus": ("Pegasus", BART | {"scale_embedding": True}),
     "t5": ("T5", T5),
     "t5-1.1": (
@@ -70,7 +71,7 @@ def tiny(folder: Path, name: str) -> Any:
             parameter.add_(0.2 * torch.randn_like(parameter))
         elif "relative_attention_bias" in key:
             parameter.copy_(2 * torch.randn_like(parameter))
-        elif "embed_positions" not in key or family == "Bart":
+        elif "embed_positions" not in key or family in ("Bart", "MBart"):
             width = fields["d_model"]
             embeds = "shared" in key or "embed_tokens" in key
             size = (
@@ -89,8 +90,11 @@ def tiny(folder: Path, name: str) -> Any:
     return made.double()
 
 
-def tokenizer(folder: Path, languages: tuple[str, ...] = ()) -> None:
-    """A token a byte behind the special ones; sources begin with the first language, if any, and end with </s>."""
+def tokenizer(folder: Path, languages: tuple[str, ...] = (), *, behind: bool = False) -> None:
+    """A token a byte behind the special ones; sources begin with the first language, if any, and end with </s>.
+
+    With `behind` the language follows </s>.
+    """
     specials = ["<s>", "<pad>", "</s>", "<unk>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(
@@ -101,7 +105,7 @@ def tokenizer(folder: Path, languages: tuple[str, ...] = ()) -> None:
     made.add_special_tokens([*specials, *languages])
     front = [languages[0]] if languages else []
     made.post_processor = processors.TemplateProcessing(
-        single=[*front, "$A", "</s>"],
+        single=["$A", "</s>", *front] if behind else [*front, "$A", "</s>"],
         special_tokens=[(token, made.token_to_id(token)) for token in (*front, "</s>")],
     )
     made.save(str(folder / "tokenizer.json"))

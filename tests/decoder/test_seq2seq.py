@@ -168,6 +168,16 @@ def test_languages_begin_source_and_answer(tmp_path: Path) -> None:
         load_seq2seq(tmp_path, language="fra_Latn")
 
 
+def test_a_source_language_stays_where_the_tokenizer_has_it(tmp_path: Path) -> None:
+    """The first mBART puts it behind the end of the text."""
+    tiny(tmp_path, "mbart")
+    tokenizer(tmp_path, ("en_XX", "ro_RO"), behind=True)
+    plain, ours = load_seq2seq(tmp_path), load_seq2seq(tmp_path, source_language="ro_RO")
+    names = ours.text.languages()
+    assert plain.encode("ab")[-2:] == [2, names["en_XX"]]
+    assert ours.encode("ab") == [*plain.encode("ab")[:-1], names["ro_RO"]]
+
+
 def test_a_process_that_has_computed_nothing_answers(tmp_path: Path) -> None:
     """Nobody has loaded the kernels there."""
     tiny(tmp_path, "t5")
@@ -200,3 +210,26 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
     change_json(tmp_path / "generation_config.json", forced_bos_token_id=10_000)
     with pytest.raises(ModelError, match="cannot be used"):
         load_seq2seq(tmp_path)
+
+
+@pytest.mark.parametrize("quantize", [None, "w8a8"])
+def test_a_norm_of_what_is_embedded_leaves_answers_the_same_in_any_company(
+    tmp_path: Path, quantize: str | None
+) -> None:
+    tiny(tmp_path, "mbart")
+    ours, texts = load_seq2seq(tmp_path, torch.bfloat16, quantize), [source(90) for _ in range(4)]
+    together = ours.generate(texts, max_new_tokens=16, seed=[3] * 4, stop=[], temperature=1.2)
+    alone = [ours.generate(text, max_new_tokens=16, seed=[3], stop=[], temperature=1.2) for text in texts]
+    assert together == alone
+
+
+@torch.inference_mode()
+def test_a_table_of_positions_in_the_file_is_read(tmp_path: Path) -> None:
+    """transformers reads what is there, and the sinusoids are no more than what a new model has."""
+    model = tiny(tmp_path / "sines", "pegasus").float()
+    for side in (model.model.encoder, model.model.decoder):
+        side.embed_positions.weight.copy_(torch.randn_like(side.embed_positions.weight))
+    model.save_pretrained(tmp_path / "own")
+    model = model.double()
+    assert error(model, load_seq2seq(tmp_path / "own")) < 1e-5
+    assert error(model, load_seq2seq(tmp_path / "sines")) > 0.05

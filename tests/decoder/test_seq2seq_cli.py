@@ -83,6 +83,22 @@ def test_what_is_not_for_it_is_refused(translator, capsys, options, says):
     assert says in capsys.readouterr().err
 
 
+def test_another_encoder_and_decoder_is_told_which_are_known(tmp_path, capsys):
+    """Not the list of models without an encoder; and a language is nothing that it would lack an encoder for."""
+    config = {
+        "architectures": ["LEDForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        "model_type": "led",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for more in ((), ("--language", "fra_Latn")):
+        assert generate(tmp_path, *more) == 2
+        said = capsys.readouterr().err
+        assert "holds no encoder and decoder that are known here" in said
+        assert "MBartForConditionalGeneration" in said
+        assert "torchwright optimize" in said
+
+
 def test_languages_are_not_for_a_decoder_alone(tmp_path, capsys):
     assert generate(save(causal(head_dim=16), tmp_path), "--language", "fra_Latn") == 2
     assert "no encoder" in capsys.readouterr().err

@@ -97,6 +97,28 @@ def test_a_recipe_is_replayed_on_the_callers_module(tmp_path: Path, name: str) -
     torch.testing.assert_close(tw.load(path, model=other).model(INPUT), other(INPUT), rtol=1e-4, atol=1e-5)
 
 
+class Named(nn.Module):
+    """Asked for one of its parts by a word, as a pipeline's components are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 4)
+
+    def forward(self, part: str, x: torch.Tensor) -> torch.Tensor:
+        return self.get_submodule(part)(x)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_word_among_the_inputs_is_none_of_the_graphs(name: str) -> None:
+    needs(name)
+    model, x = Named().eval(), torch.randn(3, 8)
+    target = make_target(ModuleWorkload(model, ("down", x)), get_device("cpu").identify())
+    from_step(parse_step(name)).apply(target)
+    run = engines.get(name).prepare(target, None)
+    (case,) = target.workload.cases(torch.float32)
+    assert error(run(case), model.down(x)) < 1e-5
+
+
 class Turned(nn.Module):
     turns: torch.Tensor
 

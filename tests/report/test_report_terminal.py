@@ -20,8 +20,9 @@ from factories import (
     make_shipped_recipe,
     make_unchanged_recipe,
 )
-from torchwright.facts import Budget, CaseTime, Event, Interval, Step
+from torchwright.facts import Budget, CaseTime, Event, Interval, Rate, Step
 from torchwright.report import view, wording
+from torchwright.report.html import render
 from torchwright.report.terminal import LiveProgress, plain, waterfall
 
 
@@ -394,3 +395,22 @@ def test_the_shares_of_parts_add_up_their_calls() -> None:
     assert "time in denoiser 50% → 25%, vae 40% → 62%, encoder 10% → 12%" in words(shown(recipe))
     alone = dataclasses.replace(recipe.baseline, cases=(CaseTime(name="all", seconds=1.0),))
     assert view.shares(dataclasses.replace(recipe, baseline=alone)) == []
+
+
+def test_what_a_workload_counts_by_is_told_once() -> None:
+    """Not what a call's own line says: the time of a token, and tokens per second."""
+    calls = make_recipe().final.cases
+    recipe = make_recipe(
+        rates=(
+            Rate(name="real_time_factor", before=0.0412, after=0.0123),
+            Rate(name="first_word_s", before=0.512, after=0.179),
+            Rate(name="pictures_per_s", before=2.5, after=7.25),
+            Rate(name="tpot_s", before=0.0231, after=calls[1].seconds),
+            Rate(name="decode_tokens_per_s", before=43.3, after=1 / calls[1].seconds),
+        )
+    )
+    told = "real time factor 0.0412 → 0.0123; first word 512 ms → 179 ms; pictures 2.50/s → 7.25/s"
+    assert f"rates {told}" in words(shown(recipe))
+    assert view.rates(recipe) == told.split("; ")
+    assert f"<p>{told}</p>" in render(recipe)
+    assert view.rates(make_recipe()) == []

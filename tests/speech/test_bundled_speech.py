@@ -7,14 +7,16 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from torchwright.cli import main
 from torchwright.speech import bundled
 from torchwright.speech.load import load_speech
+from torchwright.speech.pauses import FRAME, levels
 from torchwright.speech.score import edits
 
-pytest.importorskip("soundfile", reason="sound files are read with soundfile")
+soundfile = pytest.importorskip("soundfile", reason="sound files are read with soundfile")
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 SAID = "wake me at five fifteen"
 SPOKEN = Path(__file__).with_name("spoken.flac")
@@ -59,6 +61,21 @@ def test_the_command_without_a_model_writes_down_what_is_said(capsys):
     assert err == ""
     assert found["model"] == "bundled"
     assert edits(SAID.split(), found["files"][0]["text"].split()) <= 1
+
+
+@there
+def test_words_lie_where_they_are_said():
+    """By the sound's own loudness; with the heads of the upper half of the layers the last word lasts to its end."""
+    samples, rate = soundfile.read(SPOKEN, dtype="float32")
+    assert rate == 16_000
+    samples = np.concatenate([samples, np.zeros(5 * rate - len(samples), np.float32)])
+    loud = levels(samples) > 0.05 * levels(samples).max()
+    begin, end = (at * FRAME / rate for at in (loud.argmax(), len(loud) - loud[::-1].argmax()))
+    found = load_speech(None).transcribe(samples, timestamps="word")
+    words = [word for segment in found.segments for word in segment.words]
+    assert abs(words[-1].end - end) < 0.3
+    assert abs(words[0].end - begin) < 0.6
+    assert max(word.end - word.start for word in words) < 1.2
 
 
 @there

@@ -19,11 +19,12 @@ from torchwright.artifact.load import load
 from torchwright.decoder.precision import Precision
 from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.kernels.cpu import build
+from torchwright.speech.bundled import bundled
 from torchwright.speech.calls import CHUNK, CacheSizes, CalledSpeech, CallsModel
 from torchwright.speech.load import family, load_speech
 from torchwright.speech.native_calls import NativeCalls
 from torchwright.speech.whisper.native import FAMILY
-from torchwright.speech.workload import SpeechWorkload, words
+from torchwright.speech.workload import NEW_TOKENS, SpeechWorkload, words
 from torchwright.workloads.accuracy import predictions
 from torchwright.workloads.base import Run
 
@@ -64,6 +65,15 @@ def written(folder: Path, out: Path) -> Path:
         recipe = make_recipe(engine="native_speech", workload=workload.describe(), steps=())
         artifact.finish(temporary, recipe, {"engine": "native_speech", "dtype": "bfloat16"})
     return out
+
+
+def test_a_window_has_as_many_tokens_as_its_decoder_has_room_for(folder: Path) -> None:
+    """The bundled model has room for 16 after a prompt, and is refused nothing that nobody asked for."""
+    assert SpeechWorkload(bundled()).new_tokens == 16
+    assert SpeechWorkload(bundled()).describe()["new_tokens"] == 16
+    assert 1 <= SpeechWorkload(folder).new_tokens <= NEW_TOKENS
+    with pytest.raises(WorkloadError, match=r"64\. Allowed: 1 to 16 after a prompt of 32"):
+        SpeechWorkload(bundled(), new_tokens=64)
 
 
 def test_the_calls_find_the_words_of_the_model_itself(folder: Path, workload: SpeechWorkload) -> None:
@@ -166,6 +176,7 @@ def test_recordings_and_their_words(folder: Path, tmp_path: Path) -> None:
     found = workload.compare(seen, seen)
     assert (found.metric, found.drop, found.drop_high) == ("word error rate", 0, 0)
     assert found.extras["token_agreement"] == 1
+    assert found.extras["error_rate_low"] <= found.value <= found.extras["error_rate_high"]
     with pytest.raises(WorkloadError, match="3 references for 4 sound files"):
         SpeechWorkload(folder, new_tokens=NEW, audio=sounds, reference=texts[:3])
     with pytest.raises(WorkloadError, match="4 references for 0 sound files"):
@@ -179,7 +190,7 @@ def test_what_it_refuses(folder: Path, workload: SpeechWorkload) -> None:
     with pytest.raises(WorkloadError, match="there is no such file"):
         SpeechWorkload(folder, audio=["nowhere.wav"], new_tokens=NEW)
     with pytest.raises(WorkloadError, match="new-tokens 64"):
-        SpeechWorkload(folder)
+        SpeechWorkload(folder, new_tokens=64)
     described = workload.describe()
     for wrong in (
         {"cache": {}},

@@ -187,6 +187,57 @@ print(resident() - before)
         environment = os.environ | {"LD_PRELOAD": str(library)}
         subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
+    @pytest.mark.parametrize(
+        ("said", "reason"),
+        [
+            ("always [madvise] never", None),
+            ("[always] madvise never", "huge pages unasked"),
+            ("always madvise [never]", "as root: echo madvise > "),
+            (None, "no transparent huge pages"),
+        ],
+    )
+    def test_huge_pages_where_the_kernel_gives_them_if_asked(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str | None, reason: str | None
+    ) -> None:
+        setting = tmp_path / "enabled"
+        if said is not None:
+            setting.write_text(said)
+        monkeypatch.setattr(malloc, "KERNEL_SETTING", setting)
+        monkeypatch.setattr("sys.platform", "linux")
+        found = Allocator(kind="huge_pages").refuse(make(nn.Linear(4, 4), torch.randn(1, 4)))
+        assert found is None if reason is None else reason in (found or "")
+
+    @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="transparent huge pages are Linux's")
+    @pytest.mark.skipif(malloc.huge_pages_fault() is not None, reason=str(malloc.huge_pages_fault()))
+    def test_huge_pages_are_had_from_the_start_or_not_at_all(self) -> None:
+        """By the kernel's own count, of a tensor of 64 MB; a variable that Python sets is not counted on."""
+        code = """
+import os, sys
+if sys.argv[1] == "late":
+    os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
+import torch
+from torchwright.devices.allocator import is_there
+x = torch.ones(16 << 20)
+lines = open("/proc/self/smaps_rollup").read().splitlines()
+print(is_there("huge_pages"), next(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages")) >> 10)
+"""
+        started = Allocator(kind="huge_pages").environment()
+        assert started == {"THP_MEM_ALLOC_ENABLE": "1"}
+        told = {}
+        for how, variables in (("start", started), ("never", {}), ("late", {})):
+            result = subprocess.run(
+                [sys.executable, "-c", code, how],
+                env={name: value for name, value in os.environ.items() if name not in started} | variables,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            told[how] = result.stdout.split()
+        assert told["start"][0] == "True"
+        assert int(told["start"][1]) >= 60
+        assert told["never"] == ["False", "0"]
+        assert told["late"][0] == "False"
+
     def test_off_the_cpu(self) -> None:
         assert "cuda memory" in (
             Allocator().refuse(make(nn.Linear(4, 4), torch.randn(1, 4), device=CUDA)) or ""

@@ -16,7 +16,7 @@ from torchwright.artifact.compiled import CompiledCalls
 from torchwright.artifact.fingerprint import fingerprint_here
 from torchwright.artifact.folder import Manifest
 from torchwright.devices import get_device
-from torchwright.devices.allocator import LIBRARIES, apply_allocator, find_allocator, is_preloaded
+from torchwright.devices.allocator import FROM_THE_START, apply_allocator, is_there, started_with
 from torchwright.engines.base import Ready, engines
 from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.eager import Eager
@@ -100,11 +100,11 @@ class Ways:
                 self.say("process=False: this process goes on handing freed memory back")
                 return
             kind = str(step.options.get("kind", "retain"))
-            if kind in LIBRARIES:
-                if not is_preloaded(kind):
+            if kind in FROM_THE_START:
+                if not is_there(kind):
                     self.say(
                         f"the recipe was timed in a process with {kind}, and this one was started without it: "
-                        f"LD_PRELOAD={find_allocator(kind) or f'lib{kind}.so'} python …"
+                        f"{started_with(kind)}"
                     )
                 return
             apply_allocator(kind)

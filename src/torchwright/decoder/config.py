@@ -76,6 +76,8 @@ class DecoderConfig:
     """Whether each layer also attends to a memory, the states of an encoder."""
     post_norm: bool = False
     """Whether a LayerNorm follows each block's sum with the stream, and none precedes a block."""
+    embedding_norm: bool = False
+    """Whether a LayerNorm precedes the first layer; stacks with `post_norm` may have one in any case."""
     clip_qkv: float | None = None
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0

@@ -59,6 +59,7 @@ def load_seq2seq(
             f"{path} holds no encoder and decoder that are known here",
             found=", ".join(map(str, described.get("architectures") or [])) or "no 'architectures'",
             allowed=", ".join(STACKS),
+            next="`torchwright optimize` runs other models on transformers' own code",
         )
     fields, checkpoint = Fields(path / "config.json", described), Checkpoint(path, described)
     schemes = read_precision(quantize).schemes

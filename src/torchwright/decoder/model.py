@@ -77,7 +77,7 @@ class Decoder(nn.Module):
 
     def _plan(self, batch: Batch, cache: PagedCache) -> DecodePlan | None:
         """The step as one operator, None where the layers have to be called."""
-        if len(batch.ids_T) > MOST_ROWS:
+        if len(batch.ids_T) > MOST_ROWS or self.embedding_norm is not None:
             return None
         plan = plans.get(cache)
         memory = None if batch.memory is None else batch.memory.layers

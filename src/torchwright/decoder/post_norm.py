@@ -41,6 +41,14 @@ class LayerNorm(nn.Module):
         return wide.to(x_TE.dtype)
 
 
+class CenteredNorm(LayerNorm):
+    """The same without its output's mean, as layers with norms before their blocks want a stream (`stack_weights`)."""
+
+    def forward(self, x_TE: torch.Tensor) -> torch.Tensor:
+        wide = F.layer_norm(x_TE.to(self.weight.dtype), self.weight.shape, self.weight, self.shift, self.eps)
+        return (wide - wide.mean(-1, keepdim=True)).to(x_TE.dtype)
+
+
 class PostNormLayer(nn.Module):
     """Attention, perhaps attention to a memory, and feed-forward block (Vaswani et al., 2017, section 3.1).
 
@@ -81,6 +89,10 @@ def layer_of(config: DecoderConfig, weights: LayerParts, layer: int) -> Layer | 
 
 
 def embedding_norm(config: DecoderConfig, weights: LayerParts) -> LayerNorm | None:
-    """The norm of what is embedded, which only stacks of `PostNormLayer` may have."""
-    parts = cast(PostNormParts, weights).embedding_norm() if config.post_norm else None
-    return None if parts is None else LayerNorm(*parts, config.eps)
+    """The norm of what is embedded; where norms precede blocks, its output is made one without a mean."""
+    if not (config.post_norm or config.embedding_norm):
+        return None
+    parts = cast(PostNormParts, weights).embedding_norm()
+    if parts is None:
+        return None
+    return LayerNorm(*parts, config.eps) if config.post_norm else CenteredNorm(*parts, config.eps)

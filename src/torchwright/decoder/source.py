@@ -33,9 +33,11 @@ class SourceTokenizer:
         ids = list(self._tokenizer.encode(text))
         if language is None:
             return ids
-        # Models with language tokens put the source's first, in front of the text and its end.
-        known = set(self.languages().values())
-        return [self.language(language), *(ids[1:] if ids[:1] and ids[0] in known else ids)]
+        # Models with language tokens put the source's first, in front of the text and its end; the first mBART behind.
+        known, own = set(self.languages().values()), self.language(language)
+        if ids[-1:] and ids[-1] in known:
+            return [*ids[:-1], own]
+        return [own, *(ids[1:] if ids[:1] and ids[0] in known else ids)]
 
     def plain(self, text: str) -> list[int]:
         """Token ids of a text alone, in the language that is answered in, where the vocabulary differs."""

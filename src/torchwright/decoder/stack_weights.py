@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from torchwright.decoder.stacks import Side, StackFamily
+from torchwright.decoder.stacks import POSITIONS, Side, StackFamily
 from torchwright.decoder.weights import DecoderParts, MakeLinear
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.fields import Fields
@@ -60,6 +60,10 @@ class StackParts(DecoderParts):
         if isinstance(made, str):
             skipped = self.family.skipped
             table_PE = self._read(self._at + made, skipped + count, model)[skipped:]
+        elif (
+            self._at + POSITIONS in self._names
+        ):  # transformers reads a table that is there, whatever is in it
+            table_PE = self._read(self._at + POSITIONS, count, model)
         else:
             table_PE = made(self.fields, count, model)
         return self._streamed(table_PE).to(self.dtype)

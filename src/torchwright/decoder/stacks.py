@@ -18,6 +18,7 @@ from torchwright.errors import ModelError
 from torchwright.hub.fields import Fields
 
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu", "gelu_new": "gelu_tanh"}
+POSITIONS = "embed_positions.weight"
 RELATIVE_CONTEXT = 2048
 """Tokens of a model that knows distances alone, and so has no limit of its own."""
 
@@ -55,7 +56,8 @@ class StackFamily:
     """Which of the checkpoint's dimensions of a head lies at each place (D,), −1 for zeros; None where all lie as they
     do there."""
     positions: Positions | str | None = None
-    """How they are made, or the tensor whose last rows they are; None where the model adds none."""
+    """How they are made, unless the file has them as `POSITIONS`, or the tensor whose last rows they are; None where
+    the model adds none."""
     skipped: int = 0
     """Rows in front of that tensor that no position reads."""
     head: str = "lm_head.weight"
@@ -102,7 +104,9 @@ def _common(fields: Fields, side: Side, heads: int, head_dim: int, layers: int) 
     }
 
 
-def _bart(architecture: str, *, post_norm: bool) -> Callable[[Fields, Side], DecoderConfig]:
+def _bart(
+    architecture: str, *, post_norm: bool, embedding_norm: bool = False
+) -> Callable[[Fields, Side], DecoderConfig]:
     def read(fields: Fields, side: Side) -> DecoderConfig:
         model, heads = fields.integer("d_model"), fields.integer(f"{side}_attention_heads")
         if model % heads:
@@ -118,6 +122,7 @@ def _bart(architecture: str, *, post_norm: bool) -> Callable[[Fields, Side], Dec
             scale=(model // heads) ** -0.5,
             gated=False,
             post_norm=post_norm,
+            embedding_norm=embedding_norm,
             embedding_scale=model**0.5 if fields.flag("scale_embedding", False) else 1.0,
         )
 
@@ -186,7 +191,17 @@ STACKS: dict[str, StackFamily] = {
         norm=BART_NORM,
         embedding_norm="layernorm_embedding",
         linear=BART_LINEAR,
-        positions="embed_positions.weight",
+        positions=POSITIONS,
+        skipped=2,
+    ),
+    "MBartForConditionalGeneration": StackFamily(
+        read=_bart("MBartForConditionalGeneration", post_norm=False, embedding_norm=True),
+        norms="layer",
+        biased=True,
+        norm=BART_NORM,
+        embedding_norm="layernorm_embedding",
+        linear=BART_LINEAR,
+        positions=POSITIONS,
         skipped=2,
     ),
     "MarianMTModel": StackFamily(

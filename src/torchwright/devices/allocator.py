@@ -22,11 +22,17 @@ LIBRARIES = {
     "mimalloc": ("mimalloc",),
     "tcmalloc": ("tcmalloc_minimal", "tcmalloc"),
 }
+HUGE_PAGES = "huge_pages"
+HUGE_PAGES_VARIABLE = "THP_MEM_ALLOC_ENABLE"
+"""PyTorch reads it once, at its first tensor of 2 MB."""
+FROM_THE_START = (*LIBRARIES, HUGE_PAGES)
+"""Kinds that a process has from its start or never."""
+KERNEL_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/lib/*-linux-gnu", "/opt/homebrew/lib")
 
 
 def apply_allocator(kind: str | None) -> None:
-    """Make this process's malloc keep what is freed, where `kind` is `retain`; the others must be there already.
+    """Make this process's malloc keep what is freed, where `kind` is `retain`; others must be there already.
 
     glibc maps blocks of 32 MB and more afresh each time, and hands the top of the heap back when it is free: either
     way the kernel clears the pages of the next activation again, 4 KB by 4 KB. There is no way back in this process.
@@ -36,11 +42,9 @@ def apply_allocator(kind: str | None) -> None:
     """
     if kind is None:
         return
-    if kind in LIBRARIES:
-        if not is_preloaded(kind):
-            raise TorchwrightError(
-                f"this process was started without {kind}", next=f"LD_PRELOAD={find_allocator(kind)} python …"
-            )
+    if kind in FROM_THE_START:
+        if not is_there(kind):
+            raise TorchwrightError(f"this process was started without {kind}", next=started_with(kind))
         return
     fault = retain_fault()
     libc = ctypes.CDLL(None)
@@ -75,10 +79,39 @@ def retain_fault() -> str | None:
     return None
 
 
-def is_preloaded(kind: str) -> bool:
-    """Whether this process was started with the library that replaces malloc."""
+def huge_pages_fault() -> str | None:
+    """Why asking for huge pages cannot work or changes nothing here, or None."""
+    if not sys.platform.startswith("linux"):
+        return f"transparent huge pages are Linux's; this is {sys.platform}"
+    try:
+        said = KERNEL_SETTING.read_text()
+    except OSError as error:
+        return f"this kernel has no transparent huge pages ({KERNEL_SETTING}: {error.strerror})"
+    if "[never]" in said:
+        return f"the kernel gives none: {KERNEL_SETTING} says never; as root: echo madvise > {KERNEL_SETTING}"
+    if "[always]" in said:
+        return f"the kernel gives huge pages unasked: {KERNEL_SETTING} says always"
+    return None
+
+
+def started_with(kind: str) -> str:
+    """What to type so that a process has one of `FROM_THE_START`."""
+    return " ".join(f"{name}={value}" for name, value in environment_for(kind).items()) + " python …"
+
+
+def environment_for(kind: str) -> dict[str, str]:
+    """What has to be set before a process starts, for one of `FROM_THE_START`."""
+    if kind == HUGE_PAGES:
+        return {HUGE_PAGES_VARIABLE: "1"}
+    return {"LD_PRELOAD": find_allocator(kind) or f"lib{kind}.so"}
+
+
+def is_there(kind: str) -> bool:
+    """Whether this process was started with one of `FROM_THE_START`."""
     if not sys.platform.startswith("linux"):
         return False
+    if kind == HUGE_PAGES:  # as it was at the start: what Python has set since may have come too late
+        return f"{HUGE_PAGES_VARIABLE}=1".encode() in Path("/proc/self/environ").read_bytes().split(b"\0")
     mapped = Path("/proc/self/maps").read_text()
     return any(f"/lib{name}.so" in mapped for name in LIBRARIES[kind])
 

@@ -120,7 +120,10 @@ def _in_order(model: Any, decoder: Any, spec: CallSpec) -> Any:
     from openvino import opset15 as operators
 
     graph = decoder.pt_module.graph
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    # An input that is a word, such as the name of a pipeline's component, is no parameter.
+    placeholders = [
+        node for node in graph.nodes if node.op == "placeholder" and not isinstance(node.meta.get("val"), str)
+    ]
     parameters = dict(zip(placeholders, model.get_parameters(), strict=True))
     inputs = [node for node in placeholders if getattr(node.meta.get("val"), "shape", None) is not None]
     output = next(iter(reversed(graph.nodes)))

@@ -64,9 +64,15 @@ class Aoti(GraphTarget):
     ) -> Written:
         lay_out_rows(program.graph_module)
         widen(program)
-        # What torch asks of a convolution narrows the bounds again, before code is generated from them.
+
+        def widened(lowered: Any) -> Any:
+            widen(program)
+            return lowered
+
+        # What torch asks of a convolution narrows the bounds again, lowering an LSTM does, and code is generated then.
         options = dict(target.settings.inductor) | {
-            "post_grad_custom_post_pass": lambda graph: widen(program)
+            "post_grad_custom_post_pass": widened,
+            "_pre_fusion_custom_pass": widened,
         }
         try:
             compile_program(program, folder / MODEL, options)

@@ -40,6 +40,7 @@ def render(recipe: Recipe, pictures: Sequence[Row] = ()) -> str:
         runs_as=view.runs_as(recipe),
         needs_module=view.needs_module(recipe),
         rows=view.row_times(recipe),
+        rates=view.rates(recipe),
         example_rows=view.example_rows(recipe),
         process=view.process_gain(recipe),
         quality=recipe.final.quality,

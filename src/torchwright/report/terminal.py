@@ -341,6 +341,9 @@ def _totals(recipe: Recipe, words: _Words, width: int) -> Iterator[Text]:
         numbers = " / ".join(f"{found.rows:,}" for found in rows)
         ratios = " / ".join(wording.ratio(found.speedup) for found in rows)
         yield from _told(words, "rows", f"{numbers}: {ratios}", width)
+    counted = "; ".join(view.rates(recipe))
+    if counted:
+        yield from _told(words, "rates", counted, width)
     gain = view.process_gain(recipe)
     if gain is not None:
         yield from _told(words, "process", gain, width)

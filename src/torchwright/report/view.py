@@ -340,6 +340,18 @@ def example_rows(recipe: Recipe) -> int | None:
     return rows if type(rows) is int else None
 
 
+def rates(recipe: Recipe) -> list[str]:
+    """What the workload counts by and the lines of its calls do not say already, in words."""
+    pairs = case_pairs(recipe)
+    said = {found for pair in pairs for found in (pair.after, pair.rate(pair.after)) if found is not None}
+    return [
+        f"{wording.rate_name(each.name)} {wording.rate(each.name, each.before)} → "
+        f"{wording.rate(each.name, each.after)}"
+        for each in recipe.rates
+        if not any(math.isclose(each.after, found, rel_tol=1e-6) for found in said)
+    ]
+
+
 def process_gain(recipe: Recipe) -> str | None:
     """What is left of the speed-up where a step changes the whole process, in one sentence."""
     gain = recipe.process

@@ -56,6 +56,18 @@ def seconds(value: float | None) -> str:
     return f"{three(value / scale)} {unit}"
 
 
+def rate(name: str, value: float) -> str:
+    """By the unit in which the name ends: seconds, or how many a second; a plain number without one."""
+    if name.endswith("_per_s"):
+        return f"{three(value)}/s"
+    return seconds(value) if name.endswith("_s") else number(value)
+
+
+def rate_name(name: str) -> str:
+    """first word, of `first_word_s`."""
+    return clean(name.removesuffix("_s").removesuffix("_per").replace("_", " "))
+
+
 def time_unit(value: float) -> tuple[str, float]:
     """The unit in which `value` seconds reads best, and its length in seconds."""
     size = abs(value)

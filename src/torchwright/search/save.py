@@ -15,7 +15,7 @@ from torchwright.engines.base import Way, engines
 from torchwright.engines.program import GRAPHS, TENSORS
 from torchwright.engines.spec import CallSpec, Takes
 from torchwright.errors import RefusedTechnique
-from torchwright.facts import Budget, DeviceFacts, Fingerprint, Measurement, Recipe, RooflinePoint
+from torchwright.facts import Budget, DeviceFacts, Fingerprint, Measurement, Rate, Recipe, RooflinePoint
 from torchwright.measure.roofline import Work, point
 from torchwright.search import estimate
 from torchwright.search.state import Outcome, Search
@@ -50,9 +50,10 @@ def make_recipe(
     outcome: Outcome, workload: Workload, budget: Budget, fingerprint: Fingerprint, command: str
 ) -> Recipe:
     """The whole result as plain data."""
+    asked = reshaped(workload, outcome.best.steps).describe()
     return Recipe(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        workload=reshaped(workload, outcome.best.steps).describe(),
+        workload=asked,
         steps=outcome.best.steps,
         budget=budget,
         baseline=outcome.baseline,
@@ -64,11 +65,21 @@ def make_recipe(
         roofline=_roofline(outcome, fingerprint.device),
         notes=(*outcome.notes, *calibration_notes(outcome, workload)),
         engine=outcome.best.prepared.engine,
+        rates=_rates(outcome, workload, asked),
         more_seconds=outcome.more_seconds,
         original=outcome.description.original,
         features=outcome.description.features,
         command=command,
     )
+
+
+def _rates(outcome: Outcome, workload: Workload, asked: dict[str, Any]) -> tuple[Rate, ...]:
+    """What the workload counts by; `asked` describes it as the recipe's steps ask it."""
+    before, after = (
+        workload.rates(described, {case.name: case.seconds for case in measured.cases})
+        for described, measured in ((workload.describe(), outcome.baseline), (asked, outcome.final))
+    )
+    return tuple(Rate(name=name, before=before[name], after=after[name]) for name in before)
 
 
 def calibration_notes(outcome: Outcome, workload: Workload) -> list[str]:

@@ -46,6 +46,8 @@ WINDOWS = 8
 """Of made-up sound, by which a model without recordings is judged; of recordings so many are read in that way, too."""
 FORCED = 64
 """Tokens of each that are read, whatever the model would say."""
+NEW_TOKENS = 64
+"""Of a window, where no number is asked for and the model has room for so many."""
 DECODED = 8
 """So many of them one at a time."""
 CALIBRATION = 1_000_000
@@ -67,19 +69,20 @@ class SpeechWorkload(Workload):
         self,
         folder: str | Path,
         *,
-        new_tokens: int = 64,
+        new_tokens: int | None = None,
         audio: list[str] | None = None,
         reference: list[str] | None = None,
         language: str | None = None,
     ) -> None:
         self.folder, self.label = Path(folder), str(folder)
-        self.new_tokens, self.language = new_tokens, language
+        self.language = language
         self.audio, self.reference = audio, reference
         self.recordings = Recordings.of(audio, reference)
         self.cache = family(self.folder).cache(self.folder)
         opened = self._recognizer(lambda case: None, torch.float32)
         most = opened.positions - CHUNK
-        if not 1 <= new_tokens <= most:
+        self.new_tokens = min(NEW_TOKENS, most) if new_tokens is None else new_tokens
+        if not 1 <= self.new_tokens <= most:
             raise WorkloadError(
                 f"--new-tokens {new_tokens}", allowed=f"1 to {most} after a prompt of {CHUNK}"
             )
@@ -298,24 +301,28 @@ class SpeechWorkload(Workload):
 def words(reference: dict[str, Any], candidate: dict[str, Any], folder: Path) -> Quality:
     """Word error rate of what was heard; the drop is its growth, or against the original's own words itself.
 
-    Its interval is that of a bootstrap over utterances, in which both have the same ones.
+    Its interval is that of a bootstrap over utterances, in which both have the same ones; so is the error rate's own.
     """
     normalize = normalizer(reference["language"], folder)
     wanted = reference["references"] or reference["texts"]
     words_U, errors_U = word_errors(wanted, candidate["texts"], normalize)
     _, before_U = word_errors(wanted, reference["texts"], normalize)
-    growth = rate(words_U, errors_U - before_U)
+    found, growth = rate(words_U, errors_U), rate(words_U, errors_U - before_U)
     pairs = list(zip(reference["tokens"], candidate["tokens"], strict=True))
     changed = sum(edits(before, after) for before, after in pairs)
     total = max(1, sum(len(before) for before, _ in pairs))
     return Quality(
         metric="word error rate" if reference["references"] else "words other than the original's",
-        value=rate(words_U, errors_U).value,
+        value=found.value,
         reference=rate(words_U, before_U).value,
         drop=growth.value,
         drop_low=growth.low,
         drop_high=growth.high,
         higher_is_better=False,
         samples=int(words_U.sum()),
-        extras={"token_agreement": max(0.0, 1 - changed / total)},
+        extras={
+            "error_rate_low": found.low,
+            "error_rate_high": found.high,
+            "token_agreement": max(0.0, 1 - changed / total),
+        },
     )

@@ -7,7 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
-from torchwright.devices.allocator import PACKAGES, find_allocator, retain_fault
+from torchwright.devices.allocator import (
+    HUGE_PAGES,
+    PACKAGES,
+    environment_for,
+    find_allocator,
+    huge_pages_fault,
+    retain_fault,
+)
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
 
@@ -20,12 +27,13 @@ class Allocator(Technique):
     phase: ClassVar[Phase] = Phase.PROCESS
     least_gain: ClassVar[float] = 1.05  # everything else in its user's process is changed with it
 
-    kind: Literal["retain", "jemalloc", "mimalloc", "tcmalloc"] = "retain"
-    """`retain`: glibc's malloc keeps what is freed; the others replace malloc, where they are installed, in a process
-    that is started with LD_PRELOAD: whoever loads the artifact must start theirs so, too, or is told."""
+    kind: Literal["retain", "huge_pages", "jemalloc", "mimalloc", "tcmalloc"] = "retain"
+    """`retain`: glibc's malloc keeps what is freed; `huge_pages`: PyTorch asks for pages of 2 MB
+    (THP_MEM_ALLOC_ENABLE); the others replace malloc, where they are installed (LD_PRELOAD). All but `retain` are a
+    process's from its start: whoever loads the artifact must start theirs so, too, or is told."""
 
     def variants(self, target: Target) -> Iterable[Self]:
-        # Not the others: loading an artifact cannot bring an allocator into a process that runs already.
+        # Not the others: loading an artifact cannot bring one into a process that runs already.
         yield self
 
     def refuse(self, target: Target) -> str | None:
@@ -33,6 +41,8 @@ class Allocator(Technique):
             return f"activations live in {target.device.kind} memory, which torch's own allocator keeps"
         if self.kind == "retain":
             return retain_fault()
+        if self.kind == HUGE_PAGES:
+            return huge_pages_fault()
         if not sys.platform.startswith("linux"):
             return f"LD_PRELOAD is Linux's; this is {sys.platform}"
         if find_allocator(self.kind) is None:
@@ -46,5 +56,6 @@ class Allocator(Technique):
         )
 
     def environment(self) -> dict[str, str]:
-        library = None if self.kind == "retain" else find_allocator(self.kind)
-        return {"LD_PRELOAD": library} if library else {}
+        if self.kind == "retain" or (self.kind != HUGE_PAGES and find_allocator(self.kind) is None):
+            return {}
+        return environment_for(self.kind)

@@ -35,6 +35,7 @@ techniques: Registry[type[Technique]] = Registry(
         "channels_last": "torchwright.techniques.channels_last:ChannelsLast",
         "pointwise_linear": "torchwright.techniques.pointwise_linear:PointwiseLinear",
         "dtype": "torchwright.techniques.dtype:Dtype",
+        "fast_math": "torchwright.techniques.fast_math:FastMath",
         "packed_convolution": "torchwright.techniques.packed_convolution:PackedConvolution",
         "int8_static": "torchwright.techniques.int8_static:Int8Static",
         "int8_dynamic": "torchwright.techniques.int8_dynamic:Int8Dynamic",

@@ -220,7 +220,7 @@ class Workload(ABC):
 
     @classmethod
     def rates(cls, description: dict[str, Any], seconds: dict[str, float]) -> dict[str, float]:
-        """What `bench` says of the workload beside the `seconds` of each of its calls, such as tokens per second."""
+        """What reports and `bench` say beside the `seconds` of each of its calls, such as tokens per second."""
         return {}
 
     def bucketed(self, count: int, multiple: int) -> Workload | None:

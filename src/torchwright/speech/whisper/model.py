@@ -70,17 +70,19 @@ class Whisper(Recognizer):
     def check(self, options: Options) -> None:
         languages = self.vocabulary.languages
         if not languages and options.translate:
-            raise WorkloadError(f"{self.folder} knows English alone and does not translate")
+            raise WorkloadError(f"{self.folder.name} knows English alone and does not translate")
         if options.prompt and self.vocabulary.previous is None:
             raise WorkloadError(
-                f"{self.folder} was trained without text before a window, and takes no prompt"
+                f"{self.folder.name} was trained without text before a window, and takes no prompt"
             )
         if options.language is None:
             return
         if languages and options.language not in languages:
             raise unknown("language", options.language, languages)
         if not languages and options.language != "en":
-            raise WorkloadError(f"{self.folder} knows English alone", found=f"language {options.language}")
+            raise WorkloadError(
+                f"{self.folder.name} knows English alone", found=f"language {options.language}"
+            )
 
     def recognize(self, sound: Sound, options: Options) -> Iterator[Window]:
         before = self._prompted(options.prompt)

@@ -1,0 +1,33 @@
+"""What a recipe says of a search, beside what the search itself found."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from torchwright.facts import CaseTime, Rate
+from torchwright.search.save import _rates
+from torchwright.workloads.language import LanguageWorkload
+
+
+class Described(LanguageWorkload):
+    def __init__(self) -> None:
+        """No folder is opened."""
+
+    def describe(self) -> dict[str, Any]:
+        return {"batch": 2, "prompt_tokens": 100}
+
+
+def test_rates_are_those_of_the_calls_before_and_after() -> None:
+    def calls(prefill: float, decode: float) -> Any:
+        named = {"prefill": prefill, "decode": decode}
+        return SimpleNamespace(cases=[CaseTime(name=name, seconds=each) for name, each in named.items()])
+
+    outcome: Any = SimpleNamespace(baseline=calls(0.5, 0.04), final=calls(0.25, 0.01))
+    workload = Described()
+    assert _rates(outcome, workload, workload.describe()) == (
+        Rate(name="ttft_s", before=0.5, after=0.25),
+        Rate(name="tpot_s", before=0.04, after=0.01),
+        Rate(name="prefill_tokens_per_s", before=400.0, after=800.0),
+        Rate(name="decode_tokens_per_s", before=50.0, after=200.0),
+    )
