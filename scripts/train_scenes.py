@@ -50,11 +50,17 @@ def main() -> None:
 
 
 def new_model() -> SamModel:
-    """Four layers over squares of 12 x 12 places, two of them in windows."""
+    """Four layers over squares of 12 x 12 places, two of them in windows.
+
+    Weights of unit gain, and the published frequencies of places. transformers begins an encoder with weights of
+    1e-10, a decoder whose attention is even, and places with 48 times the frequencies: such a model had after 1,913
+    steps the loss that this one had after 288 (2.00).
+    """
     vision = {
         "hidden_size": WIDTH, "output_channels": DECODER, "num_hidden_layers": LAYERS, "mlp_dim": 4 * WIDTH,
         "num_attention_heads": HEADS, "image_size": SIDE, "patch_size": PATCH, "window_size": 6,
-        "global_attn_indexes": [1, 3], "num_pos_feats": DECODER // 2,
+        "global_attn_indexes": [1, 3], "num_pos_feats": DECODER // 2, "initializer_range": WIDTH**-0.5,
+        "scale": 1.0,
     }  # fmt: skip
     prompt = {
         "hidden_size": DECODER, "image_size": SIDE, "patch_size": PATCH, "mask_input_channels": 4,
@@ -65,7 +71,12 @@ def new_model() -> SamModel:
         "iou_head_hidden_dim": DECODER,
     }  # fmt: skip
     torch.manual_seed(0)
-    config = SamConfig(vision_config=vision, prompt_encoder_config=prompt, mask_decoder_config=decoder)
+    config = SamConfig(
+        vision_config=vision,
+        prompt_encoder_config=prompt,
+        mask_decoder_config=decoder,
+        initializer_range=DECODER**-0.5,
+    )
     return SamModel(config).train()
 
 

@@ -25,7 +25,7 @@ from small_artifacts import INPUT, copied, edit, made, mlp, seal
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.tree import read_tree, write_tree
 from torchwright.engines.program import read_programs
-from torchwright.errors import ArtifactError
+from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.trial.client import Context, TrialProcess
 from torchwright.trial.travel import pack
 from torchwright.workloads.module import ModuleWorkload
@@ -437,6 +437,14 @@ def test_a_folder_that_is_no_artifact_is_left_alone(tmp_path: Path):
         pass
     assert leftovers(tmp_path) == ["file", "mine"]
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_place_where_nothing_can_be_written_is_said(tmp_path: Path):
+    (tmp_path / "file").write_text("keep me")
+    for place in (tmp_path / "file" / "out", Path("/proc/none")):
+        with pytest.raises(WorkloadError, match="nothing can be written"), artifact.writing(place):
+            raise AssertionError("nothing is written")
+    assert (tmp_path / "file").read_text() == "keep me"
 
 
 def test_an_empty_folder_and_an_old_artifact_are_replaced(tmp_path: Path, eager: Path):

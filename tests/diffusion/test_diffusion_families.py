@@ -89,6 +89,18 @@ def test_calls_are_found_without_computing(made: tuple[Path, Any]) -> None:
     assert {case.args[0] for case in cases} == set(workload.opened.models)
 
 
+def test_guidance_of_a_second_call_is_left_out(tmp_path: Path) -> None:
+    from torchwright.diffusion.sampling import Plan
+    from torchwright.diffusion.workload import DiffusionWorkload
+
+    workload = DiffusionWorkload(tiny.write("qwen_image", tmp_path), steps=4, size="16x24")
+    assert workload.guided()
+    for plan, calls in ((Plan(), 8), (Plan(unguided=2), 6), (Plan(unguided=1, reused=frozenset({1})), 5)):
+        cases = workload.planned(plan).cases(torch.float32)
+        assert sum(case.repeat for case in cases if case.args[0] == "transformer") == calls
+    assert not DiffusionWorkload(tiny.write("flux", tmp_path / "flux"), steps=4, size="16x24").guided()
+
+
 def test_lengths_of_films_are_held_to_the_vae(tmp_path: Path) -> None:
     from torchwright.diffusion.diffuser import ImagineError
     from torchwright.diffusion.load import load_diffuser

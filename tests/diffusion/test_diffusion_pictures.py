@@ -157,7 +157,7 @@ def test_what_chooses_steps_and_layers_judges_nothing(pixart: Path, tmp_path: Pa
         (6, 4, 0),
         (7, 4, 2),
         (9, 4, 4),
-        (20, 4, 4),
+        (20, 9, 9),
     ]:
         prompts.write_text("".join(f"picture {number}\n" for number in range(count)))
         workload = DiffusionWorkload(pixart, steps=2, prompts=prompts)

@@ -58,6 +58,36 @@ def test_unguided_steps_compute_the_rows_with_the_prompt() -> None:
     assert all(torch.equal(a, b) for a, b in zip(full, given, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("plan", "asked"),
+    [
+        (Plan(), [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]),
+        (Plan(unguided=2), [0, 0, 1, 1, 2, 2, 3, 4]),
+        (Plan(unguided=5), [0, 0, 1, 2, 3, 4]),
+        (Plan(unguided=2, reused=frozenset({1, 3})), [0, 0, 2, 2, 4]),
+    ],
+)
+def test_guidance_by_a_second_call(plan: Plan, asked: list[int]) -> None:
+    """An unguided step takes the difference of the last guided one, and does not ask without the prompt."""
+    steps, calls = 5, list[int]()
+    true = torch.randn(steps, 2, 3)
+
+    def denoise(step: int, turn: int) -> torch.Tensor:
+        calls.append(step)
+        return true[step, turn]
+
+    denoiser = Steps(denoise, plan, count=lambda: steps, turns=2)
+    given = torch.stack([torch.stack([denoiser(step, turn) for turn in range(2)]) for step in range(steps)])
+    assert calls == asked
+    last, guidance = torch.empty(2, 3), torch.empty(3)
+    for step in range(steps):
+        if step not in plan.reused:
+            plain = step < steps - plan.unguided or step == 0
+            last = true[step] if plain else torch.stack([true[step, 0], true[step, 0] - guidance])
+            guidance = last[0] - last[1] if plain else guidance
+        assert torch.allclose(given[step], last, atol=1e-6)
+
+
 def test_a_denoiser_without_guidance_is_left_alone() -> None:
     assert predictions(Plan(unguided=3), steps=4, rows=1)[1] == [(step, 1) for step in range(4)]
 

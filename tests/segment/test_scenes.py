@@ -62,6 +62,19 @@ def test_the_loss_falls_with_the_masks(training: Any) -> None:
         assert (bad > 0.5).all()
 
 
+def test_a_fresh_model_sees_pictures_and_places(training: Any) -> None:
+    """As transformers begins one, all pictures are alike to 1e-20, and places a pixel apart are strangers."""
+    model = training.new_model().eval()
+    pixels = torch.from_numpy(np.stack([training.scene(seed).picture_HW3 for seed in range(4)]))
+    with torch.no_grad():
+        seen = model.get_image_embeddings(training.normalized(pixels.permute(0, 3, 1, 2).float()))
+        places = model.get_image_wide_positional_embeddings()[0]
+    assert seen.std(0).mean() > 1e-2
+    beside = torch.nn.functional.cosine_similarity(places[:, :, 1:], places[:, :, :-1], dim=0)
+    apart = torch.nn.functional.cosine_similarity(places[:, :, 6:], places[:, :, :-6], dim=0)
+    assert beside.mean() > 0.2 > apart.mean().abs()
+
+
 def test_one_scene_is_learned_and_judged(
     training: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,7 @@ from torchwright.facts import RECIPE_FORMAT, Fingerprint, Recipe, to_json
 from torchwright.json_file import read_bytes, read_json, typed
 from torchwright.paths import cache_folder, file_digest
 from torchwright.process import folders, interrupts
+from torchwright.process.files import check_writable
 
 RECIPE, MANIFEST, REPORT = "recipe.json", "manifest.json", "report.html"
 SIGNATURE = "signature"
@@ -113,10 +114,12 @@ def writing(path: Path, not_ours: Callable[[Path], str | None] | None = None) ->
     in the middle left beside `path` is removed, and an artifact that one of them had moved aside is put back.
     `not_ours` says of another kind of folder what shows that one is not of it, or None.
 
-    Raises `ArtifactError` when `path` exists and is not provably an artifact: one that is whole, to the last byte.
+    Raises `ArtifactError` when `path` exists and is not provably an artifact: one that is whole, to the last byte; and
+    `WorkloadError` where nothing can be written.
     """
     path, not_ours = path.absolute(), not_ours or _not_ours
     _refuse_to_replace(path, not_ours)
+    check_writable(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = f".{path.name}.unfinished-"
     for left in folders.dead(path.parent, unfinished):

@@ -25,7 +25,7 @@ def pictures_beside(
     rows: list[tuple[float, Row]] = []
     for title, before, after, loss in zip(titles, before_N3HW, after_N3HW, losses, strict=True):
         far = (after - before).abs()
-        said = f"loss by {metric} {loss:.4f}, pixels {float(far.mean()):.4f} apart on the mean of 0 to 1"
+        said = f"loss by {metric} {loss:.4f}, pixels differ by {float(far.mean()):.2%} of white on average"
         if frames > 1:
             worst = int(torch.stack([part.mean() for part in far.chunk(frames, 1)]).argmax())
             title = f"{title}, frame {worst + 1} of {frames}"

@@ -28,7 +28,7 @@ class Family:
     previews: bool = True
     """Whether what the scheduler gives is what the VAE takes, but for a factor and a shift."""
     turns: int = 1
-    """Calls of the denoiser that a step makes: those that guide by a second call make two."""
+    """Calls of the denoiser that a step makes: two where guidance is a second call, the first with the prompt."""
     video: bool = False
     together: int = 1
     """Steps in time that the VAE takes at once, but for the first frame's."""

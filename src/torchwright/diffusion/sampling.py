@@ -42,7 +42,7 @@ class Steps:
 
     A guided denoiser is called with the rows without the prompt first and those with it after them, as diffusers'
     pipelines do. Then an unguided step computes the second half alone, and takes u = c − (c − u) of the last guided
-    step for the first.
+    step for the first. One that is called twice a step is asked with the prompt first, and not asked without it then.
     """
 
     def __init__(
@@ -69,16 +69,31 @@ class Steps:
         index, turn = divmod(self._calls, self._turns)
         self._calls += 1
         if turn not in self._last or index not in self._plan.reused:
-            self._last[turn] = self._computed(index, args, kwargs)
+            compute = self._computed if self._turns == 1 else self._second if turn else self._denoise
+            self._last[turn] = compute(*args, **kwargs)
         if turn == self._turns - 1:
             self._told(index + 1, self._count())
         return self._last[turn]
 
-    def _computed(self, index: int, args: Any, kwargs: Any) -> torch.Tensor:
+    def _second(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The prediction without the prompt, after the one with it."""
+        with_prompt = self._last[0]
+        if self._unguided and self._guidance is not None:
+            return with_prompt - self._guidance
+        without = self._denoise(*args, **kwargs)
+        self._guidance = with_prompt - without
+        return without
+
+    @property
+    def _unguided(self) -> bool:
+        """Whether the step of the last call is one of those without guidance."""
+        return (self._calls - 1) // self._turns >= self._count() - self._plan.unguided
+
+    def _computed(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         rows = pytree.tree_leaves((args, kwargs))[0].shape[0]
         if rows != 2 * self._rows:
             return self._denoise(*args, **kwargs)
-        if index >= self._count() - self._plan.unguided and self._guidance is not None:
+        if self._unguided and self._guidance is not None:
             args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: _second_half(t, rows), (args, kwargs))
             with_prompt = self._denoise(*args, **kwargs)
             return torch.cat([with_prompt - self._guidance, with_prompt])

@@ -242,7 +242,9 @@ class DiffusionWorkload(Workload):
         return [0.0, *(((b - a).norm() / a.norm().clamp(min=1e-12)).item() for a, b in pairs)]
 
     def guided(self) -> bool:
-        """Whether the denoiser sees each picture with and without its prompt."""
+        """Whether the denoiser sees each picture with and without its prompt, in a call or in two."""
+        if self.opened.family.turns == 2:
+            return True
         denoiser = next(case for case in self._calls if case.name == self.opened.family.denoiser)
         return pytree.tree_leaves((denoiser.args[1:], denoiser.kwargs))[0].shape[0] == 2
 
