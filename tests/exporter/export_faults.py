@@ -63,10 +63,15 @@ class Made:
 class InProcess:
     """A runner whose process is this one."""
 
-    def __init__(self, folder: Path, scratch: Path, *, reference: bool = False) -> None:
+    def __init__(
+        self, folder: Path, scratch: Path, *, reference: bool = False, artifact: Path | None = None
+    ) -> None:
         self._session, threads = Session(), torch.get_num_threads()
+        made_from = None if artifact is None else str(artifact)
         try:
-            self.load_seconds = self.ask("open", folder=str(folder), reference=reference)["seconds"]
+            self.load_seconds = self.ask("open", folder=str(folder), reference=reference, artifact=made_from)[
+                "seconds"
+            ]
         finally:
             torch.set_num_threads(threads)
 

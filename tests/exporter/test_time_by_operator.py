@@ -13,6 +13,8 @@ import torch
 from export_faults import InProcess
 from torch import nn
 
+from small_artifacts import INPUT, mlp
+from small_artifacts import made as made_artifact
 from torchwright.exporter import verify as verifier
 from torchwright.exporter.base import Written, exports
 from torchwright.exporter.export import export
@@ -127,3 +129,22 @@ def test_openvinos_means_are_taken_apart() -> None:
     second = _totals([info(3.8, "Linear"), info(0.3, "Linear"), info(9.0, "Result")], 2)
     assert first == {"Linear": 8.0}
     assert second["Linear"] - first["Linear"] == pytest.approx(0.2)
+
+
+def test_the_artifact_that_it_comes_from_is_timed_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made_artifact(tmp_path, mlp(), ["compile"])
+    monkeypatch.setattr(verifier, "Runner", InProcess)
+    monkeypatch.setattr(verifier, "TURNS", 2)
+    made = export(mlp(), INPUT, to="pt2", out=tmp_path / "out")
+    assert "artifact_call_s" not in made.report
+
+    def verified(artifact: Path) -> dict[str, Any]:
+        return verifier.verify(made.path, made.export, [], lambda text: None, artifact=artifact)
+
+    report = verified(path)
+    assert report["verdict"] == "holds"
+    assert report["artifact_call_s"] > 0
+    assert "x [" in report["speedup_over_artifact"]
+    assert "could not be timed" in verified(tmp_path / "nowhere")["artifact"]

@@ -181,7 +181,7 @@ def test_prompts_that_mean_nothing_are_refused(folder: Path) -> None:
         ({"points": [(91, 5)]}, "beside the picture"),
         ({"boxes": [(5, 5, 5, 9)]}, "empty"),
         ({"boxes": [(5, 5, 95, 9)]}, "beside the picture"),
-        ({"points": [(float("nan"), 5)]}, "2 numbers"),
+        ({"points": [(float("nan"), 5)]}, "2 finite numbers"),
         ({"points": [(1, 1)] * 65}, "65 points"),
         ({"points": [(1, 1)], "boxes": [(1, 1, 9, 9), (2, 2, 9, 9)]}, "one object"),
     ]:

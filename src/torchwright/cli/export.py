@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--check", "checked", metavar="DIR", help="Run a package again against its reference, instead.")
 @click.option(
     "--precision",
+    "--quantize",
     metavar="NAME",
     show_default="the target's first",
     help="Of weights and arithmetic, such as int8.",

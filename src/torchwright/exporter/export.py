@@ -125,6 +125,7 @@ def export(
     with interrupts.deferred(), writing_export(path) as folder, folders.temporary() as scratch:
         tell("building the model")
         workload, steps = _workload(model, inputs, dynamic, trust, settings)
+        own = _loadable(model, trust)
         format = target.format_of(steps) if precision is None else None
         if format is not None and format.precision not in target.precisions(delegate):
             format = None
@@ -157,7 +158,7 @@ def export(
                 reports[chosen] = excess
                 continue
             tell(f"verifying {chosen}")
-            reports[chosen] = verify(place, written, [], tell, max_error, as_written=True)
+            reports[chosen] = verify(place, written, [], tell, max_error, as_written=True, artifact=own)
             made[chosen] = replace(written, report=reports[chosen])
         chosen = budget.choose(reports) if budget else tried[0]
         if budget:
@@ -250,6 +251,13 @@ def _workload(
         recipe, _ = artifact.open_artifact(Path(model))
         return workload_of(Path(model), recipe, trust=trust), recipe.steps
     return from_target(None if str(model) == "bundled" else str(model), **settings_of(settings)), ()
+
+
+def _loadable(model: nn.Module | str | Path, trust: bool) -> Path | None:
+    """The artifact that is exported, where its compiled code may be run: this user's own, or with `trust`."""
+    if isinstance(model, nn.Module) or not is_artifact(str(model)):
+        return None
+    return Path(model) if trust or artifact.is_own(Path(model)) else None
 
 
 def _name(model: nn.Module | str | Path) -> str:

@@ -23,9 +23,14 @@ class RunFailed(Exception):
 
 
 class Runner:
-    """A package, or with `reference` the graph it was made from, in a process of its own."""
+    """A package in a process of its own, or with `reference` the graph it was made from.
 
-    def __init__(self, folder: Path, scratch: Path, *, reference: bool = False) -> None:
+    With `artifact` it is Torchwright's own, as `tw.load` runs it, in the calls of the package.
+    """
+
+    def __init__(
+        self, folder: Path, scratch: Path, *, reference: bool = False, artifact: Path | None = None
+    ) -> None:
         self.scratch = scratch
         self._log = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115
         ours, theirs = socket.socketpair()
@@ -36,7 +41,12 @@ class Runner:
             ours.close()
             theirs.close()
         try:
-            self.load_seconds: float = self.ask("open", folder=str(folder), reference=reference)["seconds"]
+            self.load_seconds: float = self.ask(
+                "open",
+                folder=str(folder),
+                reference=reference,
+                artifact=None if artifact is None else str(artifact),
+            )["seconds"]
         except BaseException:
             self.close()
             raise

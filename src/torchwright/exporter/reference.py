@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torchwright.engines.program import read_programs, write_programs
 from torchwright.engines.spec import CallSpec
 from torchwright.engines.takes import tensors_of, with_tensors
 from torchwright.errors import ArtifactError
+from torchwright.exporter.base import Run
 from torchwright.exporter.subject import CALL, Subject
 from torchwright.json_file import read_json, typed
 from torchwright.profile.breaks import FRAME, is_users
@@ -231,15 +232,19 @@ def _arguments(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> Any
     return pytree.tree_map_only(torch.Tensor, lambda _: next(remaining), example)
 
 
-def eager(program: ExportedProgram) -> Any:
-    """The graph as a `Run`, operator by operator."""
-    module = program.module()
+def eager(program: ExportedProgram) -> Run:
+    """The graph, operator by operator."""
+    return calling(program.module(), program)
+
+
+def calling(model: Callable[..., Any], program: ExportedProgram) -> Run:
+    """What is called as the graph is, such as what it was made from."""
 
     def run(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         args, kwargs = _arguments(program, tensors)
         with torch.no_grad():
             return [
-                leaf for leaf in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)
+                leaf for leaf in pytree.tree_leaves(model(*args, **kwargs)) if isinstance(leaf, torch.Tensor)
             ]
 
     return run

@@ -53,11 +53,13 @@ def verify(
     allowed: float | None = None,
     *,
     as_written: bool = False,
+    artifact: Path | None = None,
 ) -> dict[str, Any]:
     """The report: numerics at every size, what it weighs and takes beside eager, and where outputs part.
 
     `allowed` is the relative error that holds; without it the target's own for its precision. Of a package `as_written`
-    that rounds, what its operators are off by is kept, beside the reference.
+    that rounds, what its operators are off by is kept, beside the reference. `artifact` is what it was exported from:
+    Torchwright's own engine, which is timed beside it.
     """
     target = exports.get(export.target)
     allowed = target.tolerances[export.precision] if allowed is None else allowed
@@ -79,6 +81,9 @@ def verify(
         if tried[0].outcome in (RIGHT, WRONG):
             tell("timing it, and the graph operator by operator, in turn")
             report |= _measured(package, folder, scratch)
+            if artifact is not None and _has_graph(folder):
+                tell("timing the artifact that it comes from")
+                report |= _beside(package, folder, scratch, artifact)
             report |= _shares(
                 package, export, report["call_s"]
             )  # after its memory was read, since counting takes some
@@ -177,6 +182,21 @@ def _measured(package: Package, folder: Path, scratch: Path) -> dict[str, Any]:
             "eager_memory_bytes": eager.ask("memory")["bytes"],
             "disturbed": _disturbed([turn for pair in turns for turn in pair]),
         }
+
+
+def _beside(package: Package, folder: Path, scratch: Path, artifact: Path) -> dict[str, Any]:
+    """Latency and memory of the artifact that the package comes from, as `tw.load` runs it, in turns with it."""
+    try:
+        with Runner(folder, scratch, artifact=artifact) as own:
+            turns = [(own.ask("time")["seconds"], package.ask("time")["seconds"]) for _ in range(TURNS)]
+            before, after = map(list, zip(*turns, strict=True))
+            return {
+                "artifact_call_s": statistics.median(before),
+                "speedup_over_artifact": str(paired_speedup(before, after)),
+                "artifact_memory_bytes": own.ask("memory")["bytes"],
+            }
+    except RunFailed as error:  # of the artifact: the package was answered
+        return {"artifact": f"it could not be timed: {error}"}
 
 
 def _shares(package: Package, export: Export, call_seconds: float) -> dict[str, Any]:

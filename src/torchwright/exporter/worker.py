@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 
+from torchwright.artifact.load import load
 from torchwright.artifact.tree import write_tree
 from torchwright.devices import get_device
 from torchwright.errors import first_line
 from torchwright.exporter.base import exports
 from torchwright.exporter.locate import smallest
 from torchwright.exporter.package import EXPORT, PACKAGE, REFERENCE, Export
-from torchwright.exporter.reference import eager, read_calls, read_graph, read_settings
+from torchwright.exporter.reference import calling, eager, read_calls, read_graph, read_settings
 from torchwright.json_file import read_json, typed
 from torchwright.measure.clock import Waiting
 from torchwright.process.orphans import be_killed_first, die_with_parent
@@ -39,9 +40,9 @@ LONGEST = 200
 
 
 class Session:
-    """One package, or the graph that it was made from."""
+    """One package, the graph that it was made from, or the artifact that it was exported from."""
 
-    def open(self, folder: str, reference: bool) -> dict[str, Any]:
+    def open(self, folder: str, reference: bool, artifact: str | None) -> dict[str, Any]:
         """Seconds until the first answer, and the memory that was there before."""
         self.folder = Path(folder)
         self.export = typed(read_json(self.folder / EXPORT), Export, EXPORT)
@@ -53,6 +54,9 @@ class Session:
         begun = time.perf_counter()
         if reference:
             self.run = eager(read_graph(self.folder / REFERENCE, trust=True))
+        elif artifact is not None:
+            own = load(artifact, trust=True).model  # its user's own, or trusted: `export` has seen to that
+            self.run = calling(own, read_graph(self.folder / REFERENCE, trust=True))
         else:
             target = exports.get(self.export.target)
             self.run = target.open(self.folder / PACKAGE, self.export.call, self.export.threads)
