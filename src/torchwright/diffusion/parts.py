@@ -56,10 +56,8 @@ def build_parts(folder: PipelineFolder) -> Parts:
         parameter.requires_grad_(False)
     for module in parts.modules():
         for name, buffer in module._buffers.items():
-            if (
-                buffer is not None and buffer.dtype == torch.float64
-            ):  # CogVideoX's places, which its weights lack
-                module._buffers[name] = buffer.float()
+            if buffer is not None and buffer.dtype == torch.float64:
+                module._buffers[name] = buffer.float()  # CogVideoX's places, which its weights lack
     return parts
 
 

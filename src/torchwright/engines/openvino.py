@@ -19,11 +19,11 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from torchwright.engines.converted import Converted, Infer
-from torchwright.engines.program import quiet_libraries
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec
 from torchwright.engines.takes import tensors_of
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.json_file import read_bytes, read_json
+from torchwright.quiet import quiet_libraries
 from torchwright.techniques.openvino import LIBRARIES
 
 if TYPE_CHECKING:

@@ -14,9 +14,7 @@ import contextlib
 import copy
 import importlib
 import inspect
-import io
 import json
-import logging
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -261,18 +259,6 @@ def ignore_library_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-@contextlib.contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Converters and quantizers log and print what they do, and warn of it: nobody can mend that either."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logging.disable(before)
 
 
 def _check_state(program: ExportedProgram) -> None:

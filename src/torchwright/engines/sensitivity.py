@@ -42,18 +42,22 @@ def rank_modules(target: Target, steps: Sequence[Step]) -> list[Ranked]:
     with torch.inference_mode():
         own = _own_errors(target, technique)
         if technique.errors_add:
-            names = [name for name, _ in target.model.named_modules() if name in dict(own)]
-            return _named(_parts(target, technique, names), whole=True)
-        effects = _effects(target, technique, [name for name, _ in own])
-    rest = [(name, error) for name, error in own if name not in dict(effects)]
-    return _named(effects, whole=True) + _named(rest, whole=False)
+            names = [name for name, _ in target.model.named_modules() if name in own]
+            return _ranked(_parts(target, technique, names), whole=True)
+        effects = _effects(target, technique, list(own))
+    rest = {name: error for name, error in own.items() if name not in effects}
+    return _ranked(effects, whole=True) + _ranked(rest, whole=False)
 
 
-def _named(errors: list[tuple[str, float]], *, whole: bool) -> list[Ranked]:
-    return [Ranked(name=plain_name(name), error=error, whole=whole) for name, error in errors]
+def _ranked(errors: dict[str, float], *, whole: bool) -> list[Ranked]:
+    return [Ranked(name=plain_name(name), error=error, whole=whole) for name, error in errors.items()]
 
 
-def _own_errors(target: Target, technique: Technique) -> list[tuple[str, float]]:
+def _worst_first(errors: dict[str, float]) -> dict[str, float]:
+    return dict(sorted(errors.items(), key=lambda item: item[1], reverse=True))
+
+
+def _own_errors(target: Target, technique: Technique) -> dict[str, float]:
     model, errors = target.model, {}
 
     def watch(name: str):
@@ -76,23 +80,23 @@ def _own_errors(target: Target, technique: Technique) -> list[tuple[str, float]]
     finally:
         for handle in handles:
             handle.remove()
-    return sorted(errors.items(), key=lambda item: item[1], reverse=True)
+    return _worst_first(errors)
 
 
-def _parts(target: Target, technique: Technique, names: list[str]) -> list[tuple[str, float]]:
+def _parts(target: Target, technique: Technique, names: list[str]) -> dict[str, float]:
     """The part of each module in the error of the model's first call, worst first."""
     model, case = target.model, target.workload.cases(target.compute_dtype)[0]
     begun = time.monotonic()
     exact = _floats(model(*case.args, **case.kwargs))
     once = max(time.monotonic() - begun, 1e-6)
     groups = min(max(GROUPS[0], min(GROUPS[1], int(GROUPED_SECONDS / once))), len(names))
-    parts: list[tuple[str, float]] = []
+    parts: dict[str, float] = {}
     for i in range(groups):
         group = names[i * len(names) // groups : (i + 1) * len(names) // groups]
         with _standing_in(model, technique, group):
             error = relative_error(exact, _floats(model(*case.args, **case.kwargs)))
-        parts += [(name, error / math.sqrt(len(group))) for name in group]
-    return sorted(parts, key=lambda item: item[1], reverse=True)
+        parts |= dict.fromkeys(group, error / math.sqrt(len(group)))
+    return _worst_first(parts)
 
 
 def _floats(outputs: Any) -> torch.Tensor:
@@ -119,16 +123,16 @@ def _instead(
     return stand_in(layer_input(args, kwargs)).to(output.dtype)
 
 
-def _effects(target: Target, technique: Technique, names: list[str]) -> list[tuple[str, float]]:
+def _effects(target: Target, technique: Technique, names: list[str]) -> dict[str, float]:
     """What each module by itself does to the workload's glance, worst first; none where there is no glance."""
     model, begun = target.model, time.monotonic()
 
     def glance() -> torch.Tensor | None:
         return target.workload.glance(lambda case: model(*case.args, **case.kwargs))
 
-    exact, effects = glance(), []
+    exact, effects = glance(), dict[str, float]()
     if exact is None:
-        return []
+        return {}
     for name in names:
         if technique.stand_in(model.get_submodule(name)) is None:
             continue
@@ -137,5 +141,5 @@ def _effects(target: Target, technique: Technique, names: list[str]) -> list[tup
         with _standing_in(model, technique, [name]):
             seen = glance()
         assert seen is not None
-        effects.append((name, relative_error(exact, seen)))
-    return sorted(effects, key=lambda item: item[1], reverse=True)
+        effects[name] = relative_error(exact, seen)
+    return _worst_first(effects)

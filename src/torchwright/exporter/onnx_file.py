@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchwright.engines.converted import Converted
 from torchwright.engines.onnxruntime import OnnxRuntime
-from torchwright.engines.program import quiet_libraries
 from torchwright.engines.takes import tensors_of
 from torchwright.errors import RefusedTechnique, first_line
 from torchwright.exporter.base import PROFILED, Values, Written
@@ -20,6 +19,7 @@ from torchwright.exporter.calibration import calibrating
 from torchwright.exporter.converted import ConvertedTarget
 from torchwright.exporter.reference import keys
 from torchwright.json_file import read_json
+from torchwright.quiet import quiet_libraries
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,10 +54,11 @@ class Onnx(ConvertedTarget):
     def convert(
         cls, program: ExportedProgram, spec: CallSpec, target: Target, precision: str, folder: Path
     ) -> Written:
-        super().convert(program, spec, target, precision, folder)
+        written = super().convert(program, spec, target, precision, folder)
         _write_keys(folder / MODEL)
-        if precision == "int8":
-            _quantize(folder / MODEL, calibrating(target, spec))
+        if precision != "int8":
+            return written
+        _quantize(folder / MODEL, calibrating(target, spec))
         return cls.written(folder)
 
     @classmethod

@@ -84,9 +84,8 @@ def verify(
             if artifact is not None and _has_graph(folder):
                 tell("timing the artifact that it comes from")
                 report |= _beside(package, folder, scratch, artifact)
-            report |= _shares(
-                package, export, report["call_s"]
-            )  # after its memory was read, since counting takes some
+            # After its memory was read, since counting takes some.
+            report |= _shares(package, export, report["call_s"])
             if _has_graph(folder) and (tried[0].outcome == WRONG or changed):
                 tell("looking for the first layer at which outputs part")
                 parting = locate(folder, package.ask, scratch, allowed, named=target.named)
@@ -210,7 +209,7 @@ def _shares(package: Package, export: Export, call_seconds: float) -> dict[str, 
         return {}
     shares = {kind: time / whole for kind, time in times.items()}
     told = {kind: share for kind, share in shares.items() if share >= SMALL}
-    if rest := 1 - sum(told.values()):
+    if rest := sum(share for share in shares.values() if share < SMALL):
         told["others"] = rest
     return {"time by operator": {kind: round(told[kind], 4) for kind in sorted(told, key=lambda k: -told[k])}}
 
