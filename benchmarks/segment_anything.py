@@ -31,7 +31,6 @@ from torchwright.facts import Quality, Step
 from torchwright.segment.workload import SegmentWorkload
 from torchwright.techniques.base import parse_step, techniques
 from torchwright.trial.client import Context, TrialFailed, TrialProcess
-from torchwright.trial.travel import pack
 from torchwright.workloads.pictures import picture
 
 TOGETHER = 4
@@ -200,14 +199,7 @@ def started(
 ) -> tuple[TrialProcess, float]:
     """A process that has the rung ready, and how long that took."""
     begun = time.perf_counter()
-    context = Context(
-        workload=pack(workload, Path(tempfile.mkdtemp(dir=scratch))),
-        device="cpu",
-        threads=torch.get_num_threads(),
-        seed=0,
-        scratch=scratch,
-        deadline=time.monotonic() + SECONDS,
-    )
+    context = turns.context_of(workload, scratch, SECONDS)
     process = TrialProcess(context)
     try:
         if artifact:

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 import turns
@@ -30,7 +28,6 @@ from torchwright.measure.clock import paired_speedup
 from torchwright.speech.workload import SpeechWorkload
 from torchwright.techniques.base import in_order, parse_step
 from torchwright.trial.client import Candidate, Context, TrialFailed, start_candidate
-from torchwright.trial.travel import pack
 from torchwright.workloads.base import Run
 
 BASE = "the base"
@@ -79,15 +76,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = asked.model or make("base", Path(tempfile.mkdtemp(dir=scratch)))
         workload = OnFixedCaches(folder, new_tokens=asked.tokens)
-        context = Context(
-            workload=pack(workload, Path(tempfile.mkdtemp(dir=scratch))),
-            device="cpu",
-            threads=torch.get_num_threads(),
-            seed=0,
-            scratch=Path(scratch),
-            deadline=time.monotonic() + 3600,
-        )
-        with context:
+        with turns.context_of(workload, Path(scratch), 3600) as context:
             names = [BASE, *(name for name in asked.only if name != BASE)]
             live, rows = start(context, tuple(asked.on), names, loss=asked.loss)
             for _, order in zip(range(asked.rounds), turns.orders(list(live.values())), strict=False):

@@ -150,6 +150,18 @@ class Turns:
         return paired_speedup(self.seconds(before, case, **kwargs), self.seconds(after, case, **kwargs))
 
 
+def context_of(workload: Workload, scratch: Path, seconds: float) -> Context:
+    """What a trial's process is started with, to be done within so many seconds."""
+    return Context(
+        workload=pack(workload, Path(tempfile.mkdtemp(dir=scratch))),
+        device="cpu",
+        threads=torch.get_num_threads(),
+        seed=0,
+        scratch=scratch,
+        deadline=time.monotonic() + seconds,
+    )
+
+
 @contextlib.contextmanager
 def contenders() -> Iterator[Callable[..., Contender]]:
     """Starts contenders, and ends them all on the way out."""
@@ -166,14 +178,7 @@ def contenders() -> Iterator[Callable[..., Contender]]:
         ) -> Contender:
             """A contender that runs `workload` as it is, or the artifact; `reference` is what it is judged against."""
             begun = time.perf_counter()
-            context = Context(
-                workload=pack(workload, Path(tempfile.mkdtemp(dir=scratch))),
-                device="cpu",
-                threads=torch.get_num_threads(),
-                seed=0,
-                scratch=Path(scratch),
-                deadline=time.monotonic() + seconds,
-            )
+            context = context_of(workload, Path(scratch), seconds)
             try:
                 process = TrialProcess(context)
                 started.append(process)
