@@ -133,6 +133,19 @@ def test_cosine_over_rows(n: int) -> None:
     assert 0.93 <= covered(truth, draw, 1500) <= 0.97
 
 
+@pytest.mark.parametrize("n", [1, *SAMPLES])
+def test_relative_error_covers_what_it_says(n: int) -> None:
+    rng = torch.Generator().manual_seed(n)
+    before = torch.ones(n, dtype=torch.float64)
+
+    def interval() -> tuple[float, float]:
+        found = accuracy.relative_error([before], [before + 0.01 * torch.randn(n, generator=rng)])
+        assert found.drop_low is not None
+        return found.drop_low, found.drop_high
+
+    assert 0.93 <= covered(0.01, interval, draws=2_000) <= 0.97
+
+
 @pytest.mark.parametrize("n", SAMPLES)
 @pytest.mark.parametrize("share", [0.003, 0.05, 0.3])
 def test_agreement_covers_no_less_than_it_says(n: int, share: float) -> None:

@@ -1,11 +1,14 @@
-"""95% intervals of few values: what the tails of Student's t and of a share are, without a library for it."""
+"""95% intervals of few values: tails of Student's t, of a share and of a root mean square, without a library for it."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import torch
 
 CONFIDENCE = 0.95
 
@@ -34,16 +37,40 @@ def share_bounds(count: int, n: int) -> tuple[float, float]:
     return low, high
 
 
+@functools.cache
+def rms_bounds(n: int) -> tuple[float, float]:
+    """What the root mean square of `n` values is multiplied by for the ends of its interval; exact for normal values.
+
+    Their sum of squares is distributed as chi-square with `n` degrees: 0.60 and 2.87 of 4, 0.96 and 1.05 of 1,000.
+    """
+    tail = (1 - CONFIDENCE) / 2
+    return math.sqrt(n / _chi_square_quantile(1 - tail, n)), math.sqrt(n / _chi_square_quantile(tail, n))
+
+
 def _student_t(degrees: int) -> float:
     """What |t| stays under in 95%: degrees / (degrees + t²) is distributed as Beta(degrees / 2, 1/2)."""
     x = _beta_quantile(1 - CONFIDENCE, degrees / 2, 0.5)
     return math.sqrt(degrees * (1 - x) / x)
 
 
+def _chi_square_quantile(probability: float, degrees: int) -> float:
+    half = torch.tensor(degrees / 2, dtype=torch.float64)
+
+    def share(x: float) -> float:
+        return torch.special.gammainc(half, torch.tensor(x / 2, dtype=torch.float64)).item()
+
+    return _quantile(probability, share, 4.0 * degrees + 40)
+
+
 def _beta_quantile(probability: float, a: float, b: float) -> float:
-    low, high = 0.0, 1.0
+    return _quantile(probability, lambda x: _beta_share(x, a, b), 1.0)
+
+
+def _quantile(probability: float, share: Callable[[float], float], most: float) -> float:
+    """Where a share that rises between 0 and `most` reaches `probability`, by halving to the last bit."""
+    low, high = 0.0, most
     while (middle := (low + high) / 2) not in (low, high):
-        low, high = (middle, high) if _beta_share(middle, a, b) < probability else (low, middle)
+        low, high = (middle, high) if share(middle) < probability else (low, middle)
     return middle
 
 

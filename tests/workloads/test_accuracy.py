@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchwright.errors import WorkloadError
+from torchwright.intervals import rms_bounds
 from torchwright.workloads import accuracy
 
 NAN, INF = math.nan, math.inf
@@ -44,8 +45,26 @@ class TestRelativeError:
         quality = accuracy.relative_error([before], [after])
         expected = (after.double() - before.double()).norm() / before.double().norm()
         assert quality.drop == pytest.approx(expected.item(), rel=1e-12)
-        assert quality.drop_high == quality.value == quality.drop
+        assert quality.value == quality.drop
         assert quality.samples == 35
+        low, high = rms_bounds(35)
+        assert (quality.drop_low, quality.drop_high) == pytest.approx(
+            (low * quality.drop, high * quality.drop)
+        )
+
+    def test_the_fewer_numbers_the_wider_and_every_output_has_its_own(self):
+        before, after = noisy((400, 5), 0.1)
+        few = accuracy.relative_error([before, before[0]], [after, before[0] * 1.09])
+        assert few.drop == accuracy.relative_error([before], [after]).drop
+        assert few.drop_high == pytest.approx(0.09 * rms_bounds(5)[1], rel=1e-5)
+
+    def test_integers_have_none_and_infinities_do_not_count(self):
+        ids = torch.arange(8)
+        found = accuracy.relative_error([ids], [ids.where(ids != 3, 0)])
+        assert found.drop == found.drop_low == found.drop_high == 1 / 8
+        before = torch.tensor([1.0, 2.0, float("inf")])
+        found = accuracy.relative_error([before], [before * 1.1])
+        assert found.drop_high == pytest.approx(0.1 * rms_bounds(2)[1], rel=1e-5)
 
     def test_the_budget_is_held_against_the_worst_output(self):
         before, after = noisy((4, 4), 0.1)
@@ -138,7 +157,7 @@ class TestAgreement:
         before, after = noisy((367, 5), 0.01)
         quality = accuracy.enough_answers(before, after)
         assert quality.metric == "relative error"
-        assert quality.drop == quality.drop_high == pytest.approx(0.01, rel=0.1)
+        assert quality.drop == pytest.approx(0.01, rel=0.1)
         assert quality.extras["top1_rows"] == 367
         before, after = noisy((368, 5), 2e-4)
         assert accuracy.enough_answers(before, after).drop_high == pytest.approx(0.00997, abs=1e-5)

@@ -18,6 +18,7 @@ from torchwright.devices import get_device
 from torchwright.engines.apply import make_target
 from torchwright.errors import ModelError, WorkloadError
 from torchwright.facts import Interval, Step
+from torchwright.intervals import rms_bounds
 from torchwright.search.claim import disturbed
 from torchwright.search.save import calibration_notes
 from torchwright.techniques.shared.int8 import observe_inputs
@@ -206,25 +207,65 @@ class TestMetrics:
         (seen,) = workload.observe(run_of(workload.build()), torch.float32)
         assert [t.dtype for t in seen.outputs] == [torch.float32]
 
-    def test_classification_judges_by_agreement_over_every_shape(self):
-        logits = [torch.eye(5) for _ in range(5)]
+    def test_classification_judges_by_agreement_over_every_input(self):
+        logits = [size * torch.eye(5) for size in (1.0, 2.0, 3.0, 4.0, 5.0)]
         workload = ModuleWorkload(nn.Identity(), logits, task="classification")
-        swap = torch.eye(5)[:, [1, 0, 2, 3, 4]]
         reference = workload.observe(run_of(workload.build()), torch.float32)
 
-        def judged(wrong):
-            run = lambda case: swap if case.name == wrong else case.args[0]
-            return workload.compare(reference, workload.observe(run, torch.float32))
+        def swapped(wrong):
+            return lambda case: case.args[0][:, [1, 0, 2, 3, 4] if case.args[0].max() == wrong else range(5)]
 
-        assert (judged("shape 2").metric, judged("shape 2").samples) == ("top-1 agreement", 15)
-        assert judged("shape 2").value == pytest.approx(1 - 2 / 15)
-        assert judged("shape 1").value == pytest.approx(1 - 2 / 5)  # what calibrated answers for itself
-        assert judged("shape 5").value == 1.0  # which judges what was chosen
+        def judged(wrong):
+            return workload.compare(reference, workload.observe(swapped(wrong), torch.float32))
+
+        assert (judged(2).metric, judged(2).samples) == ("top-1 agreement", 15)
+        assert judged(2).value == pytest.approx(1 - 2 / 15)
+        assert judged(1).value == pytest.approx(1 - 2 / 5)  # what calibrated answers for itself
+        assert judged(5).value == 1.0  # which judges what was chosen
         last = workload.unseen()
         assert last is not None
         reference = last.observe(run_of(workload.build()), torch.float32)
-        run = lambda case: swap if case.name == "shape 5" else case.args[0]
-        assert last.compare(reference, last.observe(run, torch.float32)).value == pytest.approx(1 - 2 / 5)
+        assert last.compare(reference, last.observe(swapped(5), torch.float32)).value == pytest.approx(
+            1 - 2 / 5
+        )
+
+    def test_inputs_of_one_shape_are_one_call_and_one_sample(self):
+        wide, tall = [torch.rand(2, 6) for _ in range(4)], [torch.rand(6, 2).T for _ in range(2)]
+        workload = ModuleWorkload(nn.Identity(), [*wide, *tall])
+        cases = workload.cases(torch.float32)
+        assert [(case.name, case.repeat) for case in cases] == [("shape 1", 2), ("shape 2", 1)]
+        assert [case.args[0].stride() for case in cases] == [(6, 1), (1, 2)]
+        assert workload.properties(nn.Identity()) == {"several_shapes"}
+
+        alone = ModuleWorkload(nn.Identity(), wide)
+        assert [(case.name, case.repeat) for case in alone.cases(torch.float32)] == [("forward", 1)]
+        assert not alone.properties(nn.Identity())
+        reference = alone.observe(run_of(alone.build()), torch.float32)
+        off = [torch.randn(2, 6) * 0.01 for _ in range(4)]
+        seen = iter(off)
+        found = alone.compare(reference, alone.observe(lambda case: case.args[0] + next(seen), torch.float32))
+        judged = torch.cat(off[1:3]).norm() / torch.cat(wide[1:3]).norm()
+        first = off[0].norm() / wide[0].norm()
+        assert found.drop == pytest.approx(max(judged, first).item(), rel=1e-5)
+        assert found.samples in (24, 12)
+        assert found.drop_high >= rms_bounds(24)[1] * judged * (1 - 1e-5)
+
+    def test_what_calibrated_and_fares_worse_counts_as_it_is(self):
+        inputs = [torch.rand(2, 6) for _ in range(3)]
+        workload = ModuleWorkload(nn.Identity(), inputs)
+        reference = workload.observe(run_of(workload.build()), torch.float32)
+        seen = iter((1.5, 1.01, 1.01))
+        found = workload.compare(
+            reference, workload.observe(lambda case: case.args[0] * next(seen), torch.float32)
+        )
+        assert found.drop == found.drop_high == pytest.approx(0.5)
+
+    def test_one_shape_of_several_inputs_may_be_dynamic(self):
+        inputs = [torch.rand(2, 6), torch.rand(2, 6)]
+        workload = ModuleWorkload(nn.Identity(), inputs, dynamic=({0: torch.export.Dim("rows")},))
+        assert [case.dynamic for case in workload.cases(torch.float32)] == [workload.dynamic]
+        with pytest.raises(WorkloadError, match=r"dynamic= is for one shape of inputs.*2 shapes"):
+            ModuleWorkload(nn.Identity(), [torch.rand(2, 6), torch.rand(3, 6)], dynamic=workload.dynamic)
 
     @pytest.mark.parametrize(
         ("inputs", "apart"),
@@ -419,7 +460,8 @@ class TestInputsThatAreChanged:
 class TestCalibration:
     def test_some_of_several_inputs_calibrate(self, model):
         workload = ModuleWorkload(model, [torch.rand(2, 4) for _ in range(8)])
-        assert [case.name for case in workload.calibration(torch.float32)] == ["shape 1", "shape 2"]
+        first = [case.args[0] for case in workload.calibration(torch.float32)]
+        assert [x.tolist() for x in first] == [x.tolist() for (x,), _ in workload.inputs[:2]]
         assert workload.calibrates_apart()
 
     def test_int8_is_judged_on_inputs_that_it_has_not_seen(self):
