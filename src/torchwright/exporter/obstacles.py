@@ -49,6 +49,10 @@ OBSTACLES = (
 )
 
 
+class ChangesState(RefusedTechnique):
+    """Refused for what the model changes besides giving answers, at a line that is named already."""
+
+
 def explained(model: nn.Module, case: Case, error: RefusedTechnique) -> RefusedTechnique:
     """`error` of torch.export with the line that it is about, where one can be found."""
     place = _broken(model, case, error.found or "") or _raised(error)
@@ -79,7 +83,7 @@ def _cured(said: str, line: str) -> tuple[str, str] | None:
     return None
 
 
-def changing(program: ExportedProgram) -> RefusedTechnique:
+def changing(program: ExportedProgram) -> ChangesState:
     """The refusal of a model that changes its inputs or buffers, with the line that does."""
     for node in program.graph.nodes:
         schema = getattr(node.target, "_schema", None)
@@ -92,8 +96,8 @@ def changing(program: ExportedProgram) -> RefusedTechnique:
     return _changes("a model that changes its inputs or buffers in place")
 
 
-def _changes(found: str) -> RefusedTechnique:
-    return RefusedTechnique(
+def _changes(found: str) -> ChangesState:
+    return ChangesState(
         "a converted graph gives answers and changes nothing",
         found=found,
         next="hand the state in and give the new one back: forward(x, state) → (y, state)",

@@ -26,7 +26,7 @@ from torchwright.engines.spec import CallSpec
 from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows
 from torchwright.errors import ModelError, RefusedTechnique, TorchwrightError
 from torchwright.exporter.formats import Format
-from torchwright.exporter.obstacles import changing, explained
+from torchwright.exporter.obstacles import ChangesState, changing, explained
 from torchwright.facts import Step
 from torchwright.techniques.base import Phase, Target, from_step, in_order
 from torchwright.workloads.accuracy import flatten, relative_error
@@ -92,6 +92,8 @@ class Subject:
             if self.fixed is not None:
                 return Graph(*_exported(self.target, self.case, None), self.fixed)
             return _graph(self.target, self.case, self.most, self.ahead)
+        except ChangesState:
+            raise
         except RefusedTechnique as error:
             raise explained(self.target.model, self.case, error) from error
 
