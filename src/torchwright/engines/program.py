@@ -32,6 +32,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from torchwright.engines.graph_check import TensorEntry, checked
+from torchwright.engines.traceable import named_arguments, sizes_by_len
 from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
 from torchwright.json_file import read_json
 from torchwright.kernels.cpu import build
@@ -65,7 +66,7 @@ def export_one(model: nn.Module, case: Case, dynamic_shapes: Any) -> ExportedPro
     args, kwargs = pytree.tree_map_only(torch.Tensor, _dense, given)
     if isinstance(dynamic_shapes, FreeSizes):
         dynamic_shapes = dynamic_shapes.of(args, kwargs)
-    with torch.no_grad(), ignore_library_warnings(), _named_arguments(model, kwargs):
+    with torch.no_grad(), ignore_library_warnings(), named_arguments(model, kwargs), sizes_by_len(model):
         try:
             program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
         except Exception as error:
@@ -76,33 +77,6 @@ def export_one(model: nn.Module, case: Case, dynamic_shapes: Any) -> ExportedPro
             ) from error
     _drop_metadata_checks(program.graph_module)
     return program
-
-
-@contextlib.contextmanager
-def _named_arguments(model: nn.Module, kwargs: dict[str, Any]) -> Iterator[None]:
-    """Meanwhile `**kwargs` in the signature of `forward` are the names of `kwargs`.
-
-    torch.export (of 2.11 and 2.13) looks for the free sizes of what `**kwargs` takes in the wrong place and fails.
-    """
-    forward, signature = model.forward, inspect.signature(model.forward)
-    named = {name: each for name, each in signature.parameters.items() if each.kind != each.VAR_KEYWORD}
-    if len(named) == len(signature.parameters):
-        yield
-        return
-
-    def with_names(*args: Any, **kwargs: Any) -> Any:
-        return forward(*args, **kwargs)
-
-    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in kwargs if name not in named]
-    with_names.__signature__ = signature.replace(parameters=[*named.values(), *added])
-    before = vars(model).get("forward")
-    model.forward = with_names
-    try:
-        yield
-    finally:
-        del model.forward
-        if before is not None:
-            model.forward = before
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:

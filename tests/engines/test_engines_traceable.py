@@ -1,0 +1,59 @@
+"""Calls with free sizes whose Python would fix them: they are traced free, and nothing of the model is left changed."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchwright.engines.program import FreeSizes, export_one
+from torchwright.engines.traceable import sizes_by_len
+from torchwright.workloads.base import Case
+
+
+class Inherits(nn.Module):
+    def own(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(x), 2) + x.sum(-1, keepdim=True) + len([x, x])
+
+
+class ByLen(Inherits):
+    """Takes its batch from `len`, in its own code and in what it inherits."""
+
+    def forward(self, x: torch.Tensor, **more: Any) -> torch.Tensor:
+        return self.own(x.expand(len(x), -1)) * more["scale"]
+
+
+def test_a_batch_by_len_stays_free_and_a_list_keeps_its_length() -> None:
+    model, x = ByLen().eval(), torch.randn(3, 4)
+    case = Case("forward", args=(x,), kwargs={"scale": torch.ones(2)})
+    program = export_one(model, case, FreeSizes(rows=(0,)))
+    for rows in (2, 3, 7):
+        given = torch.randn(rows, 4)
+        torch.testing.assert_close(
+            program.module()(given, scale=torch.ones(2)), model(given, scale=torch.ones(2))
+        )
+    assert "len" not in vars(sys.modules[__name__])
+
+
+def test_a_number_has_no_length_and_a_len_of_its_own_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = vars(sys.modules[__name__])
+    with sizes_by_len(ByLen()):
+        assert source["len"](torch.ones(5, 2)) == 5
+        assert source["len"]("four") == 4
+        with pytest.raises(TypeError, match="0-d tensor"):
+            source["len"](torch.tensor(1.0))
+        assert builtins.len is not source["len"]
+    monkeypatch.setitem(source, "len", builtins.len)
+    with sizes_by_len(ByLen()):
+        assert source["len"] is builtins.len
+    assert source["len"] is builtins.len
+
+
+def test_it_is_taken_back_when_tracing_fails() -> None:
+    with pytest.raises(RuntimeError, match="cut"), sizes_by_len(ByLen()):
+        raise RuntimeError("cut")
+    assert "len" not in vars(sys.modules[__name__])
