@@ -198,5 +198,5 @@ def _over_budget(quality: Quality, budget: float) -> str:
     """By how much, in as many digits as show that it is more than the budget; and whether more data might say less."""
     digits = next((n for n in range(2, 6) if f"{quality.drop_high:.{n}%}" != f"{budget:.{n}%}"), 6)
     drop, high = f"{quality.drop:.{digits}%}", f"{quality.drop_high:.{digits}%}"
-    few = f" by {quality.samples:,} samples, and more would say it closer" if quality.drop <= budget else ""
+    few = f" by {quality.samples:,} samples; more may say less" if quality.drop <= budget else ""
     return f"{quality.metric} {quality.worsens} by {drop} (up to {high}{few}), the budget is {budget:.2%}"
