@@ -35,6 +35,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import hundred_check
+import hundred_denoisers
 import hundred_models
 import torchwright as tw
 import turns
@@ -47,7 +48,7 @@ ONE = "_one"
 PRECISIONS = ("f32", "bf16")
 GLANCES = 3
 """Timings by which the fastest of the peers is chosen."""
-LIBRARIES = ("torch", "transformers", "torchvision", "openvino", "nncf", "onnxruntime")
+LIBRARIES = ("torch", "transformers", "torchvision", "diffusers", "openvino", "nncf", "onnxruntime")
 """Those that have a model, an engine or a peer here."""
 MINUTES = 15
 """What one architecture may take in all."""
@@ -102,6 +103,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="name the architectures and stop")
     return parser.parse_args()
+
+
+hundred_models.MODELS.update(hundred_denoisers.entries())
 
 
 def varied() -> list[str]:
