@@ -166,6 +166,14 @@ def test_the_layers_that_lose_most_are_named_with_what_they_lose() -> None:
     )
 
 
+def test_layers_that_stay_in_float32_are_left_alone() -> None:
+    step = Step(
+        name="dtype", options={"autocast": True, "keep_float32": ["transformer.proj_out"], "parts": ["vae"]}
+    )
+    (found,) = view.rankings(make_recipe(rungs=(make_ranked_rung(step=step),)))
+    assert found.heading == "dtype: the worst of 40 layers was left alone"
+
+
 def test_a_retreat_that_was_in_vain_says_so() -> None:
     own = (Ranked(name="a", error=0.1), Ranked(name="b", error=0.05))
     step = Step(name="w4a8", options={"skip": ["a"]})
@@ -173,7 +181,7 @@ def test_a_retreat_that_was_in_vain_says_so() -> None:
     rung = make_rung("dropped", step=step, ranking=own, ranked=2)
     (found,) = view.rankings(make_recipe(rungs=(bold, rung)))
     assert found.said == (
-        "w4a8: the 1 worst of 2 layers were left alone, and the step was dropped all the same (a 10.00% of the layer's "
+        "w4a8: the worst of 2 layers was left alone, and the step was dropped all the same (a 10.00% of the layer's "
         "own output, by itself)"
     )
     assert "Which layers lose the most" in render(make_recipe(rungs=(bold,)))

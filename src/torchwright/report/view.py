@@ -146,7 +146,9 @@ class LayerRanking:
     def heading(self) -> str:
         """What was done with how many, in words."""
         other = "" if self.rung.kept else f", and the step was {self.rung.status} all the same"
-        return f"{self.rung.step.name}: the {self.left} worst of {self.rung.ranked} layers were left alone{other}"
+        worst = "the worst" if self.left == 1 else f"the {self.left} worst"
+        were = "was" if self.left == 1 else "were"
+        return f"{self.rung.step.name}: {worst} of {self.rung.ranked} layers {were} left alone{other}"
 
     @property
     def said(self) -> str:
@@ -173,9 +175,9 @@ def rankings(recipe: Recipe) -> list[LayerRanking]:
     ]
 
 
-def _left_alone(step: Step) -> list[str]:
-    skip: Any = step.options.get("skip")
-    return [*skip] if isinstance(skip, list | tuple) else []
+def _left_alone(step: Step) -> list[Any]:
+    """Whatever its options list; which of it are names of layers the ranking says."""
+    return [name for value in step.options.values() if isinstance(value, list | tuple) for name in value]
 
 
 def is_total(pair: CasePair, recipe: Recipe) -> bool:
