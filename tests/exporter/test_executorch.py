@@ -113,6 +113,26 @@ def test_the_layer_at_which_8_bits_do_not_suffice_is_named(tmp_path: Path) -> No
     assert ExecuTorch.write(sound, "int8", tmp_path / "sound").parting == ""
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("_installed")
+def test_positions_stay_whole_beside_8_bits(tmp_path: Path) -> None:
+    """The quantizer makes float32 of every number beside a tensor, and nothing is indexed by float32."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            places = torch.arange(4) + 2
+            return self.inner(x[:, places] + 0.5)
+
+    made = export(
+        Shifted().eval(), torch.randn(3, 8, 16), to="executorch", precision="int8", out=tmp_path / "out"
+    )
+    assert made.report["verdict"] == "holds"
+
+
 @pytest.mark.usefixtures("_installed")
 def test_what_has_no_cache_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RefusedTechnique, match="a cache is a language model's"):

@@ -34,6 +34,7 @@ def quantized(
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     prepared = prepare_pt2e(program.module(check_guards=False), quantizer)
+    _keep_whole(prepared)
     example: Any = program.example_inputs
     with torch.no_grad():
         cases = calibrating(target, spec)
@@ -58,6 +59,17 @@ def quantized(
             converted, args, kwargs, dynamic_shapes=free_dims(spec, pytree.tree_leaves((args, kwargs)))
         )
     return made, parting
+
+
+def _keep_whole(prepared: fx.GraphModule) -> None:
+    """Make whole again what the quantizer made float32: every number beside a tensor, positions that index among them."""
+    for node in prepared.graph.nodes:
+        if node.op != "get_attr" or not str(node.target).startswith("_tensor_constant"):
+            continue
+        results = [user.meta["val"] for user in node.users if isinstance(user.meta.get("val"), torch.Tensor)]
+        constant = getattr(prepared, node.target)
+        if results and not any(value.is_floating_point() for value in results) and constant == constant.long():
+            setattr(prepared, node.target, constant.long())
 
 
 def _by_name(values: Mapping[fx.Node, torch.Tensor]) -> dict[str, torch.Tensor]:
