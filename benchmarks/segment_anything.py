@@ -213,8 +213,9 @@ def started(
 
 
 def prepare(process: TrialProcess, context: Context, steps: tuple[Step, ...]) -> None:
-    """Ahead-of-time code is compiled in one process and loaded in this one, as the search does it."""
-    if not any(step.name == "compile" and step.options.get("engine", "aot") == "aot" for step in steps):
+    """Ahead-of-time code and others' graphs are made in one process and loaded in this one, as the search does it."""
+    ahead = [step for step in steps if step.name == "compile" and step.options.get("engine", "aot") == "aot"]
+    if not ahead and not any(step.name in PEERS for step in steps):
         process.ask("prepare", steps=steps)
         return
     folder = tempfile.mkdtemp(dir=context.scratch)

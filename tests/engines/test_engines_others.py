@@ -146,6 +146,21 @@ def test_complex_numbers_reach_it_as_pairs(name: str) -> None:
         model.float()
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_squeeze_of_a_wider_dimension_changes_nothing(name: str) -> None:
+    """As in PyTorch; pipelines of diffusers squeeze what is mostly one."""
+    needs(name)
+
+    class Squeezes(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x.squeeze(1) + 1, x[:, :1].squeeze(1) * 2
+
+    x = torch.randn(2, 3, 4)
+    found = prepared([name], Squeezes(), x)(Case("forward", args=(x,), kwargs={}))
+    for one, wanted in zip(found, Squeezes()(x), strict=True):
+        torch.testing.assert_close(one, wanted)
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 def test_layers_that_are_left_alone_stay_in_float(tmp_path: Path, rows: int) -> None:
     needs("openvino")

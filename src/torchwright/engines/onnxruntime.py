@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LARGEST = 2**31 - 1
 """Bytes of an ONNX file: protobuf's own limit. What is larger would keep its weights in files beside it."""
+SQUEEZES = ("aten.squeeze.dim", "aten.squeeze.dims")
 DOMAINS = ("", "ai.onnx", "pkg.torch", "pkg.onnxscript.torch_lib", "pkg.onnxscript.torch_lib.common")
 """Of operators that are ONNX's own, and of functions that the exporter writes in their terms."""
 
@@ -41,6 +42,7 @@ class OnnxRuntime(Converted):
     def convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
         import torch
 
+        _without_idle_squeezes(program)
         with ignore_library_warnings(), contextlib.redirect_stdout(io.StringIO()):
             exported = torch.onnx.export(program, dynamo=True, verbose=False)
         assert exported is not None
@@ -65,6 +67,17 @@ class OnnxRuntime(Converted):
             raise ArtifactError(f"{file} cannot be read", found=fault)
         names = [value.name for value in model.graph.input]
         return lambda threads: _started(content, names, threads)
+
+
+def _without_idle_squeezes(program: ExportedProgram) -> None:
+    """PyTorch squeezes a dimension that is larger than one into itself; ONNX Runtime refuses a graph that does."""
+    graph = program.graph_module.graph
+    for node in [node for node in graph.nodes if str(node.target) in SQUEEZES]:
+        before, after = node.args[0].meta["val"], node.meta["val"]
+        if before.ndim == after.ndim and all(user.op != "output" for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    program.graph_module.recompile()
 
 
 def _fault(model: Any, spec: CallSpec) -> str | None:

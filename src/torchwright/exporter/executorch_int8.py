@@ -62,13 +62,17 @@ def quantized(
 
 
 def _keep_whole(prepared: fx.GraphModule) -> None:
-    """Make whole again what the quantizer made float32: every number beside a tensor, positions that index among them."""
+    """Make whole again what the quantizer made float32: numbers beside tensors, those of positions among them."""
     for node in prepared.graph.nodes:
         if node.op != "get_attr" or not str(node.target).startswith("_tensor_constant"):
             continue
         results = [user.meta["val"] for user in node.users if isinstance(user.meta.get("val"), torch.Tensor)]
         constant = getattr(prepared, node.target)
-        if results and not any(value.is_floating_point() for value in results) and constant == constant.long():
+        if (
+            results
+            and not any(value.is_floating_point() for value in results)
+            and constant == constant.long()
+        ):
             setattr(prepared, node.target, constant.long())
 
 
