@@ -285,6 +285,17 @@ def test_command_says_what_it_did_not_run(tmp_path: Path, capsys: pytest.Capture
     assert "not run, and taken to follow: cp=16 (ran at 8)" in said
 
 
+def test_a_pipelines_schedule_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = in_layout(Layout(pp=2), micro_batches=2, pipeline={"schedule": "zbv"})
+    part = Part(layout=Layout(pp=2), compiled=False, errors={}, worst={}, passed=True, seconds=1.0)
+    config = read_decoder_config(config_folder("llama", tmp_path))
+    found = Proof(model="m", run=run, config=config, parts=(part,), divergence=None, extrapolated=())
+    console().print(render.verdict(found))
+    assert "pp=2, micro_batches=2, zbv computes what one process computes" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 def test_command_refuses_a_layout_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", str(config_folder("llama", tmp_path)), "--layout", "cp=two"]) == 2
     assert "AXIS=NUMBER" in capsys.readouterr().err

@@ -65,6 +65,7 @@ def _asked(proof: Proof) -> str:
     more = [f"recompute={run.recompute}"] if run.recompute != "none" else []
     more += ["compile"] if run.compile else []
     more += [f"micro_batches={run.micro_batches}"] if run.micro_batches > 1 else []
+    more += [run.pipeline.schedule] if run.parallel.pp > 1 else []
     more += [run.precision] if run.precision != "fp32" else []
     more += [run.qat.scheme] if run.qat else []
     more += [run.optimizer.name] if run.optimizer.name != "adamw" else []
