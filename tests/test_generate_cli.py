@@ -296,6 +296,10 @@ MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
     "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON"),
+    "endless layers": (
+        lambda f: change_json(f / "config.json", num_hidden_layers=10**6),
+        "describes more layers than any model has",
+    ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "has no *.safetensors"),
     "no folder": (lambda f: shutil.rmtree(f), "there is no model at"),
     "unknown architecture": (

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
-from torchwright.errors import RefusedTechnique
+from torchwright.errors import ModelError, RefusedTechnique
 from torchwright.facts import Step
 from torchwright.techniques.base import Target, from_step, parse_step
 
@@ -205,3 +207,15 @@ def test_a_pipeline_in_4_bits_still_reads_its_weights(pixart: Path, others: tupl
     # 4 bits lose about 8% of a layer of random weights, and a few layers follow one another.
     assert all(error < 0.5 for error in found.values()), found
     assert found["text_encoder"] > 0
+
+
+def test_a_config_of_endless_layers_is_refused_before_it_is_built(pixart: Path, tmp_path: Path) -> None:
+    from torchwright.diffusion.workload import DiffusionWorkload
+
+    copy = Path(shutil.copytree(pixart, tmp_path / "pipeline"))
+    file = copy / "transformer" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_layers": 100_000}))
+    with pytest.raises(
+        ModelError, match=r"transformer/config\.json describes more layers.*num_layers = 100,000"
+    ):
+        DiffusionWorkload(copy, steps=2)

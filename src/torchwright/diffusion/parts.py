@@ -14,6 +14,7 @@ from torch import nn
 from torchwright.diffusion.folder import FAMILIES, PipelineFolder
 from torchwright.diffusion.picture import INSTALL
 from torchwright.errors import ModelError, first_line
+from torchwright.hub.folder import read_config
 from torchwright.quiet import quiet_import
 from torchwright.workloads.huggingface import quiet_transformers
 
@@ -91,6 +92,7 @@ BASES = {"diffusers": "ModelMixin", "transformers": "PreTrainedModel"}
 
 def _load(folder: PipelineFolder, name: str) -> nn.Module:
     library, kind = folder.components[name]
+    read_config(folder.path / name)  # which says what is wrong with it in a line
     if not any((folder.path / name).glob("*.safetensors")):
         raise ModelError(
             f"{folder.path / name} has no *.safetensors", next="other files of weights are not opened"
@@ -128,6 +130,7 @@ def _load(folder: PipelineFolder, name: str) -> nn.Module:
 def _empty(folder: PipelineFolder, name: str) -> nn.Module:
     """A component on the current device, with whatever weights its class begins with."""
     library, kind = folder.components[name]
+    read_config(folder.path / name)  # which says what is wrong with it in a line
     cls = find_class(library, kind, BASES[library])
     try:
         with quiet_transformers():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ WEIGHTS = ("*.safetensors", "*.gguf")
 FETCHED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.jinja2", "tokenizer*")
 """Files of a hub's model that are downloaded: no pickle, no code."""
 HUGGING_FACE = "a Hugging Face folder: config.json beside *.safetensors; a pipeline has model_index.json"
+LAYERS = re.compile(r"(layers?|depth)$")
+MOST_LAYERS = 2_000
+"""To build what a stranger's configuration describes takes milliseconds a layer, with or without weights."""
 TARGETS = "a Hugging Face folder, a GGUF file, a hub id, package.module:factory, or an artifact folder"
 
 
@@ -38,7 +42,7 @@ def find_object(path: Path) -> dict[str, Any]:
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json.
 
-    Raises `ModelError` when the folder or the file is not there or is not JSON.
+    Raises `ModelError` when the folder or the file is not there or is not JSON, or describes too many layers.
     """
     if not folder.exists():
         raise ModelError(
@@ -53,7 +57,24 @@ def read_config(folder: Path) -> dict[str, Any]:
             found=", ".join(sorted(p.name for p in folder.iterdir())[:6]) if folder.is_dir() else "a file",
             allowed=HUGGING_FACE,
         )
-    return read_object(path)
+    config = read_object(path)
+    for key, count in _depths(config):
+        if count > MOST_LAYERS:
+            raise ModelError(
+                f"{path} describes more layers than any model has",
+                found=f"{key} = {count:,}",
+                allowed=f"up to {MOST_LAYERS:,}",
+            )
+    return config
+
+
+def _depths(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Every number of layers in a configuration, and in those within it."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _depths(value)
+        elif isinstance(value, int) and LAYERS.search(str(key)):
+            yield str(key), value
 
 
 def resolve(target: str) -> Path:
