@@ -250,6 +250,13 @@ class TestMetrics:
         assert found.samples in (24, 12)
         assert found.drop_high >= rms_bounds(24)[1] * judged * (1 - 1e-5)
 
+    def test_another_shape_of_as_many_numbers_is_another_output(self):
+        workload = ModuleWorkload(nn.Identity(), [torch.rand(2, 6) for _ in range(3)])
+        reference = workload.observe(run_of(workload.build()), torch.float32)
+        turned = workload.observe(lambda case: case.args[0].reshape(6, 2), torch.float32)
+        with pytest.raises(WorkloadError, match=r"shape \[6, 2\] where the original has \[2, 6\]"):
+            workload.compare(reference, turned)
+
     def test_what_calibrated_and_fares_worse_counts_as_it_is(self):
         inputs = [torch.rand(2, 6) for _ in range(3)]
         workload = ModuleWorkload(nn.Identity(), inputs)

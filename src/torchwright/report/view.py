@@ -177,7 +177,8 @@ def rankings(recipe: Recipe) -> list[LayerRanking]:
 
 def _left_alone(step: Step) -> list[Any]:
     """Whatever its options list; which of it are names of layers the ranking says."""
-    return [name for value in step.options.values() if isinstance(value, list | tuple) for name in value]
+    lists: list[Any] = [value for value in step.options.values() if isinstance(value, list | tuple)]
+    return [name for listed in lists for name in listed]
 
 
 def is_total(pair: CasePair, recipe: Recipe) -> bool:

@@ -59,16 +59,9 @@ def relative_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.
 
     Raises `WorkloadError` when the two differ in number or shape, or when their infinite or NaN elements differ.
     """
-    if len(reference) != len(candidate):
-        raise WorkloadError(
-            f"the candidate returned {len(candidate)} tensors where the original has {len(reference)}"
-        )
+    check_shapes(reference, candidate)
     errors, bounds = list[float](), list[tuple[float, float]]()
     for before, after in zip(reference, candidate, strict=True):
-        if before.shape != after.shape:
-            raise WorkloadError(
-                f"an output has shape {list(after.shape)} where the original has {list(before.shape)}"
-            )
         errors.append(_tensor_error(before, after))
         low, high = _error_bounds(before)
         bounds.append((errors[-1] * low, errors[-1] * high))
@@ -84,6 +77,19 @@ def relative_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.
         samples=sum(t.numel() for t in reference),
         extras={"mean_relative_error": sum(errors) / len(errors)},
     )
+
+
+def check_shapes(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Tensor]) -> None:
+    """Raises `WorkloadError` when the two differ in number or shape."""
+    if len(reference) != len(candidate):
+        raise WorkloadError(
+            f"the candidate returned {len(candidate)} tensors where the original has {len(reference)}"
+        )
+    for before, after in zip(reference, candidate, strict=True):
+        if before.shape != after.shape:
+            raise WorkloadError(
+                f"an output has shape {list(after.shape)} where the original has {list(before.shape)}"
+            )
 
 
 def _error_bounds(before: torch.Tensor) -> tuple[float, float]:

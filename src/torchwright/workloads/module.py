@@ -90,27 +90,19 @@ class ModuleWorkload(Workload):
     def cases(self, dtype: torch.dtype) -> list[Case]:
         counts = collections.Counter(self._shape_of)
         often = math.gcd(*counts.values())
-        calls = self._calls()
         return [
-            replace(calls[self._shape_of.index(shape)], repeat=counts[shape] // often)
+            replace(self._case(self._shape_of.index(shape)), repeat=counts[shape] // often)
             for shape in range(self._shapes)
         ]
 
     def calibration(self, dtype: torch.dtype) -> list[Case]:
-        return self._calls()[: self._calibrating]
+        return [self._case(index) for index in range(self._calibrating)]
 
-    def _calls(self) -> list[Case]:
-        """Every input as a call, named by its shape."""
-        placed = to_device(own_tensors(self.inputs), self.device)
-        return [
-            Case(
-                name="forward" if self._shapes == 1 else f"shape {shape + 1}",
-                args=args,
-                kwargs=kwargs,
-                dynamic=self.dynamic,
-            )
-            for shape, (args, kwargs) in zip(self._shape_of, placed, strict=True)
-        ]
+    def _case(self, index: int) -> Case:
+        """One of the inputs as a call, named by its shape."""
+        args, kwargs = to_device(own_tensors(self.inputs[index]), self.device)
+        name = "forward" if self._shapes == 1 else f"shape {self._shape_of[index] + 1}"
+        return Case(name=name, args=args, kwargs=kwargs, dynamic=self.dynamic)
 
     @property
     def _shapes(self) -> int:
@@ -125,11 +117,10 @@ class ModuleWorkload(Workload):
         return len(self.inputs) if self.metric else max(1, len(self.inputs) // CALIBRATING)
 
     def observe(self, run: Run, dtype: torch.dtype) -> Any:
-        cases = self._calls()
         if self.metric:
-            return self._ask_metric(_Callable(from_anywhere(run, self.device), cases))
+            return self._ask_metric(_Callable(from_anywhere(run, self.device), self._case(0).name))
         sample = self.sample or range(len(self.inputs) - self._kept_apart)
-        return [self._seen(run, cases[index], self.inputs[index]) for index in sample]
+        return [self._seen(run, self._case(index), self.inputs[index]) for index in sample]
 
     def unseen(self) -> Self | None:
         count, kept = len(self.inputs), self._kept_apart
@@ -159,6 +150,7 @@ class ModuleWorkload(Workload):
                     "the candidate does not change the same inputs in place as the original",
                     found=f"inputs {sorted(after.changed)}, not {sorted(before.changed)}, are changed in place",
                 )
+            accuracy.check_shapes(before.outputs, after.outputs)
         first = 0 if self.sample else self._calibrating % len(self.inputs)
         judged, calibrated = (
             self._loss(reference[part], candidate[part]) if reference[part] else None
@@ -219,9 +211,9 @@ class _Seen:
 class _Callable(nn.Module):
     """What a user's metric is given: called like the model, on whatever inputs it likes."""
 
-    def __init__(self, run: Run, cases: list[Case]) -> None:
+    def __init__(self, run: Run, name: str) -> None:
         super().__init__()
-        self._run, self._name = run, cases[0].name
+        self._run, self._name = run, name
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(Case(name=self._name, args=args, kwargs=kwargs))
@@ -292,7 +284,7 @@ def _tensors(seen: Sequence[_Seen]) -> list[torch.Tensor]:
     for one in seen:
         by_call.setdefault(one.call, []).append([*one.outputs, *one.changed.values()])
     return [
-        torch.cat([tensor.flatten() for tensor in same]) if len(same) > 1 else same[0]
+        torch.cat([tensor.flatten() for tensor in same])
         for calls in by_call.values()
         for same in zip(*calls, strict=True)
     ]
