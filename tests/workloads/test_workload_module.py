@@ -257,6 +257,11 @@ class TestMetrics:
         with pytest.raises(WorkloadError, match=r"shape \[6, 2\] where the original has \[2, 6\]"):
             workload.compare(reference, turned)
 
+    def test_inputs_that_are_named_tuples_have_shapes(self):
+        packed = [nn.utils.rnn.pack_sequence([torch.rand(n, 4), torch.rand(2, 4)]) for n in (5, 5, 3)]
+        workload = ModuleWorkload(nn.LSTM(4, 4), [(each,) for each in packed])
+        assert [case.name for case in workload.cases(torch.float32)] == ["shape 1", "shape 2"]
+
     def test_what_calibrated_and_fares_worse_counts_as_it_is(self):
         inputs = [torch.rand(2, 6) for _ in range(3)]
         workload = ModuleWorkload(nn.Identity(), inputs)

@@ -314,7 +314,8 @@ def _layout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
             return leaf
         return leaf.dtype, leaf.shape, leaf.layout, leaf.stride() if leaf.layout is torch.strided else ()
 
-    return repr(pytree.tree_map(layout, (args, kwargs)))
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    return repr(([layout(leaf) for leaf in leaves], structure))
 
 
 def _numbered(values: Sequence[str]) -> list[int]:
