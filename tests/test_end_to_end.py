@@ -137,6 +137,7 @@ def test_a_search_of_a_users_module_goes_on_where_it_ended(tmp_path: Path):
         "compile",
         "int8_rows",
         "allocator",
+        "fast_math",
         "dense_attention",
         "matmul_attention",
         "openvino",
