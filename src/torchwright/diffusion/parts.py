@@ -92,11 +92,11 @@ BASES = {"diffusers": "ModelMixin", "transformers": "PreTrainedModel"}
 
 def _load(folder: PipelineFolder, name: str) -> nn.Module:
     library, kind = folder.components[name]
-    read_config(folder.path / name)  # which says what is wrong with it in a line
     if not any((folder.path / name).glob("*.safetensors")):
         raise ModelError(
             f"{folder.path / name} has no *.safetensors", next="other files of weights are not opened"
         )
+    read_config(folder.path / name)  # which says what is wrong with it in a line
     cls = find_class(library, kind, BASES[library])
     options: dict[str, Any] = (
         {"torch_dtype": torch.float32, "low_cpu_mem_usage": False}
