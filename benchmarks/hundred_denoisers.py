@@ -52,7 +52,7 @@ def entries() -> dict[str, Entry]:
         return Entry(kind="denoiser", make=build, cut=f"{layers} layers of {whole}, 512 x 512 pixels")
 
     return {
-        "PixArtTransformer2DModel": entry("PixArtTransformer2DModel", pixart, 4, 28),
+        "PixArtTransformer2DModel": entry("PixArtTransformer2DModel", pixart, 4, 28, caption_channels=4096),
         "SD3Transformer2DModel": entry(
             "SD3Transformer2DModel",
             stable_diffusion_3,
