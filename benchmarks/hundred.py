@@ -35,7 +35,6 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import hundred_check
-import hundred_denoisers
 import hundred_models
 import torchwright as tw
 import turns
@@ -103,9 +102,6 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="name the architectures and stop")
     return parser.parse_args()
-
-
-hundred_models.MODELS.update(hundred_denoisers.entries())
 
 
 def varied() -> list[str]:

@@ -22,6 +22,8 @@ from outside_modules import settle
 Inputs = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
 BATCH, OTHER_BATCH, TOKENS = 2, 3, 64
 """Rows of the search's calls and of those that the artifact is tried on, tokens of a row."""
+LATENT = 64
+"""Latent pixels of a side of a denoiser's picture."""
 IDLE = 0.01
 """Layer scales up to this begin near zero."""
 SCALES = ("layer_scale", "layer_scale_parameter", "lambda_1", "lambda_2", "lambda1", "gamma_1", "gamma_2")
@@ -32,7 +34,7 @@ class Entry:
     """One architecture."""
 
     kind: str
-    """Text, decoder, sequence to sequence, vision, detection, audio, two towers, series."""
+    """Text, decoder, sequence to sequence, vision, detection, audio, two towers, series, denoiser."""
     make: Callable[..., tuple[nn.Module, Inputs]]
     """Batch, and fields of its configuration by name → a module with random weights and inputs of so many rows."""
     cut: str = ""
@@ -517,3 +519,47 @@ _torchvision(
 )
 _torchvision("vision", "r3d_18", 3, 8, 112, 112, path="torchvision.models.video")
 _torchvision("vision", "r2plus1d_18", 3, 8, 112, 112, path="torchvision.models.video")
+
+
+# diffusers: a step at 512 x 512 pixels, which guidance calls on two rows
+
+
+def _diffusers(
+    name: str, feed: Callable[[int], Inputs], layers: int, *, whole: int, **published: Any
+) -> None:
+    def build(batch: int, **others: Any) -> tuple[nn.Module, Inputs]:
+        function = getattr(importlib.import_module("diffusers"), name)
+        return function(**{"sample_size": LATENT, "num_layers": layers} | published | others), feed(batch)
+
+    MODELS[name] = Entry(
+        kind="denoiser", make=build, cut=f"{layers} layers of {whole}, {8 * LATENT} x {8 * LATENT} pixels"
+    )
+
+
+def pixart(batch: int) -> Inputs:
+    return {
+        "hidden_states": torch.randn(batch, 4, LATENT, LATENT),
+        "encoder_hidden_states": torch.randn(batch, 120, 4096),
+        "timestep": torch.randint(1000, (batch,)),
+    }
+
+
+def stable_diffusion_3(batch: int) -> Inputs:
+    return {
+        "hidden_states": torch.randn(batch, 16, LATENT, LATENT),
+        "encoder_hidden_states": torch.randn(batch, 333, 4096),
+        "pooled_projections": torch.randn(batch, 2048),
+        "timestep": 1000 * torch.rand(batch),
+    }
+
+
+_diffusers("PixArtTransformer2DModel", pixart, 4, whole=28, caption_channels=4096)
+_diffusers(
+    "SD3Transformer2DModel",
+    stable_diffusion_3,
+    2,
+    whole=24,
+    num_attention_heads=24,
+    caption_projection_dim=1536,
+    pos_embed_max_size=192,
+)

@@ -257,6 +257,15 @@ class TestMetrics:
         with pytest.raises(WorkloadError, match=r"shape \[6, 2\] where the original has \[2, 6\]"):
             workload.compare(reference, turned)
 
+    def test_an_input_that_nothing_changes_stands_beside_one_that_is_changed(self):
+        class Clamps(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x.clamp_(min=0).sum(-1)
+
+        workload = ModuleWorkload(Clamps(), [torch.rand(2, 6), torch.rand(2, 6), -torch.rand(2, 6)])
+        seen = [workload.observe(run_of(workload.build()), torch.float32) for _ in range(2)]
+        assert workload.compare(*seen).drop == 0.0
+
     def test_inputs_that_are_named_tuples_have_shapes(self):
         packed = [nn.utils.rnn.pack_sequence([torch.rand(n, 4), torch.rand(2, 4)]) for n in (5, 5, 3)]
         workload = ModuleWorkload(nn.LSTM(4, 4), [(each,) for each in packed])

@@ -90,14 +90,20 @@ def find_class(library: str, name: str, base: str) -> Any:
 BASES = {"diffusers": "ModelMixin", "transformers": "PreTrainedModel"}
 
 
+def _class_of(folder: PipelineFolder, name: str) -> Any:
+    """A component's class; raises `ModelError` for a configuration of which none should be made."""
+    library, kind = folder.components[name]
+    read_config(folder.path / name)
+    return find_class(library, kind, BASES[library])
+
+
 def _load(folder: PipelineFolder, name: str) -> nn.Module:
     library, kind = folder.components[name]
     if not any((folder.path / name).glob("*.safetensors")):
         raise ModelError(
             f"{folder.path / name} has no *.safetensors", next="other files of weights are not opened"
         )
-    read_config(folder.path / name)  # which says what is wrong with it in a line
-    cls = find_class(library, kind, BASES[library])
+    cls = _class_of(folder, name)
     options: dict[str, Any] = (
         {"torch_dtype": torch.float32, "low_cpu_mem_usage": False}
         if library == "diffusers"
@@ -130,8 +136,7 @@ def _load(folder: PipelineFolder, name: str) -> nn.Module:
 def _empty(folder: PipelineFolder, name: str) -> nn.Module:
     """A component on the current device, with whatever weights its class begins with."""
     library, kind = folder.components[name]
-    read_config(folder.path / name)  # which says what is wrong with it in a line
-    cls = find_class(library, kind, BASES[library])
+    cls = _class_of(folder, name)
     try:
         with quiet_transformers():
             if library == "diffusers":

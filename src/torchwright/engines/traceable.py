@@ -47,7 +47,7 @@ def sizes_by_len(model: nn.Module) -> Generator[None]:
     Python makes a number of what `len` returns: a batch that RT-DETR takes from `len(source_flatten)` is the example's.
     """
     names = {cls.__module__ for module in model.modules() for cls in type(module).__mro__}
-    sources = [vars(sys.modules[name]) for name in names if name in sys.modules and _is_foreign(name)]
+    sources = [vars(sys.modules[name]) for name in names if name in sys.modules and _is_models(name)]
     patched = [source for source in sources if "len" not in source]
     for source in patched:
         source["len"] = _len
@@ -58,8 +58,9 @@ def sizes_by_len(model: nn.Module) -> Generator[None]:
             del source["len"]
 
 
-def _is_foreign(name: str) -> bool:
-    return name.partition(".")[0] not in ("torch", "builtins")
+def _is_models(name: str) -> bool:
+    """Whether a model's own code may be in a module: Python's and PyTorch's own take sizes as they should."""
+    return name.partition(".")[0] not in {"torch", *sys.stdlib_module_names}
 
 
 def _len(value: Any) -> Any:

@@ -68,11 +68,8 @@ def _keep_whole(prepared: fx.GraphModule) -> None:
             continue
         results = [user.meta["val"] for user in node.users if isinstance(user.meta.get("val"), torch.Tensor)]
         constant = getattr(prepared, node.target)
-        if (
-            results
-            and not any(value.is_floating_point() for value in results)
-            and constant == constant.long()
-        ):
+        whole = constant.is_floating_point() and bool((constant == constant.long()).all())
+        if whole and results and not any(value.is_floating_point() for value in results):
             setattr(prepared, node.target, constant.long())
 
 

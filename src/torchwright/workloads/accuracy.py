@@ -62,9 +62,10 @@ def relative_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.
     check_shapes(reference, candidate)
     errors, bounds = list[float](), list[tuple[float, float]]()
     for before, after in zip(reference, candidate, strict=True):
-        errors.append(_tensor_error(before, after))
-        low, high = _error_bounds(before)
-        bounds.append((errors[-1] * low, errors[-1] * high))
+        error, count = _error_and_count(before, after)
+        low, high = rms_bounds(count) if count else (1.0, 1.0)
+        errors.append(error)
+        bounds.append((error * low, error * high))
     worst = max(errors)
     return Quality(
         metric="relative error",
@@ -92,16 +93,14 @@ def check_shapes(reference: Sequence[torch.Tensor], candidate: Sequence[torch.Te
             )
 
 
-def _error_bounds(before: torch.Tensor) -> tuple[float, float]:
-    """What the relative error of an output is multiplied by for the ends of its interval."""
-    if not before.is_floating_point() and not before.is_complex():
-        return 1.0, 1.0
-    return rms_bounds(max(1, int(torch.isfinite(before).sum())) * (2 if before.is_complex() else 1))
-
-
 def _tensor_error(before: torch.Tensor, after: torch.Tensor) -> float:
+    return _error_and_count(before, after)[0]
+
+
+def _error_and_count(before: torch.Tensor, after: torch.Tensor) -> tuple[float, int]:
+    """The relative error, and by how many finite real numbers it was found; of whole numbers a share, and none."""
     if not before.is_floating_point() and not before.is_complex():
-        return (before != after).double().mean().item() if before.numel() else 0.0
+        return (before != after).double().mean().item() if before.numel() else 0.0, 0
     wide = torch.complex128 if before.is_complex() else torch.float64
     before, after = before.to(wide), after.to(wide)
     finite = torch.isfinite(before)
@@ -118,7 +117,7 @@ def _tensor_error(before: torch.Tensor, after: torch.Tensor) -> float:
     error = difference / norm if norm else difference / math.sqrt(max(1, before.numel()))
     if not math.isfinite(error):
         raise WorkloadError("the relative error of an output is not finite", found=f"{difference} of {norm}")
-    return error
+    return error, before.numel() * (2 if before.is_complex() else 1)
 
 
 def _equal(before: torch.Tensor, after: torch.Tensor) -> bool:

@@ -152,12 +152,11 @@ class ModuleWorkload(Workload):
                 )
             accuracy.check_shapes(before.outputs, after.outputs)
         first = 0 if self.sample else self._calibrating % len(self.inputs)
-        judged, calibrated = (
-            self._loss(reference[part], candidate[part]) if reference[part] else None
-            for part in (slice(first, None), slice(first))
-        )
-        assert judged is not None
-        if calibrated is None or calibrated.drop <= judged.drop:
+        judged = self._loss(reference[first:], candidate[first:])
+        if not first:
+            return judged
+        calibrated = self._loss(reference[:first], candidate[:first])
+        if calibrated.drop <= judged.drop:
             return judged
         # Scales were chosen on these: they are seen as they are, and say nothing of others.
         worst = max(calibrated.drop, judged.drop_high)
@@ -280,14 +279,13 @@ def from_factory(target: str) -> ModuleWorkload:
 
 def _tensors(seen: Sequence[_Seen]) -> list[torch.Tensor]:
     """Every output by the shape of its call: those of several inputs are one sample, the shapes are not."""
-    by_call: dict[str, list[list[torch.Tensor]]] = {}
+    samples: dict[tuple[str, str], list[torch.Tensor]] = {}
     for one in seen:
-        by_call.setdefault(one.call, []).append([*one.outputs, *one.changed.values()])
-    return [
-        torch.cat([tensor.flatten() for tensor in same])
-        for calls in by_call.values()
-        for same in zip(*calls, strict=True)
-    ]
+        outputs = {f"output {index}": tensor for index, tensor in enumerate(one.outputs)}
+        changed = {f"input {index}": tensor for index, tensor in one.changed.items()}
+        for place, tensor in (outputs | changed).items():
+            samples.setdefault((one.call, place), []).append(tensor.flatten())
+    return [torch.cat(sample) for sample in samples.values()]
 
 
 def _logits(seen: Sequence[_Seen]) -> torch.Tensor:
