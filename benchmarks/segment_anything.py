@@ -82,7 +82,8 @@ class Rung:
         return TOGETHER if self.kind is SeveralPictures else 1
 
 
-BF16, COMPILE, FUSED = "dtype:dtype=bfloat16", "compile:engine=jit,freezing=false", "grid_attention"
+BF16, COMPILE = "dtype:dtype=bfloat16", "compile:engine=jit,freezing=false"
+FUSED, DECODER = "grid_attention", "mask_decoder"
 RUNGS = (
     Rung(name="fp32 eager", kind=PlainAttention),
     Rung(name="bf16, no waiting", steps=(BF16,), kind=PlainAttention),
@@ -91,7 +92,8 @@ RUNGS = (
     Rung(name="torch.compile, freezing", steps=(BF16, "compile:engine=jit")),
     Rung(name="fused attention", steps=(BF16, "compile", FUSED)),
     Rung(name=f"{TOGETHER} sizes a call", steps=(BF16, COMPILE, FUSED), kind=SeveralPictures),
-    Rung(name="int8 by row", steps=(BF16, "compile", FUSED, "int8_rows")),
+    Rung(name="mask decoder by products", steps=(DECODER, BF16, "compile", FUSED)),
+    Rung(name="int8 by row", steps=(DECODER, BF16, "compile", FUSED, "int8_rows")),
     Rung(name="2:4 sparsity", steps=(BF16, "compile", FUSED, "sparse24")),
 )
 OPENVINO = (

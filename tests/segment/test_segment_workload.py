@@ -164,14 +164,14 @@ def _pixels(workload: Any, run: Any, asked: list[Case]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("make", [tiny_sam, pytest.param(tiny_sam2, marks=pytest.mark.slow)])
 def test_its_graphs_are_read_without_trust_and_take_any_prompt(tmp_path: Path, make: Any) -> None:
-    """With the encoder on our kernel and 8-bit layers, as an artifact keeps them."""
+    """With the encoder on our kernel, masks by products, and 8-bit layers, as an artifact keeps them."""
     if missing := build.load_fault():
         pytest.skip(f"no kernels: {missing}")
     folder = make(tmp_path)
     workload = from_target(str(folder), points="3x3")
     target = make_target(workload, get_device("cpu").identify())
     target.properties.add("compiled")
-    names = ["dtype", "int8_rows", *(["grid_attention"] if make is tiny_sam else [])]
+    names = ["mask_decoder", "dtype", "int8_rows", *(["grid_attention"] if make is tiny_sam else [])]
     apply_steps(target, [Step(name=name, options={}) for name in names])
     if make is tiny_sam2:
         assert "no attention of the model" in str(GridAttention().refuse(target))

@@ -34,6 +34,7 @@ techniques: Registry[type[Technique]] = Registry(
         "fold_batchnorm": "torchwright.techniques.fold_batchnorm:FoldBatchNorm",
         "channels_last": "torchwright.techniques.channels_last:ChannelsLast",
         "pointwise_linear": "torchwright.techniques.pointwise_linear:PointwiseLinear",
+        "mask_decoder": "torchwright.techniques.mask_decoder:MaskDecoder",
         "dtype": "torchwright.techniques.dtype:Dtype",
         "fast_math": "torchwright.techniques.fast_math:FastMath",
         "packed_convolution": "torchwright.techniques.packed_convolution:PackedConvolution",
