@@ -94,6 +94,8 @@ def main() -> int:
     parser.add_argument("--openvino", type=Path, metavar="FOLDER")
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
+    if asked.rounds < 2:
+        parser.error("--rounds: two or more, of which ratios have an interval")
     print(
         f"{torch.get_num_threads()} threads, torch {torch.__version__}, transformers {transformers.__version__},"
     )
