@@ -211,8 +211,8 @@ def _by_head(weight_IE: torch.Tensor, heads: int) -> torch.Tensor:
     return weight_IE.detach().unflatten(0, (heads, -1)).contiguous()
 
 
-def _out(original: Any) -> nn.Linear:
-    return getattr(original, "o_proj", None) or original.out_proj
+def _out(original: Any) -> Any:
+    return getattr(original, "o_proj", None) or getattr(original, "out_proj", None)
 
 
 def _of(model: nn.Module, names: frozenset[str] | set[str]) -> list[tuple[str, Any]]:
@@ -235,7 +235,7 @@ def _attentions(model: nn.Module) -> list[tuple[str, Any, type[TokensAsk | Place
 
 def _reason(layer: Any) -> str | None:
     """Why a layer is left as it is, or None."""
-    projections = (layer.q_proj, layer.k_proj, layer.v_proj, _out(layer)) if hasattr(layer, "q_proj") else ()
-    if not projections or any(type(each) is not nn.Linear or each.bias is None for each in projections):
+    projections = [getattr(layer, name, None) for name in ("q_proj", "k_proj", "v_proj")]
+    if any(type(each) is not nn.Linear or each.bias is None for each in (*projections, _out(layer))):
         return "its projections are no plain linear layers with a bias"
     return attached(layer)
