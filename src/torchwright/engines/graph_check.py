@@ -52,6 +52,8 @@ DROPPED = {
 }
 SEQUENCES = ("builtins.tuple", "builtins.list")
 MAPPINGS = ("builtins.dict", "collections.OrderedDict")
+OUTPUTS = ("transformers.", "diffusers.")
+"""Whose classes of outputs are dicts by another name. None is imported: one that is not known to pytree is no class."""
 
 
 Rules = dict[tuple[str, str], Callable[[str], str]]
@@ -314,7 +316,7 @@ def _nesting(data: Any) -> dict[str, Any]:
         raise ValueError("inputs of a structure that is none")
     if kind is None and (context is not None or children):
         raise ValueError("a leaf with children")
-    if kind in MAPPINGS or (kind is not None and kind.startswith("transformers.")):
+    if kind in MAPPINGS or (kind is not None and kind.startswith(OUTPUTS)):
         _check_keys(context, len(children))
     elif kind in SEQUENCES:
         if context != "null":

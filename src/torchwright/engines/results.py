@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +15,8 @@ from torchwright.engines.spec import SIZE, TENSOR
 from torchwright.errors import ArtifactError
 
 Builder = Callable[[list[Any]], Any]
+HOMES = {"transformers": "transformers.modeling_outputs", "diffusers": "diffusers.models.modeling_outputs"}
+"""Where a library has the classes of results that its models share. No module that a file names is imported."""
 
 
 def call_result(
@@ -27,7 +31,7 @@ def result_builder(spec: str | pytree.TreeSpec) -> Builder:
 
     The usual forms (one tensor, a flat tuple, list or dict) take a fraction of a microsecond; pytree takes several.
     """
-    tree = pytree.treespec_loads(spec) if isinstance(spec, str) else spec
+    tree = _tree(spec) if isinstance(spec, str) else spec
     if tree.is_leaf():
         return lambda outputs: outputs[0]
     flat = all(child.is_leaf() for child in tree.children())
@@ -39,6 +43,32 @@ def result_builder(spec: str | pytree.TreeSpec) -> Builder:
         names = list(tree.context)
         return lambda outputs: dict(zip(names, outputs, strict=True))
     return lambda outputs: pytree.tree_unflatten(outputs, tree)
+
+
+def _tree(text: str) -> pytree.TreeSpec:
+    """Raises `ArtifactError` for a class that pytree does not know, as it knows them once their module is imported."""
+    try:
+        return pytree.treespec_loads(text)
+    except NotImplementedError as error:
+        name = str(error).removeprefix("Deserializing ").partition(" in pytree")[0][:120]
+        if _imported(HOMES.get(name.partition(".")[0])):
+            return _tree(text)
+        raise ArtifactError(
+            "a result is of a class that is not known in this process",
+            found=name,
+            next="import the module that defines it, then load the artifact",
+        ) from error
+
+
+def _imported(module: str | None) -> bool:
+    """Whether the module was not there, and is now."""
+    if module is None or module in sys.modules:
+        return False
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
 
 
 def with_constants(build: Builder, results: Sequence[str]) -> Builder:
