@@ -162,6 +162,20 @@ def test_what_it_refuses() -> None:
     assert float((found - wanted).norm() / wanted.norm()) <= 1e-5
 
 
+@pytest.mark.parametrize("name", ["", "upscale_conv2", "activation"])
+def test_a_hook_on_what_would_not_be_called_is_called(name: str) -> None:
+    model, given, called = random(sam), inputs(1, 2, 1), list[None]()
+    model.get_submodule(f"mask_decoder.{name}".rstrip(".")).register_forward_hook(
+        lambda *_: called.append(None)
+    )
+    target = target_of(Answers(model, True), *given)
+    apply_steps(target, [MaskDecoder().step()])
+    with torch.no_grad():
+        wanted, before, found = Answers(model, True)(*given)[0], len(called), target.model(*given)[0]
+    assert len(called) == 2 * before
+    assert float((found - wanted).norm() / wanted.norm()) <= ERROR
+
+
 def test_eight_bits_leave_the_picture_to_it() -> None:
     """`int8_rows` after it changes layers of tokens alone, and the masks stay near."""
     model, given = Answers(random(sam), True), inputs(1, 3, 1)

@@ -56,7 +56,7 @@ class MaskDecoder(Technique):
             if name not in left:
                 replace_module(target.model, layer, kind(layer))
         for _, decoder in _of(target.model, {DECODER}):
-            if not left:
+            if not left and not any(map(attached, _uncalled(decoder))):
                 replace_module(target.model, decoder, MasksByProducts(decoder))
         target.coverage.append(
             Coverage(
@@ -183,6 +183,17 @@ class MasksByProducts(nn.Module):
         masks_QMN = torch.bmm(makers_QME, quarters.reshape(len(quarters), -1, makers_QME.shape[-1]).mT)
         pieces = masks_QMN.unflatten(-1, (Y, X, 2, 2, 2, 2))
         return pieces.permute(0, 1, 2, 4, 6, 3, 5, 7).reshape(*masks_QMN.shape[:2], 4 * Y, 4 * X)
+
+
+def _uncalled(decoder: Any) -> tuple[nn.Module, ...]:
+    """What `MasksByProducts` does not call any more."""
+    return (
+        decoder,
+        decoder.upscale_conv1,
+        decoder.upscale_conv2,
+        decoder.upscale_layer_norm,
+        decoder.activation,
+    )
 
 
 def _scores(asked_PHTE: torch.Tensor, places_QNE: torch.Tensor) -> torch.Tensor:
