@@ -28,6 +28,7 @@ from typing_extensions import TypedDict  # that of typing serves pydantic from P
 from torchwright.devices import devices
 from torchwright.engines.expressions import KEY, LARGEST_INTEGER, SYMBOL, check_shape, guard, node_bits
 from torchwright.engines.operators import PLAIN, is_allowed
+from torchwright.engines.results import HOMES
 from torchwright.json_file import parse_json
 
 MOST_VALUES = 20_000_000
@@ -52,8 +53,8 @@ DROPPED = {
 }
 SEQUENCES = ("builtins.tuple", "builtins.list")
 MAPPINGS = ("builtins.dict", "collections.OrderedDict")
-OUTPUTS = ("transformers.", "diffusers.")
-"""Whose classes of outputs are dicts by another name. None is imported: one that is not known to pytree is no class."""
+OUTPUTS = tuple(f"{library}." for library in HOMES)
+"""Whose classes of results are dicts by another name."""
 
 
 Rules = dict[tuple[str, str], Callable[[str], str]]

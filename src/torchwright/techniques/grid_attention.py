@@ -19,7 +19,7 @@ from torchwright.kernels.cpu import build
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.limits import LANES, LARGEST_HEAD
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.shared.wrapping import attached, named, replace_module
+from torchwright.techniques.shared.wrapping import attached, of_classes, replace_module
 
 KNOWN = frozenset(
     f"transformers.models.{module}.{name}"
@@ -58,7 +58,7 @@ class GridAttention(Technique):
         return GAIN
 
     def refuse(self, target: Target) -> str | None:
-        reasons = [_reason(module) for _, module in _found(target.model)]
+        reasons = [_reason(module) for _, module in of_classes(target.model, KNOWN)]
         if not reasons:
             return "no attention of the model has relative positions in rows and columns"
         return None if None in reasons else "; ".join(sorted(set(map(str, reasons))))
@@ -69,7 +69,7 @@ class GridAttention(Technique):
                 "the kernel takes float32 and bfloat16",
                 found=str(target.compute_dtype).removeprefix("torch."),
             )
-        found = _found(target.model)
+        found = of_classes(target.model, KNOWN)
         left = {name: reason for name, module in found if (reason := _reason(module))}
         for name, module in found:
             if name not in left:
@@ -105,11 +105,6 @@ class AttentionOverGrid(nn.Module):
         ops: Any = torch.ops.torchwright_gpu if gpu.takes(q_BHTD.device) else torch.ops.torchwright
         y_BHTD = ops.grid_attention(q_BHTD, k_BHTD, v_BHTD, self.rel_pos_h, self.rel_pos_w, self.scale)
         return self.proj(y_BHTD.transpose(1, 2).reshape(B, Y, X, -1)), None
-
-
-def _found(model: nn.Module) -> list[tuple[str, Any]]:
-    modules = named(model, nn.Module)
-    return [(name, m) for name, m in modules if f"{type(m).__module__}.{type(m).__qualname__}" in KNOWN]
 
 
 def _reason(module: Any) -> str | None:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.shared.wrapping import attached, named, replace_module
+from torchwright.techniques.shared.wrapping import attached, of_classes, replace_module
 
 TRANSFORMERS = frozenset(
     f"transformers.models.{module}.{name}TwoWayTransformer"
@@ -55,7 +55,7 @@ class MaskDecoder(Technique):
         for name, layer, kind in found:
             if name not in left:
                 replace_module(target.model, layer, kind(layer))
-        for _, decoder in _of(target.model, {DECODER}):
+        for _, decoder in of_classes(target.model, {DECODER}):
             if not left and not any(map(attached, _uncalled(decoder))):
                 replace_module(target.model, decoder, MasksByProducts(decoder))
         target.coverage.append(
@@ -101,10 +101,10 @@ class TokensAsk(_Absorbed):
         """`attention_similarity` is added to the scores (B·P or 1, H or 1, T or 1, N)."""
         q_PTHD = self._split(self.q_proj(query.flatten(0, 1)))
         asked_PHTE = torch.einsum("pthd,hde->phte", q_PTHD * self.scale, self.key_HDE)
-        scores_PHTN = _scores(asked_PHTE, key.flatten(0, 1))
+        scores_PHTN = _product(asked_PHTE, key.flatten(0, 1).mT)
         if attention_similarity is not None:
             scores_PHTN = scores_PHTN + attention_similarity
-        found_PHTE = _sums(scores_PHTN.softmax(-1), value.flatten(0, 1))
+        found_PHTE = _product(scores_PHTN.softmax(-1), value.flatten(0, 1))
         y_PTHD = torch.einsum("phte,hde->pthd", found_PHTE, self.value_HDE)
         return self.out_proj(y_PTHD.flatten(2) + self.value_bias).view(query.shape), None
 
@@ -128,7 +128,7 @@ class PlacesAsk(_Absorbed):
         v_PTHD = self._split(self.v_proj(value.flatten(0, 1)))
         bias_PHT1 = torch.einsum("pthd,hd->pht", k_PTHD, self.query_bias_HD)[..., None]
         # Tokens in front of places: softmax over seven numbers side by side would be no work for vectors.
-        scores_PHTN = _scores(torch.einsum("pthd,hde->phte", k_PTHD, self.query_HDE), query.flatten(0, 1))
+        scores_PHTN = _product(torch.einsum("pthd,hde->phte", k_PTHD, self.query_HDE), query.flatten(0, 1).mT)
         weights_PRN = (scores_PHTN + bias_PHT1).softmax(2).flatten(1, 2)
         answers_PRE = torch.einsum("pthd,hde->phte", v_PTHD, self.out_HDE).flatten(1, 2)
         return (torch.bmm(weights_PRN.transpose(1, 2), answers_PRE) + self.out_bias)[:, None], None
@@ -196,20 +196,12 @@ def _uncalled(decoder: Any) -> tuple[nn.Module, ...]:
     )
 
 
-def _scores(asked_PHTE: torch.Tensor, places_QNE: torch.Tensor) -> torch.Tensor:
-    """(P, H, T, N): places of one picture for all prompts (Q = 1) are multiplied once."""
-    P, H, T, _ = asked_PHTE.shape
-    if len(places_QNE) == 1:
-        return F.linear(asked_PHTE.flatten(0, 2), places_QNE[0]).unflatten(0, (P, H, T))
-    return torch.bmm(asked_PHTE.flatten(1, 2), places_QNE.mT).unflatten(1, (H, T))
-
-
-def _sums(weights_PHTN: torch.Tensor, places_QNE: torch.Tensor) -> torch.Tensor:
-    """(P, H, T, E): sums of the places by their weights."""
-    P, H, T, _ = weights_PHTN.shape
-    if len(places_QNE) == 1:
-        return (weights_PHTN.flatten(0, 2) @ places_QNE[0]).unflatten(0, (P, H, T))
-    return torch.bmm(weights_PHTN.flatten(1, 2), places_QNE).unflatten(1, (H, T))
+def _product(rows_PHTX: torch.Tensor, matrices_QXY: torch.Tensor) -> torch.Tensor:
+    """(P, H, T, Y): by each prompt's own matrix; one for all prompts (Q = 1) is multiplied with once."""
+    P, H, T, _ = rows_PHTX.shape
+    if len(matrices_QXY) == 1:
+        return (rows_PHTX.flatten(0, 2) @ matrices_QXY[0]).unflatten(0, (P, H, T))
+    return torch.bmm(rows_PHTX.flatten(1, 2), matrices_QXY).unflatten(1, (H, T))
 
 
 def _as_product(layer: Any) -> tuple[nn.Parameter, nn.Parameter]:
@@ -226,16 +218,10 @@ def _out(original: Any) -> Any:
     return getattr(original, "o_proj", None) or getattr(original, "out_proj", None)
 
 
-def _of(model: nn.Module, names: frozenset[str] | set[str]) -> list[tuple[str, Any]]:
-    """The modules of these classes, with their names."""
-    modules = named(model, nn.Module)
-    return [(name, m) for name, m in modules if f"{type(m).__module__}.{type(m).__qualname__}" in names]
-
-
 def _attentions(model: nn.Module) -> list[tuple[str, Any, type[TokensAsk | PlacesAsk]]]:
     """The attention layers between tokens and places, each with what takes its place."""
     found: list[tuple[str, Any, type[TokensAsk | PlacesAsk]]] = []
-    for name, transformer in _of(model, TRANSFORMERS):
+    for name, transformer in of_classes(model, TRANSFORMERS):
         for number, layer in enumerate(transformer.layers):
             start = f"{name}.layers.{number}"
             found.append((f"{start}.cross_attn_token_to_image", layer.cross_attn_token_to_image, TokensAsk))

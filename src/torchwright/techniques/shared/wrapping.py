@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,12 @@ def plain_name(name: str) -> str:
 def named(model: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Iterator[tuple[str, Any]]:
     """Every module of this kind under its plain name, those shared only once."""
     return ((plain_name(name), module) for name, module in model.named_modules() if isinstance(module, kind))
+
+
+def of_classes(model: nn.Module, classes: Collection[str]) -> list[tuple[str, Any]]:
+    """Every module whose class is one of these, written with its module's name, under its plain name."""
+    modules = named(model, nn.Module)
+    return [(name, m) for name, m in modules if f"{type(m).__module__}.{type(m).__qualname__}" in classes]
 
 
 def known_names(option: str, given: Iterable[str], known: Iterable[str]) -> set[str]:
