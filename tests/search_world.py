@@ -20,7 +20,7 @@ from torchwright.facts import Budget, Coverage, DeviceFacts, Event, Identity, Ra
 from torchwright.search.finish import Form, settle
 from torchwright.search.loop import run
 from torchwright.search.state import Outcome, Search
-from torchwright.techniques.base import Phase, Technique, from_step, techniques
+from torchwright.techniques.base import Phase, Technique, conversion_of, from_step, techniques
 from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.trial.client import Candidate, Context, TrialFailed
 from torchwright.trial.values import Memory, Prepared
@@ -193,7 +193,11 @@ class Library(Technique):
     needs: ClassVar[frozenset[str]] = frozenset({"eager", "exportable", "float32"})
     removes: ClassVar[frozenset[str]] = frozenset({"eager", "float32", "float_weights", "linear"})
     kind: str = "f32"
-    """Which."""
+    """Which; those called `shared…` convert the model alike."""
+
+    @property
+    def conversion(self) -> Step | None:
+        return Step(name=self.name) if self.kind.startswith("shared") else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,6 +340,9 @@ class World:
     ranking: list[tuple[str, float]] = field(default_factory=list)
     original: Identity = field(default_factory=lambda: Identity(structure="layers", weights="values"))
     now: float = 0.0
+    converting: float = 0.0
+    """Seconds that converting the model takes, until it was done once."""
+    converted: set[str] = field(default_factory=set)
     started: list[tuple[Step, ...]] = field(default_factory=list)
     asked: list[tuple[str, ...] | None] = field(default_factory=list)
     """Techniques that the original was asked about."""
@@ -401,7 +408,12 @@ class World:
     def start(self, context: Context, steps: tuple[Step, ...]) -> Candidate:
         self.started.append(steps)
         seconds = 1.0 + sum(self.cost.get(str(step), self.cost.get(step.name, 0.0)) for step in steps)
+        name = conversion_of(steps)
+        spared = self.converting if name in self.converted else 0.0
+        converted = self.converting if name is not None and not spared else 0.0
+        seconds += converted
         self.spend(context, seconds)
+        self.converted |= {name} if name else set()
         for step in steps:
             if step.name in self.fails:
                 raise self.fails[step.name]
@@ -425,6 +437,8 @@ class World:
                     self.parts or ["forward"], self.repeats(frozenset(step.name for step in steps))
                 ),
                 parts={part: part for part in self.parts},
+                converted=converted,
+                spared=spared,
             ),
         )
 

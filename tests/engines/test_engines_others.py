@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torchwright.engines.base import engines
 from torchwright.engines.describe import describe_target
 from torchwright.engines.openvino import check_ir
 from torchwright.errors import ArtifactError, RefusedTechnique
-from torchwright.techniques.base import from_step, parse_step
+from torchwright.techniques.base import conversion_of, from_step, parse_step
 from torchwright.testing.models import ConvNet
 from torchwright.workloads.base import Case
 from torchwright.workloads.module import ModuleWorkload
@@ -39,9 +40,16 @@ def needs(name: str) -> None:
         pytest.skip(reason)
 
 
-def prepared(steps: list[str], model: nn.Module, *inputs: torch.Tensor, folder: Path | None = None) -> Any:
+def prepared(
+    steps: list[str],
+    model: nn.Module,
+    *inputs: torch.Tensor,
+    folder: Path | None = None,
+    conversion: Path | None = None,
+) -> Any:
     """The engine that the last step asks for, with a model; in `folder`, or run in this process."""
     target = make_target(ModuleWorkload(model, inputs), get_device("cpu").identify())
+    target.conversion = conversion
     for step in steps:
         from_step(parse_step(step)).apply(target)
     return engines.get(target.settings.engine).prepare(target, folder)
@@ -175,6 +183,55 @@ def test_layers_that_are_left_alone_stay_in_float(tmp_path: Path, rows: int) -> 
         return (folder / "call-0" / "graph.xml").read_text().count("/fq_weights")
 
     assert (quantized(""), quantized(names[1]), quantized("+".join(names))) == (3, 2, 0)
+
+
+PRECISIONS = ("bf16", "int8", "f32", "int8,skip=0")
+
+
+def test_what_one_precision_converted_serves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("openvino")
+    steps = [f"openvino:precision={precision}" for precision in PRECISIONS]
+    assert len({conversion_of([parse_step(step)]) for step in steps}) == 1
+    engine = engines.get("openvino")
+    real, found = engine.convert, []
+    monkeypatch.setattr(engine, "convert", lambda *arguments: [found.append(1), real(*arguments)])
+    files: dict[str, str] = {}
+    for shared in (tmp_path / "shared", None):
+        found.clear()
+        for step in steps:
+            folder = tmp_path / f"{step}-{shared is None}"
+            folder.mkdir()
+            prepared([step], mlp(), INPUT, folder=folder, conversion=shared)
+            (call,) = folder.iterdir()
+            assert {file.name for file in call.iterdir()} == {"graph.xml", "graph.bin", "options.json"}
+            text = "".join((call / name).read_text() for name in ("graph.xml", "options.json"))
+            text = re.sub(r"(Constant|Convert|Result)_[0-9]+", r"\1", text)  # counted over the process
+            assert files.setdefault(step, text) == text  # as if nothing had been there
+        assert len(found) == (1 if shared else len(steps))
+    assert len(set(files.values())) == len(steps)
+
+
+def test_a_conversion_that_answers_other_rows_wrongly_leaves_one_for_the_calls_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("openvino")
+    engine, shared = engines.get("openvino"), tmp_path / "shared"
+    monkeypatch.setattr(engine, "_checked", lambda *_: None)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        calls = prepared(["openvino"], mlp(), INPUT, folder=tmp_path / name, conversion=shared).calls
+        assert [call.sizes for call in calls] == [{}]
+        monkeypatch.setattr(engine, "convert", lambda *_: pytest.fail("it was there"))
+    texts = [(folder / "call-0" / "graph.xml").read_text() for folder in (tmp_path / "one", shared)]
+    assert texts[0] == texts[1]
+
+
+def test_recipes_that_change_the_model_convert_it_themselves() -> None:
+    plain, folded = parse_step("openvino:precision=bf16"), parse_step("fold_batchnorm")
+    assert conversion_of([plain]) != conversion_of([folded, plain]) != conversion_of([])
+    assert conversion_of([]) is conversion_of([folded]) is conversion_of([parse_step("onnxruntime")]) is None
 
 
 @pytest.mark.parametrize("name", OTHERS)

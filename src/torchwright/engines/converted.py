@@ -10,8 +10,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -22,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from torchwright.engines.base import Engine, Kept, Ready, Way
 from torchwright.engines.call import parameters_of, written
+from torchwright.engines.conversion import Conversion, leave, take
 from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.graph_check import structure
 from torchwright.engines.packaging import changed, described
@@ -67,6 +70,11 @@ class Converted(Engine):
         that are no tensors left out. Raises anything where it cannot."""
 
     @classmethod
+    def finish(cls, spec: CallSpec, file: Path, target: Target) -> None:
+        """Make of what `convert` wrote, in this trial or in one before, what the target's options ask for. Files are
+        replaced, never changed: others may have them, too."""
+
+    @classmethod
     @abstractmethod
     def reader(cls, file: Path, spec: CallSpec) -> Callable[[int], Infer]:
         """What runs a file, which may be a stranger's, on so many threads. Raises `ArtifactError`."""
@@ -93,28 +101,61 @@ class Converted(Engine):
     def _written(cls, target: Target, folder: Path) -> tuple[CallSpec, ...]:
         """Convert every call; the last may be the first with its number of rows free."""
         cases = target.workload.graphs(target.compute_dtype)
+        conversion = cls._conversion(target, cases, folder)
+        if conversion.calls[0].name != ROWS:
+            return conversion.calls
+        if (spec := cls._checked(target, cases[0], conversion.calls[0], folder)) is not None:
+            return _at_example(spec, cases[0]), spec
+        _remove(_file(folder, 0))  # another trial may have the same files
+        return cls._finished(target, folder, cls._made(target, cases, folder, free=False)).calls
+
+    @classmethod
+    def _conversion(cls, target: Target, cases: Sequence[Case], folder: Path) -> Conversion:
+        """Of the calls, or of the first alone with its number of rows free; what another trial left is taken."""
+        kept = target.conversion
+        if kept is None or not kept.is_dir():
+            return cls._finished(target, folder, cls._made(target, cases, folder, free=len(cases) == 1))
+        conversion = take(kept, folder)
+        target.spared = conversion.seconds
+        return cls._finished(target, folder, conversion)
+
+    @classmethod
+    def _made(cls, target: Target, cases: Sequence[Case], folder: Path, *, free: bool) -> Conversion:
+        """Converted in this trial, and left for others."""
+        start = time.perf_counter()
+        graphs = [graph] if free and (graph := _free_rows(target, cases[0])) is not None else None
         found: list[CallSpec] = []
-        if len(cases) == 1 and (free := _free_rows(target, cases[0])) is not None:
-            program, spec = free
-            cls._convert(program, spec, _file(folder, 0), target)
-            if (spec := cls._checked(target, cases[0], spec, folder)) is not None:
-                return _at_example(spec, cases[0]), spec
-        for index, case in enumerate(cases):
-            program = changed(export_one(target.model, case, None), target.settings)
-            spec = handed_over(case.name, program)
+        for index, (program, spec) in enumerate(graphs or _as_called(target, cases)):
             cls._convert(program, spec, _file(folder, index), target)
             found.append(spec)
-        return tuple(found)
+        conversion = Conversion(calls=tuple(found), seconds=time.perf_counter() - start)
+        if target.conversion is not None:
+            leave(target.conversion, folder, conversion)
+        target.converted += conversion.seconds
+        return conversion
+
+    @classmethod
+    def _finished(cls, target: Target, folder: Path, conversion: Conversion) -> Conversion:
+        for index, spec in enumerate(conversion.calls):
+            with cls._refusing():
+                cls.finish(spec, _file(folder, index), target)
+        return conversion
 
     @classmethod
     def _convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
+        with cls._refusing(), torch.no_grad():
+            real_constants(program)
+            cls.convert(program, spec, file, target)
+
+    @classmethod
+    @contextmanager
+    def _refusing(cls) -> Generator[None]:
+        """What the other library raises at what it does not know is `RefusedTechnique`."""
         try:
-            with torch.no_grad():
-                real_constants(program)
-                cls.convert(program, spec, file, target)
+            yield
         except RefusedTechnique:
             raise
-        except Exception as error:  # of the other library, at what it does not know
+        except Exception as error:
             raise RefusedTechnique(
                 f"{cls.how} cannot take this model",
                 found=_reason(error),
@@ -230,6 +271,13 @@ def _file(folder: Path, index: int) -> Path:
     return folder / f"call-{index}"
 
 
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
 def handed_over(name: str, program: ExportedProgram) -> CallSpec:
     """What the graph takes and gives. Raises `RefusedTechnique` for what arrays and plain data cannot hand over."""
     spec = described(name, program)
@@ -252,6 +300,13 @@ def handed_over(name: str, program: ExportedProgram) -> CallSpec:
     except Exception as error:  # a class of the model's own
         raise RefusedTechnique("the form of its results cannot be kept", found=first_line(error)) from error
     return replace(spec, nesting=nesting)
+
+
+def _as_called(target: Target, cases: Sequence[Case]) -> Iterator[tuple[ExportedProgram, CallSpec]]:
+    """The graph of each call, at its own sizes."""
+    for case in cases:
+        program = changed(export_one(target.model, case, None), target.settings)
+        yield program, handed_over(case.name, program)
 
 
 def _free_rows(target: Target, case: Case) -> tuple[ExportedProgram, CallSpec] | None:

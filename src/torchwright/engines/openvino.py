@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from torchwright.techniques.base import Target
 
 GRAPH, CONSTANTS, OPTIONS = "graph.xml", "graph.bin", "options.json"
+MODULES = "modules.json"
+"""What a conversion leaves for the next; no artifact has it."""
+ATTENTION = ("ScaledDotProductAttention", "Softmax")
+"""Operators of OpenVINO's that show a transformer."""
 LARGEST = 256 * 2**20
 """Bytes of GRAPH."""
 DEEPEST = 100
@@ -52,25 +57,29 @@ class OpenVino(Converted):
     def convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
         import openvino as ov
 
-        options = {"precision": "f32", "hint": "LATENCY", "skip": ()} | target.settings.options
-        able = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        precision = options["precision"]
-        if precision == "int8":
-            run_in = "bf16" if "BF16" in able else "f32"
-        elif CAPABILITIES[precision] in able:
-            run_in = precision
-        else:
-            raise RefusedTechnique(
-                f"OpenVINO has no {precision} arithmetic on this processor", found=", ".join(able)
-            )
+        _run_in(target)
         with quiet_libraries():
             decoder = _decoder(program)
             model = _in_order(ov.convert_model(decoder), decoder, spec)
-            if precision == "int8":
-                model = _quantized(model, spec, target, decoder.pt_module, options["skip"])
         file.mkdir(exist_ok=True)
         ov.save_model(model, file / GRAPH, compress_to_fp16=False)
-        (file / OPTIONS).write_text(json.dumps({"precision": run_in, "hint": options["hint"]}))
+        (file / MODULES).write_text(json.dumps(_modules(decoder.pt_module)))
+
+    @classmethod
+    def finish(cls, spec: CallSpec, file: Path, target: Target) -> None:
+        import openvino as ov
+
+        options = _options(target)
+        modules = read_json(file / MODULES)
+        (file / MODULES).unlink()
+        if options["precision"] == "int8":
+            with quiet_libraries():
+                model = _quantized(_read(ov.Core(), file), spec, target, modules, options["skip"])
+            with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+                ov.save_model(model, Path(folder) / GRAPH, compress_to_fp16=False)
+                for name in (GRAPH, CONSTANTS):
+                    (Path(folder) / name).replace(file / name)
+        (file / OPTIONS).write_text(json.dumps({"precision": _run_in(target), "hint": options["hint"]}))
 
     @classmethod
     def reader(cls, file: Path, spec: CallSpec) -> Callable[[int], Infer]:
@@ -93,6 +102,25 @@ class OpenVino(Converted):
 
 
 # --------------------------------------------------------------------------------------------------- conversion
+
+
+def _options(target: Target) -> dict[str, Any]:
+    return {"precision": "f32", "hint": "LATENCY", "skip": ()} | target.settings.options
+
+
+def _run_in(target: Target) -> str:
+    """The type of what is computed in floating point. Raises `RefusedTechnique` where the processor has none such."""
+    import openvino as ov
+
+    able = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    precision = _options(target)["precision"]
+    if precision == "int8":
+        return "bf16" if "BF16" in able else "f32"
+    if CAPABILITIES[precision] not in able:
+        raise RefusedTechnique(
+            f"OpenVINO has no {precision} arithmetic on this processor", found=", ".join(able)
+        )
+    return precision
 
 
 def _decoder(program: ExportedProgram) -> Any:
@@ -137,18 +165,17 @@ def _in_order(model: Any, decoder: Any, spec: CallSpec) -> Any:
     return make(results, [parameters[node] for node in inputs], "graph")
 
 
-def _scope(module: fx.GraphModule, skip: tuple[str, ...]) -> list[str]:
-    """Patterns of the names that OpenVINO gives to what these modules compute."""
-    found = []
+def _modules(module: fx.GraphModule) -> dict[str, str]:
+    """Name of each operator → that of the module which calls it. OpenVINO calls what it makes of it `NAME/…`."""
+    found: dict[str, str] = {}
     for node in module.graph.nodes:
-        stack = list((node.meta.get("nn_module_stack") or {}).values())
-        if stack and stack[-1][0] in skip:
-            found.append(f"^{re.escape(node.name)}/.*")
+        if stack := list((node.meta.get("nn_module_stack") or {}).values()):
+            found[node.name] = stack[-1][0]
     return found
 
 
 def _quantized(
-    model: Any, spec: CallSpec, target: Target, module: fx.GraphModule, skip: tuple[str, ...]
+    model: Any, spec: CallSpec, target: Target, modules: dict[str, str], skip: tuple[str, ...]
 ) -> Any:
     """8-bit weights and activations, their ranges from the workload's calibration calls."""
     import nncf
@@ -162,9 +189,8 @@ def _quantized(
     given = [call for call in arrays if shape.bind([array.shape for array in call]) is not None]
     if not given:
         raise RefusedTechnique("no calibration input has the sizes of the call")
-    ignored = _scope(module, skip)
-    called = {str(node.target) for node in module.graph.nodes}
-    attention = any("attention" in name or "softmax" in name for name in called)
+    ignored = [f"^{re.escape(name)}/.*" for name, module in modules.items() if module in skip]
+    attention = any(operator.get_type_name() in ATTENTION for operator in model.get_ops())
     return nncf.quantize(
         model,
         nncf.Dataset(given, lambda call: dict(enumerate(call))),

@@ -40,7 +40,7 @@ def attempt(
     search.context.deadline = estimate.latest(search, steps)
     try:
         candidate = trial.start_candidate(search.context, steps)
-        search.spent.append(Spent(steps=steps, seconds=search.context.clock() - started))
+        search.spend(candidate, search.context.clock() - started)
     except TrialFailed as failure:
         if failure.timed_out:
             search.spent.append(Spent(steps=steps, seconds=search.context.clock() - started))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torchwright.facts import Step
 from torchwright.search import compare
 from torchwright.search.state import FINISH_SHARE, Search
-from torchwright.techniques.base import from_step
+from torchwright.techniques.base import conversion_of, from_step
 
 RUNNER_EXPORTS = 10.0
 """Compiling the model, or converting it for a library of others, is expected to take a process and so many exports of
@@ -38,6 +38,8 @@ def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
     What one compiler or engine took says nothing about another: without a trial of theirs it is a guess.
     """
     alike = [spent for spent in search.spent if runners(spent.steps) == runners(steps)]
+    if converted := [spent for spent in alike if spent.conversion and _shared(spent.steps, steps)]:
+        return converted[-1].seconds - converted[-1].conversion
     if alike:
         return max(reversed(alike), key=lambda spent: _in_common(spent.steps, steps)).seconds
     changes = [from_step(step) for step in steps]
@@ -120,6 +122,12 @@ def no_time(search: Search, steps: Sequence[Step]) -> str | None:
 def runners(steps: Sequence[Step]) -> frozenset[str]:
     """What runs the model in place of eager PyTorch: compilers and engines, by name."""
     return frozenset(step.name for step in steps if "eager" in from_step(step).removed)
+
+
+def _shared(one: Sequence[Step], other: Sequence[Step]) -> bool:
+    """Whether both convert the model alike, so that what one has converted the other takes over."""
+    name = conversion_of(one)
+    return name is not None and name == conversion_of(other)
 
 
 def _in_common(one: Sequence[Step], other: Sequence[Step]) -> int:

@@ -21,7 +21,7 @@ from torchwright.facts import Budget, Fingerprint, Recipe, Rung, Step
 from torchwright.report import wording
 from torchwright.search import choose, estimate
 from torchwright.search.compare import compare, worth
-from torchwright.search.state import Request, Rival, Search, Spent
+from torchwright.search.state import Request, Rival, Search
 from torchwright.techniques.base import from_step
 from torchwright.trial import client as trial
 from torchwright.trial.client import TrialFailed
@@ -129,7 +129,7 @@ def _measure_again(search: Search, steps: tuple[Step, ...]) -> str | None:
         with ExitStack() as stack:
             candidate = trial.start_candidate(search.context, steps)
             stack.callback(candidate.close)
-            search.spent.append(Spent(steps=steps, seconds=search.context.clock() - begun))
+            search.spend(candidate, search.context.clock() - begun)
             candidate.settle(search.reference)
             if search.over_budget(candidate):
                 assert candidate.quality is not None

@@ -80,6 +80,9 @@ class Spent:
 
     steps: tuple[Step, ...]
     seconds: float
+    """As if nothing had been there that it could take over."""
+    conversion: float = 0.0
+    """Of these, what it takes to convert the model: the next trial of the same conversion is spared it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +206,16 @@ class Search:
                 best=best,
             )
         )
+
+    def spend(self, candidate: Candidate, seconds: float) -> None:
+        """Remember what it took until a candidate could be called."""
+        prepared = candidate.prepared
+        spent = Spent(
+            steps=candidate.steps,
+            seconds=seconds + prepared.spared,
+            conversion=prepared.converted + prepared.spared,
+        )
+        self.spent.append(spent)
 
     def add(self, rung: Rung) -> None:
         """A row for what was tried; where nothing came of another trial of it, what was measured before stays."""

@@ -11,11 +11,13 @@ import ast
 import dataclasses
 import enum
 import functools
+import hashlib
 import inspect
 import textwrap
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -123,6 +125,12 @@ class Target:
     coverage: list[Coverage] = field(default_factory=list)
     kernel_seconds: dict[str, float] = field(default_factory=dict)
     """Micro-benchmark: seconds that all of the model's linear layers take in one pass, per kernel."""
+    conversion: Path | None = None
+    """Folder in which an engine finds what it made of the same model in another trial, or leaves it."""
+    converted: float = 0.0
+    """Seconds that making it took in this trial."""
+    spared: float = 0.0
+    """Seconds that it took in the trial that left it, where this one found it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +217,12 @@ class Technique:
     def components(self) -> tuple[str, ...]:
         """Components of the model that it is for, by name; none is the whole model."""
         return ()
+
+    @property
+    def conversion(self) -> Step | None:
+        """The step that stands for all those of its options for which its engine makes the same of the model, and runs
+        it in one way or another; None where nothing is made that could be shared."""
+        return None
 
     def replaces(self, other: Technique) -> bool:
         """Whether a recipe has room for one of the two only, because both are one technique with other options."""
@@ -309,6 +323,15 @@ def parse_step(text: str) -> Step:
 def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
     """Steps sorted by the phase of their technique; steps of one phase keep their order."""
     return tuple(sorted(steps, key=lambda step: techniques.get(step.name).phase))
+
+
+def conversion_of(steps: Iterable[Step]) -> str | None:
+    """Name of what these steps convert, the same for others that convert the same; None where nothing is shared."""
+    changes = [(step, from_step(step).conversion) for step in in_order(steps)]
+    if all(shared is None for _, shared in changes):
+        return None
+    text = "\n".join(str(shared or step) for step, shared in changes)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _convert(technique: str, key: str, value: Any, hint: Any) -> Any:

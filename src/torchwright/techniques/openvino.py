@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
-from torchwright.facts import DeviceFacts
+from torchwright.facts import DeviceFacts, Step
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.batchnorm import fold
 from torchwright.techniques.shared.engine import FLOAT32_GAIN, REPLACED, hand_over, missing, writes
@@ -59,6 +59,10 @@ class RunOpenVino(Technique):
     def expected_gain(self) -> float | None:
         return FLOAT32_GAIN if self.precision in ("f32", "f16") else None
 
+    @property
+    def conversion(self) -> Step:
+        return type(self)().step()
+
     def refuse(self, target: Target) -> str | None:
         if self.skip and self.precision != "int8":
             return f"skip is for int8, and the precision is {self.precision}"
@@ -72,7 +76,7 @@ class RunOpenVino(Technique):
 
     def apply(self, target: Target) -> None:
         known_names(f"{NAME}:skip", self.skip, (name for name, _ in named(target.model, LAYERS)))
-        if self.precision == "int8" and "batch_norm" in target.properties:
+        if "batch_norm" in target.properties:
             # OpenVINO folds them, too, and calls the layers by other names than those of `skip`.
             fold(target.model, target.workload.cases(target.compute_dtype))
         hand_over(

@@ -25,6 +25,9 @@ from torchwright.process import interrupts
 from torchwright.trial.fork_server import Forked, ForkServer, start
 from torchwright.trial.values import Prepared
 
+CONVERSIONS = "conversions"
+"""Folder of the scratch in which trials leave for others what they made of the model."""
+
 
 class TrialFailed(Exception):
     """A trial that crashed, hung, ran out of memory or raised: the reason, in words."""
@@ -297,7 +300,9 @@ def start_candidate(
     folder = Path(tempfile.mkdtemp(dir=context.scratch))
     process = TrialProcess(context, environment)
     try:
-        prepared: Prepared = process.ask("prepare", steps=steps, folder=str(folder))
+        prepared: Prepared = process.ask(
+            "prepare", steps=steps, folder=str(folder), conversions=str(context.scratch / CONVERSIONS)
+        )
         apart = engines.get(prepared.engine).apart
         if apart:
             process.close()

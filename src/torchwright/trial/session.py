@@ -86,15 +86,23 @@ class Session:
         self._build()
         return describe_target(self.target, names)
 
-    def prepare(self, *, steps: tuple[Any, ...], folder: str | None = None) -> Prepared:
-        """Apply steps and make the first answers; an engine that is `apart` compiles into `folder` and stops there."""
+    def prepare(
+        self, *, steps: tuple[Any, ...], folder: str | None = None, conversions: str | None = None
+    ) -> Prepared:
+        """Apply steps and make the first answers; an engine that is `apart` compiles into `folder` and stops there.
+
+        In `conversions` it finds, and leaves, what trials may share.
+        """
         import torch
 
         from torchwright.devices.allocator import apply_allocator
         from torchwright.engines.apply import apply_steps, weight_bytes
+        from torchwright.techniques.base import conversion_of
 
         start = time.perf_counter()
         self._build()
+        if conversions and (name := conversion_of(steps)):
+            self.target.conversion = Path(conversions) / name
         apply_steps(self.target, steps)
         self.workload = self.target.workload
         settings = self.target.settings
@@ -122,6 +130,8 @@ class Session:
             repeats={case.name: case.repeat for case in self._cases()},
             parts={case.name: case.part for case in self._cases() if case.part},
             calls=self.engine.calls,
+            converted=self.target.converted,
+            spared=self.target.spared,
         )
 
     def load(self, *, steps: tuple[Any, ...], folder: str, prepared: Prepared) -> None:

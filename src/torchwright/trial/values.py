@@ -27,6 +27,10 @@ class Prepared:
     """Name of a call → the component that it calls, where there are several."""
     calls: tuple[CallSpec, ...] = ()
     """What its packages take, in their order."""
+    converted: float = 0.0
+    """Seconds that it took to convert the model, which another trial of the same conversion is spared."""
+    spared: float = 0.0
+    """Seconds that this trial was spared so."""
 
 
 @dataclass(frozen=True, kw_only=True)
