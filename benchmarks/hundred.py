@@ -49,8 +49,8 @@ GLANCES = 3
 """Timings by which the fastest of the peers is chosen."""
 LIBRARIES = ("torch", "transformers", "torchvision", "diffusers", "openvino", "nncf", "onnxruntime")
 """Those that have a model, an engine or a peer here."""
-MINUTES = 15
-"""What one architecture may take in all."""
+SEARCHES = 10
+"""Times its search that one architecture may take in all."""
 
 
 def main() -> int:
@@ -129,14 +129,15 @@ def run(name: str, options: argparse.Namespace) -> Row:
     settings = [name, str(options.max_drop), str(options.time_budget), str(int(options.alone))]
     settings += [str(options.recipes.resolve())] if options.recipes else []
     row: Row = {"model": name, "kind": entry.kind, "cut": entry.cut}
+    limit = SEARCHES * options.time_budget
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"
         command = [sys.executable, __file__, ONE, folder, *settings]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60 * MINUTES)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
             row |= json.loads(out.read_text()) if out.is_file() else {"failure": death(done)}
         except subprocess.TimeoutExpired:
-            row["failure"] = f"not done in {MINUTES} minutes"
+            row["failure"] = f"not done in {limit / 60:.0f} minutes"
     return row | {"seconds": round(time.perf_counter() - begun, 1), "versions": versions()}
 
 
