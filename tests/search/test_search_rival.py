@@ -46,7 +46,7 @@ def test_a_variant_of_which_the_conversion_is_there_is_expected_to_take_the_rest
     world.converting = 40.0
     world.cost = {"library:kind=other": 40.0}
     world.gain = lambda names: 2.0 if "library" in names else 1.0
-    world.drop = lambda names: 0.5 if "library:kind=shared-narrow" in names else 0.0
+    world.drop = lambda steps: 0.5 if kinds[0] in steps else 0.0
     outcome = world.search(*kinds)
     assert rows(outcome) == {str(kinds[0]): "dropped", str(kinds[1]): "kept", str(kinds[2]): "untried"}
     assert [spent.conversion for spent in world.searching.spent] == [0.0, 40.0, 40.0]

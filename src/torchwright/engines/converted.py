@@ -166,14 +166,17 @@ class Converted(Engine):
     def _checked(cls, target: Target, case: Case, spec: CallSpec, folder: Path) -> CallSpec | None:
         """`spec` with the smallest number of rows that it answers as the model does; None where others are wrong."""
         batched = [index for index, tensor in enumerate(spec.tensors) if _free(tensor.shape)]
-        rows = len(tensors_of(case)[batched[0]])
+        rows = max(len(tensors_of(case)[batched[0]]), 2)
         call = ConvertedCall(spec, cls.reader(_file(folder, 0), spec))
-        own = _error(target.model, call, with_rows(case, batched, max(rows, 2)))
-        allowed = max(2 * own, ROUNDING)
-        if any(_error(target.model, call, with_rows(case, batched, n)) > allowed for n in (2, 3)):
+
+        def error(rows: int) -> float:
+            return _error(target.model, call, with_rows(case, batched, rows))
+
+        allowed = max(2 * error(rows), ROUNDING)
+        if any(error(others) > allowed for others in (2, 3) if others != rows):
             return None
-        least = 1 if _error(target.model, call, with_rows(case, batched, 1)) <= allowed else 2
-        if rows < least:
+        least = 1 if error(1) <= allowed else 2
+        if len(tensors_of(case)[batched[0]]) < least:
             return None
         return replace(spec, sizes={name: (least, most) for name, (_, most) in spec.sizes.items()})
 

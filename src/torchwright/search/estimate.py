@@ -9,9 +9,9 @@ from torchwright.search import compare
 from torchwright.search.state import FINISH_SHARE, Search
 from torchwright.techniques.base import conversion_of, from_step
 
-RUNNER_EXPORTS = 10.0
-"""Compiling the model, or converting it for a library of others, is expected to take a process and so many exports of
-the model, until it was done once (conversions took 10 to 13 on four models).
+CONVERTER_EXPORTS, COMPILER_EXPORTS = 10.0, 20.0
+"""Converting the model for a library of others, or compiling it, is expected to take a process and so many exports of
+the model, until it was done once (conversions took 10 to 13 on four models, compilers 25 to 50 on four).
 
 A guess is on the low side: a trial that takes longer is stopped in time, and one that was not begun has told nothing.
 """
@@ -45,7 +45,7 @@ def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
     changes = [from_step(step) for step in steps]
     compiling = any("compiled" in change.gives for change in changes)
     converting = any({"eager", "exportable"} <= change.needs for change in changes)
-    exports = RUNNER_EXPORTS if compiling or converting else 0.0
+    exports = COMPILER_EXPORTS if compiling else CONVERTER_EXPORTS if converting else 0.0
     return search.spent[0].seconds + exports * search.description.export_seconds
 
 
