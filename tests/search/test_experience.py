@@ -180,6 +180,17 @@ def test_experience_decides_what_is_tried_first(world: World):
     assert tried(world)[0] == "fuse"
 
 
+@pytest.mark.parametrize(("gain", "second"), [(12.0, "library:kind=wide"), (4.0, "fuse")])
+def test_a_library_counts_for_what_is_beyond_what_was_reached(world: World, gain: float, second: str):
+    """ONNX Runtime's float32 was tried on ten models of which OpenVINO's bfloat16 had brought twice as much before."""
+    near, far = step("library"), step("library", kind="wide")
+    world.gain = lambda names: {"library": 4.0, "library:kind=wide": gain}.get(next(iter(names), ""), 1.0)
+    found = {str(far): make_trial(gain=gain, cost=6.5)}
+    records = [make_record(model=model, speedup=gain, trials=found) for model in ("one", "two")]
+    world.search(near, far, step("fuse"), records=records)
+    assert tried(world)[:2] == ["library", second]
+
+
 def test_a_far_model_changes_nothing(world: World):
     tries = (step("fold"), step("half"), step("fuse"))
     far = make_record(

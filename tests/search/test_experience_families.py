@@ -119,10 +119,8 @@ def test_a_variant_is_worth_what_the_one_brought_whose_place_it_took(world: Worl
 def test_a_library_is_held_against_the_original_and_what_beat_it(world: World):
     world.gain = product(library=2.0, half=3.0)
     found = entry(world, step("library"), step("half"))
-    assert (found.trials["library"].gain, found.trials["library"].share) == (
-        None,
-        pytest.approx(2 / 3, abs=1e-3),
-    )
+    library = found.trials["library"]
+    assert (library.gain, library.share) == (2.0, pytest.approx(2 / 3, abs=1e-3))
     world.gain = product(library=4.0, half=1.5)
     found = entry(world, step("library"), step("half"))
     assert found.trials["library"].gain == 4.0

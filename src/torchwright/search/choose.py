@@ -143,20 +143,25 @@ def _room_for_both(search: Search, step: Step, largest: Step) -> bool:
 
 
 def expected_gain(search: Search, step: Step) -> float:
-    """What a step is expected to gain where it pays."""
+    """What a step is expected to gain where it pays; one that runs the whole model, over the best so far."""
     technique = from_step(step)
+    closed = is_closed(technique)
+    reached = search.reached() if closed else 1.0
     measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
-    if measured or search.has_variant(step):
+    coarse = bool(technique.epsilon) and technique.epsilon >= _too_coarse(search)
+    variant = search.has_variant(step)
+    if measured or coarse or (variant and not closed):
         return components.in_pass(search, technique, AGAIN_GAIN)
-    if technique.epsilon and technique.epsilon >= _too_coarse(search):
-        return AGAIN_GAIN
     # What lets others do something is worth what waits for it, a compiler at least.
     gain = GAINS[Phase.COMPILE if technique.enables else technique.phase]
     if technique.expected_gain is not None:
         gain = technique.expected_gain
+    elif variant:
+        gain = AGAIN_GAIN * reached
     elif _is_engine(technique) and not _was_tried(search, step.name):
         gain = ENGINE_GAIN  # of an engine that was dropped, another variant is no surer than anything else
-    return search.experience.gain(step, components.in_pass(search, technique, gain))
+    found = search.experience.gain(step, components.in_pass(search, technique, gain), reached)
+    return max(found, AGAIN_GAIN) if closed else found
 
 
 def _was_tried(search: Search, name: str) -> bool:

@@ -41,9 +41,11 @@ class Trial:
     """What one search found of one step."""
 
     gain: float | None
-    """Its own speed-up in the recipe that the search ended with; None for a step that is no part of it."""
+    """Its own speed-up in the recipe that the search ended with; None for a step that is no part of it. Of a step that
+    runs the whole model it is that over the original, whatever the search ended with; None where it was not timed."""
     share: float | None
-    """Speed of the best recipe with it over that of the best without; None where it was not timed."""
+    """Speed of the best recipe with it over that of the best without; None for a step that the search ended with, and
+    for one that was not timed."""
     drop: float | None
     """Loss of the metric, where it was judged."""
     cost: float
@@ -104,10 +106,14 @@ class Experience:
         """What such searches ended with; 1 where nothing is near."""
         return _geometric([(weight, record.speedup) for weight, record in self.near]) if self.near else 1.0
 
-    def gain(self, step: Step, otherwise: float) -> float:
-        """The speed-up to expect of a step; `otherwise` is expected without experience."""
+    def gain(self, step: Step, otherwise: float, reached: float = 1.0) -> float:
+        """The speed-up to expect of a step; `otherwise` is expected without experience.
+
+        Of one that runs the whole model, for which both are over the original, what is beyond the speed-up `reached`.
+        """
         found = [(weight, self._gain(trial)) for weight, _, trial in self._trials(step)]
-        return _geometric([*((weight, gain) for weight, gain in found if gain), (PRIOR, otherwise)])
+        gains = [*((weight, gain) for weight, gain in found if gain), (PRIOR, otherwise)]
+        return _geometric([(weight, max(gain / reached, 1.0)) for weight, gain in gains])
 
     def cost(self, step: Step, unit: float, otherwise: float) -> float:
         """Seconds to expect of a step's trial, where measuring and describing the original took `unit`."""
@@ -152,7 +158,7 @@ class Experience:
 
     def _share(self, trial: Trial) -> float:
         """The most that a trial says for its step, under this budget."""
-        if trial.gain is not None:
+        if trial.gain is not None and trial.share is None:
             return 1.0
         if trial.drop is not None and trial.drop > HOPELESS * self.max_drop:
             return 0.0

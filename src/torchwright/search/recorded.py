@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from torchwright.facts import Recipe, Rung, Step
 from torchwright.search.choose import is_closed
@@ -70,22 +71,29 @@ def _trials(recipe: Recipe) -> dict[str, Trial]:
             options = {key: value for key, value in rung.step.options.items() if not isinstance(value, list)}
             name = str(Step(name=rung.step.name, options=options))
             trial = Trial(
-                gain=_gain(rung, recipe) if rung.kept else None,
+                gain=_gain(rung, recipe),
                 share=None if rung.kept else _share(rung, recipe),
                 drop=round(rung.quality.drop_high, 5) if rung.quality else None,
                 cost=max(round((ended - begun) / original, 2), SHORTEST),
             )
-            found[name] = max(
-                found.get(name, trial), trial, key=lambda each: (each.gain or 0.0, each.share or 0.0)
-            )
+            found[name] = _together(found[name], trial) if name in found else trial
         begun = ended
     return found
 
 
-def _gain(rung: Rung, recipe: Recipe) -> float:
-    """What a kept step brings: over the original, if it runs the whole model; with that of the variants it replaced."""
+def _together(one: Trial, other: Trial) -> Trial:
+    """The better of two forms of a step, and the time of both."""
+    best = max(one, other, key=lambda each: (each.share is None, each.gain or 0.0, each.share or 0.0))
+    return replace(best, cost=round(one.cost + other.cost, 2))
+
+
+def _gain(rung: Rung, recipe: Recipe) -> float | None:
+    """What a step brings: over the original, if it runs the whole model; with that of the variants it replaced, if it
+    was kept."""
     if is_closed(from_step(rung.step)):
-        return round(_total(rung), 3)
+        return round(_total(rung), 3) if rung.speedup else None
+    if not rung.kept:
+        return None
     replaced = [row for row in recipe.rungs if row.status == "removed" and row.step.name == rung.step.name]
     return round(math.prod(row.speedup.value for row in (rung, *replaced) if row.speedup), 3)
 
