@@ -160,6 +160,32 @@ def test_what_a_smaller_budget_kept_from_being_timed_says_nothing():
     assert of_models_like(strict).gain(step("half"), 2.0) == pytest.approx(2.0)
 
 
+def test_what_runs_the_whole_model_is_held_against_the_best_of_its_kind_there():
+    wide, narrow = step("library"), step("library", kind="narrow")
+    trials = {str(wide): make_trial(gain=2.0, share=0.4), str(narrow): make_trial(gain=5.0)}
+    known = of_models_like(make_record(trials=trials))
+    found = known.beyond(narrow, 4.0, wide, 4.0)
+    assert found == pytest.approx(
+        2.5 ** (1 / 1.5)
+    )  # there it was 2.5 times as fast, of whatever the model allows
+    assert known.beyond(narrow, 1.0, None, 4.0) == pytest.approx(1.25 ** (1 / 1.5))
+    assert known.beyond(wide, 1.0, narrow, 5.0) == pytest.approx(1.0)
+
+
+def test_what_lost_otherwise_by_the_same_steps_says_less():
+    """Eight bits are expected to hold where the half precision of a model held, as it did here."""
+    robust = {"half": make_trial(drop=0.004), "fuse": make_trial(gain=4.0)}
+    fragile = {"half": make_trial(drop=0.11), "fuse": make_trial(share=0.5)}
+    known = of_models_like(make_record(trials=robust), make_record(trials=fragile))
+    assert known.given({}).gain(step("fuse"), 1.0) == pytest.approx(4.0 ** (1 / 2.5))
+    assert known.given({"half": 0.004}).gain(step("fuse"), 1.0) == pytest.approx(4.0 ** (1 / 1.5))
+    assert known.given({"half": 0.2}).gain(step("fuse"), 1.0) == pytest.approx(1.0)
+    halfway = 1 - math.log10(2)
+    assert known.given({"half": 0.008}).near[0][0] == pytest.approx(halfway)
+    tiny = of_models_like(make_record(trials={"half": make_trial(drop=1e-7)}))
+    assert tiny.given({"half": 1e-4, "other": 0.5}).near[0][0] == 1.0
+
+
 def test_the_expected_cost_is_in_what_the_original_took():
     known = of_models_like(make_record(trials={"fuse": make_trial(cost=4.0)}))
     assert known.cost(step("fuse"), 10.0, 40.0) == pytest.approx(40.0)

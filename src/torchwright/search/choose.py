@@ -160,8 +160,11 @@ def expected_gain(search: Search, step: Step) -> float:
         gain = AGAIN_GAIN * reached
     elif _is_engine(technique) and not _was_tried(search, step.name):
         gain = ENGINE_GAIN  # of an engine that was dropped, another variant is no surer than anything else
-    found = search.experience.gain(step, components.in_pass(search, technique, gain), reached)
-    return max(found, AGAIN_GAIN) if closed else found
+    gain = components.in_pass(search, technique, gain)
+    if not closed:
+        return search.informed().gain(step, gain)
+    best = search.rival.candidate.steps[-1] if search.rival else None
+    return max(search.informed().beyond(step, gain, best, reached), AGAIN_GAIN)
 
 
 def _was_tried(search: Search, name: str) -> bool:
@@ -185,14 +188,14 @@ def _too_coarse(search: Search) -> float:
 
 def expected_seconds(search: Search, step: Step, steps: Sequence[Step]) -> float:
     """What a trial of `steps` for the sake of one of them is expected to take."""
-    return search.experience.cost(step, search.original_seconds, estimate.trial_seconds(search, steps))
+    return search.informed().cost(step, search.original_seconds, estimate.trial_seconds(search, steps))
 
 
 def left_out(search: Search, step: Step) -> str | None:
     """Why a step of which nothing was measured is not worth a trial by experience, or None."""
     if any(rung.step == step for rung in search.rungs):
         return None
-    return search.experience.leaves_out(step, search.reached())
+    return search.informed().leaves_out(step, search.reached())
 
 
 def plan(search: Search, step: Step) -> tuple[Step, ...]:

@@ -239,6 +239,12 @@ class Search:
         """A row for a step that experience has left out."""
         self.add(Rung(step=step, kept=False, status="skipped", reason=reason))
 
+    def informed(self) -> Experience:
+        """Experience with other models, in the light of what steps have lost here."""
+        return self.experience.given(
+            {str(rung.step): rung.quality.drop_high for rung in self.rungs if rung.quality is not None}
+        )
+
     def reached(self) -> float:
         """Speed-up of what is kept so far, our own recipe's or the rival's."""
         return max(
