@@ -195,9 +195,19 @@ class Library(Technique):
     kind: str = "f32"
     """Which; those called `shared…` convert the model alike."""
 
+    skip: tuple[str, ...] = ()
+    """Layers that `int8` leaves alone."""
+
+    @property
+    def epsilon(self) -> float:
+        return {"bf16": 2.0**-8, "int8": 2.0**-6}.get(self.kind, 0.0)
+
     @property
     def conversion(self) -> Step | None:
         return Step(name=self.name) if self.kind.startswith("shared") else None
+
+    def retreat(self, names: tuple[str, ...]) -> Self | None:
+        return replace(self, skip=names) if self.kind == "int8" else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -212,8 +212,10 @@ def untried_seconds(search: Search) -> float:
 
 
 def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
-    """Whether a step needs what another one in the queue may give."""
+    """Whether a step needs what another one in the queue may give, or what a finer variant of it will tell."""
     technique = from_step(step)
+    if _finer(search, technique) in queue:
+        return True
     if with_step(search, technique, step)[0] is not None:
         return False
     others = [from_step(other) for other in queue if other != step]
@@ -221,6 +223,18 @@ def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
     # What kept steps took away comes back in their place; see `with_step`.
     missing = _missing(search, technique) - taken
     return bool(missing) and missing <= {name for other in others for name in other.gives}
+
+
+def _finer(search: Search, technique: Technique) -> Step | None:
+    """The variant that rounds next to as much as one that would be tried again, with layers left alone, where it loses
+    too much: what the finer one loses says whether that is to be expected, and takes one trial where this takes three.
+    """
+    if not is_closed(technique) or technique.retreat(()) is None:
+        return None
+    variants = [step for step, reason in search.description.variants if reason is None]
+    finer = [step for step in variants if technique.replaces(from_step(step))]
+    finer = [step for step in finer if 0 < from_step(step).epsilon < technique.epsilon]
+    return max(finer, key=lambda each: from_step(each).epsilon, default=None)
 
 
 def _missing(search: Search, technique: Technique) -> frozenset[str]:
