@@ -49,6 +49,17 @@ def test_until_something_is_kept_trials_have_the_time_of_what_its_proof_can_do_w
     assert rows(outcome) == {"half": "dropped", "pool": "kept"}
 
 
+def test_a_trial_leaves_the_time_that_the_proof_of_what_is_kept_takes(world: World):
+    """PixArt's 1.94x by autocast and the compiler was lost: a trial of OpenVINO's, which need not be compiled once more
+    for its proof, had the time that the compiled package's proof would have taken."""
+    world.gain = product(fuse=2.0)
+    world.cost = {"fuse": 25.0, "library": 58.0}
+    outcome = world.search(step("fuse"), step("library"), wanted=(step("fuse"),))
+    assert rows(outcome)["fuse"] == "kept"
+    assert row(outcome, "library").status == "untried"
+    assert world.now <= world.budget.time_seconds - 25.0
+
+
 def test_what_a_server_imports_once_is_not_expected_of_every_trial(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):

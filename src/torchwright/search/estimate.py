@@ -102,8 +102,11 @@ def another_process_seconds(search: Search) -> float:
 
 
 def latest(search: Search, steps: Sequence[Step]) -> float:
-    """When a trial of these steps must have ended, for its artifact to be proved within the time budget."""
-    return search.end - proof_seconds(search, steps)
+    """When a trial of these steps must have ended, for its artifact to be proved within the time budget, or that of
+    what is kept so far, where it fails."""
+    kept = [search.best, search.aside, search.rival and search.rival.candidate]
+    recipes = [steps, *(candidate.steps for candidate in kept if candidate and candidate.steps)]
+    return search.end - max(proof_seconds(search, recipe) for recipe in recipes)
 
 
 def time_left(search: Search, steps: Sequence[Step]) -> float:

@@ -110,6 +110,8 @@ class Search:
     """What the search that is continued has found, checked."""
     records: tuple[Record, ...] = ()
     """Other searches."""
+    aside: Candidate | None = None
+    """Our own recipe, while rivals are tried."""
     experience: Experience = field(default_factory=Experience)
     """What those of them say that were of a model like this one."""
     rungs: list[Rung] = field(default_factory=list[Rung])
@@ -182,7 +184,7 @@ class Search:
     def among_rivals(self) -> Generator[None]:
         """Meanwhile the best is the rival, or the original where there is none yet, and what is kept becomes it."""
         own = self.best, getattr(self, "proven", None), self.kernel
-        rival = self.rival
+        rival, self.aside = self.rival, self.best
         self.best = rival.candidate if rival else self.baseline
         try:
             yield
@@ -190,6 +192,7 @@ class Search:
             if self.best is not self.baseline and (rival is None or self.best is not rival.candidate):
                 self.rival = Rival(candidate=self.best, proven=self.proven)
             self.best, proven, self.kernel = own
+            self.aside = None
             if proven is not None:
                 self.proven = proven
 
