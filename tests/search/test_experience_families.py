@@ -137,6 +137,10 @@ def test_a_step_that_left_layers_alone_counts_under_its_own_name(world: World):
     )
     found = entry(world, step("fuse"), step("quantize"))
     assert found.trials["quantize"].gain == pytest.approx(2.0)
+    world.gain = product(fuse=2.0, quantize=0.9)
+    found = entry(world, step("fuse"), step("quantize"))
+    assert (found.trials["quantize"].gain, found.trials["quantize"].share) == (None, pytest.approx(0.9))
+    assert found.trials["quantize"].cost > found.trials["fuse"].cost  # of two trials, one as it was asked for
 
 
 def test_a_search_says_nothing_of_what_it_has_left(world: World):

@@ -83,8 +83,12 @@ def _trials(recipe: Recipe) -> dict[str, Trial]:
 
 def _together(one: Trial, other: Trial) -> Trial:
     """The better of two forms of a step, and the time of both."""
-    best = max(one, other, key=lambda each: (each.share is None, each.gain or 0.0, each.share or 0.0))
-    return replace(best, cost=round(one.cost + other.cost, 2))
+
+    def place(trial: Trial) -> tuple[bool, float, float]:
+        kept = trial.gain is not None and trial.share is None
+        return kept, trial.gain or 0.0, trial.share or 0.0
+
+    return replace(max(one, other, key=place), cost=round(one.cost + other.cost, 2))
 
 
 def _gain(rung: Rung, recipe: Recipe) -> float | None:
