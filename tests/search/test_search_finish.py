@@ -3,11 +3,16 @@
 # pyright: reportOptionalMemberAccess=false
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from search_world import World, fake_world, lossy, names, product, row, rows, step
 from torchwright.errors import WorkloadError
 from torchwright.facts import Budget, Step
+from torchwright.search import claim
 from torchwright.search.compare import ROUNDS
 from torchwright.search.finish import Form, settle
 from torchwright.trial.client import Candidate, TrialFailed
@@ -241,3 +246,30 @@ def test_a_failure_in_the_drop_one_pass_leaves_the_recipe_as_it_is(world: World,
     assert names(outcome) == ["half", "fuse"]
     assert any("without half failed" in note for note in outcome.notes)
     assert world.alive == [(), outcome.best.steps]
+
+
+def test_an_artifact_that_was_long_in_writing_is_proved_all_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Of PixArt's 1.94x nothing was left but three seconds to load it in: the original was returned."""
+    world.gain = product(fuse=2.0)
+    world.search(step("fuse"))
+    search = world.searching
+    left: list[float] = []
+
+    def write(shipping: Any, name: str) -> None:
+        search.context.deadline = world.now + claim.WRITE_SECONDS
+        world.now += claim.WRITE_SECONDS - 3.0
+        shipping.made[name] = tmp_path, SimpleNamespace(manifest={})
+
+    def loaded(shipping: Any, folder: Path) -> Any:
+        left.extend(deadline - world.now for deadline in (search.context.deadline, search.last_moment))
+        return SimpleNamespace(how="")
+
+    monkeypatch.setattr(claim._Shipping, "write", write)
+    monkeypatch.setattr(claim._Shipping, "_beside_the_original", loaded)
+    monkeypatch.setattr(claim.artifact, "finish", lambda *_: None)
+    arguments: dict[str, Any] = {"search": search, "workload": None, "scratch": tmp_path}
+    arguments["provisional"] = lambda outcome: None
+    claim._Shipping(**arguments).form("package").start()
+    assert left == [claim.WRITE_SECONDS, claim.WRITE_SECONDS]

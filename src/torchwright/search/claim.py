@@ -33,7 +33,7 @@ from torchwright.trial.client import Candidate, TrialFailed
 from torchwright.workloads.base import Workload
 
 WRITE_SECONDS = 180.0
-"""The search keeps time for writing the artifact and proving it; where that was too little, it may take this long."""
+"""The search keeps time for writing the artifact and proving it; where that was too little, each may take this long."""
 ROWS_SECONDS = 2.0
 """Turns with one other number of rows go on for about this long, and of slow calls for twice that."""
 
@@ -107,6 +107,8 @@ class _Shipping:
     def _start(self, name: Way) -> Candidate:
         search = self.search
         self.write(name)
+        # Of a slow model the writing takes its time, and what it has made is worth a proof all the same.
+        search.context.deadline = search.last_moment = search.context.clock() + WRITE_SECONDS
         folder, contents = self.made[name]
         artifact.finish(folder, self.provisional(outcome_now(search, ORIGINAL)), contents.manifest)
         candidate = self._beside_the_original(folder)
