@@ -166,17 +166,18 @@ class Converted(Engine):
     def _checked(cls, target: Target, case: Case, spec: CallSpec, folder: Path) -> CallSpec | None:
         """`spec` with the smallest number of rows that it answers as the model does; None where others are wrong."""
         batched = [index for index, tensor in enumerate(spec.tensors) if _free(tensor.shape)]
-        rows = max(len(tensors_of(case)[batched[0]]), 2)
+        example = len(tensors_of(case)[batched[0]])
+        several = max(example, 2)
         call = ConvertedCall(spec, cls.reader(_file(folder, 0), spec))
 
         def error(rows: int) -> float:
             return _error(target.model, call, with_rows(case, batched, rows))
 
-        allowed = max(2 * error(rows), ROUNDING)
-        if any(error(others) > allowed for others in (2, 3) if others != rows):
+        allowed = max(2 * error(several), ROUNDING)
+        if any(error(rows) > allowed for rows in (2, 3) if rows != several):
             return None
         least = 1 if error(1) <= allowed else 2
-        if len(tensors_of(case)[batched[0]]) < least:
+        if example < least:
             return None
         return replace(spec, sizes={name: (least, most) for name, (_, most) in spec.sizes.items()})
 
