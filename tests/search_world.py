@@ -200,7 +200,7 @@ class Library(Technique):
 
     @property
     def epsilon(self) -> float:
-        return {"bf16": 2.0**-8, "int8": 2.0**-6}.get(self.kind, 0.0)
+        return {"gentle": 0.6 * 2.0**-8, "bf16": 2.0**-8, "int8": 2.0**-6}.get(self.kind, 0.0)
 
     @property
     def conversion(self) -> Step | None:

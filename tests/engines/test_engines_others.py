@@ -19,7 +19,7 @@ from torchwright.devices import get_device
 from torchwright.engines.apply import make_target
 from torchwright.engines.base import engines
 from torchwright.engines.describe import describe_target
-from torchwright.engines.openvino import check_ir
+from torchwright.engines.openvino_graph import check_ir
 from torchwright.errors import ArtifactError, RefusedTechnique
 from torchwright.techniques.base import conversion_of, from_step, parse_step
 from torchwright.testing.models import ConvNet
@@ -64,6 +64,7 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     [
         ("openvino", 0.0, 1e-5),
         ("openvino:precision=bf16", 1e-4, 2e-2),
+        ("openvino:precision=bf16,autocast=true", 1e-4, 2e-2),
         ("openvino:precision=int8", 1e-3, 5e-2),
         ("onnxruntime", 0.0, 1e-5),
     ],
@@ -232,6 +233,67 @@ def test_recipes_that_change_the_model_convert_it_themselves() -> None:
     plain, folded = parse_step("openvino:precision=bf16"), parse_step("fold_batchnorm")
     assert conversion_of([plain]) != conversion_of([folded, plain]) != conversion_of([])
     assert conversion_of([]) is conversion_of([folded]) is conversion_of([parse_step("onnxruntime")]) is None
+
+
+class Steps(nn.Module):
+    """Embeds numbers of steps as diffusion models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rates", torch.logspace(0, -4, 32))
+        self.layer = nn.Linear(64, 16)
+
+    def forward(self, steps: torch.Tensor) -> torch.Tensor:
+        angles = steps[:, None].float() * self.rates
+        return self.layer(torch.cat([angles.sin(), angles.cos()], 1))
+
+
+def test_numbers_of_steps_stay_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("openvino")
+    model, steps = Steps().eval(), torch.tensor([981, 983, 727, 12])
+
+    def loss() -> float:
+        run = prepared(["openvino:precision=bf16"], model, steps)
+        return error(run(Case(name="forward", args=(steps,))), model(steps))
+
+    assert loss() < 1e-2
+    monkeypatch.setattr("torchwright.engines.openvino.keep_float32", lambda text, **_: text)
+    assert loss() > 1e-1
+
+
+class Deep(nn.Module):
+    """Adds to what it is given, layer by layer, as transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+            for _ in range(24)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + 30.0  # a direction that all share, as in trained models
+        for layer in self.layers:
+            x = x + layer(x)
+        return x - 30.0
+
+
+def test_by_autocast_what_is_added_up_is_not_rounded() -> None:
+    needs("openvino")
+    model, x = Deep().eval(), torch.randn(6, 64)
+
+    def loss(step: str) -> float:
+        return error(prepared([step], model, x)(Case(name="forward", args=(x,))), model(x))
+
+    plain, kept = map(loss, ("openvino:precision=bf16", "openvino:precision=bf16,autocast=true"))
+    assert 1e-4 < kept < 1e-2 < plain
+
+
+@pytest.mark.parametrize("precision", ["f32", "int8"])
+def test_autocast_is_for_half_precision(precision: str) -> None:
+    target = make_target(ModuleWorkload(mlp(), (INPUT,)), get_device("cpu").identify())
+    technique = from_step(parse_step(f"openvino:precision={precision},autocast=true"))
+    assert str(technique.refuse(target)).startswith("autocast is for bf16 and f16")
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -20,10 +20,12 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from torchwright.engines.converted import Converted, Infer
+from torchwright.engines.openvino_graph import check_ir, keep_float32
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec
 from torchwright.engines.takes import tensors_of
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.json_file import read_bytes, read_json
+from torchwright.process.files import replacing
 from torchwright.quiet import quiet_libraries
 from torchwright.techniques.openvino import LIBRARIES
 
@@ -37,10 +39,6 @@ ATTENTION = ("ScaledDotProductAttention", "Softmax")
 """Operators of OpenVINO's that show a transformer."""
 LARGEST = 256 * 2**20
 """Bytes of GRAPH."""
-DEEPEST = 100
-"""Of elements in it: graphs within graphs."""
-OPSET = re.compile(r"opset[0-9]{1,2}")
-"""Operators of these sets are OpenVINO's own; another set is an extension's."""
 HINTS = ("LATENCY", "THROUGHPUT")
 CAPABILITIES = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
 """What a processor must say of itself."""
@@ -69,7 +67,7 @@ class OpenVino(Converted):
     def finish(cls, spec: CallSpec, file: Path, target: Target) -> None:
         import openvino as ov
 
-        options = _options(target)
+        options, narrow = _options(target), _run_in(target)
         modules = read_json(file / MODULES)
         (file / MODULES).unlink()
         if options["precision"] == "int8":
@@ -79,7 +77,11 @@ class OpenVino(Converted):
                 ov.save_model(model, Path(folder) / GRAPH, compress_to_fp16=False)
                 for name in (GRAPH, CONSTANTS):
                     (Path(folder) / name).replace(file / name)
-        (file / OPTIONS).write_text(json.dumps({"precision": _run_in(target), "hint": options["hint"]}))
+        if narrow != "f32":
+            marked = keep_float32((file / GRAPH).read_bytes(), autocast=options["autocast"])
+            with replacing(file / GRAPH) as beside:
+                beside.write_bytes(marked)
+        (file / OPTIONS).write_text(json.dumps({"precision": narrow, "hint": options["hint"]}))
 
     @classmethod
     def reader(cls, file: Path, spec: CallSpec) -> Callable[[int], Infer]:
@@ -105,7 +107,7 @@ class OpenVino(Converted):
 
 
 def _options(target: Target) -> dict[str, Any]:
-    return {"precision": "f32", "hint": "LATENCY", "skip": ()} | target.settings.options
+    return {"precision": "f32", "hint": "LATENCY", "skip": (), "autocast": False} | target.settings.options
 
 
 def _run_in(target: Target) -> str:
@@ -223,35 +225,6 @@ def _read(core: Any, file: Path) -> Any:
         return core.read_model(text, ov.Tensor(constants) if len(constants) else None)
     except (OSError, ValueError, RuntimeError, ElementTree.ParseError) as error:
         raise ArtifactError(f"the graph in {file} cannot be read", found=first_line(error)) from error
-
-
-def check_ir(text: bytes, constants: int) -> None:
-    """Raise `ValueError` for XML that is anything but a graph of OpenVINO's own operators over `constants` bytes."""
-    if b"<!" in text or text.count(b"<?") > 1:
-        raise ValueError("declarations in an IR")
-    depth = 0
-    parser: Any = ElementTree.XMLPullParser(("start", "end"))
-    parser.feed(text)
-    parser.close()
-    for event, element in parser.read_events():
-        depth += 1 if event == "start" else -1
-        if depth > DEEPEST:
-            raise ValueError(f"elements deeper than {DEEPEST} in an IR")
-        if event == "end" and element.tag == "layer":
-            _check_layer(element, constants)
-
-
-def _check_layer(layer: Any, constants: int) -> None:
-    if not OPSET.fullmatch(layer.get("version", "")):
-        raise ValueError(
-            f"an operator of {layer.get('version', 'no set')[:80]!r}, which is not OpenVINO's own"
-        )
-    data = layer.find("data")
-    if layer.get("type") != "Const" or data is None:
-        return
-    offset, size = int(data.get("offset", -1)), int(data.get("size", -1))
-    if offset < 0 or size < 0 or offset + size > constants:
-        raise ValueError(f"a constant at {offset} of {size} bytes, of {constants} in all")
 
 
 def _started(core: Any, model: Any, settings: dict[str, Any]) -> Infer:

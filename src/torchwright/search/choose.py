@@ -150,7 +150,7 @@ def expected_gain(search: Search, step: Step) -> float:
     closed = is_closed(technique)
     reached = search.reached() if closed else 1.0
     measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
-    coarse = bool(technique.epsilon) and technique.epsilon >= _too_coarse(search)
+    coarse = bool(technique.epsilon) and technique.epsilon >= _too_coarse(search, technique)
     best = search.rival.candidate.steps[-1] if search.rival else None
     if measured or coarse or search.has_variant(step):
         return components.in_pass(search, technique, AGAIN_GAIN)
@@ -159,7 +159,8 @@ def expected_gain(search: Search, step: Step) -> float:
     if technique.expected_gain is not None:
         gain = technique.expected_gain
     elif best and technique.replaces(kept := from_step(best)):
-        gain = reached * (NARROWER_GAIN if 0 < kept.epsilon < technique.epsilon else AGAIN_GAIN)
+        narrower = 0 < LIKE * kept.epsilon < technique.epsilon
+        gain = reached * (NARROWER_GAIN if narrower else AGAIN_GAIN)
     elif _is_engine(technique) and not _was_tried(search, step.name):
         gain = ENGINE_GAIN  # of an engine that was dropped, another variant is no surer than anything else
     gain = components.in_pass(search, technique, gain)
@@ -172,18 +173,21 @@ def _was_tried(search: Search, name: str) -> bool:
     return any(rung.step.name == name and rung.status != "refused" for rung in search.rungs)
 
 
-def _too_coarse(search: Search) -> float:
+def _too_coarse(search: Search, technique: Technique) -> float:
     """The least rounding that will cost more than the budget, from what lost more.
 
     The loss goes with the rounding, within twice as much: DeiT loses 2.02% in OpenVINO's bfloat16 and 0.72% by
-    autocast. But layers differ, so that of what lost many budgets no more is said than of what lost four.
+    autocast. But layers differ, so that of what lost many budgets no more is said than of what lost four. A variant
+    of what lost that rounds more will lose more.
     """
     budget = search.budget.max_drop
-    lost = [
-        from_step(rung.step).epsilon * max(LIKE * budget / rung.quality.drop_high, 0.5)
-        for rung in search.rungs
-        if rung.status == "dropped" and rung.quality and rung.quality.drop_high > budget
-    ]
+    lost: list[float] = []
+    for rung in search.rungs:
+        if rung.status == "dropped" and rung.quality and rung.quality.drop_high > budget:
+            other = from_step(rung.step)
+            within = max(LIKE * budget / rung.quality.drop_high, 0.5)
+            more = technique.replaces(other) and technique.epsilon > other.epsilon
+            lost.append(other.epsilon * (min(within, 1.0) if more else within))
     return min((epsilon for epsilon in lost if epsilon), default=math.inf)
 
 
@@ -215,7 +219,8 @@ def untried_seconds(search: Search) -> float:
 def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
     """Whether a step needs what another one in the queue may give, or what a finer variant of it will tell."""
     technique = from_step(step)
-    if _finer(search, technique) in queue:
+    finer = _finer(search, technique)
+    if any(step in queue for step in finer) and not any(rung.step in finer for rung in search.rungs):
         return True
     if with_step(search, technique, step)[0] is not None:
         return False
@@ -226,16 +231,15 @@ def waits(search: Search, step: Step, queue: Sequence[Step]) -> bool:
     return bool(missing) and missing <= {name for other in others for name in other.gives}
 
 
-def _finer(search: Search, technique: Technique) -> Step | None:
-    """The variant that rounds next to as much as one that would be tried again, with layers left alone, where it loses
-    too much: what the finer one loses says whether that is to be expected, and takes one trial where this takes three.
+def _finer(search: Search, technique: Technique) -> list[Step]:
+    """Variants that round less than one that would be tried again, with layers left alone, where it loses too much:
+    what one of them loses says whether that is to be expected, and takes one trial where this takes three.
     """
     if not is_closed(technique) or technique.retreat(()) is None:
-        return None
+        return []
     variants = [step for step, reason in search.description.variants if reason is None]
     finer = [step for step in variants if technique.replaces(from_step(step))]
-    finer = [step for step in finer if 0 < from_step(step).epsilon < technique.epsilon]
-    return max(finer, key=lambda each: from_step(each).epsilon, default=None)
+    return [step for step in finer if 0 < from_step(step).epsilon < technique.epsilon]
 
 
 def _missing(search: Search, technique: Technique) -> frozenset[str]:
