@@ -273,3 +273,37 @@ def test_an_artifact_that_was_long_in_writing_is_proved_all_the_same(
     arguments["provisional"] = lambda outcome: None
     claim._Shipping(**arguments).form("package").start()
     assert left == [claim.WRITE_SECONDS, claim.WRITE_SECONDS]
+
+
+@pytest.mark.parametrize(("left", "started"), [(2.0, False), (1000.0, True)])
+def test_no_other_process_takes_the_time_in_which_the_proof_must_end(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: float, started: bool
+):
+    """Of PixArt's 2.29x a second process and other rows were timed until none was left to judge it."""
+    world.gain, world.called_as_is, world.budget = product(fuse=2.0), True, Budget(time_seconds=2000.0)
+    world.search(step("fuse"))
+    search = world.searching
+    search.context.deadline = world.now + left
+    monkeypatch.setattr(claim._Shipping, "_beside_the_original", lambda *_: "a process")
+    workload: Any = SimpleNamespace(called_as_is=lambda: True)
+    arguments: dict[str, Any] = {"search": search, "workload": workload, "scratch": tmp_path}
+    shipping = claim._Shipping(**arguments, provisional=lambda outcome: None)  # pyright: ignore[reportArgumentType]
+    shipping.made["package"] = tmp_path, SimpleNamespace()  # pyright: ignore[reportArgumentType]
+    assert shipping.form("package").again() == ("a process" if started else None)
+
+
+@pytest.mark.parametrize(("left", "timed"), [(0.4, []), (1000.0, [1, 4])])
+def test_other_rows_leave_the_time_to_judge_what_ships(
+    world: World, monkeypatch: pytest.MonkeyPatch, left: float, timed: list[int]
+):
+    world.gain, world.seconds, world.budget = product(fuse=2.0), 0.5, Budget(time_seconds=2000.0)
+    world.search(step("fuse"))
+    search, candidate = world.searching, world.searching.best
+    search.context.deadline = world.now + left
+    spec = SimpleNamespace(tensors=[SimpleNamespace(shape=(2, 8))])
+    contents: Any = SimpleNamespace(manifest={"takes": SimpleNamespace(batched=(0,)), "calls": [spec]})
+    monkeypatch.setattr(claim, "_turns", lambda *_: ([2.0] * 9, [1.0] * 9))
+    monkeypatch.setattr(type(candidate.process), "ask", lambda *_, **__: None)
+    found = claim._other_rows(search, candidate, contents)
+    assert [each.rows for each in found] == timed
+    assert (search.notes[-1:] == ["1 rows were not timed: the time budget was spent"]) == (not timed)

@@ -24,7 +24,7 @@ from torchwright.measure.clock import Rounds, paired_speedup
 from torchwright.report import view
 from torchwright.report.pictures import Row
 from torchwright.search import estimate
-from torchwright.search.compare import FEWEST_ROUNDS, ROUNDS, one_round
+from torchwright.search.compare import FEWEST_ROUNDS, ROUNDS, one_round, turn_seconds
 from torchwright.search.finish import ORIGINAL, Form, give_up, outcome_now, settle
 from torchwright.search.save import Contents, ways, write_contents
 from torchwright.search.state import Outcome, Search
@@ -121,7 +121,7 @@ class _Shipping:
         needed = (
             estimate.another_process_seconds(search) + estimate.OTHER_ROWS_SECONDS + search.settle_seconds
         )
-        if not shares or search.context.clock() + needed > search.end:
+        if not shares or needed > _left(search):
             return None
         return self._beside_the_original(self.made[name][0])
 
@@ -245,7 +245,9 @@ def _other_rows(search: Search, candidate: Candidate, contents: Contents) -> tup
         return ()
     found = []
     for rows in sorted({1, example // 2, 2 * example} - {0, example}):
-        if _is_late(search, f"{rows} rows were"):
+        turns = FEWEST_ROUNDS * (turn_seconds(search.baseline) + turn_seconds(candidate)) * rows / example
+        # What one loses that was never judged is not shipped, and the judgement comes after.
+        if _is_late(search, f"{rows} rows were", turns + search.settle_seconds):
             break
         try:
             original = candidate.original or search.baseline
@@ -283,9 +285,15 @@ def _process_gain(shipping: _Shipping, candidate: Candidate, folder: Path) -> Pr
     return ProcessGain(without=without, both=both)
 
 
-def _is_late(search: Search, what: str) -> bool:
-    """Whether the time budget is spent, so that what is only told and not shipped is not measured any more."""
-    if search.context.clock() <= search.end:
+def _left(search: Search) -> float:
+    """Seconds until the time budget is spent, or until the proof must have ended where that comes first."""
+    return min(search.end - search.context.clock(), search.context.remaining())
+
+
+def _is_late(search: Search, what: str, needed: float = 0.0) -> bool:
+    """Whether the time budget is spent, or would be after so many seconds, so that what is only told and not shipped is
+    not measured any more."""
+    if needed <= _left(search):
         return False
     search.notes.append(f"{what} not timed: the time budget was spent")
     return True
