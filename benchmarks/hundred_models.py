@@ -22,6 +22,8 @@ from outside_modules import settle
 Inputs = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
 BATCH, OTHER_BATCH, TOKENS = 2, 3, 64
 """Rows of the search's calls and of those that the artifact is tried on, tokens of a row."""
+CLASSES = 1000
+"""Of the published classifiers of pictures; the configurations say 2, and of two numbers a row no loss is certain."""
 LATENT = 64
 """Latent pixels of a side of a denoiser's picture."""
 IDLE = 0.01
@@ -362,12 +364,13 @@ for name, config in (
     ("SiglipVisionModel", "SiglipVisionConfig"),
     ("IJepaModel", "IJepaConfig"),
 ):
-    _transformers("vision", name, config, picture)
+    _transformers("vision", name, config, picture, num_labels=CLASSES)
 _transformers(
     "vision",
     "EfficientNetForImageClassification",
     "EfficientNetConfig",
     sized(300),
+    num_labels=CLASSES,
     initializer_range=0.1,  # of 0.02 nothing is left after 55 blocks: batch norms add more than it to their variances
     cut="300 pixels of 600",
 )
