@@ -277,6 +277,8 @@ class Features:
     weight_bytes: int
     dtype: str
     """That most bytes of the weights are in."""
+    pipeline: bool = False
+    """Whether it is several models, each of which a picture goes through at calls of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)

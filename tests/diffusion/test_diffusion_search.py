@@ -144,8 +144,9 @@ def test_step_caching_without_steps_proposes_those_of_its_thresholds(
     def proposed(changes: list[float]) -> list[tuple[list[str], str | None]]:
         monkeypatch.setattr(DiffusionWorkload, "changes", lambda workload, model: changes)
         target = make_target(DiffusionWorkload(pixart, steps=6), get_device("cpu").identify())
-        found = describe_target(target, ["step_caching"]).variants
-        return [(step.options.get("reused", []), reason) for step, reason in found]
+        found = describe_target(target, ["step_caching"])
+        assert found.features.pipeline
+        return [(step.options.get("reused", []), reason) for step, reason in found.variants]
 
     assert StepCaching().is_open
     found = proposed([0.0, 0.1, 0.1, 0.1, 0.1, 0.1])

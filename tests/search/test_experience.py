@@ -116,6 +116,7 @@ def test_the_same_model_weighs_one_and_another_kind_or_machine_nothing():
     assert not of_models_like(make_record(instructions="cpu avx2")).near
     assert not of_models_like(make_record(features=make_features(dtype="bfloat16"))).near
     assert not of_models_like(make_record(features=make_features(decode=True))).near
+    assert not of_models_like(make_record(), pipeline=True).near
 
 
 def test_a_machine_is_known_by_the_instructions_that_decide():

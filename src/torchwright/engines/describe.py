@@ -79,11 +79,12 @@ def describe_target(target: Target, names: Sequence[str] | None = None) -> Descr
         kernel_seconds=target.kernel_seconds,
         export_seconds=export_seconds,
         called_as_is=target.workload.called_as_is(),
-        features=_features(target.model, cases, counts),
+        features=_features(target, cases, counts),
     )
 
 
-def _features(model: nn.Module, cases: Sequence[Case], counts: dict[str, Counts]) -> Features:
+def _features(target: Target, cases: Sequence[Case], counts: dict[str, Counts]) -> Features:
+    model = target.model
     kinds = Counter[str]()
     for case in cases:
         for kind, count in counts[case.name].kinds.items():
@@ -104,6 +105,7 @@ def _features(model: nn.Module, cases: Sequence[Case], counts: dict[str, Counts]
         operations=operations,
         weight_bytes=nbytes.total(),
         dtype=max(nbytes, key=lambda dtype: nbytes[dtype], default="none"),
+        pipeline=bool(target.workload.parts()),
     )
 
 

@@ -196,8 +196,10 @@ def near(records: Sequence[Record], features: Features, device: DeviceFacts, max
 
 
 def distance(one: Features, other: Features) -> float:
-    """How unlike two models are: infinite between types of weights, or between a decoder's steps and other calls."""
-    if (one.dtype, one.decode, one.recurrent) != (other.dtype, other.decode, other.recurrent):
+    """How unlike two models are: infinite between types of weights, a decoder's steps and other calls, a pipeline of
+    several models and one."""
+    kinds = [(each.dtype, each.decode, each.recurrent, each.pipeline) for each in (one, other)]
+    if kinds[0] != kinds[1]:
         return math.inf
     return math.dist(_point(one), _point(other))
 
