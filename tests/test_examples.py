@@ -38,6 +38,7 @@ def run(environment: dict[str, str], folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_contract_tests_run_for_each(installed: dict[str, str], tmp_path: Path) -> None:
     arguments = ("-q", "-rA", "-p", "no:cacheprovider", "-k", " or ".join(NAMES))
     out = run(installed, tmp_path, "pytest", "--pyargs", "torchwright.testing", *arguments)

@@ -239,6 +239,7 @@ def test_a_package_is_verified_and_its_damage_found(tmp_path: Path) -> None:
         tw.export(model, inputs, to="pt2", out=out)
 
 
+@pytest.mark.slow
 def test_a_batch_frozen_at_one_is_found(tmp_path: Path) -> None:
     model, (x,) = small()
     out = tmp_path / "out"

@@ -131,6 +131,7 @@ def test_openvinos_means_are_taken_apart() -> None:
     assert second["Linear"] - first["Linear"] == pytest.approx(0.2)
 
 
+@pytest.mark.slow
 def test_the_artifact_that_it_comes_from_is_timed_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from torchwright.train.run.read import check_run, parse_run, read_run
 WORDS = ["--lora", "r=2,targets=q_proj+v_proj", "--quiet", "--json"]
 
 
+@pytest.mark.slow
 def test_words_make_a_run_that_goes_on_and_begins_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
