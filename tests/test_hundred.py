@@ -114,9 +114,8 @@ def test_an_artifact_is_right_on_other_inputs_in_another_batch_in_a_new_process(
     result = tw.optimize(
         model, inputs, max_drop=BUDGET, time_budget=SECONDS, techniques=STEPS, progress=False
     )
-    with (
-        warnings.catch_warnings()
-    ):  # where nothing was faster it needs the caller's module, which it is given
+    with warnings.catch_warnings():
+        # Where nothing was faster it needs the caller's module, which it is given.
         warnings.simplefilter("ignore")
         result.save(tmp_path / "artifact")
     _, fresh = hundred_models.make(name, hundred_models.OTHER_BATCH, inputs=1, **SMALL[name])
