@@ -111,7 +111,7 @@ def test_graphs_within_graphs_are_marked_too(autocast: bool) -> None:
         .removesuffix("</net>")
     )
     found = marked(net("x Parameter", "again Loop x", "out Result again", inside=inside), autocast=autocast)
-    assert found == {"turn", "again"} if autocast else {"turn"}
+    assert found == ({"turn", "again"} if autocast else {"turn"})
 
 
 def test_a_second_marking_changes_nothing() -> None:

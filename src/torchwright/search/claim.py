@@ -96,7 +96,7 @@ class _Shipping:
     def write(self, name: Way) -> None:
         """The whole artifact in one form."""
         search = self.search
-        search.context.deadline = search.context.clock() + WRITE_SECONDS
+        _allow(search)
         folder, work = self.scratch / f"as-{name}", self.scratch / f"for-{name}"
         folder.mkdir()
         work.mkdir()
@@ -108,7 +108,7 @@ class _Shipping:
         search = self.search
         self.write(name)
         # Of a slow model the writing takes its time, and what it has made is worth a proof all the same.
-        search.context.deadline = search.last_moment = search.context.clock() + WRITE_SECONDS
+        _allow(search)
         folder, contents = self.made[name]
         artifact.finish(folder, self.provisional(outcome_now(search, ORIGINAL)), contents.manifest)
         candidate = self._beside_the_original(folder)
@@ -166,7 +166,7 @@ class _Shipping:
 def claim(search: Search, workload: Workload, scratch: Path, provisional: Provisional) -> Claim:
     """Write and prove the recipe's forms; the original's where none holds. Closes every process."""
     shipping = _Shipping(search=search, workload=workload, scratch=scratch, provisional=provisional)
-    search.context.deadline = search.last_moment = search.context.clock() + WRITE_SECONDS
+    _allow(search)
     if _settles_process(search.best.steps) or not workload.called_as_is():
         _fresh_original(search)
     original = search.best is search.baseline
@@ -193,6 +193,11 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     search.close_all()
     found.outcome = replace(found.outcome, notes=tuple(search.notes))
     return found
+
+
+def _allow(search: Search) -> None:
+    """Give what comes next WRITE_SECONDS."""
+    search.context.deadline = search.last_moment = search.context.clock() + WRITE_SECONDS
 
 
 def disturbed(speedup: Interval, workload: Workload) -> str:
@@ -246,7 +251,7 @@ def _other_rows(search: Search, candidate: Candidate, contents: Contents) -> tup
     found = []
     for rows in sorted({1, example // 2, 2 * example} - {0, example}):
         turns = FEWEST_ROUNDS * (turn_seconds(search.baseline) + turn_seconds(candidate)) * rows / example
-        # What one loses that was never judged is not shipped, and the judgement comes after.
+        # The judgement comes after: without it nothing ships.
         if _is_late(search, f"{rows} rows were", turns + search.settle_seconds):
             break
         try:
