@@ -3,10 +3,13 @@
 # pyright: reportOptionalMemberAccess=false
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from search_world import World, fake_world, lossy, names, product, row, rows, step
-from torchwright.facts import Budget
+from torchwright.facts import Budget, Interval
+from torchwright.search.compare import NoTime, compare
 from torchwright.techniques.base import Phase
 
 
@@ -95,6 +98,34 @@ def test_where_it_is_faster_it_takes_the_place_of_all_of_our_own(world: World):
     assert rows(outcome) == {"library": "kept", "half": "removed", "fuse": "removed"}
     assert outcome.speedup.value == pytest.approx(8.0)
     assert "library is faster than all of our own recipe (2.67x" in row(outcome, "fuse").reason
+
+
+@pytest.mark.parametrize(("library", "wanted"), [(2.2, "library"), (1.9, "half")])
+def test_where_turns_decide_nothing_what_each_was_proven_at_does(
+    world: World, monkeypatch: pytest.MonkeyPatch, library: float, wanted: str
+):
+    """BEiT's search kept our own 1.95x beside OpenVINO's 2.14x: their turns had said 1.34x [0.92, 1.77]."""
+    noise = Interval(value=1.34, low=0.92, high=1.77)
+    monkeypatch.setattr(
+        "torchwright.search.finish.compare",
+        lambda search, candidate, **how: replace(compare(search, candidate, **how), marginal=noise),
+    )
+    world.gain = product(library=library, half=2.0)
+    outcome = world.search(step("half"), step("library"))
+    assert names(outcome) == [wanted]
+    removed = next(rung for rung in outcome.rungs if rung.status == "removed")
+    assert "1.34x [0.92, 1.77]: no gain outside the noise, and " in removed.reason
+
+
+def test_what_was_asked_for_stays_where_there_is_no_time_for_turns(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    def late(search: object, candidate: object, **how: object) -> None:
+        raise NoTime("no time")
+
+    monkeypatch.setattr("torchwright.search.finish.compare", late)
+    world.gain = product(library=5.0, half=2.0)
+    assert names(world.search(step("library"), wanted=(step("half"),))) == ["half"]
 
 
 def test_its_variants_are_held_against_each_other(world: World):

@@ -62,7 +62,10 @@ def test_what_is_no_picture_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "text.jpg": (b"hello there", "no picture"),
         "zip.png": (b"PK\x03\x04" + bytes(100), "no picture"),
         "cut.png": (whole.read_bytes()[:-700], "damaged|cut short"),
-        "huge.png": (_png(20_000, 20_000, zlib.compress(bytes(1000))), "too large"),
+        "huge.png": (
+            _png(20_000, 20_000, zlib.compress(bytes(1000))),
+            "huge.png is too large. Found: 400,000,000 pixels. Allowed: 80,000,000 pixels.",
+        ),
         "wide.png": (_png(60_000, 2_000, zlib.compress(bytes(1000))), "too large"),
         "dot.png": (_png(1, 1, zlib.compress(bytes(4))), "too small"),
         "liar.png": (_png(500, 500, zlib.compress(bytes(1000))), "damaged|cut short"),

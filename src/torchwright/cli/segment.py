@@ -137,7 +137,9 @@ def command(
         try:
             row = _segment(segmenter, picture, target, everything, asked, quiet=quiet)
             if not as_json and not quiet:
-                click.echo(f"{picture}: {len(row['masks'])} masks in {row['seconds']:.1f} s, {target}")
+                count = len(row["masks"])
+                masks = f"{count} mask" + ("s" if count != 1 else "")
+                click.echo(f"{picture}: {masks} in {row['seconds']:.1f} s, {target}")
         except TorchwrightError as error:
             if len(pictures) == 1:
                 raise

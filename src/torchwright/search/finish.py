@@ -60,23 +60,41 @@ def meet_rival(search: Search) -> None:
     search.rival = None
     step, own = rival.steps[-1], search.best.steps
     search.tell("trying", f"{step} beside our own recipe")
+    comparison, found = proven, f"{proven.total} where our own recipe has {search.proven.total}"
+    reason = None
     try:
-        comparison = compare(search, rival) if own else proven
-        asked = any(each in search.wanted for each in own)
-        reason = "another was asked for" if asked else worth(search, step, rival, comparison)
+        if any(each in search.wanted for each in own):
+            reason = "another was asked for"
+        elif own:
+            comparison = compare(search, rival)
+            reason = worth(search, step, rival, comparison)
+            if reason is not None and _undecided(search, comparison):
+                found = f"{comparison.marginal}: no gain outside the noise, and {found}"
+                reason = None if _proven_faster(search, proven) else found
+            else:
+                found = str(comparison.marginal)
     except NoTime:
-        comparison = proven
-        faster = proven.total.value > search.proven.total.value
-        reason = None if faster else f"{proven.total} where our own recipe has {search.proven.total}"
+        reason = None if _proven_faster(search, proven) else found
     except TrialFailed as failure:
-        comparison, reason = proven, failure.reason
-    if own and reason is not None:
+        reason = failure.reason
+    if reason is not None:
         _remove(search, step, f"beside our own recipe: {reason}")
         rival.close()
         return
     for other in own:
-        _remove(search, other, f"{step} is faster than all of our own recipe ({comparison.marginal})")
+        _remove(search, other, f"{step} is faster than all of our own recipe ({found})")
     search.promote(rival, comparison)
+
+
+def _undecided(search: Search, comparison: Comparison) -> bool:
+    """Whether the rival was the faster in the middle of the turns, and not in all that they leave possible."""
+    gain = comparison.marginal
+    return search.budget.objective != "memory" and gain.low <= 1.0 < gain.value
+
+
+def _proven_faster(search: Search, proven: Comparison) -> bool:
+    """Whether the rival was proven at more beside the original than our own recipe."""
+    return proven.total.value > search.proven.total.value
 
 
 def _tried(search: Search, steps: tuple[Step, ...]) -> tuple[Candidate, Comparison]:

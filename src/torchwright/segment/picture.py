@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def _read_file(path: Path) -> np.ndarray:
                 _check_size(path.name, image.size)
                 return _rgb(path.name, image)
     except Image.DecompressionBombError as error:
-        raise _too_large(path.name, str(error)) from error
+        count = re.search(r"[0-9]+", str(error))  # Pillow's own limit, which it names, is a higher one
+        raise _too_large(path.name, f"{int(count[0]):,} pixels" if count else str(error)) from error
     except Image.UnidentifiedImageError as error:
         raise PictureError(
             f"{path.name} is no picture that can be read",
