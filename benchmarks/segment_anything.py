@@ -83,7 +83,7 @@ class Rung:
 
 
 BF16, COMPILE = "dtype:dtype=bfloat16", "compile:engine=jit,freezing=false"
-FUSED, DECODER = "grid_attention", "mask_decoder"
+FUSED, DECODER, KEPT = "grid_attention", "mask_decoder", "allocator"
 RUNGS = (
     Rung(name="fp32 eager", kind=PlainAttention),
     Rung(name="bf16, no waiting", steps=(BF16,), kind=PlainAttention),
@@ -94,6 +94,8 @@ RUNGS = (
     Rung(name=f"{TOGETHER} sizes a call", steps=(BF16, COMPILE, FUSED), kind=SeveralPictures),
     Rung(name="mask decoder by products", steps=(DECODER, BF16, "compile", FUSED)),
     Rung(name="int8 by row", steps=(DECODER, BF16, "compile", FUSED, "int8_rows")),
+    Rung(name="bf16, memory kept", steps=(KEPT, DECODER, BF16, "compile", FUSED)),
+    Rung(name="int8 by row, memory kept", steps=(KEPT, DECODER, BF16, "compile", FUSED, "int8_rows")),
     Rung(name="2:4 sparsity", steps=(BF16, "compile", FUSED, "sparse24")),
 )
 OPENVINO = (
