@@ -19,7 +19,7 @@ from torchwright.kernels.cpu import build
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.limits import LANES, LARGEST_HEAD
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.shared.wrapping import attached, of_classes, replace_module
+from torchwright.techniques.shared.wrapping import attached, of_classes, replace_where
 
 KNOWN = frozenset(
     f"transformers.models.{module}.{name}"
@@ -70,10 +70,7 @@ class GridAttention(Technique):
                 found=str(target.compute_dtype).removeprefix("torch."),
             )
         found = of_classes(target.model, KNOWN)
-        left = {name: reason for name, module in found if (reason := _reason(module))}
-        for name, module in found:
-            if name not in left:
-                replace_module(target.model, module, AttentionOverGrid(module))
+        left = replace_where(target.model, found, _reason, AttentionOverGrid)
         target.coverage.append(
             Coverage(
                 technique=self.name,

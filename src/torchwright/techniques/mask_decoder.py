@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.shared.wrapping import attached, of_classes, replace_module
+from torchwright.techniques.shared.wrapping import attached, of_classes, replace_module, replace_where
 
 TRANSFORMERS = frozenset(
     f"transformers.models.{module}.{name}TwoWayTransformer"
@@ -51,10 +51,9 @@ class MaskDecoder(Technique):
 
     def apply(self, target: Target) -> None:
         found = _attentions(target.model)
-        left = {name: reason for name, layer, _ in found if (reason := _reason(layer))}
-        for name, layer, kind in found:
-            if name not in left:
-                replace_module(target.model, layer, kind(layer))
+        kinds = {layer: kind for _, layer, kind in found}
+        layers = [(name, layer) for name, layer, _ in found]
+        left = replace_where(target.model, layers, _reason, lambda layer: kinds[layer](layer))
         for _, decoder in of_classes(target.model, {DECODER}):
             if not left and not any(map(attached, _uncalled(decoder))):
                 replace_module(target.model, decoder, MasksByProducts(decoder))

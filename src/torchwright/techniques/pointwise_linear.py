@@ -15,7 +15,7 @@ from torch import nn
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.batchnorm import fold
-from torchwright.techniques.shared.wrapping import attached, linear_of, named, replace_module
+from torchwright.techniques.shared.wrapping import attached, linear_of, named, replace_where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,7 @@ class PointwiseLinear(Technique):
             # The compiler folds them into convolutions only.
             fold(target.model, target.workload.cases(target.compute_dtype))
         found = list(named(target.model, nn.Conv2d))
-        left = {name: reason for name, layer in found if (reason := _reason(layer))}
-        for name, layer in found:
-            if name not in left:
-                replace_module(target.model, layer, Pointwise(layer))
+        left = replace_where(target.model, found, _reason, Pointwise)
         target.coverage.append(
             Coverage(
                 technique=self.name,

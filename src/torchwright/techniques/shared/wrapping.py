@@ -103,6 +103,22 @@ def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
             parent.use_nested_tensor = False
 
 
+def replace_where(
+    model: nn.Module,
+    found: Iterable[tuple[str, Any]],
+    reason: Callable[[Any], str | None],
+    make: Callable[[Any], nn.Module],
+) -> dict[str, str]:
+    """Put `make(module)` in the place of each for which there is no reason against it; name → reason of the others."""
+    left: dict[str, str] = {}
+    for name, module in found:
+        if why := reason(module):
+            left[name] = why
+        else:
+            replace_module(model, module, make(module))
+    return left
+
+
 fused_attention = nn.functional.scaled_dot_product_attention
 
 
