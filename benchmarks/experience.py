@@ -105,7 +105,7 @@ def one(name: str, options: argparse.Namespace) -> None:
 
 def make(name: str) -> tuple[Any, Any]:
     if name in hundred_models.MODELS:
-        return hundred_models.make(name)
+        return hundred_models.make_several(name)
     return (
         outside_modules.make(name)
         if name in outside_modules.MODULES

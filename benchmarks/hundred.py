@@ -154,13 +154,13 @@ def death(done: subprocess.CompletedProcess[str]) -> str:
 def one(
     folder: str, name: str, max_drop: float, time_budget: float, alone: bool, recipes: Path | None = None
 ) -> Row:
-    model, inputs = hundred_models.make(name)
+    model, inputs = hundred_models.make_several(name)
     artifact = f"{folder}/artifact"
     result = tw.optimize(model, inputs, max_drop=max_drop, time_budget=time_budget)
     result.save(artifact)
     if recipes:
         keep(name, result.recipe, recipes)
-    _, fresh = hundred_models.make(name, hundred_models.OTHER_BATCH, inputs=1)
+    _, fresh = hundred_models.make(name, hundred_models.OTHER_BATCH, inputs=2)
     loaded = turns.FromArtifact(model, artifact)
     with turns.contenders() as start:
         original = start(ORIGINAL, ModuleWorkload(model, inputs))
@@ -173,6 +173,7 @@ def one(
 
         row: Row = {
             "batch": hundred_models.BATCH,
+            "inputs": len(inputs),
             "budget": max_drop,
             "kept": turns.recipe_of(artifact),
             "verdict": result.verdict,

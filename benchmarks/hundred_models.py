@@ -16,12 +16,15 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from outside_modules import settle
 
 Inputs = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
 BATCH, OTHER_BATCH, TOKENS = 2, 3, 64
 """Rows of the search's calls and of those that the artifact is tried on, tokens of a row."""
+INPUTS = 4
+"""Calls that a search is given: one calibrates, two judge, and one judges what was chosen."""
 CLASSES = 1000
 """Of the published classifiers of pictures; the configurations say 2, and of two numbers a row no loss is certain."""
 LATENT = 64
@@ -65,6 +68,15 @@ def make(
         return model, example
     torch.manual_seed(1 + inputs)
     return model, MODELS[name].make(batch, **fields)[1]
+
+
+def make_several(name: str, **fields: Any) -> tuple[nn.Module, list[Inputs]]:
+    """The same module and INPUTS calls of BATCH rows, of which the first are those of `make`."""
+    model, example = make(name, **fields)
+    _, rest = make(name, BATCH * (INPUTS - 1), inputs=1, **fields)
+    leaves, spec = pytree.tree_flatten(rest)
+    calls = zip(*(leaf.split(BATCH) for leaf in leaves), strict=True)
+    return model, [example, *(pytree.tree_unflatten(call, spec) for call in calls)]
 
 
 # transformers

@@ -23,8 +23,9 @@ SLOWEST, LEVEL = 0.98, 0.97
 ABOUT = (
     "Made by `python benchmarks/hundred.py --page docs/hundred.md` from the rows in `benchmarks/hundred.jsonl`.",
     "",
-    "A row is a search (90 s, a budget of 1%, engines of others allowed where they are installed; calls of two rows,",
-    "or of four before 2026-11-25); the artifact",
+    "A row is a search (90 s, a budget of 1%, engines of others allowed where they are installed; four calls of two",
+    "rows, of which one calibrates and one judges what was chosen; before 2026-11-26 one call that did both, before",
+    "2026-11-25 of four rows); the artifact",
     "loaded in a new process and held against the original on fresh inputs in another batch; then turns with the",
     "original, with the best of torch.compile by hand (default, freezing, max-autotune, bf16 autocast with and",
     "without) and the best of OpenVINO (float32, bf16). Of these, whoever leaves the budget or is not ready in 90 s",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import torchwright as tw
 
@@ -100,6 +101,22 @@ def test_the_page_has_the_newest_row_of_each_and_what_has_none() -> None:
     assert "off by" not in page
 
 
+def test_a_search_is_given_several_calls_that_differ() -> None:
+    import hundred_models
+
+    name = "T5ForConditionalGeneration"
+    _, example = hundred_models.make(name, **SMALL[name])
+    _, calls = hundred_models.make_several(name, **SMALL[name])
+    assert len(calls) == hundred_models.INPUTS
+    assert isinstance(example, dict)
+    for key, tensor in example.items():
+        given = [call[key] for call in calls if isinstance(call, dict)]
+        assert torch.equal(given[0], tensor)
+        assert {each.shape for each in given} == {tensor.shape}
+        if key != "attention_mask":
+            assert len({each.sum().item() for each in given}) == len(calls)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_an_artifact_is_right_on_other_inputs_in_another_batch_in_a_new_process(
@@ -110,7 +127,7 @@ def test_an_artifact_is_right_on_other_inputs_in_another_batch_in_a_new_process(
     import hundred_page
     import turns
 
-    model, inputs = hundred_models.make(name, **SMALL[name])
+    model, inputs = hundred_models.make_several(name, **SMALL[name])
     result = tw.optimize(
         model, inputs, max_drop=BUDGET, time_budget=SECONDS, techniques=STEPS, progress=False
     )
@@ -118,7 +135,7 @@ def test_an_artifact_is_right_on_other_inputs_in_another_batch_in_a_new_process(
         # Where nothing was faster it needs the caller's module, which it is given.
         warnings.simplefilter("ignore")
         result.save(tmp_path / "artifact")
-    _, fresh = hundred_models.make(name, hundred_models.OTHER_BATCH, inputs=1, **SMALL[name])
+    _, fresh = hundred_models.make(name, hundred_models.OTHER_BATCH, inputs=2, **SMALL[name])
     loaded = turns.FromArtifact(model, str(tmp_path / "artifact"))
     with turns.contenders() as start:
         loss = hundred.fresh_loss(start, model, loaded, fresh)
