@@ -13,7 +13,7 @@ from search_world import World, fake_world, lossy, names, product, row, rows, st
 from torchwright.errors import WorkloadError
 from torchwright.facts import Budget, Step
 from torchwright.search import claim
-from torchwright.search.compare import ROUNDS
+from torchwright.search.compare import FEWEST_ROUNDS, ROUNDS, turn_seconds
 from torchwright.search.finish import Form, settle
 from torchwright.trial.client import Candidate, TrialFailed
 
@@ -273,6 +273,17 @@ def test_an_artifact_that_was_long_in_writing_is_proved_all_the_same(
     arguments["provisional"] = lambda outcome: None
     claim._Shipping(**arguments).form("package").start()
     assert left == [claim.WRITE_SECONDS, claim.WRITE_SECONDS]
+
+
+def test_the_proof_of_a_slow_model_may_take_what_its_calls_take(world: World):
+    """SAM's ViT-B, whose pass takes 32 s, was returned as it was after 25 minutes: its proof takes more than 180 s."""
+    world.gain, world.seconds, world.budget = product(fuse=2.0), 32.0, Budget(time_seconds=3000.0)
+    world.search(step("fuse"))
+    search = world.searching
+    claim._allow(search)
+    rounds = FEWEST_ROUNDS * (turn_seconds(search.baseline) + turn_seconds(search.best))
+    assert search.context.remaining() > max(claim.WRITE_SECONDS, rounds + search.settle_seconds)
+    assert search.last_moment == search.context.deadline
 
 
 @pytest.mark.parametrize(("left", "started"), [(2.0, False), (1000.0, True)])

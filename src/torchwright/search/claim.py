@@ -34,6 +34,9 @@ from torchwright.workloads.base import Workload
 
 WRITE_SECONDS = 180.0
 """The search keeps time for writing the artifact and proving it; where that was too little, each may take this long."""
+PATIENCE = 1.5
+"""Or, of a slow model, so many times what the proof is expected to take: that of SAM's ViT-B, whose pass takes 32 s on
+one core, takes minutes."""
 ROWS_SECONDS = 2.0
 """Turns with one other number of rows go on for about this long, and of slow calls for twice that."""
 
@@ -196,8 +199,10 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
 
 
 def _allow(search: Search) -> None:
-    """Give what comes next WRITE_SECONDS."""
-    search.context.deadline = search.last_moment = search.context.clock() + WRITE_SECONDS
+    """Give what comes next its time."""
+    proof = estimate.another_process_seconds(search) + search.settle_seconds
+    seconds = max(WRITE_SECONDS, PATIENCE * proof)
+    search.context.deadline = search.last_moment = search.context.clock() + seconds
 
 
 def disturbed(speedup: Interval, workload: Workload) -> str:
