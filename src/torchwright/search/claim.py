@@ -34,9 +34,10 @@ from torchwright.workloads.base import Workload
 
 WRITE_SECONDS = 180.0
 """The search keeps time for writing the artifact and proving it; where that was too little, each may take this long."""
-PATIENCE = 1.5
-"""Or, of a slow model, so many times what the proof is expected to take: that of SAM's ViT-B, whose pass takes 32 s on
-one core, takes minutes."""
+PATIENCE = 3.0
+"""Or, of a slow model, so many times what both are expected to take: a recipe that was found and is late is worth more
+than none. A step of Stable Diffusion 3 in 8 bits was compiled for more than 180 s, once more for any number of rows; a
+pass of SAM's ViT-B takes 32 s on one core, its proof many of them."""
 ROWS_SECONDS = 2.0
 """Turns with one other number of rows go on for about this long, and of slow calls for twice that."""
 
@@ -200,8 +201,9 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
 
 def _allow(search: Search) -> None:
     """Give what comes next its time."""
-    proof = estimate.another_process_seconds(search) + search.settle_seconds
-    seconds = max(WRITE_SECONDS, PATIENCE * proof)
+    ready = estimate.ready_seconds(search, search.best.steps)
+    expected = 2 * ready + estimate.another_process_seconds(search) + search.settle_seconds
+    seconds = max(WRITE_SECONDS, PATIENCE * expected)
     search.context.deadline = search.last_moment = search.context.clock() + seconds
 
 
