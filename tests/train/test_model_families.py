@@ -115,6 +115,18 @@ def test_a_folder_that_holds_something_is_refused(mixtral: tuple[Any, Path]) -> 
     assert sorted(mixtral[1].iterdir()) == before
 
 
+def test_a_process_that_is_late_does_not_refuse_what_the_first_one_wrote(
+    mixtral: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two compiled processes with whole models one looked when the other's folder was there, and ended the run."""
+    ours = trainable(mixtral[1])
+    before = sorted(mixtral[1].iterdir())
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    save_folder(ours, ours.config, mixtral[1])
+    assert sorted(mixtral[1].iterdir()) == before
+
+
 def test_random_weights_depend_on_the_seed_alone(mixtral: tuple[Any, Path]) -> None:
     config = read_decoder_config(mixtral[1])
     models = []

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
 
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import BIASED, FAMILIES, Names, decoder_config
@@ -158,7 +159,9 @@ def save_folder(
     if value is None:
         value = parameter_values(model)
     writes = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-    if folder.exists() and any(folder.iterdir()):
+    # Where nothing is gathered the first process may have written by the time at which another comes to look.
+    looks = writes or any(isinstance(tensor, DTensor) for tensor in named_tensors(model).values())
+    if looks and folder.exists() and any(folder.iterdir()):
         raise ModelError(
             f"the folder to save to, {folder}, is not empty",
             found=", ".join(sorted(path.name for path in folder.iterdir())[:6]),
