@@ -73,7 +73,8 @@ def make(
 def make_several(name: str, **fields: Any) -> tuple[nn.Module, list[Inputs]]:
     """The same module and INPUTS calls of BATCH rows, of which the first are those of `make`."""
     model, example = make(name, **fields)
-    _, rest = make(name, BATCH * (INPUTS - 1), inputs=1, **fields)
+    torch.manual_seed(2)
+    _, rest = MODELS[name].make(BATCH * (INPUTS - 1), **fields)
     leaves, spec = pytree.tree_flatten(rest)
     calls = zip(*(leaf.split(BATCH) for leaf in leaves), strict=True)
     return model, [example, *(pytree.tree_unflatten(call, spec) for call in calls)]

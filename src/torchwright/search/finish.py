@@ -60,25 +60,12 @@ def meet_rival(search: Search) -> None:
     search.rival = None
     step, own = rival.steps[-1], search.best.steps
     search.tell("trying", f"{step} beside our own recipe")
-    comparison, found = proven, f"{proven.total} where our own recipe has {search.proven.total}"
-    reason = None
-    try:
-        if any(each in search.wanted for each in own):
-            reason = "another was asked for"
-        elif own:
-            comparison = compare(search, rival)
-            reason = worth(search, step, rival, comparison)
-            if reason is not None and _undecided(search, comparison):
-                found = f"{comparison.marginal}: no gain outside the noise, and {found}"
-                reason = None if _proven_faster(search, proven) else found
-            else:
-                found = str(comparison.marginal)
-    except NoTime:
-        reason = None if _proven_faster(search, proven) else found
-    except TrialFailed as failure:
-        reason = failure.reason
-    if reason is not None:
-        _remove(search, step, f"beside our own recipe: {reason}")
+    if any(each in search.wanted for each in own):
+        comparison, found, loses = proven, "another was asked for", True
+    else:
+        comparison, found, loses = _beside(search, rival, proven)
+    if loses:
+        _remove(search, step, f"beside our own recipe: {found}")
         rival.close()
         return
     for other in own:
@@ -86,15 +73,26 @@ def meet_rival(search: Search) -> None:
     search.promote(rival, comparison)
 
 
-def _undecided(search: Search, comparison: Comparison) -> bool:
-    """Whether the rival was the faster in the middle of the turns, and not in all that they leave possible."""
+def _beside(search: Search, rival: Candidate, proven: Comparison) -> tuple[Comparison, str, bool]:
+    """What the rival is beside our own recipe, in words, and whether it loses by that.
+
+    Where turns decide nothing, or there is no time for them, what each was proven at beside the original does.
+    """
+    if not search.best.steps:
+        return proven, f"{proven.total} where we have none", False
+    behind = proven.total.value <= search.proven.total.value
+    totals = f"{proven.total} where our own recipe has {search.proven.total}"
+    try:
+        comparison = compare(search, rival)
+    except NoTime:
+        return proven, totals, behind
+    except TrialFailed as failure:
+        return proven, failure.reason, True
     gain = comparison.marginal
-    return search.budget.objective != "memory" and gain.low <= 1.0 < gain.value
-
-
-def _proven_faster(search: Search, proven: Comparison) -> bool:
-    """Whether the rival was proven at more beside the original than our own recipe."""
-    return proven.total.value > search.proven.total.value
+    reason = worth(search, rival.steps[-1], rival, comparison)
+    if reason is not None and search.budget.objective != "memory" and gain.low <= 1.0 < gain.value:
+        return comparison, f"{gain}: no gain outside the noise, and {totals}", behind
+    return comparison, reason or str(gain), reason is not None
 
 
 def _tried(search: Search, steps: tuple[Step, ...]) -> tuple[Candidate, Comparison]:
