@@ -39,6 +39,7 @@ import hundred_models
 import torchwright as tw
 import turns
 from hundred_page import BY_HAND, OPENVINO, ORIGINAL, OURS, Row, as_line, faults, page, read_rows
+from torchwright.devices import default_name
 from torchwright.facts import Interval, Recipe
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
@@ -64,7 +65,12 @@ def main() -> int:
         return 0
     if options.check:
         return hundred_check.main(names)
-    here = {"cpu": turns.machine()["cpu"], "threads": torch.get_num_threads(), "commit": commit()}
+    machine = turns.machine()
+    here = {
+        "cpu": machine.get("card", machine["cpu"]),
+        "threads": torch.get_num_threads(),
+        "commit": commit(),
+    }
     key = tuple(here) if options.again else ("cpu", "threads")
     done = {row["model"] for row in read_rows(options.rows) if all(row[name] == here[name] for name in key)}
     failed = False
@@ -205,7 +211,8 @@ def keep(name: str, recipe: Recipe, folder: Path) -> None:
 
 
 def by_hand(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    for how in (*turns.BY_HAND, turns.MAX_AUTOTUNE):
+    graphs = (turns.CARD_GRAPHS,) if default_name() == "cuda" else ()
+    for how in (*turns.BY_HAND, *graphs, turns.MAX_AUTOTUNE):
         yield how, turns.ByHand(model, how)
 
 

@@ -31,6 +31,7 @@ from torchwright.facts import Quality, Step
 from torchwright.segment.workload import SegmentWorkload
 from torchwright.techniques.base import parse_step, techniques
 from torchwright.trial.client import Context, TrialFailed, TrialProcess
+from torchwright.workloads.base import Workload
 from torchwright.workloads.pictures import picture
 
 TOGETHER = 4
@@ -83,7 +84,7 @@ class Rung:
 
 
 BF16, COMPILE = "dtype:dtype=bfloat16", "compile:engine=jit,freezing=false"
-FUSED, DECODER, KEPT = "grid_attention", "mask_decoder", "allocator"
+FUSED, DECODER, KEPT, GRAPHS = "grid_attention", "mask_decoder", "allocator", "cuda_graphs"
 RUNGS = (
     Rung(name="fp32 eager", kind=PlainAttention),
     Rung(name="bf16, no waiting", steps=(BF16,), kind=PlainAttention),
@@ -96,7 +97,16 @@ RUNGS = (
     Rung(name="int8 by row", steps=(DECODER, BF16, "compile", FUSED, "int8_rows")),
     Rung(name="bf16, memory kept", steps=(KEPT, DECODER, BF16, "compile", FUSED)),
     Rung(name="int8 by row, memory kept", steps=(KEPT, DECODER, BF16, "compile", FUSED, "int8_rows")),
-    Rung(name="2:4 sparsity", steps=(BF16, "compile", FUSED, "sparse24")),
+    Rung(name="CUDA graphs", steps=(DECODER, BF16, COMPILE, FUSED, GRAPHS)),
+    Rung(
+        name="int8, CUDA graphs", steps=(DECODER, BF16, COMPILE, FUSED, "torchao:config=int8_dynamic", GRAPHS)
+    ),
+    Rung(
+        name="float8, CUDA graphs",
+        steps=(DECODER, BF16, COMPILE, FUSED, "torchao:config=float8_dynamic", GRAPHS),
+    ),
+    Rung(name="2:4 sparsity", steps=(DECODER, BF16, COMPILE, FUSED, "sparse24", GRAPHS)),
+    Rung(name="2:4 sparsity, int8", steps=(DECODER, BF16, COMPILE, FUSED, "sparse24:bits=8", GRAPHS)),
 )
 OPENVINO = (
     Rung(name="OpenVINO bf16", steps=("openvino:precision=bf16",)),
@@ -166,7 +176,7 @@ def climb(folder: str, rungs: list[Rung], options: Any, scratch: Path) -> list[d
             turns.say(f"{rung.name} …")
             row: dict[str, Any] = {"rung": rung.name, "steps": rung.steps, "pictures": rung.pictures}
             rows.append(row)
-            if reason := refused(rung):
+            if reason := refused(rung.steps):
                 row["failure"] = reason
                 continue
             workload = rung.kind(folder, points=options.points)
@@ -191,15 +201,15 @@ def climb(folder: str, rungs: list[Rung], options: Any, scratch: Path) -> list[d
     return rows
 
 
-def refused(rung: Rung) -> str | None:
+def refused(steps: tuple[str, ...]) -> str | None:
     """What a technique says of this device."""
-    device = get_device("cpu").identify()
-    reasons = [techniques.get(parse_step(step).name).available(device) for step in rung.steps]
+    device = get_device().identify()
+    reasons = [techniques.get(parse_step(step).name).available(device) for step in steps]
     return next((reason for reason in reasons if reason), None)
 
 
 def started(
-    workload: SegmentWorkload, steps: tuple[str, ...], scratch: Path, artifact: str | None = None
+    workload: Workload, steps: tuple[str, ...], scratch: Path, artifact: str | None = None
 ) -> tuple[TrialProcess, float]:
     """A process that has the rung ready, and how long that took."""
     begun = time.perf_counter()
@@ -246,7 +256,7 @@ def searched(
         result = optimize_cli(
             folder, max_drop=options.max_drop, objective="latency", time_budget=options.search, batch=None,
             prompt_tokens=None, new_tokens=None, tokens=None, eval_text=None, points=options.points, with_steps=[],
-            without=list(PEERS), device="cpu", out=out, seed=0, on_event=lambda event: None,
+            without=list(PEERS), device=None, out=out, seed=0, on_event=lambda event: None,
             command="benchmarks/segment_anything.py",
         )  # fmt: skip
         row["steps"] = tuple(map(str, result.recipe.steps))

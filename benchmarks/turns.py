@@ -25,6 +25,7 @@ from torch import nn
 
 import torchwright as tw
 from torchwright.artifact.folder import open_artifact
+from torchwright.devices import default_name, get_device
 from torchwright.facts import Interval, Quality
 from torchwright.measure.clock import paired_speedup
 from torchwright.trial.client import Context, TrialProcess
@@ -37,6 +38,8 @@ BY_HAND = ("compile", "freezing", "autocast", "autocast+compile")
 """torch.compile; with freezing; bf16 autocast; bf16 autocast under torch.compile."""
 MAX_AUTOTUNE = "max-autotune"
 """torch.compile in that mode: it tries more and takes longer."""
+CARD_GRAPHS = "autocast+reduce-overhead"
+"""bf16 autocast under torch.compile that records CUDA graphs."""
 ROUNDS = (5, 15)
 TURN_SECONDS = 12.0
 """Paired turns go on for about this long, within ROUNDS."""
@@ -57,18 +60,18 @@ class ByHand(nn.Module):
 
 
 def by_hand(call: Callable[..., Any], how: str) -> Callable[..., Any]:
-    """`call` under one of BY_HAND, or under MAX_AUTOTUNE."""
+    """`call` under one of BY_HAND, MAX_AUTOTUNE or CARD_GRAPHS."""
     if how == "freezing":
         from torch._inductor import config as inductor
 
         inductor.freezing = True
-    mode = how if how == MAX_AUTOTUNE else None
+    mode = how.removeprefix("autocast+") if how in (MAX_AUTOTUNE, CARD_GRAPHS) else None
     inner = torch.compile(call, mode=mode) if how != "autocast" else call
     if "autocast" not in how:
         return inner
 
     def cast(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(default_name(), torch.bfloat16):
             return inner(*args, **kwargs)
 
     return cast
@@ -154,7 +157,7 @@ def context_of(workload: Workload, scratch: Path, seconds: float) -> Context:
     """What a trial's process is started with, to be done within so many seconds."""
     return Context(
         workload=pack(workload, Path(tempfile.mkdtemp(dir=scratch))),
-        device="cpu",
+        device=default_name(),
         threads=torch.get_num_threads(),
         seed=0,
         scratch=scratch,
@@ -255,12 +258,10 @@ def machine() -> dict[str, Any]:
     """Hardware, versions and command, for the head of every benchmark."""
     import transformers
 
-    cpu = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    here = get_device().identify()
     return {
-        "cpu": cpu,
+        "cpu": get_device("cpu").identify().name,
+        **({} if here.kind == "cpu" else {"card": here.name}),
         "threads": torch.get_num_threads(),
         "isa": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),

@@ -28,9 +28,11 @@ can_interpret = pytest.mark.skipif(
 
 def run_file(file: Path, **environment: str) -> None:
     """Run its tests with these variables set; fails with their output."""
+    # It is no worker of pytest-xdist, whatever plugins may think that count those variables.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "--no-header", str(file)],
-        env=os.environ | environment | {"PYTEST_ADDOPTS": ""},
+        env=inherited | environment | {"PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         timeout=280,

@@ -30,6 +30,7 @@ def make(model: nn.Module, *inputs: torch.Tensor) -> Target:
             module.weight.data.uniform_(0.5, 2)
             module.bias.data.normal_()
     workload = ModuleWorkload(model, inputs)
+    workload.device = next(iter(inputs), torch.empty(0)).device.type
     return Target(model=workload.build(), workload=workload, device=CPU, properties=set())
 
 

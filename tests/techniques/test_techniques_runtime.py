@@ -28,6 +28,7 @@ from torchwright.techniques.dtype import Dtype
 from torchwright.techniques.max_autotune import MaxAutotune
 from torchwright.techniques.regional import Regional
 from torchwright.techniques.shared.blocks import repeated_blocks
+from torchwright.techniques.shared.wrapping import named
 from torchwright.techniques.sparse24 import Sparse24, prune24
 from torchwright.techniques.torchao import TorchAO
 from torchwright.workloads.base import Case
@@ -39,6 +40,7 @@ CUDA = DeviceFacts(kind="cuda", name="test")
 
 def make(model: nn.Module, *inputs: torch.Tensor, device: DeviceFacts = CPU) -> Target:
     workload = ModuleWorkload(model, inputs)
+    workload.device = next(iter(inputs), torch.empty(0)).device.type
     return Target(model=workload.build(), workload=workload, device=device, properties={"eager"})
 
 
@@ -442,6 +444,39 @@ def test_torchao_weights_alone(config) -> None:
     TorchAO(config=config).apply(target)
     assert target.coverage[0].changed == 2
     assert float((target.model(x).float() - expected).norm() / expected.norm()) < 0.08
+
+
+@pytest.mark.parametrize("config", ["int8_dynamic", "int8_weight_only", "float8_weight_only"])
+def test_torchao_leaves_its_most_sensitive_layers_alone(config) -> None:
+    """What torchao computes slowly where it has no kernels."""
+    x = torch.randn(4, 64)
+    target = make(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)), x)
+    first, last = target.model[0].weight, target.model[1].weight
+    technique = TorchAO(config=config)
+    error, stand_in = technique.module_error(target.model[0], x), technique.stand_in(target.model[0])
+    assert error
+    assert stand_in
+    assert 1e-4 < error < 0.08
+    exact = target.model[0](x)
+    assert float((stand_in(x).float() - exact).norm() / exact.norm()) == pytest.approx(error, rel=1e-3)
+    assert target.model[0].weight is first, "ranking changed the model"
+    milder = technique.retreat(("1",))
+    assert milder.retreat(("0",)).skip == ("0", "1")
+    milder.apply(target)
+    assert target.coverage[0].changed == 1
+    assert target.coverage[0].skipped == {"1": "left in float: among the most sensitive"}
+    left = dict(named(target.model, nn.Linear))["1"].weight
+    assert torch.equal(left, last.to(left.dtype))
+    with pytest.raises(UnknownName, match="torchao:skip"):
+        TorchAO(config=config, skip=("2",)).apply(target)
+
+
+def test_torchao_has_no_stand_in_for_what_its_format_does_not_take() -> None:
+    layer = nn.Linear(48, 64)
+    assert TorchAO(config="mxfp8").stand_in(layer) is None
+    assert TorchAO(config="mxfp8").module_error(layer, torch.randn(2, 48)) is None
+    assert TorchAO(config="int8_weight_only").stand_in(layer) is not None
+    assert TorchAO(config="int8_weight_only").stand_in(nn.Conv2d(3, 4, 3)) is None
 
 
 @pytest.mark.cuda

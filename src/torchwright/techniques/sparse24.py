@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
@@ -11,6 +12,7 @@ from torch import nn
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
+from torchwright.quiet import quiet_import
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.int8 import quantize_weight
 from torchwright.techniques.shared.wrapping import named, replace_module
@@ -55,8 +57,8 @@ class Sparse24(Technique):
         yield replace(self, bits=8)
 
     def refuse(self, target: Target) -> str | None:
-        if self.bits == 8 and not torch.backends.cusparselt.is_available():
-            return "8-bit 2:4 products are cuSPARSELt's, and this build of torch has none"
+        if self.bits == 8 and (fault := int8_fault()):
+            return fault
         reasons = [self._skip(layer, None) for _, layer in named(target.model, nn.Linear)]
         if all(reasons):
             return f"none of {len(reasons)} linear layers can be sparse: {'; '.join(sorted(set(map(str, reasons))))}"
@@ -74,7 +76,8 @@ class Sparse24(Technique):
             if self.bits == 8:
                 replace_module(target.model, layer, SparseInt8Linear(pruned, layer.bias))
             else:
-                sparse = torch.sparse.to_sparse_semi_structured(pruned)
+                with quiet_import():  # that it is a prototype
+                    sparse = torch.sparse.to_sparse_semi_structured(pruned)
                 layer.weight = nn.Parameter(sparse, requires_grad=False)
         if len(skipped) == len(layers):
             raise RefusedTechnique(
@@ -107,6 +110,19 @@ class Sparse24(Technique):
         if dtype is not None and layer.weight.dtype not in DTYPES:
             return f"{str(layer.weight.dtype).removeprefix('torch.')} has no sparse kernel; float16 and bfloat16 do"
         return None
+
+
+@functools.cache
+def int8_fault() -> str | None:
+    """Why this card and build of torch cannot multiply 8-bit 2:4 weights, or None: a small product is tried."""
+    if not torch.backends.cusparselt.is_available():
+        return "8-bit 2:4 products are cuSPARSELt's, and this build of torch has none"
+    layer = SparseInt8Linear(prune24(torch.ones(ROWS, COLUMNS, device="cuda")), None)
+    try:
+        layer(torch.ones(1, COLUMNS, device="cuda", dtype=torch.bfloat16))
+    except RuntimeError as error:
+        return f"cuSPARSELt refuses an 8-bit 2:4 product on this card: {str(error).partition(' when ')[0]}"
+    return None
 
 
 def prune24(w_NK: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
@@ -13,7 +14,7 @@ from torchwright.facts import Coverage, DeviceFacts
 from torchwright.quiet import quiet_import
 from torchwright.techniques.base import Phase, Target
 from torchwright.techniques.shared.for_parts import ForParts
-from torchwright.techniques.shared.wrapping import named
+from torchwright.techniques.shared.wrapping import known_names, named, plain_name, relative_error
 
 CAPABILITY = {
     "nvfp4": (10, 0),
@@ -28,6 +29,8 @@ CAPABILITY = {
 """Compute capability from which each configuration has kernels; most promising first."""
 BLOCKS = {"nvfp4": 16, "mxfp8": 32}
 """Both sides of a weight must be multiples of it."""
+EPSILON = {"nvfp4": 2.0**-2, "mxfp8": 2.0**-4, "float8": 2.0**-4, "int8": 2.0**-5, "int4": 2.0**-3}
+"""`Technique.epsilon` by the format's name: half of the last bit that is kept, or a step of so many bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,8 @@ class TorchAO(ForParts):
 
     name: ClassVar[str] = "torchao"
     phase: ClassVar[Phase] = Phase.WEIGHTS
-    needs: ClassVar[frozenset[str]] = frozenset({"linear", "float_weights"})
+    # What it rounds at a call costs more than it saves until a compiler has fused it: 0.05x on an H100 (docs/log.md).
+    needs: ClassVar[frozenset[str]] = frozenset({"linear", "float_weights", "compiled"})
     removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
     tolerance: ClassVar[float] = 0.25
 
@@ -52,6 +56,12 @@ class TorchAO(ForParts):
     ] = "int8_dynamic"
     """Weights and activations: NVIDIA's 4-bit floats, float8 by blocks of 32 (MX) or by rows, int8 by tokens; or
     weights alone: int4 (by half-quadratic quantization: `int4_hqq`), float8, int8."""
+    skip: tuple[str, ...] = ()
+    """Names of layers that stay in floating point."""
+
+    @property
+    def epsilon(self) -> float:
+        return next(error for name, error in EPSILON.items() if self.config.startswith(name))
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
@@ -76,20 +86,21 @@ class TorchAO(ForParts):
         return None
 
     def apply(self, target: Target) -> None:
-        with quiet_import():
-            from torchao.quantization import quantize_
-
         before = {name: layer.weight for name, layer in self._layers(target)}
-        if target.compute_dtype == torch.float32 and self.config != "int8_dynamic":
+        if target.compute_dtype == torch.float32 and not self._keeps_float32:
             target.model = target.workload.cast(
                 target.model, torch.bfloat16, lambda name, module: not self.covers(name)
             )
             target.compute_dtype = torch.bfloat16
             before = {name: layer.weight for name, layer in self._layers(target)}
-        quantize_(target.model, self._config(), filter_fn=self._filter())
+        asked = known_names(f"{self.name}:skip", self.skip, before)
+        chosen = {layer for name, layer in self._layers(target) if name not in asked}
+        self._quantize(target.model, lambda module: module in chosen)
         after = {name: layer.weight for name, layer in self._layers(target)}
         skipped = {
-            name: f"torchao left its {tuple(weight.shape)} weight alone"
+            name: "left in float: among the most sensitive"
+            if name in asked
+            else f"torchao left its {tuple(weight.shape)} weight alone"
             for name, weight in before.items()
             if after.get(name) is weight
         }
@@ -107,18 +118,39 @@ class TorchAO(ForParts):
     def _layers(self, target: Target) -> Iterable[tuple[str, Any]]:
         return ((name, layer) for name, layer in named(target.model, nn.Linear) if self.covers(name))
 
-    def _filter(self) -> Callable[[nn.Module, str], bool] | None:
-        """Which modules it takes; None where torchao says it itself."""
-        block = BLOCKS.get(self.config)
-        if block is None and not self.parts:
+    def _takes(self, module: nn.Module) -> bool:
+        """Whether the format has a place for a module's weight; torchao itself leaves others alone."""
+        block = BLOCKS.get(self.config, 1)
+        return type(module) is nn.Linear and not any(side % block for side in module.weight.shape)
+
+    def retreat(self, names: tuple[str, ...]) -> Self:
+        return replace(self, skip=tuple(sorted({*self.skip, *map(plain_name, names)})))
+
+    def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
+        rounded = self.stand_in(module)
+        if rounded is None:
             return None
+        layer: Any = module
+        # Not layer(x): the ranking calls this from a hook on the layer.
+        return relative_error(layer.forward(x).float(), rounded(x).float())
 
-        def taken(module: nn.Module, name: str) -> bool:
-            if not (type(module) is nn.Linear and self.covers(name)):
-                return False
-            return block is None or not any(side % block for side in module.weight.shape)
+    def stand_in(self, module: nn.Module) -> nn.Module | None:
+        if not self._takes(module):
+            return None
+        rounded = InItsType(copy.deepcopy(module), torch.float32 if self._keeps_float32 else torch.bfloat16)
+        self._quantize(rounded, lambda module: True)
+        return rounded
 
-        return taken
+    def _quantize(self, model: nn.Module, wanted: Callable[[nn.Module], bool]) -> None:
+        with quiet_import():  # older ones warn of what their own configurations do
+            from torchao.quantization import quantize_
+
+            quantize_(model, self._config(), lambda module, _: wanted(module) and self._takes(module))
+
+    @property
+    def _keeps_float32(self) -> bool:
+        """Whether torchao's kernels for the format give float32 as well."""
+        return self.config == "int8_dynamic"
 
     def _config(self) -> Any:
         import torchao.quantization as ao
@@ -147,3 +179,15 @@ class TorchAO(ForParts):
                 options["int4_packing_format"] = "tile_packed_to_4d"  # torch's own kernel; others need MSLK
                 options["int4_choose_qparams_algorithm"] = algorithm
                 return ao.Int4WeightOnlyConfig(**options)
+
+
+class InItsType(nn.Module):
+    """A layer called in `dtype` where its weight is float32; others are called as they are."""
+
+    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype if layer.weight.dtype == torch.float32 else layer.weight.dtype
+        self.layer = layer.to(self.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.to(self.dtype))
