@@ -256,7 +256,8 @@ def searched(
         result = optimize_cli(
             folder, max_drop=options.max_drop, objective="latency", time_budget=options.search, batch=None,
             prompt_tokens=None, new_tokens=None, tokens=None, eval_text=None, points=options.points, with_steps=[],
-            without=list(PEERS), device=None, out=out, seed=0, on_event=lambda event: None,
+            without=list(PEERS), device=None, out=out, seed=0,
+            on_event=lambda event: turns.say(f"[{event.elapsed:6.0f} s] {event.kind} {event.text}"),
             command="benchmarks/segment_anything.py",
         )  # fmt: skip
         row["steps"] = tuple(map(str, result.recipe.steps))

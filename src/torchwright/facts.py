@@ -51,6 +51,15 @@ class Interval:
         """What can be claimed of it where others ran: the low end."""
         return dataclasses.replace(self, value=self.low, busy=True)
 
+    def times(self, other: Interval) -> Interval:
+        """The product of two, as wide as both together: of one gain upon another."""
+        return Interval(
+            value=self.value * other.value,
+            low=self.low * other.low,
+            high=self.high * other.high,
+            busy=self.busy or other.busy,
+        )
+
     @property
     def disturbed(self) -> bool:
         """Whether it is too wide to decide anything."""

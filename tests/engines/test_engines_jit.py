@@ -54,3 +54,15 @@ def test_beyond_torchs_limit_it_is_a_storm(engine: Jit) -> None:
     ask(engine, RECOMPILE_LIMIT)
     with pytest.raises(RecompileStorm, match="recompiled one function 8 times"):
         engine.recompiles()
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", None])
+def test_what_a_recorded_graph_returned_stays_what_it_was(mode: Any) -> None:
+    """CUDA graphs write into the same memory at every call; here a function does that."""
+    engine = Jit(Forms(), Settings(mode=mode))
+    memory = torch.zeros(3)
+    engine._compiled = lambda x, form: {"y": memory.copy_(x * form), "form": form}
+    first, second = ask(engine, 2), ask(engine, 5)
+    assert torch.equal(second["y"], torch.full((3,), 5.0))
+    assert torch.equal(first["y"], torch.full((3,), 2.0 if mode else 5.0))
+    assert second["form"] == 5

@@ -138,7 +138,15 @@ def test_attention_uses_matrix_units(sm: int, pages: str, apart: bool) -> None:
 @pytest.mark.parametrize(("sm", "width"), [(90, 64), (90, 16), (80, 64)])
 def test_attention_over_a_grid_uses_matrix_units(sm: int, width: int) -> None:
     pointers = {"q": "bf16", "k": "bf16", "v": "bf16", "places": "f32", "out": "bf16"}
-    constants = {"D": 64, "BLOCK_D": 64, "BLOCK_M": 64, "BLOCK_X": width, "NARROW": True}
+    constants = {
+        "D": 64,
+        "BLOCK_D": 64,
+        "BLOCK_M": 64,
+        "BLOCK_X": width,
+        "ROWS": 64 // width,
+        "WIDE": False,
+        "NARROW": True,
+    }
     for ones in ((), ("height", "width", "heads")):
         text = ptx(grid.grid_kernel, pointers, constants, sm=sm, warps=4, ones=ones)
         assert ("wgmma.mma_async" if sm == 90 else "mma.sync.aligned.m16n8k16") in text

@@ -16,13 +16,23 @@ ERROR = {torch.float32: 3e-6, torch.bfloat16: 6e-3}
 @pytest.mark.parametrize("dtype", ERROR, ids=str)
 @pytest.mark.parametrize(
     ("shape", "widest"),
-    [((1, 2, 5, 7, 16), 64), ((1, 1, 1, 1, 32), 64), ((2, 1, 3, 20, 24), 16), ((1, 1, 6, 14, 80), 64)],
+    [
+        ((1, 2, 5, 7, 16), 64),
+        ((1, 1, 1, 1, 32), 64),
+        ((2, 1, 3, 20, 24), 16),
+        ((1, 1, 6, 14, 80), 64),
+        ((1, 1, 9, 20, 64), 64),
+        ((1, 2, 3, 64, 16), 64),
+    ],
     ids=str,
 )
 def test_grid_attention(
     shape: tuple[int, ...], widest: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batch, heads, rows, columns, head size; `widest` 16: rows in several tiles, the last of them not full."""
+    """Batch, heads, rows, columns, head size; `widest` 16: rows in several tiles, the last not full.
+
+    The others have one or several whole rows a tile.
+    """
     monkeypatch.setattr(grid, "WIDEST", widest)
     B, H, Y, X, D = shape
     q = randn(B, Y * X, H, D, seed=1).to(dtype).transpose(1, 2)

@@ -31,6 +31,30 @@ def test_without_time_steps_are_left_untried_and_the_total_stays_within_the_budg
     assert world.now <= world.budget.time_seconds
 
 
+@pytest.mark.parametrize(("seconds", "sits_out"), [(30.0, True), (0.1, False)])
+def test_an_original_of_long_turns_sits_out_once_something_is_kept(
+    world: World, seconds: float, sits_out: bool
+):
+    """SAM's ViT-B takes 36 s a pass: 1,800 s did for three trials, with the original in each of their turns."""
+    world.seconds = seconds
+    world.budget = Budget(max_drop=0.01, time_seconds=3000.0 * seconds)
+    turns: list[str] = []
+    """The last event before each turn of the original."""
+
+    def gain(names: frozenset[str]) -> float:
+        if not names and world.events:
+            turns.append(f"{world.events[-1].kind} {world.events[-1].text}")
+        return product(half=2.0, pool=3.0)(names)
+
+    world.gain = gain
+    outcome = world.search(step("half"), step("pool"))
+    assert rows(outcome) == {"half": "kept", "pool": "kept"}
+    totals = [row(outcome, name).total_speedup for name in ("half", "pool")]
+    assert [total.value for total in totals] == pytest.approx([2.0, 6.0])
+    assert "trying half" in turns
+    assert ("trying pool" not in turns) == sits_out
+
+
 def test_a_hanging_trial_is_stopped_when_the_time_ends_and_the_best_so_far_is_returned(world: World):
     world.gain = product(half=2.0, fuse=9.0)
     world.cost = {"fuse": 1e9}

@@ -18,7 +18,7 @@ from torch import nn
 from torchwright.devices import allocator as malloc
 from torchwright.devices import get_device
 from torchwright.engines.jit import Jit
-from torchwright.errors import TorchwrightError, UnknownName
+from torchwright.errors import RefusedTechnique, TorchwrightError, UnknownName
 from torchwright.facts import DeviceFacts
 from torchwright.techniques import Target
 from torchwright.techniques.allocator import Allocator
@@ -449,7 +449,7 @@ def test_torchao_weights_alone(config) -> None:
 @pytest.mark.parametrize("config", ["int8_dynamic", "int8_weight_only", "float8_weight_only"])
 def test_torchao_leaves_its_most_sensitive_layers_alone(config) -> None:
     """What torchao computes slowly where it has no kernels."""
-    x = torch.randn(4, 64)
+    x = torch.randn(20, 64)
     target = make(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)), x)
     first, last = target.model[0].weight, target.model[1].weight
     technique = TorchAO(config=config)
@@ -469,6 +469,30 @@ def test_torchao_leaves_its_most_sensitive_layers_alone(config) -> None:
     assert torch.equal(left, last.to(left.dtype))
     with pytest.raises(UnknownName, match="torchao:skip"):
         TorchAO(config=config, skip=("2",)).apply(target)
+
+
+class OfTwoSizes(nn.Module):
+    """One layer of all rows, one of their mean, as what a time step modulates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.mean = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rows(x) + self.mean(x.mean(0, keepdim=True))
+
+
+def test_torchao_leaves_alone_what_is_called_on_too_few_rows() -> None:
+    """torch._int_mm takes 17 rows at least; on an H100 a denoiser's modulation of two rows failed."""
+    target = make(OfTwoSizes(), torch.randn(20, 64))
+    TorchAO(config="int8_dynamic").apply(target)
+    reason = "called on 1 rows, and its product takes 17 or more"
+    assert (target.coverage[0].changed, target.coverage[0].skipped) == (1, {"mean": reason})
+    target = make(OfTwoSizes(), torch.randn(20, 64))
+    TorchAO(config="int8_weight_only").apply(target)
+    assert target.coverage[0].changed == 2
+    with pytest.raises(RefusedTechnique, match="changes nothing"):
+        TorchAO(config="int8_dynamic").apply(make(nn.Linear(64, 64), torch.randn(4, 64)))
 
 
 def test_torchao_has_no_stand_in_for_what_its_format_does_not_take() -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from torchwright.engines.base import NATIVE, Engine, Kept, Ready, Way
 from torchwright.engines.machine_code import keep_machine_code, restore_machine_code
@@ -21,6 +22,8 @@ from torchwright.workloads.base import Case
 
 GRAPHS, CODE = "cache.bin", "code.zip"
 """What torch keeps of its compiled graphs, and what its C++ compiler made of them."""
+GRAPHS_RECORDED = "reduce-overhead"
+"""The mode in which torch.compile records CUDA graphs: what a call returns is overwritten by the next one."""
 RECOMPILE_LIMIT = 8
 """torch's own limit, after which Dynamo falls back to eager without a word; here it is a failure."""
 NOT_KEPT = "nothing of what torch compiled can be kept here: who loads this compiles again at the first call"
@@ -52,7 +55,10 @@ class Jit(Engine):
         if self.settings.parts and case.part not in self.settings.parts:
             return self._model(*case.args, **case.kwargs)
         with torch._inductor.config.patch(self.settings.inductor), ignore_library_warnings():
-            return self._compiled(*case.args, **case.kwargs)
+            outputs = self._compiled(*case.args, **case.kwargs)
+        if self.settings.mode == GRAPHS_RECORDED:
+            return pytree.tree_map_only(torch.Tensor, torch.clone, outputs)
+        return outputs
 
     def check(self) -> None:
         """Raise `RefusedTechnique` where Dynamo compiled nothing in this process, and runs the original in silence."""

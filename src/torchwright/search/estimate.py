@@ -52,7 +52,8 @@ def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
 def comparison_seconds(search: Search) -> float:
     """One comparison with a candidate, which is expected to take half as long as the best does."""
     original, best = compare.turn_seconds(search.baseline), compare.turn_seconds(search.best)
-    one_round = original + best / 2 + (0.0 if search.best is search.baseline else best)
+    one_round = best / 2 + (0.0 if compare.spares_original(search) else original)
+    one_round += 0.0 if search.best is search.baseline else best
     limit = min(compare.COMPARE_SECONDS, FINISH_SHARE * search.budget.time_seconds / 2)
     return max(compare.FEWEST_ROUNDS * one_round, min(compare.ROUNDS[1] * one_round, limit))
 

@@ -15,11 +15,14 @@ from torchwright.facts import Coverage, DeviceFacts
 from torchwright.quiet import quiet_import
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.int8 import quantize_weight
-from torchwright.techniques.shared.wrapping import named, replace_module
+from torchwright.techniques.shared.wrapping import linear_of, named, replace_module
 
 DTYPES = (torch.float16, torch.bfloat16)
 ROWS, COLUMNS = 32, 64
 """torch's semi-structured kernels take weights whose sides are multiples of these (16-bit types, CUTLASS)."""
+DROPPED, GAIN = 0.36, 1.1
+"""Of normal weights the two smallest of four carry 13% of the squares, whose root it is: a model that was not trained
+for it loses too much. Where it pays it gains 1.1x to 1.3x, with what surrounds the products."""
 CALL_ROWS = 16
 """cuSPARSELt multiplies 8-bit integers by multiples of this many rows."""
 
@@ -39,6 +42,14 @@ class Sparse24(Technique):
     """Leave linear layers narrower than this alone."""
     bits: Literal[16, 8] = 16
     """8: what is kept is rounded to 8 bits, one scale an output feature, and multiplied by 8-bit rows."""
+
+    @property
+    def epsilon(self) -> float:
+        return DROPPED
+
+    @property
+    def expected_gain(self) -> float:
+        return GAIN
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
@@ -78,7 +89,7 @@ class Sparse24(Technique):
             else:
                 with quiet_import():  # that it is a prototype
                     sparse = torch.sparse.to_sparse_semi_structured(pruned)
-                layer.weight = nn.Parameter(sparse, requires_grad=False)
+                replace_module(target.model, layer, linear_of(sparse, layer.bias))
         if len(skipped) == len(layers):
             raise RefusedTechnique(
                 "sparse24 changes nothing here", found="; ".join(sorted(set(skipped.values())))
@@ -149,7 +160,9 @@ class SparseInt8Linear(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         x_MK = input.reshape(-1, self.in_features).float()
         step_M1 = x_MK.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
-        q_MK = nn.functional.pad((x_MK / step_M1).round().to(torch.int8), (0, 0, 0, -len(x_MK) % CALL_ROWS))
+        # Row after row, whatever x was: cuSPARSELt takes no other layout of 8-bit integers.
+        q_MK = (x_MK / step_M1).round().to(torch.int8, memory_format=torch.contiguous_format)
+        q_MK = nn.functional.pad(q_MK, (0, 0, 0, -len(x_MK) % CALL_ROWS))
         y_NM = torch.ops.aten._cslt_sparse_mm(
             self.compressed, q_MK.t(), alpha=self.scale, out_dtype=torch.bfloat16
         )

@@ -10,10 +10,12 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import nn
 
+from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
 from torchwright.quiet import quiet_import
 from torchwright.techniques.base import Phase, Target
 from torchwright.techniques.shared.for_parts import ForParts
+from torchwright.techniques.shared.int8_layers import fewest_rows
 from torchwright.techniques.shared.wrapping import known_names, named, plain_name, relative_error
 
 CAPABILITY = {
@@ -29,6 +31,8 @@ CAPABILITY = {
 """Compute capability from which each configuration has kernels; most promising first."""
 BLOCKS = {"nvfp4": 16, "mxfp8": 32}
 """Both sides of a weight must be multiples of it."""
+FEWEST_ROWS = {"int8_dynamic": 17}
+"""Of a product that multiplies 8-bit integers (`torch._int_mm`)."""
 EPSILON = {"nvfp4": 2.0**-2, "mxfp8": 2.0**-4, "float8": 2.0**-4, "int8": 2.0**-5, "int4": 2.0**-3}
 """`Technique.epsilon` by the format's name: half of the last bit that is kept, or a step of so many bits."""
 
@@ -94,16 +98,18 @@ class TorchAO(ForParts):
             target.compute_dtype = torch.bfloat16
             before = {name: layer.weight for name, layer in self._layers(target)}
         asked = known_names(f"{self.name}:skip", self.skip, before)
-        chosen = {layer for name, layer in self._layers(target) if name not in asked}
+        left = dict.fromkeys(asked, "left in float: among the most sensitive") | self._too_few_rows(target)
+        chosen = {layer for name, layer in self._layers(target) if name not in left}
         self._quantize(target.model, lambda module: module in chosen)
         after = {name: layer.weight for name, layer in self._layers(target)}
         skipped = {
-            name: "left in float: among the most sensitive"
-            if name in asked
-            else f"torchao left its {tuple(weight.shape)} weight alone"
+            name: left.get(name, f"torchao left its {tuple(weight.shape)} weight alone")
             for name, weight in before.items()
             if after.get(name) is weight
         }
+        if before and len(skipped) == len(before):
+            why = "; ".join(sorted(set(skipped.values())))
+            raise RefusedTechnique(f"torchao:config={self.config} changes nothing here", found=why)
         target.coverage.append(
             Coverage(
                 technique=self.name,
@@ -114,6 +120,20 @@ class TorchAO(ForParts):
                 skipped=skipped,
             )
         )
+
+    def _too_few_rows(self, target: Target) -> dict[str, str]:
+        """Layers that the workload calls on fewer rows than the format's product takes."""
+        least = FEWEST_ROWS.get(self.config, 0)
+        if not least:
+            return {}
+        calls = target.workload.cases(target.compute_dtype)
+        rows = fewest_rows(target, (nn.Linear,), calls)
+        few = {name: rows.get(layer, least) for name, layer in self._layers(target)}
+        return {
+            name: f"called on {count} rows, and its product takes {least} or more"
+            for name, count in few.items()
+            if count < least
+        }
 
     def _layers(self, target: Target) -> Iterable[tuple[str, Any]]:
         return ((name, layer) for name, layer in named(target.model, nn.Linear) if self.covers(name))

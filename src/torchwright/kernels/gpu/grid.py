@@ -1,8 +1,8 @@
 """Attention over a grid of places with decomposed relative positions (SAM's encoder); its bias is never written.
 
 A query's products with the vectors of all distances in rows and columns, 2·(Y + X) - 2 numbers, are made by a matrix
-product before. A tile is BLOCK_M queries; keys are taken a row of the grid at a time, so that one number a query is
-all that a row of keys adds, and one for each column.
+product before. A tile is BLOCK_M queries and whole rows of the grid as keys, of which the numbers for columns are read
+once for all tiles; of a grid wider than a tile it is a part of one row.
 
 Decomposed positions: Li et al., 2022 (MViTv2). Softmax with running maximum in tiles: Dao et al., 2022.
 """
@@ -21,13 +21,14 @@ from torchwright.kernels.gpu.language import convert, dot
 from torchwright.kernels.limits import LARGEST_HEAD
 
 WIDEST = 64
-"""Keys of a tile, at most: a wider row of the grid is taken in several."""
+"""Keys of a tile: several rows of a narrow grid, part of a row of a wider one."""
 
 
 @triton.jit
 def grid_kernel(
     q, k, v, places, out, height, width, heads, scale,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_X: tl.constexpr, NARROW: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_X: tl.constexpr, ROWS: tl.constexpr,
+    WIDE: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     """q, k, v (B · H, T, D); places (B · H, T, 2 · height + 2 · width - 2); out (B, T, H, D)."""
     batch_head = tl.program_id(1).to(tl.int64)
@@ -43,23 +44,36 @@ def grid_kernel(
     # Of a key in row y and column x: the number y places before these, and the one x before those.
     by_row = places + (first + t) * distances + (t // width + height - 1)
     by_column = places + (first + t) * distances + (2 * height - 1) + (t % width + width - 1)
+    # Keys of a tile: ROWS rows of the grid, BLOCK_X places of each.
+    n = tl.arange(0, ROWS * BLOCK_X)
+    across, down = n % BLOCK_X, n // BLOCK_X
+    # Where a tile has whole rows, the numbers of columns are the same for all tiles.
+    of_column = tl.load(
+        by_column[:, None] - across[None, :], mask=real[:, None] & (across < width)[None, :], other=0.0
+    )
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     weight = tl.zeros((BLOCK_M,), tl.float32)
     total = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for y in range(height):
-        of_row = tl.load(by_row - y, mask=real, other=0.0)
+    for top in range(0, height, ROWS):
+        y = top + down
+        if ROWS == 1:
+            of_row = tl.load(by_row - top, mask=real, other=0.0)[:, None]
+        else:
+            inside = real[:, None] & (y < height)[None, :]
+            of_row = tl.load(by_row[:, None] - y[None, :], mask=inside, other=0.0)
         for start in range(0, width, BLOCK_X):
-            x = start + tl.arange(0, BLOCK_X)
-            there = x < width
-            of_column = tl.load(
-                by_column[:, None] - x[None, :], mask=real[:, None] & there[None, :], other=0.0
-            )
+            x = start + across
+            there = (x < width) & (y < height)
+            if WIDE:
+                of_column = tl.load(
+                    by_column[:, None] - x[None, :], mask=real[:, None] & there[None, :], other=0.0
+                )
             s = first + y * width + x
             tile_k = tl.load(
                 k + s[None, :] * D + d[:, None], mask=there[None, :] & (d[:, None] < D), other=0.0
             )
-            score = dot(tile_q, convert(tile_k, kind), tl.zeros((BLOCK_M, BLOCK_X), tl.float32))
-            score = score * scale + of_row[:, None] + of_column
+            score = dot(tile_q, convert(tile_k, kind), tl.zeros((BLOCK_M, ROWS * BLOCK_X), tl.float32))
+            score = score * scale + of_row + of_column
             score = tl.where(there[None, :], score * 1.4426950408889634, float("-inf"))
             highest = tl.maximum(peak, tl.max(score, 1))
             part = tl.exp2(score - highest[:, None])
@@ -97,7 +111,8 @@ def grid_attention(
     block_m = 16 if q.dtype == torch.float32 else 64 if block_d <= 128 else 32
     grid_kernel[(triton.cdiv(T, block_m), B * H)](
         q, k, v, places, out, height, width, H, float(scale),
-        D=D, BLOCK_D=block_d, BLOCK_M=block_m, BLOCK_X=block_x, NARROW=q.dtype != torch.float32,
+        D=D, BLOCK_D=block_d, BLOCK_M=block_m, BLOCK_X=block_x, ROWS=WIDEST // block_x, WIDE=width > block_x,
+        NARROW=q.dtype != torch.float32,
         num_warps=4 if block_d <= 64 else 8, num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
     return out.transpose(1, 2)

@@ -16,7 +16,15 @@ from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.techniques.shared.int8 import Int8Layer, register_patterns
 from torchwright.techniques.shared.int8_graph import share_integers
 from torchwright.techniques.shared.multihead import separate_heads
-from torchwright.techniques.shared.wrapping import known_names, named, outputs, relative_error, replace_module
+from torchwright.techniques.shared.wrapping import (
+    known_names,
+    layer_input,
+    named,
+    outputs,
+    relative_error,
+    replace_module,
+)
+from torchwright.workloads.base import Case
 
 EPSILON = 2.0**-5
 """`Technique.epsilon` of 8-bit integers: a row reaches to about four times its root mean square, in 127 steps."""
@@ -67,7 +75,7 @@ class Int8Layers(ForParts):
 
     def replacements(self, target: Target) -> Replacement:
         """What `apply` puts in the place of layers; it may prepare the model and calibrate first."""
-        called = _called(target, self.kinds)
+        called = fewest_rows(target, self.kinds, target.workload.calibration(target.compute_dtype))
         return lambda layer: self.replace_layer(layer) if layer in called else UNCALLED
 
     def apply(self, target: Target) -> None:
@@ -142,19 +150,29 @@ def quantizable(
         yield name, module, reason
 
 
-def _called(target: Target, kinds: tuple[type[nn.Module], ...]) -> set[nn.Module]:
-    """Layers that the workload's calls call. Of others the owner may read the weight, as torchvision's Swin does."""
-    called: set[nn.Module] = set()
+def fewest_rows(
+    target: Target, kinds: tuple[type[nn.Module], ...], calls: Iterable[Case]
+) -> dict[nn.Module, int]:
+    """The layers that these calls of the model call, each with the rows of its smallest call.
+
+    Of others the owner may read the weight, as torchvision's Swin does.
+    """
+    rows: dict[nn.Module, int] = {}
+
+    def count(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = layer_input(args, kwargs)
+        now = x.numel() // max(x.shape[-1], 1) if isinstance(x, torch.Tensor) and x.dim() else 0
+        rows[module] = min(now, rows.get(module, now))
+
     handles = [
-        layer.register_forward_pre_hook(lambda module, _: called.add(module))
-        for _, layer in named(target.model, kinds)
+        layer.register_forward_pre_hook(count, with_kwargs=True) for _, layer in named(target.model, kinds)
     ]
     try:
-        outputs(target.model, target.workload.calibration(target.compute_dtype))
+        outputs(target.model, calls)
     finally:
         for handle in handles:
             handle.remove()
-    return called
+    return rows
 
 
 def _read_by_owner(module: nn.Module) -> bool:
