@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -151,7 +151,7 @@ def quantizable(
 
 
 def fewest_rows(
-    target: Target, kinds: tuple[type[nn.Module], ...], calls: Iterable[Case]
+    target: Target, kinds: tuple[type[nn.Module], ...], calls: Sequence[Case]
 ) -> dict[nn.Module, int]:
     """The layers that these calls of the model call, each with the rows of its smallest call.
 
