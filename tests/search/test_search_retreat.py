@@ -121,6 +121,16 @@ def test_a_hopeless_drop_is_not_retreated_from(world: World):
     assert list(rows(outcome)) == ["fuse", "quantize"]
 
 
+@pytest.mark.parametrize(("loss", "tries"), [(0.019, 2), (0.03, 1)])
+def test_a_library_that_converts_for_each_retreat_is_left_sooner(world: World, loss: float, tries: int):
+    world.gain = product(library=4.0)
+    world.ranking = LAYERS
+    world.drop = lambda steps: loss if steps and not steps[0].options.get("skip") else 0.0
+    outcome = world.search(step("library", kind="int8"))
+    assert [rung.step.name for rung in outcome.rungs] == ["library"] * tries
+    assert outcome.rungs[-1].kept == (tries == 2)
+
+
 @pytest.mark.parametrize(
     ("errors", "left_alone"),
     [
