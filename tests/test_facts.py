@@ -104,3 +104,9 @@ def test_the_budget_has_the_defaults_of_the_issue():
 @pytest.mark.parametrize(("higher", "verb"), [(True, "drops"), (False, "rises")])
 def test_a_loss_moves_the_metric_away_from_what_is_better(higher: bool, verb: str):
     assert make_quality(0.067, metric="relative error", higher_is_better=higher).worsens == verb
+
+
+def test_a_gain_upon_a_gain_is_as_wide_as_both():
+    first, second = Interval(value=2.0, low=1.5, high=2.5, busy=True), Interval(value=3.0, low=2.0, high=4.0)
+    assert first.times(second) == Interval(value=6.0, low=3.0, high=10.0, busy=True)
+    assert not second.times(second).busy

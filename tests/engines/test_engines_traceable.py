@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from torchwright.engines.program import FreeSizes, export_one
+from torchwright.engines.program import FreeSizes, export, export_one
 from torchwright.engines.traceable import sizes_by_len
+from torchwright.techniques.dtype import Autocast
 from torchwright.workloads.base import Case
 
 
@@ -57,3 +58,26 @@ def test_it_is_taken_back_when_tracing_fails() -> None:
     with pytest.raises(RuntimeError, match="cut"), sizes_by_len(ByLen()):
         raise RuntimeError("cut")
     assert "len" not in vars(sys.modules[__name__])
+
+
+class Prompts(nn.Module):
+    """Called by place or by name, with one argument that is no tensor, as a decoder of masks is."""
+
+    def forward(self, points: torch.Tensor, labels: torch.Tensor, several: bool = False) -> torch.Tensor:
+        return points.sum(1) * labels if several else points.mean(1) * labels
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_sizes_that_a_call_leaves_free_stay_so_within_autocast(by_name: bool) -> None:
+    """SAM's prompts, named and free in their number, were refused by torch.export once autocast was kept."""
+    marks = torch.export.Dim("marks", min=2)
+    points, labels = torch.randn(2, 3, 4), torch.randn(2, 4)
+    free = {"points": {1: marks}, "labels": None, "several": None}
+    case = Case(name="prompt", kwargs={"points": points, "labels": labels, "several": True}, dynamic=free)
+    if not by_name:
+        case = Case(name="prompt", args=(points, labels, True), dynamic=tuple(free.values()))
+    model = Autocast(Prompts(), torch.bfloat16, "cpu")
+    run = export(model, [case])["prompt"].module()
+    more = torch.randn(2, 7, 4)
+    found = run(points=more, labels=labels, several=True) if by_name else run(more, labels, True)
+    torch.testing.assert_close(found, more.sum(1) * labels)
