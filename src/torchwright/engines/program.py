@@ -140,7 +140,7 @@ def _drop_metadata_checks(graph_module: torch.fx.GraphModule) -> None:
 
 
 def _dynamic_shapes(model: nn.Module, case: Case) -> Any:
-    """The case's dynamic shapes; a wrapper that takes `*args` has those of all that is given by place in one argument."""
+    """The case's dynamic shapes; of what is given by place a wrapper that takes `*args` has all in one argument."""
     if case.dynamic is None or not case.args:
         return case.dynamic
     kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]

@@ -26,8 +26,8 @@ PROMISING = 1.05
 HOPELESS = 6
 """A drop of so many budgets is not mended by leaving some layers alone."""
 HOPELESS_CONVERTED = 2
-"""The same of a library of others, which converts the model once more for each retreat: SD3's step lost 6.1% before three
-of its 33 layers were left alone and after, and the 100 s were those of our own 8 bits, which lost 1.3%."""
+"""The same of a library of others, which converts the model once more for each retreat: SD3's step lost 6.1% before
+three of its 33 layers were left alone and after, and the 100 s were those of our own 8 bits, which lost 1.3%."""
 SURE = 0.9
 """Share of the budget that the rest may lose where layers' errors add up: what they are is measured by groups."""
 MOST_LEFT = 0.6
