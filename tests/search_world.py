@@ -345,6 +345,7 @@ class World:
     part_gain: Callable[[frozenset[str], str], float] = lambda names, part: 1.0
     """Names of the steps of a recipe and a component → how many times faster its calls are, beside `gain`."""
     export_seconds: float = 0.1
+    metric: str = "error"
     called_as_is: bool = False
     kernels: dict[str, float] = field(default_factory=dict)
     ranking: list[tuple[str, float]] = field(default_factory=list)
@@ -510,7 +511,7 @@ class Process:
             (self.world.unseen_drop or self.world.drop)(self.steps) if unseen else self.world.drop(self.steps)
         )
         drop, high = drop if isinstance(drop, tuple) else (drop, drop)
-        return make_quality(drop, high, metric="error", samples=self.world.samples)
+        return make_quality(drop, high, metric=self.world.metric, samples=self.world.samples)
 
     def describe(self, *, names: tuple[str, ...] | None) -> Description:
         self.world.asked.append(names)

@@ -80,6 +80,10 @@ class CaseTime:
     """How often the workload makes this call; the objective is the sum of seconds times repeat."""
 
 
+RELATIVE_ERROR = "relative error"
+"""The metric of outputs that nothing says the meaning of."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quality:
     """The metric of a candidate beside the original's.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from torchwright.errors import RefusedTechnique
-from torchwright.facts import Rung, Step
+from torchwright.facts import RELATIVE_ERROR, Rung, Step
 from torchwright.search import components, estimate
 from torchwright.search.components import COMPANY, HIDDEN
 from torchwright.search.state import Search
@@ -31,6 +31,10 @@ AGAIN_GAIN = 1.05
 """The same of what was measured before, of another variant of what was kept, and of what must round too much."""
 NARROWER_GAIN = 1.5
 """The same of a library's 8 bits over its half precision: 1.33 to 1.54 on five models of benchmarks/experience.py."""
+SHOWN = 2.0**-4
+"""Share of its rounding by which a whole model's outputs are off at least: of bfloat16 0.8 to 2.5, by autocast from
+0.25 on, of 8-bit integers 0.3 to 0.6, of 4-bit weights 0.08 to 0.14, by which four models of the table of experience
+lost 4.0% to 6.8%."""
 LIKE = 2.0
 """What rounds alike loses within so many times as much (22 models of benchmarks/hundred.py, two kinds of bfloat16)."""
 MOST = {
@@ -150,7 +154,9 @@ def expected_gain(search: Search, step: Step) -> float:
     closed = is_closed(technique)
     reached = search.reached() if closed else 1.0
     measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
-    coarse = bool(technique.epsilon) and technique.epsilon >= _too_coarse(search, technique)
+    coarse = bool(technique.epsilon) and technique.epsilon >= min(
+        _too_coarse(search, technique), _shown(search)
+    )
     best = search.rival.candidate.steps[-1] if search.rival else None
     if measured or coarse or search.has_variant(step):
         return components.in_pass(search, technique, AGAIN_GAIN)
@@ -171,6 +177,14 @@ def expected_gain(search: Search, step: Step) -> float:
 
 def _was_tried(search: Search, name: str) -> bool:
     return any(rung.step.name == name and rung.status != "refused" for rung in search.rungs)
+
+
+def _shown(search: Search) -> float:
+    """The least rounding that shows in outputs by more than the budget, where the metric is their relative error."""
+    baseline = search.baseline.quality
+    if baseline is None or baseline.metric != RELATIVE_ERROR:
+        return math.inf
+    return search.budget.max_drop / SHOWN
 
 
 def _too_coarse(search: Search, technique: Technique) -> float:

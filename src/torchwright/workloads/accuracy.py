@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchwright.errors import WorkloadError
-from torchwright.facts import Quality
+from torchwright.facts import RELATIVE_ERROR, Quality
 from torchwright.intervals import mean_bounds, rms_bounds, share_bounds
 
 FEWEST_ANSWERS = 368
@@ -68,7 +68,7 @@ def relative_error(reference: Sequence[torch.Tensor], candidate: Sequence[torch.
         bounds.append((error * low, error * high))
     worst = max(errors)
     return Quality(
-        metric="relative error",
+        metric=RELATIVE_ERROR,
         value=worst,
         reference=0.0,
         drop=worst,
