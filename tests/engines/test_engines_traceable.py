@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import builtins
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from torchwright.engines.program import FreeSizes, export, export_one
+from torchwright.engines import program
+from torchwright.engines.program import FreeSizes, export, export_one, read_programs, write_programs
 from torchwright.engines.traceable import sizes_by_len
+from torchwright.kernels.cpu import build
 from torchwright.techniques.dtype import Autocast
 from torchwright.workloads.base import Case
 
@@ -81,3 +84,29 @@ def test_sizes_that_a_call_leaves_free_stay_so_within_autocast(by_name: bool) ->
     more = torch.randn(2, 7, 4)
     found = run(points=more, labels=labels, several=True) if by_name else run(more, labels, True)
     torch.testing.assert_close(found, more.sum(1) * labels)
+
+
+class Rooted(nn.Module):
+    """Calls an operator of ours."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ops: Any = torch.ops.torchwright
+        table = torch.zeros(3, x.shape[-1])
+        return ops.grid_attention(x, x, x, table, table, 1.0)
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_own_kernels_are_loaded_for_a_graph_within_the_graph(
+    within: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reads the graphs of SAM under autocast had no operator for its attention, and the compiler was lost."""
+    if fault := build.load_fault():
+        pytest.skip(fault)
+    model, x = Rooted().eval(), torch.randn(1, 1, 4, 16)
+    model = Autocast(model, torch.bfloat16, "cpu") if within else model
+    write_programs(tmp_path, export(model, [Case(name="forward", args=(x,))]))
+    asked: list[bool] = []
+    monkeypatch.setattr(program.build, "load_fault", lambda: asked.append(True))
+    read = read_programs(tmp_path)["forward"].module()
+    assert asked
+    torch.testing.assert_close(read(x), model(x))

@@ -249,13 +249,23 @@ def _check_state(program: ExportedProgram) -> None:
 
 def _register_operators(graph: dict[str, Any]) -> None:
     """Make the operators known that the graph calls and torch does not bring."""
-    targets = {node["target"] for node in graph["graph_module"]["graph"]["nodes"]}
+    targets = set(_targets(graph["graph_module"]["graph"]))
     if any(target.startswith("torch.ops.torchwright.") for target in targets):
         build.load_fault()  # without them torch names the first
     if any(target.startswith("torch.ops.torchwright_gpu.") for target in targets):
         gpu.load_fault()
     if any(target.startswith("torch.ops.quantized_decomposed.") for target in targets):
         importlib.import_module("torch.ao.quantization.fx._decomposed")
+
+
+def _targets(value: Any) -> Iterator[str]:
+    """What all nodes call, those of graphs within the graph too: what is under autocast is one."""
+    if isinstance(value, dict):
+        if isinstance(value.get("target"), str):
+            yield value["target"]
+        value = list(value.values())
+    for each in value if isinstance(value, list) else ():
+        yield from _targets(each)
 
 
 def _example_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
