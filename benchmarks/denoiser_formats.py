@@ -21,11 +21,10 @@ import torch
 
 import hundred_models
 import turns
-from segment_anything import refused, started
+from segment_anything import BF16, COMPILE, GRAPHS, refused, started
 from torchwright.trial.client import TrialProcess
 from torchwright.workloads.module import ModuleWorkload
 
-BF16, COMPILE, GRAPHS = "dtype:dtype=bfloat16", "compile:engine=jit,freezing=false", "cuda_graphs"
 FORMATS = ("float8_dynamic", "int8_dynamic", "mxfp8", "nvfp4", "float8_weight_only", "int8_weight_only")
 RUNGS: dict[str, tuple[str, ...]] = {
     "float32": (),
@@ -36,7 +35,6 @@ RUNGS: dict[str, tuple[str, ...]] = {
     "2:4 sparsity": (BF16, "sparse24", COMPILE, GRAPHS),
     "2:4 sparsity, int8": (BF16, "sparse24:bits=8", COMPILE, GRAPHS),
 }
-SECONDS = 600.0
 
 
 def main() -> None:

@@ -54,12 +54,9 @@ def compare(search: Search, candidate: Candidate, *, final: bool = False) -> Com
 
     Without the original the whole gain is what the candidate adds to that of the best so far.
     """
-    contestants = [search.baseline, candidate]
-    if search.best is not search.baseline and search.best is not candidate:
-        contestants.insert(1, search.best)
-    spared = len(contestants) > 2 and not final and spares_original(search)
-    if spared:
-        contestants.pop(0)
+    others = [search.best] if search.best is not search.baseline and search.best is not candidate else []
+    spared = bool(others) and not final and spares_original(search)
+    contestants = [*([] if spared else [search.baseline]), *others, candidate]
     # A request that overruns the deadline ends its process, and here that may be the original's or the best
     # recipe's: rounds are begun while the time lasts, and have the time that is kept back to end in.
     deadline, search.context.deadline = search.context.deadline, search.last_moment
@@ -74,9 +71,8 @@ def compare(search: Search, candidate: Candidate, *, final: bool = False) -> Com
         [contestant.seconds(turn) for turn in column]
         for contestant, column in zip(contestants, columns, strict=True)
     ]
-    marginal, total = paired_speedup(seconds[-2], seconds[-1]), paired_speedup(seconds[0], seconds[-1])
-    if spared:
-        total = search.proven.total.times(marginal)
+    marginal = paired_speedup(seconds[-2], seconds[-1])
+    total = search.proven.total.times(marginal) if spared else paired_speedup(seconds[0], seconds[-1])
     if rounds.busy:
         marginal, total = marginal.on_busy_machine(), total.on_busy_machine()
     return Comparison(marginal=marginal, total=total)

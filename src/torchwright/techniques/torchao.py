@@ -15,8 +15,8 @@ from torchwright.facts import Coverage, DeviceFacts
 from torchwright.quiet import quiet_import
 from torchwright.techniques.base import Phase, Target
 from torchwright.techniques.shared.for_parts import ForParts
-from torchwright.techniques.shared.int8_layers import fewest_rows
-from torchwright.techniques.shared.wrapping import known_names, named, plain_name, relative_error
+from torchwright.techniques.shared.int8_layers import EPSILON, fewest_rows
+from torchwright.techniques.shared.wrapping import known_names, named, plain_name, stand_in_error
 
 CAPABILITY = {
     "nvfp4": (10, 0),
@@ -33,8 +33,8 @@ BLOCKS = {"nvfp4": 16, "mxfp8": 32}
 """Both sides of a weight must be multiples of it."""
 FEWEST_ROWS = {"int8_dynamic": 17}
 """Of a product that multiplies 8-bit integers (`torch._int_mm`)."""
-EPSILON = {"nvfp4": 2.0**-2, "mxfp8": 2.0**-4, "float8": 2.0**-4, "int8": 2.0**-5, "int4": 2.0**-3}
-"""`Technique.epsilon` by the format's name: half of the last bit that is kept, or a step of so many bits."""
+EPSILONS = {"nvfp4": 2.0**-2, "mxfp8": 2.0**-4, "float8": 2.0**-4, "int8": EPSILON, "int4": 16 * EPSILON}
+"""`Technique.epsilon` by the format's name: of floats half of the last bit that is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class TorchAO(ForParts):
 
     @property
     def epsilon(self) -> float:
-        return next(error for name, error in EPSILON.items() if self.config.startswith(name))
+        return next(error for name, error in EPSILONS.items() if self.config.startswith(name))
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
@@ -147,12 +147,7 @@ class TorchAO(ForParts):
         return replace(self, skip=tuple(sorted({*self.skip, *map(plain_name, names)})))
 
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
-        rounded = self.stand_in(module)
-        if rounded is None:
-            return None
-        layer: Any = module
-        # Not layer(x): the ranking calls this from a hook on the layer.
-        return relative_error(layer.forward(x).float(), rounded(x).float())
+        return stand_in_error(module, self.stand_in(module), x)
 
     def stand_in(self, module: nn.Module) -> nn.Module | None:
         if not self._takes(module):

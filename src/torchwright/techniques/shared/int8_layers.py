@@ -21,8 +21,8 @@ from torchwright.techniques.shared.wrapping import (
     layer_input,
     named,
     outputs,
-    relative_error,
     replace_module,
+    stand_in_error,
 )
 from torchwright.workloads.base import Case
 
@@ -114,12 +114,7 @@ class Int8Layers(ForParts):
             settings.rewrites.append(type(self).rewrite)
 
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
-        replaced = self.stand_in(module)
-        if replaced is None:
-            return None
-        layer: Any = module
-        # Not layer(x): the ranking calls this from a hook on the layer.
-        return relative_error(layer.forward(x).float(), replaced(x).float())
+        return stand_in_error(module, self.stand_in(module), x)
 
     def stand_in(self, module: nn.Module) -> nn.Module | None:
         if not isinstance(module, self.kinds) or _read_by_owner(module):

@@ -169,3 +169,9 @@ def worst_error(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -
 
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def stand_in_error(layer: Any, stand_in: nn.Module | None, x: torch.Tensor) -> float | None:
+    """Relative error of what takes a layer's place, on the layer's input; None where nothing does."""
+    # Not layer(x): the ranking calls this from a hook on the layer.
+    return None if stand_in is None else relative_error(layer.forward(x).float(), stand_in(x).float())
