@@ -58,7 +58,7 @@ class Ours:
     def _step(self, cache: Any, sequences: list[Any], parts: list[list[int]]) -> list[int]:
         decoder = self.model.decoder
         batch = cache.append(list(zip(sequences, parts, strict=True)))
-        return decoder.logits(decoder(batch, cache)[batch.last_rows_B]).argmax(-1).tolist()
+        return decoder.answer(batch, cache, batch.last_rows_B).values_NV.argmax(-1).tolist()
 
     def bounds(self, prompt: int, new: int, batch: int) -> dict[str, float]:
         """Seconds at least: of the prompts of which only the last tokens are answered, and of a step after them."""
@@ -92,6 +92,10 @@ class Transformers:
         )
         self.model = model.to(device)
         self.cache = transformers.StaticCache(config=self.model.config, max_cache_len=longest)
+        # A first call that is not compiled makes the cache, and says of its tensors that they stay where they are:
+        # else no CUDA graphs are recorded.
+        with torch.inference_mode():
+            self.model(torch.ones(batch, 1, dtype=torch.int64, device=device), **self._cached())
         self.prefill = self.decode = self.model.forward
         if compiled:
             self.prefill = torch.compile(self.model.forward, dynamic=False)
@@ -116,11 +120,14 @@ class Transformers:
             position_ids=places[None],
             use_cache=True,
             logits_to_keep=1,
-            **{cache_keyword(self.model): self.cache},
+            **self._cached(),
         )
         token = out.logits[:, -1:].argmax(-1)
         token.tolist()
         return token.clone()
+
+    def _cached(self) -> dict[str, Any]:
+        return {cache_keyword(self.model): self.cache}
 
 
 def _now() -> float:

@@ -10,7 +10,7 @@ import tiny
 import torch
 from tiny import token_ids
 
-from torchwright.decoder import LoadedDecoder, load_decoder
+from torchwright.decoder import LoadedDecoder, load_decoder, recorded
 from torchwright.kernels import ops
 from torchwright.kernels.gpu import operators
 from torchwright.kernels.linear import PackedLinear
@@ -99,3 +99,48 @@ def test_generates(models: Any) -> None:
     together = ours.generate(prompts, max_new_tokens=2, stop=[])
     assert [len(tokens) for tokens in together] == [2, 2]
     assert ours.generate(prompts[1], max_new_tokens=2, stop=[]) == together[1]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of what lies in rows of padding
+@pytest.mark.parametrize(("name", "scheme", "kv"), [("gemma2", "w8a8", "int8"), ("qwen3", "none", "bf16")])
+def test_recorded_steps_are_the_calls(
+    models: Any, name: str, scheme: str, kv: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five sequences, then three of them, then one, to the bit.
+
+    Without a card the recording is the calls themselves, over the tensors of the recording.
+    """
+    played = []
+
+    def record(compute: Any, pool: Any) -> Any:
+        play = compute if operators.INTERPRETED else recorded_as_before(compute, pool)
+        return lambda: played.append(len(played)) or play()
+
+    recorded_as_before = recorded.record
+    monkeypatch.setattr(recorded, "record", record)
+    if operators.INTERPRETED:
+        monkeypatch.setattr(recorded, "_records", lambda device: True)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(recorded, "FIRST_PAGES", 1)
+    ours = load_decoder(models(name)[1], torch.bfloat16, scheme, kv, device=DEVICE)
+    wanted, found = (_decoded(ours, monkeypatch, steps=steps) for steps in (recorded.SEEN + 99, 0))
+    assert len(played) == len(found)
+    for of_calls, of_recording in zip(wanted, found, strict=True):
+        assert torch.equal(of_recording, of_calls)
+
+
+def _decoded(ours: LoadedDecoder, monkeypatch: pytest.MonkeyPatch, *, steps: int) -> list[torch.Tensor]:
+    """Logits of steps of fewer and fewer sequences, recorded once a size was seen in so many `steps`."""
+    monkeypatch.setattr(recorded, "SEEN", steps)
+    lengths = (3, 20, 17, 9, 14)
+    cache = ours.new_cache([length + 8 for length in lengths])
+    sequences = [cache.sequence(length) for length in lengths]
+    found = []
+    with torch.inference_mode():
+        for row, length in enumerate(lengths):
+            batch = cache.append([(sequences[row], token_ids(length, seed=row).tolist())])
+            ours.decoder(batch, cache)
+        for step, rows in enumerate((5, 5, 3, 3, 1)):
+            batch = cache.append([(sequences[row], [step + row]) for row in range(rows)])
+            found.append(ours.decoder.answer(batch, cache, batch.last_rows_B).values_NV.cpu())
+    return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import importlib
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -110,3 +112,21 @@ def test_own_kernels_are_loaded_for_a_graph_within_the_graph(
     read = read_programs(tmp_path)["forward"].module()
     assert asked
     torch.testing.assert_close(read(x), model(x))
+
+
+class RowByRow(nn.Module):
+    """Calls an operator of Inductor's, as `int8_graph.py` puts it before residual additions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.prims.inductor_force_stride_order.default(x.transpose(1, 2), [20, 5, 1])
+
+
+def test_operators_of_inductor_are_known_to_who_reads_a_graph(tmp_path: Path) -> None:
+    """torch has them once a module of Inductor's is imported, which nothing in a fresh process has done."""
+    importlib.import_module("torch._inductor.inductor_prims")
+    write_programs(tmp_path, export(RowByRow().eval(), [Case(name="forward", args=(torch.randn(2, 5, 4),))]))
+    read = (
+        "import sys; from pathlib import Path; from torchwright.engines.program import read_programs; "
+        "read_programs(Path(sys.argv[1])); assert 'torch._inductor.inductor_prims' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", read, str(tmp_path)], check=True, timeout=120)

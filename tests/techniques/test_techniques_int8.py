@@ -17,6 +17,7 @@ from torch import nn
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.call import spec_of
+from torchwright.engines.layout import ROW_BY_ROW
 from torchwright.engines.package import Package
 from torchwright.engines.packaging import rewritten
 from torchwright.engines.program import compile_program, export, functional
@@ -130,6 +131,40 @@ def test_a_residual_addition_reads_the_integers_of_the_next_layer(dtype: str) ->
     after = program.module()(x)
     assert after.dtype == before.dtype
     assert ((after - before).norm() / before.norm()).item() < 0.03  # the residual is rounded to 8 bits now
+
+
+class Columns(nn.Module):
+    """Residual additions of what lies feature after feature, as a convolution leaves a picture's patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x_BCT: torch.Tensor) -> torch.Tensor:
+        x = x_BCT.transpose(1, 2)
+        x = x + self.up(torch.relu(x))
+        return self.down(torch.relu(x)) + x
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("technique", ["int8_static", "int8_dynamic"])
+def test_what_is_added_to_an_8_bit_layer_is_handed_to_it_row_after_row(technique: str, free: bool) -> None:
+    """oneDNN takes its reference kernel for anything else."""
+    x = torch.randn(2, 32, 12)
+    target = target_of(Columns(), x, Step(name=technique), Step(name="compile"))
+    tokens = torch.export.Dim("tokens", min=2, max=64)
+    program = torch.export.export(target.model, (x,), dynamic_shapes=({2: tokens} if free else None,))
+    program = functional(program)
+    before = program.module()(x)
+    program = rewritten(program, target.settings)
+    additions = [node for node in program.graph_module.graph.nodes if node.target is aten.add.Tensor]
+    assert [sum(arg.target is ROW_BY_ROW for arg in node.args) for node in additions] == [1, 1]
+    assert torch.equal(program.module()(x), before)
+    for node in program.graph_module.graph.nodes:
+        assert node.target is not ROW_BY_ROW or node.meta["val"].is_contiguous()
+    other = torch.randn(2, 32, 20 if free else 12)
+    wanted = target.model(other)
+    assert ((program.module()(other) - wanted).norm() / wanted.norm()).item() < 1e-6
 
 
 class Pooled(nn.Module):

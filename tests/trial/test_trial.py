@@ -351,6 +351,19 @@ def test_a_compiler_that_compiled_nothing_is_refused_and_not_timed(tmp_path: Pat
         process.ask("prepare", steps=(step,))
 
 
+def test_what_is_compiled_and_not_warm_in_time_is_given_up(tmp_path: Path):
+    """And not for want of time for trials: a kernel 7,000 times slower than another once took a third of a search."""
+    step = Step(name="compile", options={"engine": "aot"})
+    with context(nn.Linear(4, 4), tmp_path) as shared:
+        shared.patience, deadline = 0.0, shared.deadline
+        with pytest.raises(TrialFailed, match="far longer than the original's") as found:
+            start_candidate(shared, (step,))
+        assert not found.value.timed_out
+        assert shared.deadline == deadline
+        assert not shared.processes
+    assert {path.name for path in tmp_path.iterdir()} == {CODE, TENSORS}
+
+
 def test_a_candidate_carries_what_the_worker_found_and_cleans_up(tmp_path: Path):
     step = Step(name="threads", options={"count": 1})
     shared = context(Trap(), tmp_path)

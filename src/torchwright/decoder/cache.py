@@ -168,17 +168,21 @@ class PagedCache:
             lengths += [max(place + 1, prompt) for place in places]
             starts.append(len(ids))
             tables_BP[row, : len(pages)] = pages
-        return Batch(
-            ids_T=self._tensor(ids, np.int64),
-            positions_T=self._tensor(positions, np.int64),
-            slots_T=self._tensor(slots, np.int64),
-            lengths_T=self._tensor(lengths, np.int64),
-            block_tables_BP=self._tensor(tables_BP, np.int32),
-            query_starts=self._tensor(starts, np.int32),
-            context_lens_B=self._tensor([sequence.length for sequence, _ in pieces], np.int32),
-            last_rows_B=self._tensor([start - 1 for start in starts[1:]], np.int64),
-            longest=longest,
-        )
+        of_64_bits = {
+            "ids_T": ids,
+            "positions_T": positions,
+            "slots_T": slots,
+            "lengths_T": lengths,
+            "last_rows_B": [start - 1 for start in starts[1:]],
+        }
+        of_32_bits = {
+            "block_tables_BP": tables_BP,
+            "query_starts": starts,
+            "context_lens_B": [sequence.length for sequence, _ in pieces],
+        }
+        arrays = {name: np.asarray(values, np.int64) for name, values in of_64_bits.items()}
+        arrays |= {name: np.asarray(values, np.int32) for name, values in of_32_bits.items()}
+        return Batch(**_on(self.device, arrays), longest=longest)
 
     def need(self, sequence: CacheSequence, tokens: int) -> int:
         """Pages that `append` takes for so many more tokens."""
@@ -201,9 +205,17 @@ class PagedCache:
         while len(sequence.pages) * PAGE < sequence.length:
             sequence.pages.append(new.pop())
 
-    def _tensor(self, values: Any, dtype: type[np.integer[Any]]) -> torch.Tensor:
-        made = torch.from_numpy(np.asarray(values, dtype))
-        return made if self.device.type == "cpu" else made.to(self.device)
+
+def _on(device: torch.device, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Arrays, the widest type first, as tensors; they go to a GPU in one piece, because each transfer takes time."""
+    if device.type == "cpu":
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    whole = np.concatenate([array.reshape(-1).view(np.uint8) for array in arrays.values()])
+    parts = torch.from_numpy(whole).to(device).split([array.nbytes for array in arrays.values()])
+    return {
+        name: part.view(torch.from_numpy(array).dtype).view(array.shape)
+        for (name, array), part in zip(arrays.items(), parts, strict=True)
+    }
 
 
 def _layer(pages: int, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> LayerPages:

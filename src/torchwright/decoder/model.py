@@ -12,6 +12,7 @@ from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.layers import join
 from torchwright.decoder.plan import MOST_ROWS, DecodePlan, Parts, plans
 from torchwright.decoder.post_norm import embedding_norm, layer_of
+from torchwright.decoder.recorded import RecordedSteps, recordable, steps
 from torchwright.decoder.scores import Logits
 from torchwright.decoder.turns import Turns
 from torchwright.decoder.weights import DecoderParts
@@ -64,10 +65,14 @@ class Decoder(nn.Module):
         return join(delta_TE, stream_TE, self.norm, self.config.eps)[0]
 
     def answer(self, batch: Batch, cache: PagedCache, rows_N: torch.Tensor) -> Logits:
-        """`forward`, then `logits` of these rows (int64): a step that a plan describes is one operator."""
+        """`forward`, then `logits` of these rows (int64): a step is one operator where a plan describes it, and one
+        launch where it was recorded."""
         plan = self._plan(batch, cache)
         if plan is None or not plan.answers:
-            return Logits(self.logits(self(batch, cache)[rows_N]))
+            recorded_TV = self._recorded(batch, cache)
+            return Logits(
+                self.logits(self(batch, cache)[rows_N]) if recorded_TV is None else recorded_TV[rows_N]
+            )
         values_NV, peaks_NP = plan.logits(self.turns(batch), batch, rows_N)
         return Logits(values_NV, peaks_NP) if self._plain else Logits(self._shaped(values_NV))
 
@@ -94,6 +99,16 @@ class Decoder(nn.Module):
             )
             plans[cache] = plan = DecodePlan(parts, self.config, cache)
         return None if plan.unplanned or plan.watched else plan
+
+    def _recorded(self, batch: Batch, cache: PagedCache) -> torch.Tensor | None:
+        """Logits (T, V) of a step that was recorded, None where the layers have to be called."""
+        if not recordable(batch):
+            return None
+        recorded = steps.get(cache)
+        if recorded is None or not recorded.holds:
+            recorded = RecordedSteps(self, self.config, lambda *of: self.logits(self(*of)))
+            steps[cache] = recorded
+        return recorded.logits(batch, cache)
 
     @property
     def _plain(self) -> bool:

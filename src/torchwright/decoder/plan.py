@@ -53,8 +53,8 @@ class DecodePlan:
         self._parts = parts
         layers = [cast(Layer, module) for module in parts.layers]
         self._linears = [place for layer in layers for place in layer.linears()]
-        self._hooks = _hooks(parts.layers)
-        self._head_hooks = _hooks(parts.head)
+        self._hooks = hooks(parts.layers)
+        self._head_hooks = hooks(parts.head)
         self.unplanned = _unplanned(layers, config, parts.embedding_VE.dtype, cache.device)
         """Why these layers cannot run as one operator, None where they can."""
         self._has_head = isinstance(parts.head, PackedLinear)
@@ -138,6 +138,8 @@ def _step(turns: Iterable[Turn], batch: Batch) -> tuple[Any, ...]:
     )
 
 
-def _hooks(module: nn.Module) -> list[dict[int, Any]]:
+def hooks(module: nn.Module) -> list[dict[int, Any]]:
     """Where those who watch a part of it are registered."""
-    return [hooks for part in module.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+    return [
+        watching for part in module.modules() for watching in (part._forward_hooks, part._forward_pre_hooks)
+    ]

@@ -129,6 +129,9 @@ QUANTIZED = frozenset(_QUANTIZED.split())
 TRANSFORMERS = frozenset(["grouped_mm_fallback"])
 """Names of `torch.ops.transformers`: layers of experts."""
 
+PRIMS = frozenset(["inductor_force_stride_order"])
+"""Names of `torch.ops.prims`: how a value lies, in the range of its own memory (`layout.py`)."""
+
 _HIGHER_ORDER = "associative_scan cond map_impl scan while_loop wrap_with_autocast wrap_with_set_grad_enabled"
 HIGHER_ORDER = frozenset(_HIGHER_ORDER.split())
 """Names of `torch.ops.higher_order`: they call graphs that lie in the same file."""
@@ -144,6 +147,7 @@ PLAIN = frozenset(f"_operator.{name}" for name in _PLAIN.split()) | {
 NAMESPACES = {
     "torch.ops.aten": ATEN,
     "torch.ops.higher_order": HIGHER_ORDER,
+    "torch.ops.prims": PRIMS,
     "torch.ops.quantized_decomposed": QUANTIZED,
     "torch.ops.torchwright": OWN,
     "torch.ops.torchwright_gpu": OWN_GPU,

@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 
 from torchwright.engines import compile_package
 from torchwright.engines.call import NotPlain, spec_of
-from torchwright.engines.layout import lay_out_rows
+from torchwright.engines.layout import lay_out_additions, lay_out_rows
 from torchwright.engines.program import compile_program, export, functional, write_programs
 from torchwright.engines.spec import CallSpec, package_file
 from torchwright.errors import RefusedTechnique
@@ -51,9 +51,10 @@ def build_packages(target: Target, folder: Path) -> list[CallSpec]:
 
 
 def rewritten(program: ExportedProgram, settings: Settings) -> ExportedProgram:
-    """The graph as it is compiled: with the recipe's changes, and rows laid out for their layers."""
+    """The graph as it is compiled: with the recipe's changes, and what layers read laid out for them."""
     program = changed(program, settings)
     lay_out_rows(program.graph_module)
+    lay_out_additions(program.graph_module)
     return program
 
 

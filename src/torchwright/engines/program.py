@@ -256,6 +256,8 @@ def _register_operators(graph: dict[str, Any]) -> None:
         gpu.load_fault()
     if any(target.startswith("torch.ops.quantized_decomposed.") for target in targets):
         importlib.import_module("torch.ao.quantization.fx._decomposed")
+    if any(target.startswith("torch.ops.prims.inductor_") for target in targets):
+        importlib.import_module("torch._inductor.inductor_prims")
 
 
 def _targets(value: Any) -> Iterator[str]:

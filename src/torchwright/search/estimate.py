@@ -26,6 +26,9 @@ OTHER_ROWS_SECONDS = 6.0
 CHOICE = (5.0, 10.0, 20.0)
 """Choosing among forms for other numbers of rows takes seconds and so many calls of the original, seconds at most."""
 
+LOADING_SECONDS = 60.0
+"""A process, and loading what was compiled into it, at most on a busy machine."""
+
 
 def trial_seconds(search: Search, steps: Sequence[Step]) -> float:
     """A trial of these steps, from its process to its verdict."""
@@ -113,6 +116,11 @@ def latest(search: Search, steps: Sequence[Step]) -> float:
 def time_left(search: Search, steps: Sequence[Step]) -> float:
     """Seconds for a trial of these steps that leaves the drop-one pass and the proof theirs."""
     return latest(search, steps) - search.context.clock() - drop_one_seconds(search)
+
+
+def patience(search: Search) -> float:
+    """Seconds for loading what was compiled and for its first calls, three at most: twice as long as the original's."""
+    return LOADING_SECONDS + 2 * 3 * compare.turn_seconds(search.baseline)
 
 
 def no_time(search: Search, steps: Sequence[Step]) -> str | None:

@@ -72,6 +72,7 @@ def _measure_baseline(search: Search) -> None:
         process = search.baseline.process
         search.spent.append(Spent(steps=(), seconds=clock() - begun))
         search.baseline.turn()
+        search.context.patience = estimate.patience(search)
         begun = clock()
         search.baseline.memory = process.ask("memory").peak
         search.reference = process.ask("observe")

@@ -170,7 +170,8 @@ class TorchAO(ForParts):
     def _config(self) -> Any:
         import torchao.quantization as ao
 
-        # set_inductor_config would change Inductor's settings for the whole process.
+        # set_inductor_config would change Inductor's settings for the whole process. Of 8-bit integers torchao 0.17 has
+        # two forms, and warns in each call of the older, its default there.
         options: dict[str, Any] = {"set_inductor_config": False}
         match self.config:
             case "nvfp4":
@@ -184,11 +185,11 @@ class TorchAO(ForParts):
             case "float8_dynamic":
                 return ao.Float8DynamicActivationFloat8WeightConfig(granularity=ao.PerRow(), **options)
             case "int8_dynamic":
-                return ao.Int8DynamicActivationInt8WeightConfig(**options)
+                return ao.Int8DynamicActivationInt8WeightConfig(version=2, **options)
             case "float8_weight_only":
                 return ao.Float8WeightOnlyConfig(**options)
             case "int8_weight_only":
-                return ao.Int8WeightOnlyConfig(**options)
+                return ao.Int8WeightOnlyConfig(version=2, **options)
             case "int4_weight_only" | "int4_hqq":
                 algorithm = "hqq" if self.config == "int4_hqq" else "tinygemm"
                 options["int4_packing_format"] = "tile_packed_to_4d"  # torch's own kernel; others need MSLK

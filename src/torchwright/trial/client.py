@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 import shutil
 import signal
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +54,8 @@ class Context:
     scratch: Path
     deadline: float
     """time.monotonic() at which whatever runs is stopped."""
+    patience: float = math.inf
+    """Seconds after which what was compiled, and is not loaded and warm, is given up: it has no chance."""
     clock: Callable[[], float] = field(default=time.monotonic)
     fork: bool = False
     """Whether trials are forked from a server that has imported torch and unpacked the workload once for all."""
@@ -287,6 +290,22 @@ def environment_of(steps: Sequence[Step]) -> dict[str, str]:
     return environment
 
 
+@contextlib.contextmanager
+def _patience(context: Context) -> Iterator[None]:
+    """Within the block the deadline is the context's patience, where that ends earlier."""
+    deadline = context.deadline
+    context.deadline = min(deadline, context.clock() + context.patience)
+    try:
+        yield
+    except TrialFailed as failure:
+        if not failure.timed_out or context.deadline == deadline:
+            raise
+        reason = f"not loaded and warm after {context.patience:.0f} s: its calls take far longer than the original's"
+        raise TrialFailed(reason) from failure
+    finally:
+        context.deadline = deadline
+
+
 def start_candidate(
     context: Context, steps: tuple[Step, ...], environment: dict[str, str] | None = None
 ) -> Candidate:
@@ -307,7 +326,8 @@ def start_candidate(
         if apart:
             process.close()
             process = TrialProcess(context, environment, folder)  # packages are unpacked there, too
-            process.ask("load", steps=steps, folder=str(folder), prepared=prepared)
+            with _patience(context):
+                process.ask("load", steps=steps, folder=str(folder), prepared=prepared)
         else:
             folder.rmdir()
     except BaseException:
