@@ -16,11 +16,13 @@ import torchwright as tw
 from small_artifacts import INPUT, made, mlp, seal
 from torchwright.artifact import folder as artifact
 from torchwright.devices import get_device
+from torchwright.engines import converted
 from torchwright.engines.apply import make_target
 from torchwright.engines.base import engines
 from torchwright.engines.describe import describe_target
 from torchwright.engines.openvino_graph import check_ir
-from torchwright.errors import ArtifactError, RefusedTechnique
+from torchwright.engines.takes import tensors_of
+from torchwright.errors import ArtifactError, RefusedTechnique, WorkloadError
 from torchwright.techniques.base import conversion_of, from_step, parse_step
 from torchwright.testing.models import ConvNet
 from torchwright.workloads.base import Case
@@ -227,6 +229,64 @@ def test_a_conversion_that_answers_other_rows_wrongly_leaves_one_for_the_calls_o
         monkeypatch.setattr(engine, "convert", lambda *_: pytest.fail("it was there"))
     texts = [(folder / "call-0" / "graph.xml").read_text() for folder in (tmp_path / "one", shared)]
     assert texts[0] == texts[1]
+
+
+class Tokens(nn.Module):
+    """Attention with a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+        self.embedding, self.layers = (
+            nn.Embedding(50, 32),
+            nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
+        )
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.embedding(ids) * 1.0, src_key_padding_mask=mask)
+
+
+def _tokens(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = torch.zeros(3, length, dtype=torch.bool)
+    mask[1, length - 1 :] = True
+    return torch.randint(0, 50, (3, length)), mask
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_sizes_that_a_call_leaves_free_are_free_in_a_converted_graph(name: str, tmp_path: Path) -> None:
+    needs(name)
+    length, model, example = torch.export.Dim("length", min=2, max=64), Tokens().eval(), _tokens(12)
+    workload = ModuleWorkload(model, example, dynamic=({1: length}, {1: length}))
+    target = make_target(workload, get_device("cpu").identify())
+    from_step(parse_step(name)).apply(target)
+    engine = engines.get(name).prepare(target, tmp_path)
+    assert len(engine.calls) == 2  # at the example's sizes, and at any
+    opened = engines.get(name).opened(tmp_path, engine.calls, "cpu")
+    for tokens in (12, 5, 40):
+        inputs = _tokens(tokens)
+        with torch.no_grad():
+            assert error(opened(Case(name="forward", args=inputs)), model(*inputs)) < 1e-5
+    with pytest.raises(WorkloadError, match="compiled for other calls"):
+        opened(Case(name="forward", args=_tokens(65)))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_conversion_that_answers_other_sizes_wrongly_has_the_examples_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs(name)
+    length, model, example = torch.export.Dim("length", min=2, max=64), Tokens().eval(), _tokens(12)
+    workload = ModuleWorkload(model, example, dynamic=({1: length}, {1: length}))
+    target = make_target(workload, get_device("cpu").identify())
+    from_step(parse_step(name)).apply(target)
+    real = converted._error  # pyright: ignore[reportPrivateUsage]
+    wrong = lambda *asked: float("inf") if tensors_of(asked[2])[0].shape[1] != 12 else real(*asked)
+    monkeypatch.setattr(converted, "_error", wrong)
+    engine = engines.get(name).prepare(target, tmp_path)
+    assert [call.sizes for call in engine.calls] == [{}]
+    opened = engines.get(name).opened(tmp_path, engine.calls, "cpu")
+    with torch.no_grad():
+        assert error(opened(Case(name="forward", args=example)), model(*example)) < 1e-5
 
 
 def test_recipes_that_change_the_model_convert_it_themselves() -> None:

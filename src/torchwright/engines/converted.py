@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +28,11 @@ from torchwright.engines.conversion import Conversion, leave, take
 from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.graph_check import structure
 from torchwright.engines.packaging import changed, described
-from torchwright.engines.program import FreeSizes, export_one
+from torchwright.engines.program import FreeSizes, dynamic_shapes, export_one
 from torchwright.engines.real_constants import real_constants
 from torchwright.engines.results import arranged, call_result
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec, Takes
-from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows
+from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows, with_tensors
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.techniques.shared.engine import uninstalled
 from torchwright.workloads.accuracy import flatten, relative_error
@@ -123,16 +123,30 @@ class Converted(Engine):
     def _made(cls, target: Target, cases: Sequence[Case], folder: Path, *, free: bool) -> Conversion:
         """Converted in this trial, and left for others."""
         start = time.perf_counter()
-        graphs = [graph] if free and (graph := _free_rows(target, cases[0])) is not None else None
-        found: list[CallSpec] = []
-        for index, (program, spec) in enumerate(graphs or _as_called(target, cases)):
-            cls._convert(program, spec, _file(folder, index), target)
-            found.append(spec)
-        conversion = Conversion(calls=tuple(found), seconds=time.perf_counter() - start)
+        free_graph = _free_sizes(target, cases[0]) if free else None
+        try:
+            found = cls._all(target, folder, [free_graph] if free_graph else _as_called(target, cases))
+        except RefusedTechnique:
+            if free_graph is None or cases[0].dynamic is None:
+                raise
+            found = cls._all(target, folder, _as_called(target, cases))
+        conversion = Conversion(calls=found, seconds=time.perf_counter() - start)
         if target.conversion is not None:
             leave(target.conversion, folder, conversion)
         target.converted += conversion.seconds
         return conversion
+
+    @classmethod
+    def _all(
+        cls, target: Target, folder: Path, graphs: Iterable[tuple[ExportedProgram, CallSpec]]
+    ) -> tuple[CallSpec, ...]:
+        found: list[CallSpec] = []
+        for index, (program, spec) in enumerate(graphs):
+            with cls._refusing(), torch.no_grad():
+                real_constants(program)
+                cls.convert(program, spec, _file(folder, index), target)
+            found.append(spec)
+        return tuple(found)
 
     @classmethod
     def _finished(cls, target: Target, folder: Path, conversion: Conversion) -> Conversion:
@@ -140,12 +154,6 @@ class Converted(Engine):
             with cls._refusing():
                 cls.finish(spec, _file(folder, index), target)
         return conversion
-
-    @classmethod
-    def _convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
-        with cls._refusing(), torch.no_grad():
-            real_constants(program)
-            cls.convert(program, spec, file, target)
 
     @classmethod
     @contextmanager
@@ -164,11 +172,16 @@ class Converted(Engine):
 
     @classmethod
     def _checked(cls, target: Target, case: Case, spec: CallSpec, folder: Path) -> CallSpec | None:
-        """`spec` with the smallest number of rows that it answers as the model does; None where others are wrong."""
+        """`spec` with the smallest number of rows that it answers as the model does, or as it is where its owner says
+        what is free; None where others are wrong."""
+        call = ConvertedCall(spec, cls.reader(_file(folder, 0), spec))
+        if case.dynamic is not None:
+            other = _resized(case, spec)
+            allowed = max(2 * _error(target.model, call, case), ROUNDING)
+            return spec if other and _error(target.model, call, other) <= allowed else None
         batched = [index for index, tensor in enumerate(spec.tensors) if _free(tensor.shape)]
         example = len(tensors_of(case)[batched[0]])
         several = max(example, 2)
-        call = ConvertedCall(spec, cls.reader(_file(folder, 0), spec))
 
         def error(rows: int) -> float:
             return _error(target.model, call, with_rows(case, batched, rows))
@@ -313,20 +326,49 @@ def _as_called(target: Target, cases: Sequence[Case]) -> Iterator[tuple[Exported
         yield program, handed_over(case.name, program)
 
 
-def _free_rows(target: Target, case: Case) -> tuple[ExportedProgram, CallSpec] | None:
-    """The graph with its number of rows free; None where the model does not let it be."""
+def _free_sizes(target: Target, case: Case) -> tuple[ExportedProgram, CallSpec] | None:
+    """The graph with what the call leaves free, or else its number of rows; None where the model does not let it be."""
+    if case.dynamic is not None:
+        return _exported(target, case, dynamic_shapes(target.model, case))
     tensors = tensors_of(case)
     batched = next(iter(perhaps_batched(tensors)), ())
-    if not batched or case.dynamic is not None:
+    if not batched:
         return None
-    rows = len(tensors[batched[0]])
+    several = with_rows(case, batched, max(2, len(tensors[batched[0]])))
+    found = _exported(target, several, FreeSizes(rows=batched))
+    return found if found and any(_free(tensor.shape) for tensor in found[1].tensors) else None
+
+
+def _exported(target: Target, case: Case, sizes: Any) -> tuple[ExportedProgram, CallSpec] | None:
     try:
-        several = with_rows(case, batched, max(2, rows))
-        program = changed(export_one(target.model, several, FreeSizes(rows=batched)), target.settings)
-        spec = handed_over(ROWS, program)
+        program = changed(export_one(target.model, case, sizes), target.settings)
+        return program, handed_over(ROWS, program)
     except RefusedTechnique:
         return None
-    return (program, spec) if any(_free(tensor.shape) for tensor in spec.tensors) else None
+
+
+def _resized(case: Case, spec: CallSpec) -> Case | None:
+    """The call with each size that is free at about half of what it was; None where none can be."""
+    tensors = tensors_of(case)
+    sizes = spec.bind([tuple(tensor.shape) for tensor in tensors])
+    if not sizes or not sizes.keys() <= spec.sizes.keys():
+        return None
+    others = {name: _other(size, *spec.sizes[name]) for name, size in sizes.items()}
+    if others == sizes:
+        return None
+    made = []
+    for tensor, taken in zip(tensors, spec.tensors, strict=True):
+        for dim, name in enumerate(taken.shape):
+            if isinstance(name, str):
+                tensor = torch.cat([tensor, tensor], dim).narrow(dim, 0, others[name])
+        made.append(tensor.contiguous())
+    return with_tensors(case, made)
+
+
+def _other(size: int, least: int, most: int | None) -> int:
+    """Another size than this one, where there is one."""
+    half = max(least, size // 2, 1)
+    return half if half < size else size if most == size else size + 1
 
 
 def _free(shape: tuple[int | str, ...]) -> bool:

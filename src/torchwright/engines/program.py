@@ -57,7 +57,7 @@ def export(model: nn.Module, cases: Sequence[Case]) -> dict[str, ExportedProgram
 
     Raises `RefusedTechnique` with torch.export's reason when the model is not one graph.
     """
-    return {case.name: export_one(model, case, _dynamic_shapes(model, case)) for case in cases}
+    return {case.name: export_one(model, case, dynamic_shapes(model, case)) for case in cases}
 
 
 def export_one(model: nn.Module, case: Case, dynamic_shapes: Any) -> ExportedProgram:
@@ -139,7 +139,7 @@ def _drop_metadata_checks(graph_module: torch.fx.GraphModule) -> None:
     graph_module.recompile()
 
 
-def _dynamic_shapes(model: nn.Module, case: Case) -> Any:
+def dynamic_shapes(model: nn.Module, case: Case) -> Any:
     """The case's dynamic shapes; of what is given by place a wrapper that takes `*args` has all in one argument."""
     if case.dynamic is None or not case.args:
         return case.dynamic
