@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import enum
+import json
 import os
 import queue
 import re
@@ -21,7 +22,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import zmq
 
@@ -444,3 +447,17 @@ if __name__ == "__main__":
     if given.kind == "broken":
         sys.exit(4)
     FakeEngine(given.endpoint, kind=given.kind).run()
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The data of server-sent events, but for the mark of the end."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def error(response: httpx.Response) -> dict[str, Any]:
+    found = response.json()
+    assert found.keys() == {"type", "error"}
+    assert found["type"] == "error"  # Anthropic's clients look for it
+    assert found["error"].keys() == {"message", "type", "param", "code"}
+    return found["error"]
