@@ -438,7 +438,12 @@ _transformers(
     lambda config, batch: {"input_values": torch.randn(batch, 1, 24000)},
 )
 _transformers(
-    "audio", "ASTForAudioClassification", "ASTConfig", spectrogram(128, 1024, "input_values", last="bands")
+    "audio",
+    "ASTForAudioClassification",
+    "ASTConfig",
+    spectrogram(128, 1024, "input_values", last="bands"),
+    cut="4 layers of 12",
+    num_hidden_layers=4,
 )
 _transformers(
     "audio",

@@ -171,8 +171,17 @@ def expected_gain(search: Search, step: Step) -> float:
         gain = ENGINE_GAIN  # of an engine that was dropped, another variant is no surer than anything else
     gain = components.in_pass(search, technique, gain)
     if not closed:
-        return search.informed().gain(step, gain)
+        return max(search.informed().gain(step, gain) / _given_up(search, step), AGAIN_GAIN)
     return max(search.informed().beyond(step, gain, best, reached), AGAIN_GAIN)
+
+
+def _given_up(search: Search, step: Step) -> float:
+    """What the kept steps gained in whose place this one would be."""
+    steps = plan(search, step)
+    lost = [kept for kept in search.best.steps if kept not in steps]
+    return math.prod(
+        rung.speedup.value for rung in search.rungs if rung.speedup and rung.step in lost and rung.kept
+    )
 
 
 def _was_tried(search: Search, name: str) -> bool:
