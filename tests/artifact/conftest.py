@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from folders import causal, save
+from forged_graphs import free_artifact
 from language_artifacts import native_artifact
 from small_artifacts import made, mlp
-from strangers import free_artifact
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from forged_graphs import call_signature, graphs, nodes
 from small_artifacts import copied, edit
-from strangers import call_signature, graphs, nodes
 from torchwright.artifact.load import load
 from torchwright.engines.expressions import check_shape, guard
 from torchwright.engines.operators import is_allowed
