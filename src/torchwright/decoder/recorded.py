@@ -9,6 +9,7 @@ those of the layers' calls.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -123,7 +124,13 @@ def recordable(batch: Batch) -> bool:
 
 
 def _records(device: torch.device) -> bool:
-    return device.type == "cuda"
+    return device.type == "cuda" and _has_card()
+
+
+@functools.cache
+def _has_card() -> bool:
+    """A card may be simulated (`devices/simulated.py`); asked once, because every step asks."""
+    return torch.cuda.is_available()
 
 
 def _unrecorded(decoder: nn.Module, config: DecoderConfig) -> str | None:

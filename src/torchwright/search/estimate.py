@@ -27,7 +27,7 @@ CHOICE = (5.0, 10.0, 20.0)
 """Choosing among forms for other numbers of rows takes seconds and so many calls of the original, seconds at most."""
 
 LOADING_SECONDS = 60.0
-"""A process, and loading what was compiled into it, at most on a busy machine."""
+"""A process that loads what was compiled, on a busy machine."""
 
 
 def trial_seconds(search: Search, steps: Sequence[Step]) -> float:
@@ -120,7 +120,7 @@ def time_left(search: Search, steps: Sequence[Step]) -> float:
 
 def patience(search: Search) -> float:
     """Seconds for loading what was compiled and for its first calls, three at most: twice as long as the original's."""
-    return LOADING_SECONDS + 2 * 3 * compare.turn_seconds(search.baseline)
+    return LOADING_SECONDS + 2 * (search.spent[0].seconds + 3 * compare.turn_seconds(search.baseline))
 
 
 def no_time(search: Search, steps: Sequence[Step]) -> str | None:
