@@ -25,7 +25,6 @@ OTHER_ROWS_SECONDS = 6.0
 """What the proof takes to time other numbers of rows."""
 CHOICE = (5.0, 10.0, 20.0)
 """Choosing among forms for other numbers of rows takes seconds and so many calls of the original, seconds at most."""
-
 LOADING_SECONDS = 60.0
 """A process that loads what was compiled, on a busy machine."""
 
