@@ -18,6 +18,7 @@ from torchwright.artifact import folder as artifact
 from torchwright.devices import get_device
 from torchwright.engines import converted
 from torchwright.engines.apply import make_target
+from torchwright.engines.attention_graph import attention_as_in_pytorch
 from torchwright.engines.base import engines
 from torchwright.engines.describe import describe_target
 from torchwright.engines.openvino_graph import check_ir
@@ -293,6 +294,54 @@ def test_recipes_that_change_the_model_convert_it_themselves() -> None:
     plain, folded = parse_step("openvino:precision=bf16"), parse_step("fold_batchnorm")
     assert conversion_of([plain]) != conversion_of([folded, plain]) != conversion_of([])
     assert conversion_of([]) is conversion_of([folded]) is conversion_of([parse_step("onnxruntime")]) is None
+
+
+class Attention(nn.Module):
+    """Of a mask that says which keys each query sees, as truth or as numbers to add."""
+
+    def __init__(self, heads: int, scale: float | None, added: bool) -> None:
+        super().__init__()
+        self.joined, self.out, self.heads = nn.Linear(16, 48), nn.Linear(16, 16), heads
+        self.scale, self.added = scale, added
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        rows, length, _ = x.shape
+        joined = self.joined(x).view(rows, length, 3, self.heads, -1)
+        query, key, value = (each.transpose(1, 2) for each in joined.unbind(2))
+        if self.added:
+            mask = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
+        found = nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=self.scale)
+        return self.out(found.transpose(1, 2).reshape(rows, length, 16))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(("heads", "scale", "added"), [(1, 0.3, False), (2, None, True), (2, 0.25, False)])
+def test_attention_is_pytorchs_where_a_query_sees_no_key_and_of_one_head(
+    name: str, heads: int, scale: float | None, added: bool, tmp_path: Path
+) -> None:
+    """Left padding under a causal mask: OpenVINO gave NaN, ONNX Runtime an average."""
+    needs(name)
+    model, x = Attention(heads, scale, added).eval(), torch.randn(4, 8, 16)
+    mask = torch.ones(4, 1, 8, 8, dtype=torch.bool).tril()
+    engine = prepared([name], model, x, mask, folder=tmp_path)
+    opened = engines.get(name).opened(tmp_path, engine.calls, "cpu")
+    padded = mask.clone()
+    padded[1, :, :, :3] = False  # the first three queries see nothing
+    for seen in (mask, padded):
+        with torch.no_grad():
+            assert error(opened(Case(name="forward", args=(x, seen))), model(x, seen)) < 1e-5
+
+
+def test_a_constant_mask_costs_no_operator() -> None:
+    class Windows(Attention):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x, torch.ones(1, 1, 8, 8, dtype=torch.bool).tril())
+
+    for added in (True, False):
+        program = torch.export.export(Windows(2, None, added).eval(), (torch.randn(4, 8, 16),), strict=False)
+        before = len(program.graph.nodes)
+        attention_as_in_pytorch(program)
+        assert len(program.graph.nodes) == before
 
 
 class Steps(nn.Module):

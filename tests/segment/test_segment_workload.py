@@ -20,8 +20,11 @@ from transformers import SamConfig, SamModel
 import torchwright as tw
 from torchwright.cli import main
 from torchwright.devices import get_device
+from torchwright.engines import converted
 from torchwright.engines.apply import apply_steps, make_target
+from torchwright.engines.base import engines
 from torchwright.engines.program import export, read_programs, write_programs
+from torchwright.engines.takes import tensors_of
 from torchwright.errors import WorkloadError
 from torchwright.facts import Quality, Step
 from torchwright.kernels.cpu import build
@@ -188,6 +191,48 @@ def test_its_graphs_are_read_without_trust_and_take_any_prompt(tmp_path: Path, m
             wanted = pytree.tree_leaves(target.model(*case.args, **case.kwargs))
             found = pytree.tree_leaves(graphs[case.name](*case.args, **case.kwargs))
             assert worst_error(wanted, found) < 5e-2
+
+
+@pytest.mark.filterwarnings("ignore")  # in a trial's process nobody sees what libraries say
+@pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("make", [tiny_sam, pytest.param(tiny_sam2, marks=pytest.mark.slow)])
+def test_converted_calls_take_any_number_of_marks(
+    tmp_path: Path, make: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three calls one has free sizes; converted anew by nobody, and where it is wrong at other sizes, without."""
+    if reason := engines.get(name).unavailable():
+        pytest.skip(reason)
+    workload = from_target(str(make(tmp_path / "model")), points="3x3")
+    target = make_target(workload, get_device("cpu").identify())
+    target.conversion = tmp_path / "shared"
+    apply_steps(target, [Step(name=name, options={})])
+    folders = [tmp_path / word for word in ("first", "again", "wrong")]
+    for folder in folders:
+        folder.mkdir()
+    first, again = (engines.get(name).prepare(target, folder).calls for folder in folders[:2])
+    assert first == again
+    assert [call.name for call in first if call.sizes] == ["prompt, other sizes"]
+    cases = workload.cases(target.compute_dtype)
+    for marks in (3, 7):
+        others = {
+            "points": torch.rand(1, 1, marks, 2) * SIDE,
+            "labels": torch.randint(-1, 4, (1, 1, marks), dtype=torch.int32),
+        }
+        cases.append(Case(name="prompt", kwargs=cases[2].kwargs | others))
+    opened = engines.get(name).opened(folders[1], again, "cpu")
+    with torch.no_grad():
+        for case in cases:
+            wanted = pytree.tree_leaves(target.model(*case.args, **case.kwargs))
+            assert worst_error(wanted, pytree.tree_leaves(opened(case))) < 1e-3
+
+    real = converted._error  # pyright: ignore[reportPrivateUsage]
+    wrong = lambda *asked: float("inf") if tensors_of(asked[2])[-1].shape[2] == 3 else real(*asked)
+    monkeypatch.setattr(converted, "_error", wrong)
+    fixed = engines.get(name).prepare(target, folders[2]).calls
+    assert [call.name for call in fixed] == ["encode", "points", "prompt"]
+    opened = engines.get(name).opened(folders[2], fixed, "cpu")
+    with pytest.raises(WorkloadError, match="compiled for other calls"):
+        opened(cases[-1])
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 # pyright: basic
 """Engines of other libraries: the exported graph is converted into a file of theirs, plain data, which they run.
 
-One file for each of the workload's calls, with the number of rows free where the model lets it be; it is run for the
-example's number and, once a call asks for it, for any other.
+One file for each of the workload's calls, with the sizes free that its case leaves so, or else, of a model with one
+call, the number of rows where the model lets it be; it is run for the example's sizes and, once a call asks for them,
+for others.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import tempfile
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from torchwright.engines.attention_graph import attention_as_in_pytorch
 from torchwright.engines.base import Engine, Kept, Ready, Way
 from torchwright.engines.call import parameters_of, written
 from torchwright.engines.conversion import Conversion, leave, take
@@ -41,10 +43,10 @@ from torchwright.workloads.base import Case
 if TYPE_CHECKING:
     from torchwright.techniques.base import Target
 
-ROWS = "any number of rows"
-"""Name of the call whose number of rows is free."""
+OTHERS = ", other sizes"
+"""What a call with free sizes is called after the one at the example's."""
 ROUNDING = 1e-3
-"""Error that another number of rows may add to the conversion's own."""
+"""Error that other sizes may add to the conversion's own."""
 TYPES = frozenset(["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"])
 """That NumPy has, by which tensors are handed over."""
 Infer = Callable[[list[Any]], list[Any]]
@@ -99,54 +101,76 @@ class Converted(Engine):
 
     @classmethod
     def _written(cls, target: Target, folder: Path) -> tuple[CallSpec, ...]:
-        """Convert every call; the last may be the first with its number of rows free."""
+        """Convert every call. After those at the examples' sizes come those whose sizes are free."""
         cases = target.workload.graphs(target.compute_dtype)
+        free = frozenset(range(len(cases)))
         conversion = cls._conversion(target, cases, folder)
-        if conversion.calls[0].name != ROWS:
-            return conversion.calls
-        if (spec := cls._checked(target, cases[0], conversion.calls[0], folder)) is not None:
-            return _at_example(spec, cases[0]), spec
-        _remove(_file(folder, 0))  # another trial may have the same files
-        return cls._finished(target, folder, cls._made(target, cases, folder, free=False)).calls
+        while True:
+            checked = {
+                index: cls._checked(target, case, spec, _file(folder, index))
+                for index, (case, spec) in enumerate(zip(cases, conversion.calls, strict=True))
+                if spec.sizes
+            }
+            if None not in checked.values():
+                break
+            free = free & {index for index, spec in checked.items() if spec is not None}
+            for index in range(len(cases)):
+                _remove(_file(folder, index))  # another trial may have the same files
+            conversion = cls._finished(target, folder, cls._made(target, cases, folder, free))
+        freed = {index: spec for index, spec in checked.items() if spec is not None}
+        fixed = [
+            _at_example(freed[index], case) if index in freed else spec
+            for index, (case, spec) in enumerate(zip(cases, conversion.calls, strict=True))
+        ]
+        return *fixed, *freed.values()
 
     @classmethod
     def _conversion(cls, target: Target, cases: Sequence[Case], folder: Path) -> Conversion:
-        """Of the calls, or of the first alone with its number of rows free; what another trial left is taken."""
+        """Of the calls, finished for this trial; what another trial left is taken."""
         kept = target.conversion
         if kept is None or not kept.is_dir():
-            return cls._finished(target, folder, cls._made(target, cases, folder, free=len(cases) == 1))
+            free = frozenset(range(len(cases)))
+            return cls._finished(target, folder, cls._made(target, cases, folder, free))
         conversion = take(kept, folder)
         target.spared = conversion.seconds
         return cls._finished(target, folder, conversion)
 
     @classmethod
-    def _made(cls, target: Target, cases: Sequence[Case], folder: Path, *, free: bool) -> Conversion:
-        """Converted in this trial, and left for others."""
+    def _made(cls, target: Target, cases: Sequence[Case], folder: Path, free: frozenset[int]) -> Conversion:
+        """Converted in this trial, and left for others; the sizes of the calls `free` may vary where they can."""
         start = time.perf_counter()
-        free_graph = _free_sizes(target, cases[0]) if free else None
-        try:
-            found = cls._all(target, folder, [free_graph] if free_graph else _as_called(target, cases))
-        except RefusedTechnique:
-            if free_graph is None or cases[0].dynamic is None:
-                raise
-            found = cls._all(target, folder, _as_called(target, cases))
-        conversion = Conversion(calls=found, seconds=time.perf_counter() - start)
+        calls: list[CallSpec] = []
+        for index, case in enumerate(cases):
+            file = _file(folder, index)
+            spec = cls._freed(target, case, file, only=len(cases) == 1) if index in free else None
+            calls.append(spec or cls._one(target, _graph(target, case), file))
+        conversion = Conversion(calls=tuple(calls), seconds=time.perf_counter() - start)
         if target.conversion is not None:
             leave(target.conversion, folder, conversion)
         target.converted += conversion.seconds
         return conversion
 
     @classmethod
-    def _all(
-        cls, target: Target, folder: Path, graphs: Iterable[tuple[ExportedProgram, CallSpec]]
-    ) -> tuple[CallSpec, ...]:
-        found: list[CallSpec] = []
-        for index, (program, spec) in enumerate(graphs):
-            with cls._refusing(), torch.no_grad():
-                real_constants(program)
-                cls.convert(program, spec, _file(folder, index), target)
-            found.append(spec)
-        return tuple(found)
+    def _freed(cls, target: Target, case: Case, file: Path, *, only: bool) -> CallSpec | None:
+        """Converted with free sizes; None where the call has none, or they cannot be."""
+        graph = _free_sizes(target, case, only=only)
+        if graph is None:
+            return None
+        try:
+            return cls._one(target, graph, file)
+        except RefusedTechnique:
+            if case.dynamic is None:
+                raise
+            return None
+
+    @classmethod
+    def _one(cls, target: Target, graph: tuple[ExportedProgram, CallSpec], file: Path) -> CallSpec:
+        program, spec = graph
+        with cls._refusing(), torch.no_grad():
+            real_constants(program)
+            attention_as_in_pytorch(program)
+            cls.convert(program, spec, file, target)
+        return spec
 
     @classmethod
     def _finished(cls, target: Target, folder: Path, conversion: Conversion) -> Conversion:
@@ -171,10 +195,10 @@ class Converted(Engine):
             ) from error
 
     @classmethod
-    def _checked(cls, target: Target, case: Case, spec: CallSpec, folder: Path) -> CallSpec | None:
+    def _checked(cls, target: Target, case: Case, spec: CallSpec, file: Path) -> CallSpec | None:
         """`spec` with the smallest number of rows that it answers as the model does, or as it is where its owner says
         what is free; None where others are wrong."""
-        call = ConvertedCall(spec, cls.reader(_file(folder, 0), spec))
+        call = ConvertedCall(spec, cls.reader(file, spec))
         if case.dynamic is not None:
             other = _resized(case, spec)
             allowed = max(2 * _error(target.model, call, case), ROUNDING)
@@ -205,9 +229,11 @@ class Converted(Engine):
     @classmethod
     def _opened(cls, folder: Path, calls: Sequence[CallSpec], *, at_once: bool = False) -> list[CompiledCall]:
         found: list[CompiledCall] = []
+        indices = {spec.name + OTHERS: index for index, spec in enumerate(calls)}
         for index, spec in enumerate(calls):
-            file = _file(folder, 0 if spec.name == ROWS else index)
-            start = cls.reader(file, spec) if at_once or spec.name != ROWS else _later(cls.reader, file, spec)
+            # The only call's was called otherwise once.
+            file = _file(folder, indices.get(spec.name, 0) if spec.sizes else index)
+            start = _later(cls.reader, file, spec) if spec.sizes and not at_once else cls.reader(file, spec)
             found.append(ConvertedCall(spec, start))
         return found
 
@@ -222,7 +248,7 @@ class Converted(Engine):
 
     def keep(self, folder: Path) -> str | None:
         (folder / self.name).mkdir()
-        for index in range(sum(spec.name != ROWS for spec in self.calls)):  # temporary files lie there, too
+        for index in range(sum(not spec.sizes for spec in self.calls)):  # temporary files lie there, too
             file = _file(self.folder, index)
             copy = shutil.copytree if file.is_dir() else shutil.copy2
             copy(file, folder / self.name / file.name)
@@ -319,20 +345,20 @@ def handed_over(name: str, program: ExportedProgram) -> CallSpec:
     return replace(spec, nesting=nesting)
 
 
-def _as_called(target: Target, cases: Sequence[Case]) -> Iterator[tuple[ExportedProgram, CallSpec]]:
-    """The graph of each call, at its own sizes."""
-    for case in cases:
-        program = changed(export_one(target.model, case, None), target.settings)
-        yield program, handed_over(case.name, program)
+def _graph(target: Target, case: Case) -> tuple[ExportedProgram, CallSpec]:
+    """The call's graph at its own sizes."""
+    program = changed(export_one(target.model, case, None), target.settings)
+    return program, handed_over(case.name, program)
 
 
-def _free_sizes(target: Target, case: Case) -> tuple[ExportedProgram, CallSpec] | None:
-    """The graph with what the call leaves free, or else its number of rows; None where the model does not let it be."""
+def _free_sizes(target: Target, case: Case, *, only: bool) -> tuple[ExportedProgram, CallSpec] | None:
+    """The graph with what the call leaves free, or else, of the `only` call, its number of rows; None where nothing is
+    free, or the model does not let it be."""
     if case.dynamic is not None:
         return _exported(target, case, dynamic_shapes(target.model, case))
     tensors = tensors_of(case)
     batched = next(iter(perhaps_batched(tensors)), ())
-    if not batched:
+    if not batched or not only:
         return None
     several = with_rows(case, batched, max(2, len(tensors[batched[0]])))
     found = _exported(target, several, FreeSizes(rows=batched))
@@ -342,7 +368,7 @@ def _free_sizes(target: Target, case: Case) -> tuple[ExportedProgram, CallSpec] 
 def _exported(target: Target, case: Case, sizes: Any) -> tuple[ExportedProgram, CallSpec] | None:
     try:
         program = changed(export_one(target.model, case, sizes), target.settings)
-        return program, handed_over(ROWS, program)
+        return program, handed_over(case.name + OTHERS, program)
     except RefusedTechnique:
         return None
 
@@ -376,7 +402,7 @@ def _free(shape: tuple[int | str, ...]) -> bool:
 
 
 def _at_example(spec: CallSpec, case: Case) -> CallSpec:
-    """The call of any number of rows, for the example's alone."""
+    """A call with free sizes, for the example's alone."""
     sizes = spec.bind([tuple(tensor.shape) for tensor in tensors_of(case)])
     assert sizes is not None
 
