@@ -20,7 +20,7 @@ MASK = 3
 def attention_as_in_pytorch(program: ExportedProgram) -> None:
     """Rewrite, in place, attention that OpenVINO 2026.4 or ONNX Runtime 1.32 would answer otherwise.
 
-    A query that a mask lets see no key, as left padding before a causal sequence, has zeros in PyTorch, NaN in OpenVINO,
+    A query that a mask lets see no key (left padding before a causal sequence) has zeros in PyTorch, NaN in OpenVINO,
     which the next layer spreads to the whole sequence, and an average in ONNX Runtime. One head that is told its scale
     loses the transposes around it in OpenVINO.
     """
