@@ -13,6 +13,7 @@ from torch import nn
 
 import in_process
 import torchwright as tw
+from masked_attention import Attention, causal
 from small_artifacts import INPUT, made, mlp, seal
 from torchwright.artifact import folder as artifact
 from torchwright.devices import get_device
@@ -296,24 +297,6 @@ def test_recipes_that_change_the_model_convert_it_themselves() -> None:
     assert conversion_of([]) is conversion_of([folded]) is conversion_of([parse_step("onnxruntime")]) is None
 
 
-class Attention(nn.Module):
-    """Of a mask that says which keys each query sees, as truth or as numbers to add."""
-
-    def __init__(self, heads: int, scale: float | None, added: bool) -> None:
-        super().__init__()
-        self.joined, self.out, self.heads = nn.Linear(16, 48), nn.Linear(16, 16), heads
-        self.scale, self.added = scale, added
-
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        rows, length, _ = x.shape
-        joined = self.joined(x).view(rows, length, 3, self.heads, -1)
-        query, key, value = (each.transpose(1, 2) for each in joined.unbind(2))
-        if self.added:
-            mask = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
-        found = nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=self.scale)
-        return self.out(found.transpose(1, 2).reshape(rows, length, 16))
-
-
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize(("heads", "scale", "added"), [(1, 0.3, False), (2, None, True), (2, 0.25, False)])
 def test_attention_is_pytorchs_where_a_query_sees_no_key_and_of_one_head(
@@ -322,12 +305,9 @@ def test_attention_is_pytorchs_where_a_query_sees_no_key_and_of_one_head(
     """Left padding under a causal mask: OpenVINO gave NaN, ONNX Runtime an average."""
     needs(name)
     model, x = Attention(heads, scale, added).eval(), torch.randn(4, 8, 16)
-    mask = torch.ones(4, 1, 8, 8, dtype=torch.bool).tril()
-    engine = prepared([name], model, x, mask, folder=tmp_path)
+    engine = prepared([name], model, x, causal(), folder=tmp_path)
     opened = engines.get(name).opened(tmp_path, engine.calls, "cpu")
-    padded = mask.clone()
-    padded[1, :, :, :3] = False  # the first three queries see nothing
-    for seen in (mask, padded):
+    for seen in (causal(), causal(padding=3)):
         with torch.no_grad():
             assert error(opened(Case(name="forward", args=(x, seen))), model(x, seen)) < 1e-5
 
@@ -335,7 +315,7 @@ def test_attention_is_pytorchs_where_a_query_sees_no_key_and_of_one_head(
 def test_a_constant_mask_costs_no_operator() -> None:
     class Windows(Attention):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x, torch.ones(1, 1, 8, 8, dtype=torch.bool).tril())
+            return super().forward(x, causal())
 
     for added in (True, False):
         program = torch.export.export(Windows(2, None, added).eval(), (torch.randn(4, 8, 16),), strict=False)

@@ -30,6 +30,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 import torchwright as tw
+from masked_attention import Attention, causal
 from torchwright.cli import main
 from torchwright.engines.takes import tensors_of
 from torchwright.errors import (
@@ -89,6 +90,17 @@ def test_a_target_answers_as_the_model_at_any_number_of_rows(name: str, tmp_path
         if call.name != PAST:
             found = relative_error(call.outputs, run(call.tensors)).value
             assert found <= target.tolerances[precision], call.name
+
+
+@pytest.mark.parametrize("name", ["pt2", "onnx", "openvino", pytest.param("aoti", marks=pytest.mark.slow)])
+def test_a_query_that_sees_no_key_has_zeros_as_in_pytorch(name: str, tmp_path: Path) -> None:
+    target, model, x = available(name), Attention(2, None, False).eval(), torch.randn(4, 8, 16)
+    made = make_subject(ModuleWorkload(model, (x, causal())))
+    target.write(made, target.check_precision(None), tmp_path)
+    run = target.open(tmp_path, made.graph.spec, 1)
+    for mask in (causal(), causal(padding=3)):
+        with torch.no_grad():
+            assert relative_error([model(x, mask)], run([x, mask])).value < 1e-5
 
 
 @pytest.mark.parametrize("name", exports.names())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from torchwright.engines.attention_graph import attention_as_in_pytorch
 from torchwright.engines.converted import Converted
 from torchwright.engines.program import ignore_library_warnings
 from torchwright.engines.real_constants import real_constants
@@ -41,7 +42,9 @@ class ConvertedTarget(GraphTarget):
         try:
             with torch.no_grad(), ignore_library_warnings():
                 real_constants(program)
+                attention_as_in_pytorch(program)
                 cls.engine.convert(program, spec, folder / cls.file, target)
+                cls.engine.finish(spec, folder / cls.file, target)
         except (TorchwrightError, OSError):
             raise
         except Exception as error:  # of the other library, at what it does not know
