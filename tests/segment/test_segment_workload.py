@@ -228,6 +228,7 @@ def test_converted_calls_take_any_number_of_marks(
     real = converted._error  # pyright: ignore[reportPrivateUsage]
     wrong = lambda *asked: float("inf") if tensors_of(asked[2])[-1].shape[2] == 3 else real(*asked)
     monkeypatch.setattr(converted, "_error", wrong)
+    target.conversion = None
     fixed = engines.get(name).prepare(target, folders[2]).calls
     assert [call.name for call in fixed] == ["encode", "points", "prompt"]
     opened = engines.get(name).opened(folders[2], fixed, "cpu")

@@ -103,65 +103,49 @@ class Converted(Engine):
     def _written(cls, target: Target, folder: Path) -> tuple[CallSpec, ...]:
         """Convert every call. After those at the examples' sizes come those whose sizes are free."""
         cases = target.workload.graphs(target.compute_dtype)
-        free = frozenset(range(len(cases)))
         conversion = cls._conversion(target, cases, folder)
-        while True:
-            checked = {
-                index: cls._checked(target, case, spec, _file(folder, index))
-                for index, (case, spec) in enumerate(zip(cases, conversion.calls, strict=True))
-                if spec.sizes
-            }
-            if None not in checked.values():
-                break
-            free = free & {index for index, spec in checked.items() if spec is not None}
-            for index in range(len(cases)):
-                _remove(_file(folder, index))  # another trial may have the same files
-            conversion = cls._finished(target, folder, cls._made(target, cases, folder, free))
-        freed = {index: spec for index, spec in checked.items() if spec is not None}
-        fixed = [
-            _at_example(freed[index], case) if index in freed else spec
-            for index, (case, spec) in enumerate(zip(cases, conversion.calls, strict=True))
-        ]
-        return *fixed, *freed.values()
+        for index, spec in enumerate(conversion.calls):
+            with cls._refusing():
+                cls.finish(spec, _file(folder, index), target)
+        fixed = (
+            _at_example(spec, case) if spec.sizes else spec
+            for case, spec in zip(cases, conversion.calls, strict=True)
+        )
+        free = (replace(spec, name=spec.name + OTHERS) for spec in conversion.calls if spec.sizes)
+        return *fixed, *free
 
     @classmethod
     def _conversion(cls, target: Target, cases: Sequence[Case], folder: Path) -> Conversion:
-        """Of the calls, finished for this trial; what another trial left is taken."""
+        """Of the calls; what another trial left is taken, and what is made is left for others."""
         kept = target.conversion
-        if kept is None or not kept.is_dir():
-            free = frozenset(range(len(cases)))
-            return cls._finished(target, folder, cls._made(target, cases, folder, free))
-        conversion = take(kept, folder)
-        target.spared = conversion.seconds
-        return cls._finished(target, folder, conversion)
-
-    @classmethod
-    def _made(cls, target: Target, cases: Sequence[Case], folder: Path, free: frozenset[int]) -> Conversion:
-        """Converted in this trial, and left for others; the sizes of the calls `free` may vary where they can."""
+        if kept is not None and kept.is_dir():
+            conversion = take(kept, folder)
+            target.spared = conversion.seconds
+            return conversion
         start = time.perf_counter()
-        calls: list[CallSpec] = []
-        for index, case in enumerate(cases):
-            file = _file(folder, index)
-            spec = cls._freed(target, case, file, only=len(cases) == 1) if index in free else None
-            calls.append(spec or cls._one(target, _graph(target, case), file))
-        conversion = Conversion(calls=tuple(calls), seconds=time.perf_counter() - start)
-        if target.conversion is not None:
-            leave(target.conversion, folder, conversion)
+        calls = tuple(
+            cls._call(target, case, _file(folder, index), only=len(cases) == 1)
+            for index, case in enumerate(cases)
+        )
+        conversion = Conversion(calls=calls, seconds=time.perf_counter() - start)
+        if kept is not None:
+            leave(kept, folder, conversion)
         target.converted += conversion.seconds
         return conversion
 
     @classmethod
-    def _freed(cls, target: Target, case: Case, file: Path, *, only: bool) -> CallSpec | None:
-        """Converted with free sizes; None where the call has none, or they cannot be."""
+    def _call(cls, target: Target, case: Case, file: Path, *, only: bool) -> CallSpec:
+        """Converted with free sizes, where it has some and answers others as the model does; or at its own."""
         graph = _free_sizes(target, case, only=only)
-        if graph is None:
-            return None
-        try:
-            return cls._one(target, graph, file)
-        except RefusedTechnique:
-            if case.dynamic is None:
-                raise
-            return None
+        if graph is not None:
+            try:
+                spec = cls._one(target, graph, file)
+                if not spec.sizes or (spec := cls._checked(target, case, spec, file)):
+                    return spec
+            except RefusedTechnique:
+                if case.dynamic is None:
+                    raise
+        return cls._one(target, _graph(target, case), file)
 
     @classmethod
     def _one(cls, target: Target, graph: tuple[ExportedProgram, CallSpec], file: Path) -> CallSpec:
@@ -171,13 +155,6 @@ class Converted(Engine):
             attention_as_in_pytorch(program)
             cls.convert(program, spec, file, target)
         return spec
-
-    @classmethod
-    def _finished(cls, target: Target, folder: Path, conversion: Conversion) -> Conversion:
-        for index, spec in enumerate(conversion.calls):
-            with cls._refusing():
-                cls.finish(spec, _file(folder, index), target)
-        return conversion
 
     @classmethod
     @contextmanager
@@ -201,19 +178,17 @@ class Converted(Engine):
         call = ConvertedCall(spec, cls.reader(file, spec))
         if case.dynamic is not None:
             other = _resized(case, spec)
-            allowed = max(2 * _error(target.model, call, case), ROUNDING)
-            return spec if other and _error(target.model, call, other) <= allowed else None
+            return spec if other and _alike(target.model, call, other, case) else None
         batched = [index for index, tensor in enumerate(spec.tensors) if _free(tensor.shape)]
         example = len(tensors_of(case)[batched[0]])
-        several = max(example, 2)
+        converted = with_rows(case, batched, max(example, 2))
 
-        def error(rows: int) -> float:
-            return _error(target.model, call, with_rows(case, batched, rows))
+        def right(rows: int) -> bool:
+            return _alike(target.model, call, with_rows(case, batched, rows), converted)
 
-        allowed = max(2 * error(several), ROUNDING)
-        if any(error(rows) > allowed for rows in (2, 3) if rows != several):
+        if not right(2 if example == 3 else 3):
             return None
-        least = 1 if error(1) <= allowed else 2
+        least = 1 if right(1) else 2
         if example < least:
             return None
         return replace(spec, sizes={name: (least, most) for name, (_, most) in spec.sizes.items()})
@@ -368,7 +343,7 @@ def _free_sizes(target: Target, case: Case, *, only: bool) -> tuple[ExportedProg
 def _exported(target: Target, case: Case, sizes: Any) -> tuple[ExportedProgram, CallSpec] | None:
     try:
         program = changed(export_one(target.model, case, sizes), target.settings)
-        return program, handed_over(case.name + OTHERS, program)
+        return program, handed_over(case.name, program)
     except RefusedTechnique:
         return None
 
@@ -410,7 +385,14 @@ def _at_example(spec: CallSpec, case: Case) -> CallSpec:
         return tuple(replace(t, shape=tuple(sizes.get(size, size) for size in t.shape)) for t in tensors)
 
     outputs = None if spec.outputs is None else bound(spec.outputs)
-    return replace(spec, name=case.name, tensors=bound(spec.tensors), sizes={}, outputs=outputs)
+    return replace(spec, tensors=bound(spec.tensors), sizes={}, outputs=outputs)
+
+
+def _alike(model: Callable[..., Any], call: ConvertedCall, other: Case, converted: Case) -> bool:
+    """Whether a converted graph answers another call as the model does, but for rounding, or twice its error at the
+    sizes that it was converted with."""
+    error = _error(model, call, other)
+    return error <= ROUNDING or error <= 2 * _error(model, call, converted) < float("inf")
 
 
 def _error(model: Callable[..., Any], call: ConvertedCall, case: Case) -> float:

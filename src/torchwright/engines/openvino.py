@@ -62,6 +62,7 @@ class OpenVino(Converted):
         file.mkdir(exist_ok=True)
         ov.save_model(model, file / GRAPH, compress_to_fp16=False)
         (file / MODULES).write_text(json.dumps(_modules(decoder.pt_module)))
+        _write_options(file, "f32", "LATENCY")
 
     @classmethod
     def finish(cls, spec: CallSpec, file: Path, target: Target) -> None:
@@ -81,7 +82,7 @@ class OpenVino(Converted):
             marked = keep_float32((file / GRAPH).read_bytes(), autocast=options["autocast"])
             with replacing(file / GRAPH) as beside:
                 beside.write_bytes(marked)
-        (file / OPTIONS).write_text(json.dumps({"precision": narrow, "hint": options["hint"]}))
+        _write_options(file, narrow, options["hint"])
 
     @classmethod
     def reader(cls, file: Path, spec: CallSpec) -> Callable[[int], Infer]:
@@ -104,6 +105,12 @@ class OpenVino(Converted):
 
 
 # --------------------------------------------------------------------------------------------------- conversion
+
+
+def _write_options(file: Path, precision: str, hint: str) -> None:
+    """Beside what other trials may have of the file."""
+    with replacing(file / OPTIONS) as beside:
+        beside.write_text(json.dumps({"precision": precision, "hint": hint}))
 
 
 def _options(target: Target) -> dict[str, Any]:
