@@ -25,6 +25,8 @@ class Eager(Engine):
 
     @classmethod
     def prepare(cls, target: Target, folder: Path | None = None) -> Self:
+        for ending in target.settings.endings:
+            ending()
         return cls(target.model)
 
     def __call__(self, case: Case) -> Any:

@@ -110,6 +110,8 @@ class Settings:
     """Of an engine that has some, by the technique that asks for it."""
     rewrites: list[Callable[[torch.fx.GraphModule], None]] = field(default_factory=list)
     """Changes to every exported graph before it is compiled, each in place."""
+    endings: list[Callable[[], None]] = field(default_factory=list)
+    """Changes, after all steps, to a model that no compiler takes."""
 
 
 @dataclass(kw_only=True)
