@@ -26,11 +26,15 @@ def attention_as_in_pytorch(program: ExportedProgram) -> None:
     """
     graph = program.graph_module.graph
     varying = _varying(program)
+    opened: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
     nodes: list[Any] = graph.find_nodes(op="call_function", target=ATTENTION)
     for node in nodes:
         mask = node.args[MASK] if len(node.args) > MASK else node.kwargs.get("attn_mask")
         if mask in varying:  # what a constant one makes, the examples have shown
-            _blind_rows_are_zeros(node, mask)
+            if mask not in opened:  # layers share it
+                with graph.inserting_before(node):
+                    opened[mask] = _opened(mask)
+            _blind_rows_are_zeros(node, *opened[mask])
         shape = node.args[0].meta["val"].shape
         if node.kwargs.get("scale") is not None and len(shape) == 4 and shape[1] == 1:
             _default_scale(node)
@@ -49,27 +53,26 @@ def _varying(program: ExportedProgram) -> set[fx.Node]:
     return found
 
 
-def _blind_rows_are_zeros(node: Any, mask: Any) -> None:
-    """Let the queries that see no key see all, and make zeros of what comes of it."""
-    aten, truth = torch.ops.aten, mask.meta["val"].dtype == torch.bool
-    with node.graph.inserting_before(node):
-        seen = mask if truth else make_call(aten.gt.Scalar, mask, float("-inf"))
-        sees = make_call(aten.any.dim, seen, -1, True)
-        blind = make_call(aten.logical_not.default, sees)
-        open_mask = (
-            make_call(aten.logical_or.default, mask, blind)
-            if truth
-            else make_call(aten.where.ScalarOther, sees, mask, 0.0)
-        )
+def _opened(mask: Any) -> tuple[fx.Node, fx.Node]:
+    """The mask with queries that see no key seeing all, and which queries see one."""
+    aten = torch.ops.aten
+    if mask.meta["val"].dtype == torch.bool:
+        sees = make_call(aten.any.dim, mask, -1, True)
+        return make_call(aten.logical_or.default, mask, make_call(aten.logical_not.default, sees)), sees
+    sees = make_call(aten.any.dim, make_call(aten.gt.Scalar, mask, float("-inf")), -1, True)
+    return make_call(aten.where.ScalarOther, sees, mask, 0.0), sees
+
+
+def _blind_rows_are_zeros(node: Any, mask: fx.Node, sees: fx.Node) -> None:
     if len(node.args) > MASK:
-        node.update_arg(MASK, open_mask)
+        node.update_arg(MASK, mask)
     else:
-        node.update_kwarg("attn_mask", open_mask)
+        node.update_kwarg("attn_mask", mask)
     readers = list(node.users)
     with node.graph.inserting_after(node):
-        factor = make_call(aten.to.dtype, sees, node.meta["val"].dtype)
+        factor = make_call(torch.ops.aten.to.dtype, sees, node.meta["val"].dtype)
     with node.graph.inserting_after(factor):
-        kept = make_call(aten.mul.Tensor, node, factor)
+        kept = make_call(torch.ops.aten.mul.Tensor, node, factor)
     for reader in readers:
         reader.replace_input_with(node, kept)
 
