@@ -80,16 +80,15 @@ class Dtype(ForParts):
         known_names(f"{self.name}:keep_float32", self.keep_float32, names)
         floating = [name for name, m in target.model.named_modules() if self.covers(name) and _has_floats(m)]
         skipped = {name: "kept in float32 by option" for name in floating if self._kept(name)}
-        if self.autocast:
-            model, layers = target.model, dict(named(target.model, LAYERS))
-            changed = [layer for name, layer in layers.items() if not self._kept(name)]
-            target.settings.endings.append(lambda: _keep_lower(model, changed, dtype))
         if self.autocast and self.keep_float32:
-            for layer in changed:
-                layer.forward = _lower(layer, dtype)
+            layers = dict(named(target.model, LAYERS))
+            changed = [name for name in layers if not self._kept(name)]
+            for name in changed:
+                layers[name].forward = _lower(layers[name], dtype)
             skipped |= {name: "no layer" for name in floating if plain_name(name) not in layers}
         elif self.autocast:
             target.model = Autocast(target.model, dtype, target.device.kind)
+            target.settings.endings.append(target.model.cast_layers)
         else:
             target.model = target.workload.cast(target.model, dtype, lambda name, module: self._kept(name))
             target.compute_dtype = _most(target.model, dtype) if self.parts else dtype
@@ -129,6 +128,19 @@ class Autocast(nn.Module):
         super().__init__()
         self.inner, self.dtype, self.device = inner, dtype, device
 
+    def cast_layers(self) -> None:
+        """Keep what layers alone read in the lower type, to which autocast would cast it in every call.
+
+        A subclass may compute with its weights before it multiplies by them, as to standardize them: it has them as is.
+        """
+        modules = list(self.inner.modules())
+        readers = Counter(id(tensor) for module in modules for tensor in module._parameters.values())
+        for layer in modules:
+            plain = type(layer) in LAYERS and "forward" not in vars(layer)
+            for tensor in layer._parameters.values() if plain else ():
+                if tensor is not None and readers[id(tensor)] == 1:
+                    tensor.data = tensor.data.to(self.dtype)
+
     def forward(self, *args, **kwargs):
         with torch.autocast(self.device, dtype=self.dtype):
             output = self.inner(*args, **kwargs)
@@ -160,19 +172,6 @@ def _lower(layer: nn.Module, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
             return forward(*args, **kwargs).float()
 
     return lower
-
-
-def _keep_lower(model: nn.Module, layers: Iterable[nn.Module], dtype: torch.dtype) -> None:
-    """Keep what these layers alone read in the type to which autocast would cast it in every call.
-
-    A subclass may compute with its weights before it multiplies by them (weight standardization), and has them as is.
-    """
-    tensors = [tensor for module in model.modules() for tensor in module._parameters.values()]
-    readers = Counter(id(tensor) for tensor in tensors)
-    for layer in layers:
-        for tensor in layer._parameters.values() if type(layer) in LAYERS else ():
-            if tensor is not None and readers[id(tensor)] == 1:
-                tensor.data = tensor.data.to(dtype)
 
 
 def _most(model: nn.Module, dtype: torch.dtype) -> torch.dtype:
