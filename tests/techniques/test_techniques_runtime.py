@@ -31,7 +31,7 @@ from torchwright.techniques.max_autotune import MaxAutotune
 from torchwright.techniques.regional import Regional
 from torchwright.techniques.shared.blocks import repeated_blocks
 from torchwright.techniques.shared.wrapping import named
-from torchwright.techniques.sparse24 import Sparse24, prune24
+from torchwright.techniques.sparse24 import Sparse24, int8_fault, prune24
 from torchwright.techniques.torchao import TorchAO
 from torchwright.workloads.base import Case
 from torchwright.workloads.module import ModuleWorkload
@@ -385,6 +385,17 @@ def test_prune_keeps_the_two_largest_of_four() -> None:
     random = torch.randn(32, 64)
     assert bool((prune24(random).reshape(-1, 4).count_nonzero(1) == 2).all())
     assert float((random - prune24(random)).norm() / random.norm()) < 0.5
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_a_build_for_cards_without_one_refuses_8_bit_sparsity_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its cuSPARSELt is there, and no driver to run it."""
+    monkeypatch.setattr(torch.backends.cusparselt, "is_available", lambda: True)
+    int8_fault.cache_clear()
+    assert "no CUDA device" in (Sparse24(bits=8).refuse(make(nn.Linear(8, 8), torch.randn(1, 8))) or "")
+    int8_fault.cache_clear()
 
 
 def test_sparse_torch_has_no_cpu_kernel() -> None:

@@ -126,6 +126,8 @@ class Sparse24(Technique):
 @functools.cache
 def int8_fault() -> str | None:
     """Why this card and build of torch cannot multiply 8-bit 2:4 weights, or None: a small product is tried."""
+    if not torch.cuda.is_available():
+        return "8-bit 2:4 products are cuSPARSELt's, and there is no CUDA device"
     if not torch.backends.cusparselt.is_available():
         return "8-bit 2:4 products are cuSPARSELt's, and this build of torch has none"
     layer = SparseInt8Linear(prune24(torch.ones(ROWS, COLUMNS, device="cuda")), None)
