@@ -72,6 +72,14 @@ class Converted(Engine):
         that are no tensors left out. Raises anything where it cannot."""
 
     @classmethod
+    def write(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
+        """`convert`, of the graph in forms that the library has, and computes as PyTorch does. `finish` comes next."""
+        with torch.no_grad():
+            real_constants(program)
+            attention_as_in_pytorch(program)
+            cls.convert(program, spec, file, target)
+
+    @classmethod
     def finish(cls, spec: CallSpec, file: Path, target: Target) -> None:
         """Make of what `convert` wrote, in this trial or in one before, what the target's options ask for. Files are
         replaced, never changed: others may have them, too."""
@@ -150,10 +158,8 @@ class Converted(Engine):
     @classmethod
     def _one(cls, target: Target, graph: tuple[ExportedProgram, CallSpec], file: Path) -> CallSpec:
         program, spec = graph
-        with cls._refusing(), torch.no_grad():
-            real_constants(program)
-            attention_as_in_pytorch(program)
-            cls.convert(program, spec, file, target)
+        with cls._refusing():
+            cls.write(program, spec, file, target)
         return spec
 
     @classmethod

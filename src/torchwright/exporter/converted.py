@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from torchwright.engines.attention_graph import attention_as_in_pytorch
 from torchwright.engines.converted import Converted
 from torchwright.engines.program import ignore_library_warnings
-from torchwright.engines.real_constants import real_constants
 from torchwright.errors import RefusedTechnique, TorchwrightError, first_line
 from torchwright.exporter.base import GraphTarget, Run, Written
 
@@ -40,10 +38,8 @@ class ConvertedTarget(GraphTarget):
     ) -> Written:
         target.settings.options = cls.options(precision)
         try:
-            with torch.no_grad(), ignore_library_warnings():
-                real_constants(program)
-                attention_as_in_pytorch(program)
-                cls.engine.convert(program, spec, folder / cls.file, target)
+            with ignore_library_warnings():
+                cls.engine.write(program, spec, folder / cls.file, target)
                 cls.engine.finish(spec, folder / cls.file, target)
         except (TorchwrightError, OSError):
             raise
