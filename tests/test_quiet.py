@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 
 import pytest
 
-from torchwright.quiet import TALKATIVE, quiet_import
+from torchwright.quiet import TALKATIVE, quiet_import, unreported
 
 pytest.importorskip("torchao")
 WAYS = {
@@ -30,3 +31,12 @@ def test_their_loggers_are_as_loud_as_before() -> None:
     with quiet_import():
         assert logger.level == logging.ERROR
     assert logger.level == before
+
+
+def test_what_keeps_libraries_from_reporting_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "no")
+    monkeypatch.delenv("NNCF_CI", raising=False)
+    with unreported():
+        assert (os.environ["CI"], os.environ["NNCF_CI"]) == ("true", "1")
+    assert os.environ["CI"] == "no"
+    assert "NNCF_CI" not in os.environ

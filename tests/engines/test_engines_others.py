@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +338,30 @@ class Steps(nn.Module):
     def forward(self, steps: torch.Tensor) -> torch.Tensor:
         angles = steps[:, None].float() * self.rates
         return self.layer(torch.cat([angles.sin(), angles.cos()], 1))
+
+
+@pytest.mark.parametrize("precision", ["f32", "int8"])
+def test_nothing_is_reported_to_the_librarys_makers(tmp_path: Path, precision: str) -> None:
+    needs("openvino")
+    code = f"""
+import sys, types, torch
+from openvino_telemetry.utils.sender import TelemetrySender
+TelemetrySender.send = lambda *args: sys.exit("it was reported")
+sys.path[:0] = {sys.path!r}
+from pathlib import Path
+from test_engines_others import prepared
+prepared(["openvino:precision={precision}"], torch.nn.Linear(8, 8), torch.randn(2, 8), folder=Path({str(tmp_path)!r}))
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in ("CI", "NNCF_CI")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
+        env=environment,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_numbers_of_steps_stay_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:

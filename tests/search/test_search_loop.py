@@ -217,7 +217,7 @@ def test_large_gains_come_first_and_settings_last(world: World):
 
 def test_what_gains_less_but_more_a_second_does_not_take_the_time_of_the_largest_gain(world: World):
     world.gain, world.cost = product(fuse=2.0, fold=1.2), {"fuse": 12.0}
-    world.budget, world.export_seconds = Budget(time_seconds=22.0), 0.75
+    world.budget, world.export_seconds = Budget(time_seconds=19.7), 0.75
     outcome = world.search(step("fold"), step("fuse"))
     assert world.started[1] == (step("fuse"),)
     assert rows(outcome) == {"fuse": "kept", "fold": "untried"}

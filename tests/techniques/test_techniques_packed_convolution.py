@@ -222,6 +222,18 @@ def test_float16_comes_before_and_stays_the_type_of_images() -> None:
         assert relative(target.model(x.half()), wanted) < 3e-3
 
 
+def test_a_model_without_such_a_layer_is_refused_without_a_call() -> None:
+    """A spectrogram transformer's calls take two seconds."""
+
+    class Silent(nn.Conv2d):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            raise AssertionError("it was called")
+
+    model = nn.Sequential(Silent(16, 16, 1))
+    target = make_target(ModuleWorkload(model, (torch.randn(1, 16, 4, 4),)), get_device("cpu").identify())
+    assert "no 1x1 or depthwise" in (PackedConvolution().refuse(target) or "")
+
+
 def test_a_model_that_would_gain_nothing_is_refused_with_the_number() -> None:
     device = get_device("cpu").identify()
 

@@ -26,7 +26,7 @@ from torchwright.engines.takes import tensors_of
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.json_file import read_bytes, read_json
 from torchwright.process.files import replacing
-from torchwright.quiet import quiet_libraries
+from torchwright.quiet import import_openvino, quiet_libraries, unreported
 from torchwright.techniques.openvino import LIBRARIES
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ class OpenVino(Converted):
 
     @classmethod
     def convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:
-        import openvino as ov
+        ov = import_openvino()
 
         _run_in(target)
-        with quiet_libraries():
+        with quiet_libraries(), unreported():
             decoder = _decoder(program)
             model = _in_order(ov.convert_model(decoder), decoder, spec)
         file.mkdir(exist_ok=True)
@@ -66,13 +66,13 @@ class OpenVino(Converted):
 
     @classmethod
     def finish(cls, spec: CallSpec, file: Path, target: Target) -> None:
-        import openvino as ov
+        ov = import_openvino()
 
         options, narrow = _options(target), _run_in(target)
         modules = read_json(file / MODULES)
         (file / MODULES).unlink()
         if options["precision"] == "int8":
-            with quiet_libraries():
+            with quiet_libraries(), unreported():
                 model = _quantized(_read(ov.Core(), file), spec, target, modules, options["skip"])
             with tempfile.TemporaryDirectory(dir=file.parent) as folder:
                 ov.save_model(model, Path(folder) / GRAPH, compress_to_fp16=False)
@@ -86,7 +86,7 @@ class OpenVino(Converted):
 
     @classmethod
     def reader(cls, file: Path, spec: CallSpec) -> Callable[[int], Infer]:
-        import openvino as ov
+        ov = import_openvino()
 
         settings = read_settings(file / OPTIONS)
         core = ov.Core()
@@ -119,7 +119,7 @@ def _options(target: Target) -> dict[str, Any]:
 
 def _run_in(target: Target) -> str:
     """The type of what is computed in floating point. Raises `RefusedTechnique` where the processor has none such."""
-    import openvino as ov
+    ov = import_openvino()
 
     able = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     precision = _options(target)["precision"]
@@ -153,7 +153,7 @@ def _computed(results: Any) -> list[fx.Node]:
 
 def _in_order(model: Any, decoder: Any, spec: CallSpec) -> Any:
     """The model with the inputs and results of the call, in its order."""
-    import openvino as ov
+    ov = import_openvino()
     from openvino import opset15 as operators
 
     graph = decoder.pt_module.graph
@@ -223,7 +223,8 @@ def read_settings(file: Path) -> dict[str, Any]:
 def _read(core: Any, file: Path) -> Any:
     """The IR in a folder, checked, and from memory. Raises `ArtifactError`."""
     import numpy as np
-    import openvino as ov
+
+    ov = import_openvino()
 
     text = read_bytes(file / GRAPH, LARGEST)
     try:
@@ -236,7 +237,7 @@ def _read(core: Any, file: Path) -> Any:
 
 def _started(core: Any, model: Any, settings: dict[str, Any]) -> Infer:
     """The model compiled for this processor; each thread that calls has a request of its own."""
-    import openvino as ov
+    ov = import_openvino()
 
     compiled = core.compile_model(model, "CPU", settings)
     idle: list[Any] = []

@@ -13,6 +13,7 @@ from torchwright.engines.openvino import CONSTANTS, GRAPH, OPTIONS, OpenVino, re
 from torchwright.exporter.base import PROFILED, Run, Values, Written
 from torchwright.exporter.converted import ConvertedTarget
 from torchwright.exporter.reference import keys
+from torchwright.quiet import import_openvino
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,8 +61,9 @@ class OpenVinoIr(ConvertedTarget):
 
     @classmethod
     def values(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor]) -> Values:
-        import openvino as ov
         import torch
+
+        ov = import_openvino()
 
         model = _read(folder)
         last: dict[tuple[str, str], Any] = {}
@@ -86,7 +88,7 @@ class OpenVinoIr(ConvertedTarget):
     def times(
         cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int
     ) -> list[dict[str, float]]:
-        import openvino as ov
+        ov = import_openvino()
 
         settings = read_settings(folder / MODEL / OPTIONS) | {
             "INFERENCE_NUM_THREADS": threads,
@@ -119,12 +121,12 @@ def _source(result: Any) -> str:
 
 
 def _shape(tensor: Tensor) -> Any:
-    import openvino as ov
+    ov = import_openvino()
 
     return ov.PartialShape(list(tensor.shape))
 
 
 def _read(folder: Path) -> Any:
-    import openvino as ov
+    ov = import_openvino()
 
     return ov.Core().read_model(folder / MODEL / GRAPH, folder / MODEL / CONSTANTS)

@@ -223,7 +223,7 @@ def left_out(search: Search, step: Step) -> str | None:
     """Why a step of which nothing was measured is not worth a trial by experience, or None."""
     if any(rung.step == step for rung in search.rungs):
         return None
-    return search.informed().leaves_out(step, search.reached())
+    return search.informed().leaves_out(step, search.reached(), closed=is_closed(from_step(step)))
 
 
 def plan(search: Search, step: Step) -> tuple[Step, ...]:

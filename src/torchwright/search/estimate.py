@@ -19,7 +19,7 @@ DROP_ONE_SHARE = 0.15
 """Of the time budget, at most, is kept for the drop-one pass while techniques are tried."""
 PROOF_SHARE = 0.4
 """Of the time budget, at most, is kept for writing the artifact and proving it."""
-FIRST_SHARE = 0.15
+FIRST_SHARE = 0.05
 """The same while nothing is kept: a proof that ends late is better than nothing found in time."""
 OTHER_ROWS_SECONDS = 6.0
 """What the proof takes to time other numbers of rows."""

@@ -139,20 +139,26 @@ class Experience:
         found = [(weight, trial.cost * unit) for weight, _, trial in self._trials(step)]
         return _geometric([*found, (PRIOR, otherwise)])
 
-    def leaves_out(self, step: Step, reached: float) -> str | None:
+    def leaves_out(self, step: Step, reached: float, *, closed: bool = False) -> str | None:
         """Why a step is not worth a trial where the speed-up so far is `reached`, or None.
 
-        It is where experience has been confirmed here, and the step never came near the best recipe without it.
+        It is where experience has been confirmed here, and the step never came near the best recipe without it; one
+        that runs the whole model (`closed`), where its gains never came near what is reached here: what it was slower
+        than elsewhere, 8 bits of the same library say, may not have held here, or not have been tried.
         """
         trials = self._trials(step)
         confirmed = reached > 1.0 and math.log(reached) >= CONFIRMED * math.log(self.speedup)
         if not confirmed or len(trials) < FEWEST:
             return None
-        share = max(self._share(trial) for _, _, trial in trials)
+        share = max(self._share(trial, reached if closed else None) for _, _, trial in trials)
         if share >= CLEARLY_LESS:
             return None
         found = (
-            f"at most {share:.2f}x of what is best without it" if share else "it lost more than the budget"
+            "it lost more than the budget"
+            if not share
+            else f"{share * reached:.2f}x at most"
+            if closed
+            else f"at most {share:.2f}x of what is best without it"
         )
         models = ", ".join(record.model for _, record, _ in trials[:FEWEST])
         return (
@@ -175,12 +181,15 @@ class Experience:
             return None
         return max(trial.gain or 1.0, 1.0)
 
-    def _share(self, trial: Trial) -> float:
-        """The most that a trial says for its step, under this budget."""
+    def _share(self, trial: Trial, reached: float | None) -> float:
+        """The most that a trial says for its step, under this budget; of its gain over the original where the speed-up
+        `reached` without it is given."""
         if trial.gain is not None and trial.share is None:
             return 1.0
         if trial.drop is not None and trial.drop > HOPELESS * self.max_drop:
             return 0.0
+        if reached is not None and trial.gain is not None:
+            return trial.gain / reached
         return 1.0 if trial.share is None else trial.share
 
 

@@ -32,6 +32,7 @@ LEAST = 0.03
 """Share of the arithmetic's time that must be saved for a trial to be worth it."""
 FEWEST = 16
 """Pixels of a call that fill a tile; fewer read the weights once, and float32 has no more bytes of them."""
+NONE_FOUND = "the model has no 1x1 or depthwise 2-D convolution whose call is much of its cost"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +55,12 @@ class PackedConvolution(Technique):
     def refuse(self, target: Target) -> str | None:
         if not any(named(target.model, nn.Conv2d)):
             return "the model has no 2-D convolution"
+        if all(_reason(layer) for _, layer in named(target.model, nn.Conv2d)):
+            return NONE_FOUND  # for which the model need not be called
         products = _products(target.model, target.workload.cases(target.compute_dtype)[0])
         layers = [layer for _, layer in named(target.model, nn.Conv2d) if self._left(layer, products) is None]
         if not layers:
-            return "the model has no 1x1 or depthwise 2-D convolution whose call is much of its cost"
+            return NONE_FOUND
         rate, saved = target.device.tflops.get("float32"), SAVED * len(layers)
         arithmetic = 2 * sum(products.values()) / (rate * 1e12) if rate else 0.0
         if saved < LEAST * arithmetic and not any(_split(layer) for layer in layers):
