@@ -73,11 +73,13 @@ class OpenVino(Converted):
         (file / MODULES).unlink()
         if options["precision"] == "int8":
             with quiet_libraries(), unreported():
-                model = _quantized(_read(ov.Core(), file), spec, target, modules, options["skip"])
+                model, constants = _read(ov.Core(), file)
+                model = _quantized(model, spec, target, modules, options["skip"])
             with tempfile.TemporaryDirectory(dir=file.parent) as folder:
                 ov.save_model(model, Path(folder) / GRAPH, compress_to_fp16=False)
                 for name in (GRAPH, CONSTANTS):
                     (Path(folder) / name).replace(file / name)
+            del model, constants
         if narrow != "f32":
             marked = keep_float32((file / GRAPH).read_bytes(), autocast=options["autocast"])
             with replacing(file / GRAPH) as beside:
@@ -90,7 +92,7 @@ class OpenVino(Converted):
 
         settings = read_settings(file / OPTIONS)
         core = ov.Core()
-        model = _read(core, file)
+        model, constants = _read(core, file)
         names = [result for result in spec.results if result in (TENSOR, SIZE)]
         if len(model.inputs) != len(spec.tensors) or (spec.results and len(model.outputs) != len(names)):
             raise ArtifactError(
@@ -101,7 +103,9 @@ class OpenVino(Converted):
             model.reshape(dict(zip(model.inputs, map(ov.PartialShape, shapes), strict=True)))
         except RuntimeError as error:
             raise ArtifactError(f"{file} is damaged", found=first_line(error)) from error
-        return lambda threads: _started(core, model, settings | {"INFERENCE_NUM_THREADS": threads})
+        return lambda threads: _Compiled(
+            core, model, constants, settings | {"INFERENCE_NUM_THREADS": threads}
+        )
 
 
 # --------------------------------------------------------------------------------------------------- conversion
@@ -220,40 +224,45 @@ def read_settings(file: Path) -> dict[str, Any]:
     raise ArtifactError(f"{file} is damaged", found="options that are none")
 
 
-def _read(core: Any, file: Path) -> Any:
-    """The IR in a folder, checked, and from memory. Raises `ArtifactError`."""
+def _read(core: Any, file: Path) -> tuple[Any, Any]:
+    """The IR in a folder, checked, and from memory; and its constants, as the file has them, which must outlive it.
+
+    Raises `ArtifactError`.
+    """
     import numpy as np
 
     ov = import_openvino()
-
     text = read_bytes(file / GRAPH, LARGEST)
     try:
-        constants = np.fromfile(file / CONSTANTS, dtype=np.uint8)
-        check_ir(text, len(constants))
-        return core.read_model(text, ov.Tensor(constants) if len(constants) else None)
+        size = (file / CONSTANTS).stat().st_size
+        check_ir(text, size)
+        # A file of no bytes cannot be mapped. What is mapped is read where it lies: of GPT-Neo's 1.2 GB no second copy.
+        constants = np.memmap(file / CONSTANTS, dtype=np.uint8, mode="c") if size else None
+        shared = None if constants is None else ov.Tensor(constants, shared_memory=True)
+        return core.read_model(text, shared), constants
     except (OSError, ValueError, RuntimeError, ElementTree.ParseError) as error:
         raise ArtifactError(f"the graph in {file} cannot be read", found=first_line(error)) from error
 
 
-def _started(core: Any, model: Any, settings: dict[str, Any]) -> Infer:
-    """The model compiled for this processor; each thread that calls has a request of its own."""
-    ov = import_openvino()
+class _Compiled:
+    """A model compiled for this processor; each thread that calls has a request of its own."""
 
-    compiled = core.compile_model(model, "CPU", settings)
-    idle: list[Any] = []
-    count = len(compiled.outputs)
+    def __init__(self, core: Any, model: Any, constants: Any, settings: dict[str, Any]) -> None:
+        self._compiled = core.compile_model(model, "CPU", settings)
+        self._constants = constants  # OpenVINO reads them and does not keep them
+        self._tensor = import_openvino().Tensor
+        self._idle: list[Any] = []
+        self._results = range(len(self._compiled.outputs))
 
-    def infer(arrays: list[Any]) -> list[Any]:
+    def __call__(self, arrays: list[Any]) -> list[Any]:
         try:
-            request = idle.pop()
+            request = self._idle.pop()
         except IndexError:
-            request = compiled.create_infer_request()
+            request = self._compiled.create_infer_request()
         for index, array in enumerate(arrays):
-            request.set_input_tensor(index, ov.Tensor(array, shared_memory=True))
+            request.set_input_tensor(index, self._tensor(array, shared_memory=True))
         request.start_async()
         request.wait()
-        found = [request.get_output_tensor(index).data.copy() for index in range(count)]
-        idle.append(request)
+        found = [request.get_output_tensor(index).data.copy() for index in self._results]
+        self._idle.append(request)
         return found
-
-    return infer
