@@ -117,6 +117,15 @@ def test_where_turns_decide_nothing_what_each_was_proven_at_does(
     assert "1.34x [0.92, 1.77]: no gain outside the noise, and " in removed.reason
 
 
+def test_the_first_find_has_turns_beyond_its_time(world: World):
+    """AST's search stopped OpenVINO's float32 in its second round, and then it wrote the original."""
+    world.gain, world.seconds = product(library=2.0), 1.5
+    world.cost, world.export_seconds = {"library": 78.0}, 0.0
+    assert names(world.search(step("library"))) == ["library"]
+    world.cost = {"library": 84.0}
+    assert rows(world.search(step("library"))) == {"library": "untried"}
+
+
 def test_what_was_asked_for_stays_where_there_is_no_time_for_turns(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):

@@ -58,10 +58,12 @@ def compare(search: Search, candidate: Candidate, *, final: bool = False) -> Com
     spared = bool(others) and not final and spares_original(search)
     contestants = [*([] if spared else [search.baseline]), *others, candidate]
     # A request that overruns the deadline ends its process, and here that may be the original's or the best
-    # recipe's: rounds are begun while the time lasts, and have the time that is kept back to end in.
+    # recipe's: rounds are begun while the time lasts, and have the time that is kept back to end in. What may be the
+    # first find has half of that for rounds, too: without it there is nothing to prove.
     deadline, search.context.deadline = search.context.deadline, search.last_moment
+    until = deadline if search.found_any() else (deadline + search.last_moment) / 2
     try:
-        rounds = _take_rounds(search, contestants, deadline, final=final)
+        rounds = _take_rounds(search, contestants, until, final=final)
     finally:
         search.context.deadline = deadline
     columns = list(zip(*rounds.counted, strict=True))

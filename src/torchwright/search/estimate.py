@@ -74,7 +74,7 @@ def proof_seconds(search: Search, steps: Sequence[Step]) -> float:
     """
     compiled = any("compiled" in from_step(step).gives for step in steps)
     whole = least_proof_seconds(search, steps) + (ready_seconds(search, steps) if compiled else 0.0)
-    if not any(rung.kept for rung in search.rungs):
+    if not search.found_any():
         return min(whole, FIRST_SHARE * search.budget.time_seconds)
     whole += OTHER_ROWS_SECONDS
     if search.description.called_as_is:

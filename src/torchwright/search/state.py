@@ -248,6 +248,10 @@ class Search:
             {str(rung.step): rung.quality.drop_high for rung in self.rungs if rung.quality is not None}
         )
 
+    def found_any(self) -> bool:
+        """Whether a step is kept."""
+        return any(rung.kept for rung in self.rungs)
+
     def reached(self) -> float:
         """Speed-up of what is kept so far, our own recipe's or the rival's."""
         return max(
