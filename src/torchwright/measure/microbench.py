@@ -91,7 +91,7 @@ def linear_kernel_seconds(linears: LinearCalls, device: DeviceFacts) -> dict[str
 def _float(dtype: torch.dtype) -> Callable[[Shape], Callable[[], torch.Tensor]]:
     def make(shape: Shape) -> Callable[[], torch.Tensor]:
         M, N, K = shape
-        x_MK, w_NK = torch.randn(M, K, dtype=dtype), torch.full((N, K), 0.5, dtype=dtype)
+        x_MK, w_NK = torch.full((M, K), 0.5, dtype=dtype), torch.full((N, K), 0.5, dtype=dtype)
         return lambda: nn.functional.linear(x_MK, w_NK)
 
     return make
@@ -100,7 +100,7 @@ def _float(dtype: torch.dtype) -> Callable[[Shape], Callable[[], torch.Tensor]]:
 def _int8(shape: Shape) -> Callable[[], torch.Tensor]:
     """oneDNN's int8 linear with the dynamic quantization of its input that comes with it."""
     M, N, K = shape
-    x_MK = torch.randn(M, K)
+    x_MK = torch.full((M, K), 0.5)
     packed = torch.ops.onednn.qlinear_prepack(torch.full((N, K), 3, dtype=torch.int8), None)
     scale_N, zero_N = torch.full((N,), 0.01), torch.zeros(N, dtype=torch.int32)
 
@@ -117,7 +117,7 @@ def _int4(shape: Shape) -> Callable[[], torch.Tensor]:
     M, N, K = shape
     if K % INT4_GROUP or N % 16:
         raise ValueError("shape")
-    x_MK = torch.randn(M, K, dtype=torch.bfloat16)
+    x_MK = torch.full((M, K), 0.5, dtype=torch.bfloat16)
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.full((N, K), 3, dtype=torch.int32), 2)
     scales = torch.full((K // INT4_GROUP, N, 2), 0.5, dtype=torch.bfloat16)
     return lambda: torch.ops.aten._weight_int4pack_mm_for_cpu(x_MK, packed, INT4_GROUP, scales)

@@ -123,7 +123,7 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
     assert failed.quality is not None
     budgets = HOPELESS_CONVERTED if choose.is_closed(technique) else HOPELESS
     hopeless = failed.quality.drop > budgets * max(search.budget.max_drop, 1e-9)
-    if hopeless or technique.retreat(()) is None or estimate.no_time(search, failed.steps):
+    if hopeless or technique.retreat(()) is None or choose.no_time(search, step, failed.steps):
         return False
     try:
         with trial.TrialProcess(search.context) as process:
@@ -136,7 +136,7 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
         names = tuple(each.name for each in ranking[:count])
         milder = technique.retreat(names)
         assert milder is not None
-        if len(names) >= len(ranking) or estimate.no_time(search, failed.steps):
+        if len(names) >= len(ranking) or choose.no_time(search, step, failed.steps):
             return False
         smaller = milder.step()
         rest = [kept for kept in failed.steps if kept != step]

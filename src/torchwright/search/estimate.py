@@ -112,9 +112,10 @@ def latest(search: Search, steps: Sequence[Step]) -> float:
     return search.end - max(proof_seconds(search, recipe) for recipe in recipes)
 
 
-def time_left(search: Search, steps: Sequence[Step]) -> float:
-    """Seconds for a trial of these steps that leaves the drop-one pass and the proof theirs."""
-    return latest(search, steps) - search.context.clock() - drop_one_seconds(search)
+def time_left(search: Search, steps: Sequence[Step], *, drop_one: bool = True) -> float:
+    """Seconds for a trial of these steps that leaves the proof its own, and the drop-one pass or not."""
+    kept_back = drop_one_seconds(search) if drop_one else 0.0
+    return latest(search, steps) - search.context.clock() - kept_back
 
 
 def patience(search: Search) -> float:
@@ -122,9 +123,9 @@ def patience(search: Search) -> float:
     return LOADING_SECONDS + 2 * (search.spent[0].seconds + 3 * compare.turn_seconds(search.baseline))
 
 
-def no_time(search: Search, steps: Sequence[Step]) -> str | None:
+def no_time(search: Search, steps: Sequence[Step], *, drop_one: bool = True) -> str | None:
     """Why the time that is left is not enough for a trial of these steps, or None."""
-    expected, left = trial_seconds(search, steps), time_left(search, steps)
+    expected, left = trial_seconds(search, steps), time_left(search, steps, drop_one=drop_one)
     if expected <= left:
         return None
     return f"it would need about {expected:.0f} s, and {max(left, 0):.0f} s were left for trials"

@@ -148,7 +148,7 @@ def _try_on_best(search: Search, step: Step) -> list[Step]:
     if reason and not asked:
         search.skip(step, reason)
         return []
-    reason = estimate.no_time(search, steps)
+    reason = choose.no_time(search, step, steps)
     if reason and not asked:
         search.leave(step, reason)
         return []
