@@ -196,7 +196,7 @@ class Library(Technique):
     """Which; those called `shared…` convert the model alike."""
 
     skip: tuple[str, ...] = ()
-    """Layers that `int8` leaves alone."""
+    """Layers that `int8`, shared or not, leaves alone."""
 
     @property
     def epsilon(self) -> float:
@@ -207,7 +207,7 @@ class Library(Technique):
         return Step(name=self.name) if self.kind.startswith("shared") else None
 
     def retreat(self, names: tuple[str, ...]) -> Self | None:
-        return replace(self, skip=names) if self.kind == "int8" else None
+        return replace(self, skip=names) if self.kind.endswith("int8") else None
 
 
 @dataclass(frozen=True, kw_only=True)
