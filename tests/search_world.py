@@ -200,7 +200,8 @@ class Library(Technique):
 
     @property
     def epsilon(self) -> float:
-        return {"gentle": 0.6 * 2.0**-8, "bf16": 2.0**-8, "int8": 2.0**-6}.get(self.kind, 0.0)
+        rounding = {"gentle": 0.6 * 2.0**-8, "bf16": 2.0**-8, "int8": 2.0**-6}
+        return rounding.get(self.kind.removeprefix("shared-"), 0.0)
 
     @property
     def conversion(self) -> Step | None:

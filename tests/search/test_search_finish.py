@@ -198,6 +198,25 @@ def test_a_step_that_is_over_the_budget_on_other_data_gives_way_to_a_milder_vari
     assert world.alive == [(), outcome.best.steps]
 
 
+@pytest.mark.parametrize(
+    ("gain", "kept"), [(1.3, ["library:kind=shared-f32"]), (0.9, [])], ids=["it pays", "it does not"]
+)
+def test_a_library_that_is_over_the_budget_on_other_data_gives_way_to_its_finest(
+    world: World, monkeypatch: pytest.MonkeyPatch, gain: float, kept: list[str]
+):
+    """YOLOS: nothing was left, and float32, of which the conversion was there, would have been 1.15x."""
+    bold, fine = (step("library", kind=kind) for kind in ("shared-bf16", "shared-f32"))
+    world.gain = lambda names: {str(bold): 2.0, str(fine): gain}.get(next(iter(names - {"library"}), ""), 1.0)
+    world.drop = lambda steps: 0.009 if bold in steps else 0.0
+    world.unseen_drop = lambda steps: 2 * world.drop(steps)
+    no_time = lambda search, each, steps: "no time" if each == fine else None
+    monkeypatch.setattr("torchwright.search.choose.no_time", no_time)
+    outcome = world.search(bold, fine)
+    assert names(outcome) == kept
+    assert row(outcome, str(bold)).status == "removed"
+    assert world.alive == [(), *([outcome.best.steps] if kept else [])]
+
+
 # ---------------------------------------------------------------------------------------------------------- drop-one
 
 
