@@ -147,7 +147,7 @@ class Int4Linear(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         x = input
-        x_MK = x.reshape(-1, self.in_features).to(torch.bfloat16)
+        x_MK = x.reshape(-1, self.in_features).to(torch.bfloat16).contiguous()
         y_MN = torch.ops.aten._weight_int4pack_mm_for_cpu(x_MK, self._pack(), self.group, self.scales_GN2)
         y = y_MN.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias

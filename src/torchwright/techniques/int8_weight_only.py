@@ -89,7 +89,7 @@ class Int8WeightLinear(nn.Module):
         return (self.integers * self.scale[:, None].float()).to(self.dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        x_MK = input.reshape(-1, self.in_features).bfloat16()
+        x_MK = input.reshape(-1, self.in_features).bfloat16().contiguous()
         y_MN = torch.ops.aten._weight_int8pack_mm(x_MK, self.integers, self.scale)
         y = y_MN.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)
