@@ -32,6 +32,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from torchwright.engines.graph_check import TensorEntry, checked
+from torchwright.engines.tables import keep_tables
 from torchwright.engines.traceable import named_arguments, sizes_by_len
 from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError, first_line
 from torchwright.json_file import read_json
@@ -76,6 +77,7 @@ def export_one(model: nn.Module, case: Case, dynamic_shapes: Any) -> ExportedPro
                 next="engine=jit compiles it with graph breaks",
             ) from error
     _drop_metadata_checks(program.graph_module)
+    keep_tables(program)
     return program
 
 

@@ -1,0 +1,169 @@
+# pyright: basic
+"""Tables that a model makes anew at every call, of numbers alone, such as the masks of shifted windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.utils import _pytree as pytree
+
+aten = torch.ops.aten
+MADE = {aten.zeros.default, aten.ones.default, aten.full.default}
+MADE_LIKE = {aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}
+"""Of their first argument they take the type and the device, which are no values."""
+LARGEST = 64 * 2**20
+"""Bytes of a table, which an artifact keeps."""
+KEPT = "made_table_"
+
+
+def keep_tables(program: ExportedProgram) -> None:
+    """Replace, in place, the tables that a graph fills by writing into parts of them by what they hold in the end.
+
+    Each of Swin's masks is nine writes. In a graph without operators that write, each write is a choice between what
+    was there and what is new, one choice within the other, and these took most of the time in which Swin-tiny was
+    compiled. What is computed of weights or inputs stays, and so does a table that nobody writes to: compilers fold it.
+    """
+    graph = program.graph_module.graph
+    lifted = _lifted(program)
+    made = _made(graph, lifted)
+    count = 0
+    for table in _tables(graph, made):
+        read = [node for node in table if not table.keys() >= node.users.keys()]
+        if not any(_targets(node) for node in table) or not _is_settled(graph, table):
+            continue
+        values = _values(table, lifted)
+        if sum(values[node].nbytes for node in read) > LARGEST:
+            continue
+        for node in read:
+            _put(program, node, f"{KEPT}{count}", values[node].clone(memory_format=torch.contiguous_format))
+            count += 1
+        for node in reversed(table):
+            graph.erase_node(node)
+    if count:
+        _drop_unread(program, lifted)
+        program.graph_module.recompile()
+
+
+def _lifted(program: ExportedProgram) -> dict[fx.Node, torch.Tensor]:
+    """Placeholder → its tensor, of numbers that stand in the model's code."""
+    constants = {
+        spec.arg.name: program.constants.get(spec.target or "")
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.CONSTANT_TENSOR
+    }
+    found = {
+        node: constants.get(node.name) for node in program.graph_module.graph.find_nodes(op="placeholder")
+    }
+    return {node: value for node, value in found.items() if isinstance(value, torch.Tensor)}
+
+
+def _made(graph: fx.Graph, lifted: dict[fx.Node, torch.Tensor]) -> dict[fx.Node, None]:
+    """What is computed of numbers alone, in the graph's order, and has one size."""
+    found: dict[fx.Node, None] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+            continue
+        if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
+            continue
+        if torch.Tag.nondeterministic_seeded in node.target.tags:
+            continue
+        inputs = set(node.all_input_nodes)
+        if node.target in MADE or node.target in MADE_LIKE:
+            known = inputs <= ({node.args[0]} if node.target in MADE_LIKE else set())
+        else:
+            known = bool(inputs) and all(each in found or each in lifted for each in inputs)
+        if known and not any(target in lifted for target in _targets(node)):
+            found[node] = None
+    return found
+
+
+def _targets(node: fx.Node) -> list[fx.Node]:
+    """What a node writes to."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
+    written = [given.get(a.name) for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+    return [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, fx.Node)]
+
+
+def _tables(graph: fx.Graph, made: dict[fx.Node, None]) -> list[dict[fx.Node, None]]:
+    """Those parts of what is made that are computed of each other, and to which nothing else may write."""
+    tables: dict[fx.Node, dict[fx.Node, None]] = {}
+    for node in made:
+        own = {node: None}
+        for each in node.all_input_nodes:
+            if each in tables and node.target not in MADE_LIKE:
+                own = tables[each] | own
+        for each in own:
+            tables[each] = own
+    foreign: set[fx.Node] = set()
+    below: dict[fx.Node, set[fx.Node]] = {}
+    """Of what is not made, what it may be a view of."""
+    for node in graph.nodes:
+        if node in made:
+            below[node] = {node}
+            continue
+        inputs = set[fx.Node]().union(*(below.get(each, set()) for each in node.all_input_nodes))
+        foreign |= set[fx.Node]().union(*(below.get(each, set()) for each in _targets(node)))
+        schema = getattr(node.target, "_schema", None)
+        views = schema is None or any(result.alias_info is not None for result in schema.returns)
+        below[node] = inputs if views else set()
+    whole = {id(table): table for table in tables.values()}
+    return [table for table in whole.values() if foreign.isdisjoint(table)]
+
+
+def _is_settled(graph: fx.Graph, table: dict[fx.Node, None]) -> bool:
+    """Whether nobody reads a table before the last write to it, and no caller gets it."""
+    written = False
+    last = [node for node in table if _targets(node)][-1]
+    readers = {user for node in table for user in node.users if user not in table}
+    for node in graph.nodes:
+        if node in readers and (not written or node.op != "call_function"):
+            return False
+        written = written or node is last
+    return True
+
+
+def _values(table: dict[fx.Node, None], lifted: dict[fx.Node, torch.Tensor]) -> dict[fx.Node, torch.Tensor]:
+    values: dict[fx.Node, torch.Tensor] = {}
+    with torch.no_grad():
+        for node in table:
+
+            def value(each: fx.Node) -> Any:
+                if each in values or each in lifted:
+                    return values[each] if each in values else lifted[each]
+                like = each.meta["val"]  # of an operator that makes a table like it
+                return torch.empty(0, dtype=like.dtype, device=like.device)
+
+            args, kwargs = fx.map_arg((node.args, node.kwargs), value)
+            run: Any = node.target
+            values[node] = run(*args, **kwargs)
+    return values
+
+
+def _put(program: ExportedProgram, node: fx.Node, name: str, value: torch.Tensor) -> None:
+    """A constant in a node's place."""
+    graph, specs = program.graph_module.graph, program.graph_signature.input_specs
+    index = next(n for n, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT)
+    with graph.inserting_before(graph.find_nodes(op="placeholder")[index]):
+        constant = graph.placeholder(name)
+    constant.meta["val"] = node.meta["val"].fake_mode.from_tensor(value, static_shapes=True)
+    specs.insert(index, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=constant.name), name))
+    program.constants[name] = value
+    node.replace_all_uses_with(constant)
+
+
+def _drop_unread(program: ExportedProgram, lifted: dict[fx.Node, torch.Tensor]) -> None:
+    specs = program.graph_signature.input_specs
+    for node in lifted:
+        if not node.users:
+            (spec,) = (spec for spec in specs if spec.arg.name == node.name)
+            specs.remove(spec)
+            program.constants.pop(spec.target or "")
+            program.graph_module.graph.erase_node(node)
