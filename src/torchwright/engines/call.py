@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument
 from torch.utils import _pytree as pytree
@@ -76,6 +77,16 @@ def spec_of(name: str, program: ExportedProgram) -> CallSpec:
     )
 
 
+def written_by(node: Any) -> list[Any]:
+    """The nodes that a node of an exported graph writes to."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return []
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
+    targets = [given.get(a.name) for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+    return [leaf for leaf in pytree.tree_leaves(targets) if isinstance(leaf, fx.Node)]
+
+
 def written(program: ExportedProgram) -> set[str]:
     """The placeholders, inputs and buffers, that the call changes in place.
 
@@ -94,9 +105,7 @@ def written(program: ExportedProgram) -> set[str]:
         if schema is None:  # getitem, and operators of graphs within the graph
             views[node] = below
             continue
-        given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
-        targets = [given.get(a.name) for a in schema.arguments if a.alias_info and a.alias_info.is_write]
-        found |= set[str]().union(*(views.get(n, set()) for n in pytree.tree_leaves(targets)))
+        found |= set[str]().union(*(views.get(n, set()) for n in written_by(node)))
         views[node] = below if any(r.alias_info is not None for r in schema.returns) else set()
     if found == named:
         return named

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
-from torch.utils import _pytree as pytree
+
+from torchwright.engines.call import written_by
 
 aten = torch.ops.aten
 MADE = {aten.zeros.default, aten.ones.default, aten.full.default}
@@ -33,7 +34,7 @@ def keep_tables(program: ExportedProgram) -> None:
     count = 0
     for table in _tables(graph, made):
         read = [node for node in table if not table.keys() >= node.users.keys()]
-        if not any(_targets(node) for node in table) or not _is_settled(graph, table):
+        if not any(written_by(node) for node in table) or not _is_settled(graph, table):
             continue
         values = _values(table, lifted)
         if sum(values[node].nbytes for node in read) > LARGEST:
@@ -77,19 +78,9 @@ def _made(graph: fx.Graph, lifted: dict[fx.Node, torch.Tensor]) -> dict[fx.Node,
             known = inputs <= ({node.args[0]} if node.target in MADE_LIKE else set())
         else:
             known = bool(inputs) and all(each in found or each in lifted for each in inputs)
-        if known and not any(target in lifted for target in _targets(node)):
+        if known and not any(target in lifted for target in written_by(node)):
             found[node] = None
     return found
-
-
-def _targets(node: fx.Node) -> list[fx.Node]:
-    """What a node writes to."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
-    written = [given.get(a.name) for a in schema.arguments if a.alias_info and a.alias_info.is_write]
-    return [leaf for leaf in pytree.tree_leaves(written) if isinstance(leaf, fx.Node)]
 
 
 def _tables(graph: fx.Graph, made: dict[fx.Node, None]) -> list[dict[fx.Node, None]]:
@@ -110,7 +101,7 @@ def _tables(graph: fx.Graph, made: dict[fx.Node, None]) -> list[dict[fx.Node, No
             below[node] = {node}
             continue
         inputs = set[fx.Node]().union(*(below.get(each, set()) for each in node.all_input_nodes))
-        foreign |= set[fx.Node]().union(*(below.get(each, set()) for each in _targets(node)))
+        foreign |= set[fx.Node]().union(*(below.get(each, set()) for each in written_by(node)))
         schema = getattr(node.target, "_schema", None)
         views = schema is None or any(result.alias_info is not None for result in schema.returns)
         below[node] = inputs if views else set()
@@ -121,7 +112,7 @@ def _tables(graph: fx.Graph, made: dict[fx.Node, None]) -> list[dict[fx.Node, No
 def _is_settled(graph: fx.Graph, table: dict[fx.Node, None]) -> bool:
     """Whether nobody reads a table before the last write to it, and no caller gets it."""
     written = False
-    last = [node for node in table if _targets(node)][-1]
+    last = [node for node in table if written_by(node)][-1]
     readers = {user for node in table for user in node.users if user not in table}
     for node in graph.nodes:
         if node in readers and (not written or node.op != "call_function"):

@@ -168,7 +168,8 @@ def _take_out_costliest(search: Search, reason: str) -> None:
             before = rung.quality.drop
     search.context.deadline = search.end
     rest = search.without_step(costliest)
-    for instead in (_milder(search, costliest) or _untried_finest(search, costliest), None):
+    milder = _milder(search, costliest)
+    for instead in (milder or _untried_finest(search, costliest), None):
         steps = in_order([*rest, instead]) if instead else rest
         if not steps:
             continue
@@ -177,7 +178,8 @@ def _take_out_costliest(search: Search, reason: str) -> None:
             candidate, comparison = _tried(search, steps)
         except (TrialFailed, TorchwrightError):
             continue
-        if instead and (search.over_budget(candidate) or comparison.total.low <= 1.0):
+        untried = instead is not None and instead != milder
+        if untried and (search.over_budget(candidate) or comparison.total.low <= 1.0):
             candidate.close()
             continue
         if instead:
