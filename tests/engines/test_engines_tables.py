@@ -43,6 +43,14 @@ def windows(model: Model, x: torch.Tensor) -> torch.Tensor:
     return x * model.weight + apart.masked_fill(apart != 0, -100.0).sum(1) + mask
 
 
+def by_autocast(model: Model, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = windows(model, x)
+        with torch.autocast("cpu", enabled=False):
+            y = y + windows(model, x)
+        return y + nn.functional.linear(x, torch.eye(6))
+
+
 def filled(x: torch.Tensor) -> torch.Tensor:
     mask = torch.zeros(4, 6)
     mask[1] = 3.0
@@ -79,6 +87,18 @@ def by_chance(model: Model, x: torch.Tensor) -> torch.Tensor:
     return x + torch.zeros_like(mask.bernoulli_(0.5))
 
 
+def filled_by_autocast(model: Model, x: torch.Tensor) -> torch.Tensor:
+    mask = filled(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mask[2] = x[2]
+        return x * mask
+
+
+def multiplied_by_autocast(model: Model, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return x + filled(x) @ torch.full((6, 6), 1 / 3)
+
+
 def exported(forward: Forward) -> tuple[nn.Module, torch.export.ExportedProgram]:
     torch.manual_seed(0)
     model = Model(forward).eval()
@@ -107,7 +127,22 @@ def test_what_is_filled_of_numbers_alone_is_kept_as_it_is_in_the_end(tmp_path: P
             assert torch.equal(each.module()(x), model(x))
 
 
-@pytest.mark.parametrize("forward", [of_the_input, by_a_view, read_before, returned, by_chance])
+def test_what_runs_under_autocast_keeps_its_tables_too(tmp_path: Path) -> None:
+    model, program = exported(by_autocast)
+    assert len(kept(program)) == 4
+    assert set(program.constants) == set(kept(program))
+    write_programs(tmp_path, {"forward": program})
+    read = read_programs(tmp_path)["forward"]
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        for each in (program, functional(program), read):
+            assert torch.equal(each.module()(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [of_the_input, by_a_view, read_before, returned, by_chance, filled_by_autocast, multiplied_by_autocast],
+)
 def test_what_may_hold_something_else_is_made_at_every_call(forward: Forward) -> None:
     model, program = exported(forward)
     assert kept(program) == []

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ MADE_LIKE = {aten.new_zeros.default, aten.new_ones.default, aten.new_full.defaul
 """Of their first argument they take the type and the device, which are no values."""
 LARGEST = 64 * 2**20
 """Bytes of a table, which an artifact keeps."""
+ONCE = {"wrap_with_autocast", "wrap_with_set_grad_enabled"}
+"""Operators that run a graph of their own, from its beginning to its end."""
 KEPT = "made_table_"
 
 
@@ -28,38 +31,69 @@ def keep_tables(program: ExportedProgram) -> None:
     was there and what is new, one choice within the other, and these took most of the time in which Swin-tiny was
     compiled. What is computed of weights or inputs stays, and so does a table that nobody writes to: compilers fold it.
     """
-    graph = program.graph_module.graph
-    lifted = _lifted(program)
-    made = _made(graph, lifted)
-    count = 0
-    for table in _tables(graph, made):
-        read = [node for node in table if not table.keys() >= node.users.keys()]
-        if not any(written_by(node) for node in table) or not _is_settled(graph, table):
-            continue
-        values = _values(table, lifted)
-        if sum(values[node].nbytes for node in read) > LARGEST:
-            continue
-        for node in read:
-            _put(program, node, f"{KEPT}{count}", values[node].clone(memory_format=torch.contiguous_format))
-            count += 1
-        for node in reversed(table):
-            graph.erase_node(node)
-    if count:
-        _drop_unread(program, lifted)
-        program.graph_module.recompile()
+    count, regions = 0, _regions(program)
+    for region in regions:
+        made = _made(region.graph, region.lifted)
+        for table in _tables(region.graph, made):
+            read = [node for node in table if not table.keys() >= node.users.keys()]
+            if not any(written_by(node) for node in table) or not _is_settled(region.graph, table):
+                continue
+            values = _values(table, region.lifted)
+            if values is None or sum(values[node].nbytes for node in read) > LARGEST:
+                continue
+            for node in read:
+                value = values[node].clone(memory_format=torch.contiguous_format)
+                fake = node.meta["val"].fake_mode.from_tensor(value, static_shapes=True)
+                node.replace_all_uses_with(_constant(program, region, f"{KEPT}{count}", value, fake))
+                count += 1
+            for node in reversed(table):
+                region.graph.erase_node(node)
+    for region in regions if count else ():
+        _drop_unread(program, region)
+        region.graph.owning_module.recompile()
 
 
-def _lifted(program: ExportedProgram) -> dict[fx.Node, torch.Tensor]:
+@dataclass(frozen=True)
+class _Region:
+    """A graph of a program: its own, or one that it calls once, such as what runs under autocast."""
+
+    graph: fx.Graph
+    lifted: dict[fx.Node, torch.Tensor]
     """Placeholder → its tensor, of numbers that stand in the model's code."""
+    call: fx.Node | None = None
+    """What runs it, of the graph of `caller`."""
+    caller: _Region | None = None
+
+
+def _regions(program: ExportedProgram) -> list[_Region]:
+    """The innermost first."""
     constants = {
         spec.arg.name: program.constants.get(spec.target or "")
         for spec in program.graph_signature.input_specs
         if spec.kind is InputKind.CONSTANT_TENSOR
     }
-    found = {
-        node: constants.get(node.name) for node in program.graph_module.graph.find_nodes(op="placeholder")
-    }
-    return {node: value for node, value in found.items() if isinstance(value, torch.Tensor)}
+    graph = program.graph_module.graph
+    lifted = {node: constants.get(node.name) for node in graph.find_nodes(op="placeholder")}
+    found = [
+        _Region(graph, {node: value for node, value in lifted.items() if isinstance(value, torch.Tensor)})
+    ]
+    for region in found:  # which grows
+        for call in region.graph.nodes:
+            if getattr(call.target, "_name", None) not in ONCE:
+                continue
+            body, operands = call.args[_body(call)], call.args[_body(call) + 1 :]
+            inner = getattr(region.graph.owning_module, body.target)
+            if len(body.users) > 1 or sum(node.target == body.target for node in region.graph.nodes) > 1:
+                continue  # two calls, whose tensors may differ
+            given = zip(inner.graph.find_nodes(op="placeholder"), operands, strict=True)
+            known = {node: region.lifted[each] for node, each in given if each in region.lifted}
+            found.append(_Region(inner.graph, known, call, region))
+    return found[::-1]
+
+
+def _body(call: fx.Node) -> int:
+    """Where among a call's arguments the graph is that it runs; what it gives to it follows."""
+    return next(n for n, arg in enumerate(call.args) if isinstance(arg, fx.Node) and arg.op == "get_attr")
 
 
 def _made(graph: fx.Graph, lifted: dict[fx.Node, torch.Tensor]) -> dict[fx.Node, None]:
@@ -101,7 +135,11 @@ def _tables(graph: fx.Graph, made: dict[fx.Node, None]) -> list[dict[fx.Node, No
             below[node] = {node}
             continue
         inputs = set[fx.Node]().union(*(below.get(each, set()) for each in node.all_input_nodes))
-        foreign |= set[fx.Node]().union(*(below.get(each, set()) for each in written_by(node)))
+        calls_graph = isinstance(node.target, torch._ops.HigherOrderOperator)
+        written = (
+            node.all_input_nodes if calls_graph else written_by(node)
+        )  # a graph may write to what it is given
+        foreign |= set[fx.Node]().union(*(below.get(each, set()) for each in written))
         schema = getattr(node.target, "_schema", None)
         views = schema is None or any(result.alias_info is not None for result in schema.returns)
         below[node] = inputs if views else set()
@@ -121,7 +159,10 @@ def _is_settled(graph: fx.Graph, table: dict[fx.Node, None]) -> bool:
     return True
 
 
-def _values(table: dict[fx.Node, None], lifted: dict[fx.Node, torch.Tensor]) -> dict[fx.Node, torch.Tensor]:
+def _values(
+    table: dict[fx.Node, None], lifted: dict[fx.Node, torch.Tensor]
+) -> dict[fx.Node, torch.Tensor] | None:
+    """None where one has another type than in the graph: autocast, under which it runs there, computes it otherwise."""
     values: dict[fx.Node, torch.Tensor] = {}
     with torch.no_grad():
         for node in table:
@@ -135,26 +176,44 @@ def _values(table: dict[fx.Node, None], lifted: dict[fx.Node, torch.Tensor]) -> 
             args, kwargs = fx.map_arg((node.args, node.kwargs), value)
             run: Any = node.target
             values[node] = run(*args, **kwargs)
+            if values[node].dtype != node.meta["val"].dtype:
+                return None
     return values
 
 
-def _put(program: ExportedProgram, node: fx.Node, name: str, value: torch.Tensor) -> None:
-    """A constant in a node's place."""
-    graph, specs = program.graph_module.graph, program.graph_signature.input_specs
-    index = next(n for n, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT)
-    with graph.inserting_before(graph.find_nodes(op="placeholder")[index]):
-        constant = graph.placeholder(name)
-    constant.meta["val"] = node.meta["val"].fake_mode.from_tensor(value, static_shapes=True)
-    specs.insert(index, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=constant.name), name))
-    program.constants[name] = value
-    node.replace_all_uses_with(constant)
+def _constant(
+    program: ExportedProgram, region: _Region, name: str, value: torch.Tensor, fake: torch.Tensor
+) -> fx.Node:
+    """A constant of a program, as the region's own placeholder."""
+    if region.call is None or region.caller is None:
+        specs = program.graph_signature.input_specs
+        index = next(n for n, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT)
+        with region.graph.inserting_before(region.graph.find_nodes(op="placeholder")[index]):
+            constant = region.graph.placeholder(name)
+        specs.insert(index, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=constant.name), name))
+        program.constants[name] = value
+    else:
+        region.call.args = (
+            *region.call.args,
+            _constant(program, region.caller, name, value, fake),
+        )
+        with region.graph.inserting_before(
+            next(each for each in region.graph.nodes if each.op != "placeholder")
+        ):
+            constant = region.graph.placeholder(name)
+    constant.meta["val"] = fake
+    return constant
 
 
-def _drop_unread(program: ExportedProgram, lifted: dict[fx.Node, torch.Tensor]) -> None:
-    specs = program.graph_signature.input_specs
-    for node in lifted:
-        if not node.users:
-            (spec,) = (spec for spec in specs if spec.arg.name == node.name)
-            specs.remove(spec)
+def _drop_unread(program: ExportedProgram, region: _Region) -> None:
+    for node in region.lifted:
+        if node.users:
+            continue
+        if region.call is None:
+            (spec,) = (each for each in program.graph_signature.input_specs if each.arg.name == node.name)
+            program.graph_signature.input_specs.remove(spec)
             program.constants.pop(spec.target or "")
-            program.graph_module.graph.erase_node(node)
+        else:
+            at = _body(region.call) + 1 + region.graph.find_nodes(op="placeholder").index(node)
+            region.call.args = region.call.args[:at] + region.call.args[at + 1 :]
+        region.graph.erase_node(node)
