@@ -14,7 +14,7 @@ from torchwright.errors import WorkloadError
 from torchwright.facts import Budget, Step
 from torchwright.search import claim
 from torchwright.search.compare import FEWEST_ROUNDS, ROUNDS, turn_seconds
-from torchwright.search.finish import Form, settle
+from torchwright.search.finish import Form, finish, settle
 from torchwright.trial.client import Candidate, TrialFailed
 
 
@@ -337,3 +337,33 @@ def test_other_rows_leave_the_time_to_judge_what_ships(
     found = claim._other_rows(search, candidate, contents)
     assert [each.rows for each in found] == timed
     assert (search.notes[-1:] == ["1 rows were not timed: the time budget was spent"]) == (not timed)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "late", "kept"), [(2.0, True, "module"), (2.0, False, "graphs"), (0.01, True, "graphs")]
+)
+def test_the_original_is_not_proved_as_graphs_long_after_the_time_is_spent(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float, late: bool, kept: str
+):
+    """AST's search of 90 s ended after 163, with what its user had before."""
+    world.seconds, world.called_as_is, world.budget = seconds, True, Budget(time_seconds=300.0)
+    world.search(step("fold"))
+    search = world.searching
+    if late:
+        world.now = search.end
+
+    def write(shipping: Any, name: str) -> None:
+        shipping.made[name] = tmp_path / name, SimpleNamespace(manifest={})
+
+    monkeypatch.setattr(claim._Shipping, "write", write)
+    monkeypatch.setattr(claim, "ways", lambda *_: {"graphs": "eager", "module": "eager"})
+    monkeypatch.setattr(claim, "settle", lambda search, forms: (finish(search), forms[0], None))
+    workload: Any = SimpleNamespace(called_as_is=lambda: True)
+    arguments: dict[str, Any] = {
+        "workload": workload,
+        "scratch": tmp_path,
+        "provisional": lambda outcome: None,
+    }
+    found = claim.claim(search, **arguments)
+    assert found.folder == tmp_path / kept
+    assert (claim.NO_GRAPHS in found.outcome.notes) == (kept == "module")

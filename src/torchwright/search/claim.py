@@ -38,8 +38,13 @@ PATIENCE = 3.0
 """Or, of a slow model, so many times what both are expected to take: a recipe that was found and is late is worth more
 than none. A step of Stable Diffusion 3 in 8 bits was compiled for more than 180 s, once more for any number of rows; a
 pass of SAM's ViT-B takes 32 s on one core, its proof many of them."""
+GRAPHS_SECONDS = 30.0
+"""Where nothing is kept, the original as graphs may be proved for so long beyond the time budget, and no longer: AST's
+90 s took 163 so, for what its user has already."""
 ROWS_SECONDS = 2.0
 """Turns with one other number of rows go on for about this long, and of slow calls for twice that."""
+
+NO_GRAPHS = "the original is kept as the caller makes it: the time budget left none to prove it as graphs"
 
 Provisional = Callable[[Outcome], Recipe]
 
@@ -175,6 +180,9 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
         _fresh_original(search)
     original = search.best is search.baseline
     forms = [shipping.form(name, original=original) for name in ways(search.best, workload)]
+    if original and forms[-1].itself and len(forms) > 1 and not _time_for_graphs(search):
+        search.notes.append(NO_GRAPHS)
+        forms = forms[-1:]
     outcome, form, candidate = settle(search, forms)
     if form is None:
         *_, name = ways(search.best, workload)
@@ -197,6 +205,12 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     search.close_all()
     found.outcome = replace(found.outcome, notes=tuple(search.notes))
     return found
+
+
+def _time_for_graphs(search: Search) -> bool:
+    """Whether the original, which ran in the search as it is, can be proved as graphs, too."""
+    needed = search.description.export_seconds + estimate.least_proof_seconds(search, ())
+    return needed <= max(_left(search), GRAPHS_SECONDS)
 
 
 def _allow(search: Search) -> None:
