@@ -111,12 +111,19 @@ def test_where_it_is_faster_it_takes_the_place_of_all_of_our_own(world: World):
     assert "library is faster than all of our own recipe (2.67x" in row(outcome, "fuse").reason
 
 
+@pytest.mark.parametrize(
+    "noise",
+    [
+        Interval(value=1.34, low=0.92, high=1.77),
+        Interval(value=1.08, low=0.94, high=1.23).on_busy_machine(),  # of which 0.94 is the value
+    ],
+)
 @pytest.mark.parametrize(("library", "wanted"), [(2.2, "library"), (1.9, "half")])
 def test_where_turns_decide_nothing_what_each_was_proven_at_does(
-    world: World, monkeypatch: pytest.MonkeyPatch, library: float, wanted: str
+    world: World, monkeypatch: pytest.MonkeyPatch, noise: Interval, library: float, wanted: str
 ):
-    """BEiT's search kept our own 1.95x beside OpenVINO's 2.14x: their turns had said 1.34x [0.92, 1.77]."""
-    noise = Interval(value=1.34, low=0.92, high=1.77)
+    """BEiT's search kept our own 1.95x beside OpenVINO's 2.14x: their turns had said 1.34x [0.92, 1.77]. MPNet's kept
+    2.01x beside 2.38x, by turns that others disturbed."""
     monkeypatch.setattr(
         "torchwright.search.finish.compare",
         lambda search, candidate, **how: replace(compare(search, candidate, **how), marginal=noise),
@@ -125,7 +132,7 @@ def test_where_turns_decide_nothing_what_each_was_proven_at_does(
     outcome = world.search(step("half"), step("library"))
     assert names(outcome) == [wanted]
     removed = next(rung for rung in outcome.rungs if rung.status == "removed")
-    assert "1.34x [0.92, 1.77]: no gain outside the noise, and " in removed.reason
+    assert f"{noise}: no gain outside the noise, and " in removed.reason
 
 
 def test_the_first_find_has_turns_beyond_its_time(world: World):

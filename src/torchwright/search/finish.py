@@ -90,7 +90,8 @@ def _beside(search: Search, rival: Candidate, proven: Comparison) -> tuple[Compa
         return proven, failure.reason, True
     gain = comparison.marginal
     reason = worth(search, rival.steps[-1], rival, comparison)
-    if reason is not None and search.budget.objective != "memory" and gain.low <= 1.0 < gain.value:
+    likely = gain.high if gain.busy else gain.value  # where others ran the value is the low end
+    if reason is not None and search.budget.objective != "memory" and gain.low <= 1.0 < likely:
         return comparison, f"{gain}: no gain outside the noise, and {totals}", behind
     return comparison, reason or str(gain), reason is not None
 
