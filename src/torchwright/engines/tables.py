@@ -50,19 +50,23 @@ def keep_tables(program: ExportedProgram) -> None:
                 region.graph.erase_node(node)
     for region in regions if count else ():
         _drop_unread(program, region)
-        region.graph.owning_module.recompile()
+        region.module.recompile()
 
 
 @dataclass(frozen=True)
 class _Region:
     """A graph of a program: its own, or one that it calls once, such as what runs under autocast."""
 
-    graph: fx.Graph
+    module: fx.GraphModule
     lifted: dict[fx.Node, torch.Tensor]
     """Placeholder → its tensor, of numbers that stand in the model's code."""
     call: fx.Node | None = None
     """What runs it, of the graph of `caller`."""
     caller: _Region | None = None
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.module.graph
 
 
 def _regions(program: ExportedProgram) -> list[_Region]:
@@ -72,22 +76,21 @@ def _regions(program: ExportedProgram) -> list[_Region]:
         for spec in program.graph_signature.input_specs
         if spec.kind is InputKind.CONSTANT_TENSOR
     }
-    graph = program.graph_module.graph
-    lifted = {node: constants.get(node.name) for node in graph.find_nodes(op="placeholder")}
-    found = [
-        _Region(graph, {node: value for node, value in lifted.items() if isinstance(value, torch.Tensor)})
-    ]
+    module = program.graph_module
+    lifted = {node: constants.get(node.name) for node in module.graph.find_nodes(op="placeholder")}
+    known = {node: value for node, value in lifted.items() if isinstance(value, torch.Tensor)}
+    found = [_Region(module, known)]
     for region in found:  # which grows
         for call in region.graph.nodes:
             if getattr(call.target, "_name", None) not in ONCE:
                 continue
             body, operands = call.args[_body(call)], call.args[_body(call) + 1 :]
-            inner = getattr(region.graph.owning_module, body.target)
+            inner = getattr(region.module, body.target)
             if len(body.users) > 1 or sum(node.target == body.target for node in region.graph.nodes) > 1:
                 continue  # two calls, whose tensors may differ
             given = zip(inner.graph.find_nodes(op="placeholder"), operands, strict=True)
             known = {node: region.lifted[each] for node, each in given if each in region.lifted}
-            found.append(_Region(inner.graph, known, call, region))
+            found.append(_Region(inner, known, call, region))
     return found[::-1]
 
 

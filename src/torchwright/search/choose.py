@@ -159,16 +159,13 @@ def _quick_before(search: Search, chosen: Step, fitting: Sequence[Step]) -> Step
     if chosen in search.wanted or "compiled" not in from_step(chosen).gives:
         return chosen
     limit = QUICK * estimate.trial_seconds(search, plan(search, chosen))
-    quick: list[tuple[float, Step]] = []
-    for step in fitting:
-        technique, gain = from_step(step), expected_gain(search, step)
-        before = technique.phase not in (Phase.COMPILE, Phase.PROCESS, Phase.RUNTIME) and not is_closed(
-            technique
-        )
-        if before and gain >= QUICK_GAIN and estimate.trial_seconds(search, plan(search, step)) <= limit:
-            quick.append((gain, step))
-    best = max(quick, key=lambda each: each[0], default=(1.0, chosen))[1]
-    return best if _room_for_both(search, best, chosen) else chosen
+    early = [step for step in fitting if Phase.PROCESS < from_step(step).phase < Phase.COMPILE]
+    quick = [step for step in early if estimate.trial_seconds(search, plan(search, step)) <= limit]
+    gains = [(expected_gain(search, step), step) for step in quick]
+    gain, best = max(gains, key=lambda each: each[0], default=(1.0, chosen))
+    if gain < QUICK_GAIN or not _room_for_both(search, best, chosen):
+        return chosen
+    return best
 
 
 def _may_pass(search: Search, own: Sequence[Step]) -> bool:
