@@ -14,8 +14,6 @@ from torchwright.engines.program import export, functional, read_programs, write
 from torchwright.engines.tables import KEPT
 from torchwright.workloads.base import Case
 
-COMPUTED = {"aten.mul.Tensor", "aten.add.Tensor"}
-"""All that is left of `windows`."""
 Forward = Callable[["Model", torch.Tensor], object]
 
 
@@ -110,6 +108,19 @@ def kept(program: torch.export.ExportedProgram) -> list[str]:
     return [name for name in program.constants if name.startswith(KEPT)]
 
 
+def read_again(program: torch.export.ExportedProgram, folder: Path) -> torch.export.ExportedProgram:
+    write_programs(folder, {"forward": program})
+    return read_programs(folder)["forward"]
+
+
+def assert_the_same(model: nn.Module, *programs: torch.export.ExportedProgram) -> None:
+    """To the bit, on an input of its own."""
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        for program in programs:
+            torch.testing.assert_close(program.module()(x), model(x), rtol=0, atol=0)
+
+
 def test_what_is_filled_of_numbers_alone_is_kept_as_it_is_in_the_end(tmp_path: Path) -> None:
     model, program = exported(windows)
     assert len(kept(program)) == 2  # the mask, and what is made of it
@@ -119,24 +130,14 @@ def test_what_is_filled_of_numbers_alone_is_kept_as_it_is_in_the_end(tmp_path: P
         if node.op == "call_function"
     )
     assert set(program.constants) == set(kept(program))
-    write_programs(tmp_path, {"forward": program})
-    read = read_programs(tmp_path)["forward"]
-    x = torch.randn(4, 6)
-    with torch.no_grad():
-        for each in (program, functional(program), read):
-            assert torch.equal(each.module()(x), model(x))
+    assert_the_same(model, program, functional(program), read_again(program, tmp_path))
 
 
 def test_what_runs_under_autocast_keeps_its_tables_too(tmp_path: Path) -> None:
     model, program = exported(by_autocast)
     assert len(kept(program)) == 4
     assert set(program.constants) == set(kept(program))
-    write_programs(tmp_path, {"forward": program})
-    read = read_programs(tmp_path)["forward"]
-    x = torch.randn(4, 6)
-    with torch.no_grad():
-        for each in (program, functional(program), read):
-            assert torch.equal(each.module()(x), model(x))
+    assert_the_same(model, program, functional(program), read_again(program, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -146,15 +147,11 @@ def test_what_runs_under_autocast_keeps_its_tables_too(tmp_path: Path) -> None:
 def test_what_may_hold_something_else_is_made_at_every_call(forward: Forward) -> None:
     model, program = exported(forward)
     assert kept(program) == []
-    x = torch.randn(4, 6)
-    with torch.no_grad():
-        torch.testing.assert_close(program.module()(x), model(x), rtol=0, atol=0)
+    assert_the_same(model, program)
 
 
 def test_a_table_that_is_larger_than_an_artifact_should_keep_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "LARGEST", 4 * 6 * 4)
     model, program = exported(windows)
     assert kept(program) == []
-    x = torch.randn(4, 6)
-    with torch.no_grad():
-        assert torch.equal(program.module()(x), model(x))
+    assert_the_same(model, program)

@@ -138,10 +138,9 @@ def _tables(graph: fx.Graph, made: dict[fx.Node, None]) -> list[dict[fx.Node, No
             below[node] = {node}
             continue
         inputs = set[fx.Node]().union(*(below.get(each, set()) for each in node.all_input_nodes))
+        # A graph within the graph may write to all that it is given.
         calls_graph = isinstance(node.target, torch._ops.HigherOrderOperator)
-        written = (
-            node.all_input_nodes if calls_graph else written_by(node)
-        )  # a graph may write to what it is given
+        written = node.all_input_nodes if calls_graph else written_by(node)
         foreign |= set[fx.Node]().union(*(below.get(each, set()) for each in written))
         schema = getattr(node.target, "_schema", None)
         views = schema is None or any(result.alias_info is not None for result in schema.returns)
@@ -196,13 +195,10 @@ def _constant(
         specs.insert(index, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=constant.name), name))
         program.constants[name] = value
     else:
-        region.call.args = (
-            *region.call.args,
-            _constant(program, region.caller, name, value, fake),
-        )
-        with region.graph.inserting_before(
-            next(each for each in region.graph.nodes if each.op != "placeholder")
-        ):
+        outer = _constant(program, region.caller, name, value, fake)
+        region.call.args = (*region.call.args, outer)
+        computed = next(each for each in region.graph.nodes if each.op != "placeholder")
+        with region.graph.inserting_before(computed):
             constant = region.graph.placeholder(name)
     constant.meta["val"] = fake
     return constant

@@ -180,7 +180,7 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
         _fresh_original(search)
     original = search.best is search.baseline
     forms = [shipping.form(name, original=original) for name in ways(search.best, workload)]
-    if original and forms[-1].itself and len(forms) > 1 and not _time_for_graphs(search):
+    if forms[-1].itself and len(forms) > 1 and not _time_for_graphs(search):
         search.notes.append(NO_GRAPHS)
         forms = forms[-1:]
     outcome, form, candidate = settle(search, forms)

@@ -44,12 +44,12 @@ def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
 
     What one compiler or engine took says nothing about another: without a trial of theirs it is a guess.
     """
-    alike = [spent for spent in search.spent if runners(spent.steps) == runners(steps)]
     if converted := _conversions(search, steps):
         narrow = _calibrated(steps)
         like = max(reversed(converted), key=lambda spent: _calibrated(spent.steps) == narrow)
         calibration = CALIBRATION * like.conversion if narrow and not _calibrated(like.steps) else 0.0
         return like.seconds - like.conversion + calibration
+    alike = [spent for spent in search.spent if runners(spent.steps) == runners(steps)]
     if alike:
         return max(reversed(alike), key=lambda spent: _in_common(spent.steps, steps)).seconds
     changes = [from_step(step) for step in steps]
@@ -150,14 +150,9 @@ def runners(steps: Sequence[Step]) -> frozenset[str]:
 
 
 def _conversions(search: Search, steps: Sequence[Step]) -> list[Spent]:
-    """Trials whose conversion these steps take over."""
-    return [spent for spent in search.spent if spent.conversion and _shared(spent.steps, steps)]
-
-
-def _shared(one: Sequence[Step], other: Sequence[Step]) -> bool:
-    """Whether both convert the model alike, so that what one has converted the other takes over."""
-    name = conversion_of(one)
-    return name is not None and name == conversion_of(other)
+    """Trials that converted the model as these steps do, which take that over."""
+    name = conversion_of(steps)
+    return [spent for spent in search.spent if spent.conversion and conversion_of(spent.steps) == name]
 
 
 def _calibrated(steps: Sequence[Step]) -> bool:
