@@ -123,6 +123,10 @@ class Fuse(Technique):
     level: int = 1
     """How hard it tries."""
 
+    @property
+    def conversion(self) -> Step:
+        return self.step()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Weave(Technique):
@@ -246,6 +250,7 @@ class Settle(Technique):
 
     name: ClassVar[str] = "settle"
     phase: ClassVar[Phase] = Phase.PROCESS
+    runs_only: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,7 +358,7 @@ class World:
     original: Identity = field(default_factory=lambda: Identity(structure="layers", weights="values"))
     now: float = 0.0
     converting: float = 0.0
-    """Seconds that converting the model takes, until it was done once."""
+    """Seconds that converting the model for a library takes, until it was done once."""
     converted: set[str] = field(default_factory=set)
     started: list[tuple[Step, ...]] = field(default_factory=list)
     asked: list[tuple[str, ...] | None] = field(default_factory=list)
@@ -397,6 +402,7 @@ class World:
         """Another search, which goes on where the one with this outcome ended."""
         self.started.clear()
         self.alive.clear()
+        self.converted.clear()
         return self.search(*tried, earlier=self.recipe(outcome), **options)
 
     def recipe(self, outcome: Outcome) -> Recipe:
@@ -417,13 +423,17 @@ class World:
             raise TrialFailed("not done in the time that was left", timed_out=True)
         self.now += seconds
 
+    def _cost(self, step: Step) -> float:
+        return self.cost.get(str(step), self.cost.get(step.name, 0.0))
+
     def start(self, context: Context, steps: tuple[Step, ...]) -> Candidate:
         self.started.append(steps)
-        seconds = 1.0 + sum(self.cost.get(str(step), self.cost.get(step.name, 0.0)) for step in steps)
         name = conversion_of(steps)
-        spared = self.converting if name in self.converted else 0.0
-        converted = self.converting if name is not None and not spared else 0.0
-        seconds += converted
+        compilers = [step for step in steps if name and "compiled" in from_step(step).gives]
+        making = sum(map(self._cost, compilers)) if compilers else self.converting
+        spared = making if name in self.converted else 0.0
+        converted = making if name is not None and not spared else 0.0
+        seconds = 1.0 + converted + sum(self._cost(step) for step in steps if step not in compilers)
         self.spend(context, seconds)
         self.converted |= {name} if name else set()
         for step in steps:
@@ -437,7 +447,7 @@ class World:
             process=Process(self, context, steps),  # pyright: ignore[reportArgumentType]
             folder=None,
             prepared=Prepared(
-                seconds=seconds,
+                seconds=seconds + spared,
                 engine="aot" if compiled else "eager",
                 dtype="float32",
                 threads=None,

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from torchwright.devices import get_device
+from torchwright.engines import conversion, packaging
+from torchwright.engines.aot import Aot
+from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.package import _register_operators  # pyright: ignore[reportPrivateUsage]
+from torchwright.engines.spec import CallSpec
 from torchwright.errors import ArtifactError
+from torchwright.techniques.base import conversion_of, parse_step
+from torchwright.testing.models import ConvNet
+from torchwright.workloads.module import ModuleWorkload
 
 
 @pytest.mark.parametrize("calls", ["torchwright::linear_w8a8", "aten::mm"])
@@ -23,3 +36,66 @@ def test_kernels_are_needed_only_where_they_are_called(
         return
     with pytest.raises(ArtifactError, match="no C\\+\\+ compiler"):
         _register_operators(tmp_path / "0.pt2")
+
+
+def test_a_setting_of_the_process_shares_what_was_compiled() -> None:
+    names = {
+        text: conversion_of([parse_step(step) for step in text.split()])
+        for text in (
+            "compile",
+            "compile allocator",
+            "dtype compile",
+            "compile:freezing=false",
+            "threads:count=1 compile",
+            "channels_last compile",
+            "dtype compile max_autotune",
+            "allocator",
+            "compile:engine=jit",
+        )
+    }
+    assert names.pop("compile allocator") == names["compile"] is not None
+    assert names.pop("allocator") is names.pop("compile:engine=jit") is None
+    assert len(set(names.values())) == len(names)
+
+
+def test_compiled_once_a_model_is_there_for_other_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = ModuleWorkload(ConvNet().eval(), torch.randn(4, 3, 16, 16))
+    compiled: list[Path] = []
+    real: Callable[..., list[CallSpec]] = packaging.build_packages
+    monkeypatch.setattr(
+        packaging, "build_packages", lambda target, folder: [compiled.append(folder), real(target, folder)][1]
+    )
+    targets: list[Any] = []
+    for steps in ("compile", "allocator compile"):
+        target = make_target(workload, get_device("cpu").identify())
+        target.conversion = tmp_path / "shared" / "name"
+        apply_steps(target, [parse_step(step) for step in steps.split()])
+        folder = tmp_path / steps
+        folder.mkdir()
+        calls = Aot.prepare(target, folder).calls
+        targets.append(target)
+        (case,) = workload.cases(torch.float32)
+        with torch.no_grad():
+            found, wanted = Aot.opened(folder, calls, "cpu")(case), workload.model(*case.args)
+        assert torch.allclose(found, wanted, atol=1e-5)
+        shutil.rmtree(folder)  # as the first trial is thrown away once the second is kept
+    assert compiled == [tmp_path / "compile"]
+    first, second = targets
+    assert second.spared == first.converted > 0.0 == first.spared == second.converted
+
+
+def test_a_full_disk_keeps_nothing_for_other_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target: Any = SimpleNamespace(conversion=tmp_path / "shared", converted=0.0, spared=0.0)
+    folder = tmp_path / "made"
+    folder.mkdir()
+
+    def make() -> tuple[CallSpec, ...]:
+        (folder / "0.pt2").write_bytes(bytes(1000))
+        return ()
+
+    for free, left in ((3999, False), (4000, True)):
+        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        conversion.shared(target, folder, make)
+        assert target.conversion.is_dir() is left

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torchwright.engines.base import Engine, Kept, Ready, Way, engines
+from torchwright.engines.conversion import shared
 from torchwright.engines.door import Door
 from torchwright.engines.package import Package
 from torchwright.engines.spec import CallSpec, package_file
@@ -33,7 +34,7 @@ class Aot(Engine):
         from torchwright.engines.packaging import build_packages
 
         assert folder is not None
-        return cls(tuple(build_packages(target, folder)))
+        return cls(shared(target, folder, lambda: tuple(build_packages(target, folder))))
 
     @classmethod
     def opened(cls, folder: Path, calls: tuple[CallSpec, ...], device: str) -> Self:

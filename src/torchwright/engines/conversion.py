@@ -8,13 +8,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchwright.engines.spec import CallSpec
 from torchwright.json_file import read_json, typed
 
+if TYPE_CHECKING:
+    from torchwright.techniques.base import Target
+
 CONTENTS = "conversion.json"
+ROOM = 4
+"""Times the size of what was made must be free on the disk, or it is not left: a search makes several such."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +32,21 @@ class Conversion:
     calls: tuple[CallSpec, ...]
     seconds: float
     """That the conversion took."""
+
+
+def shared(target: Target, folder: Path, make: Callable[[], tuple[CallSpec, ...]]) -> tuple[CallSpec, ...]:
+    """What `make` makes in the empty `folder`; or what another trial has left, and what is made is left for others."""
+    kept = target.conversion
+    if kept is not None and kept.is_dir():
+        conversion = take(kept, folder)
+        target.spared = conversion.seconds
+        return conversion.calls
+    start = time.perf_counter()
+    conversion = Conversion(calls=make(), seconds=time.perf_counter() - start)
+    target.converted = conversion.seconds
+    if kept is not None and _is_room_for(folder):
+        leave(kept, folder, conversion)
+    return conversion.calls
 
 
 def leave(kept: Path, folder: Path, conversion: Conversion) -> None:
@@ -42,6 +65,11 @@ def take(kept: Path, folder: Path) -> Conversion:
     _linked(kept, folder)
     (folder / CONTENTS).unlink()
     return typed(read_json(kept / CONTENTS), Conversion, str(kept))
+
+
+def _is_room_for(folder: Path) -> bool:
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return ROOM * size <= shutil.disk_usage(folder).free
 
 
 def _linked(source: Path, target: Path) -> None:

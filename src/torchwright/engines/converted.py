@@ -11,7 +11,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from torch.utils import _pytree as pytree
 from torchwright.engines.attention_graph import attention_as_in_pytorch
 from torchwright.engines.base import Engine, Kept, Ready, Way
 from torchwright.engines.call import parameters_of, written
-from torchwright.engines.conversion import Conversion, leave, take
+from torchwright.engines.conversion import shared
 from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.graph_check import structure
 from torchwright.engines.packaging import changed, described
@@ -111,35 +110,20 @@ class Converted(Engine):
     def _written(cls, target: Target, folder: Path) -> tuple[CallSpec, ...]:
         """Convert every call. After those at the examples' sizes come those whose sizes are free."""
         cases = target.workload.graphs(target.compute_dtype)
-        conversion = cls._conversion(target, cases, folder)
-        for index, spec in enumerate(conversion.calls):
+
+        def convert() -> tuple[CallSpec, ...]:
+            only = len(cases) == 1
+            return tuple(cls._call(target, case, _file(folder, i), only=only) for i, case in enumerate(cases))
+
+        calls = shared(target, folder, convert)
+        for index, spec in enumerate(calls):
             with cls._refusing():
                 cls.finish(spec, _file(folder, index), target)
         fixed = (
-            _at_example(spec, case) if spec.sizes else spec
-            for case, spec in zip(cases, conversion.calls, strict=True)
+            _at_example(spec, case) if spec.sizes else spec for case, spec in zip(cases, calls, strict=True)
         )
-        free = (replace(spec, name=spec.name + OTHERS) for spec in conversion.calls if spec.sizes)
+        free = (replace(spec, name=spec.name + OTHERS) for spec in calls if spec.sizes)
         return *fixed, *free
-
-    @classmethod
-    def _conversion(cls, target: Target, cases: Sequence[Case], folder: Path) -> Conversion:
-        """Of the calls; what another trial left is taken, and what is made is left for others."""
-        kept = target.conversion
-        if kept is not None and kept.is_dir():
-            conversion = take(kept, folder)
-            target.spared = conversion.seconds
-            return conversion
-        start = time.perf_counter()
-        calls = tuple(
-            cls._call(target, case, _file(folder, index), only=len(cases) == 1)
-            for index, case in enumerate(cases)
-        )
-        conversion = Conversion(calls=calls, seconds=time.perf_counter() - start)
-        if kept is not None:
-            leave(kept, folder, conversion)
-        target.converted += conversion.seconds
-        return conversion
 
     @classmethod
     def _call(cls, target: Target, case: Case, file: Path, *, only: bool) -> CallSpec:

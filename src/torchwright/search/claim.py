@@ -215,7 +215,7 @@ def _time_for_graphs(search: Search) -> bool:
 
 def _allow(search: Search) -> None:
     """Give what comes next its time."""
-    ready = estimate.ready_seconds(search, search.best.steps)
+    ready = estimate.afresh_seconds(search, search.best.steps)
     expected = 2 * ready + estimate.another_process_seconds(search) + search.settle_seconds
     seconds = max(WRITE_SECONDS, PATIENCE * expected)
     search.context.deadline = search.last_moment = search.context.clock() + seconds

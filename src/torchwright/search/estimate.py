@@ -49,6 +49,11 @@ def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
         like = max(reversed(converted), key=lambda spent: _calibrated(spent.steps) == narrow)
         calibration = CALIBRATION * like.conversion if narrow and not _calibrated(like.steps) else 0.0
         return like.seconds - like.conversion + calibration
+    return afresh_seconds(search, steps)
+
+
+def afresh_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """The same where nothing is taken over from other trials."""
     alike = [spent for spent in search.spent if runners(spent.steps) == runners(steps)]
     if alike:
         return max(reversed(alike), key=lambda spent: _in_common(spent.steps, steps)).seconds
@@ -81,7 +86,7 @@ def proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2) 
     Until something was kept it is the least that proves anything: more time for the proof is worth less than a find.
     """
     compiled = any("compiled" in from_step(step).gives for step in steps)
-    whole = least_proof_seconds(search, steps) + (ready_seconds(search, steps) if compiled else 0.0)
+    whole = least_proof_seconds(search, steps) + (afresh_seconds(search, steps) if compiled else 0.0)
     if not search.found_any():
         return min(whole, FIRST_SHARE * search.budget.time_seconds)
     whole += OTHER_ROWS_SECONDS

@@ -82,7 +82,7 @@ class Spent:
     seconds: float
     """As if nothing had been there that it could take over."""
     conversion: float = 0.0
-    """Of these, what it takes to convert the model: the next trial of the same conversion is spared it."""
+    """Of these, what it takes to convert or compile the model: the next trial of the same conversion is spared it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,6 +158,8 @@ class Technique:
     """Whether it is there for what it gives to others: dropped alone, it is tried again with each that needs it."""
     errors_add: ClassVar[bool] = False
     """Whether its layers' errors are independent, so that the model's is the root of the sum of their squares."""
+    runs_only: ClassVar[bool] = False
+    """Whether it changes how a process runs and nothing of what an engine makes of the model."""
     own_kernels: ClassVar[bool] = False
     """Whether it runs on Torchwright's C++ kernels, which are compiled once for each version."""
 
@@ -223,7 +225,7 @@ class Technique:
     @property
     def conversion(self) -> Step | None:
         """The step that stands for all those of its options for which its engine makes the same of the model, and runs
-        it in one way or another; None where nothing is made that could be shared."""
+        it in one way or another; None where what is made is not kept for other trials."""
         return None
 
     def replaces(self, other: Technique) -> bool:
@@ -329,10 +331,10 @@ def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
 
 def conversion_of(steps: Iterable[Step]) -> str | None:
     """Name of what these steps convert, the same for others that convert the same; None where nothing is shared."""
-    changes = [(step, from_step(step).conversion) for step in in_order(steps)]
-    if all(shared is None for _, shared in changes):
+    changes = [(step, change) for step in in_order(steps) if not (change := from_step(step)).runs_only]
+    if all(change.conversion is None for _, change in changes):
         return None
-    text = "\n".join(str(shared or step) for step, shared in changes)
+    text = "\n".join(str(change.conversion or step) for step, change in changes)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from torchwright.facts import Coverage, DeviceFacts
+from torchwright.facts import Coverage, DeviceFacts, Step
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.for_parts import strange_part
 from torchwright.techniques.shared.wrapping import plain_name
@@ -60,6 +60,10 @@ class Compile(Technique):
         if self.parts and self.engine == "aot":
             return "packages ahead of time hold no component that is not compiled: engine=jit with parts"
         return strange_part(self.parts, target)
+
+    @property
+    def conversion(self) -> Step | None:
+        return self.step() if self.engine == "aot" else None
 
     @property
     def required(self) -> frozenset[str]:

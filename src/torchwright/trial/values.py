@@ -13,7 +13,7 @@ class Prepared:
     """A model with its steps applied."""
 
     seconds: float
-    """What it took: compilation and first calls, too."""
+    """What it takes where nothing is there to take over: compilation and first calls, too."""
     engine: str
     dtype: str
     threads: int | None
@@ -28,7 +28,7 @@ class Prepared:
     calls: tuple[CallSpec, ...] = ()
     """What its packages take, in their order."""
     converted: float = 0.0
-    """Seconds that it took to convert the model, which another trial of the same conversion is spared."""
+    """Seconds that it took to convert or compile the model, which another trial of the same conversion is spared."""
     spared: float = 0.0
     """Seconds that this trial was spared so."""
 
