@@ -211,8 +211,12 @@ class Library(Technique):
     def conversion(self) -> Step | None:
         return Step(name=self.name) if self.kind.startswith("shared") else None
 
+    @property
+    def calibrates(self) -> bool:
+        return self.kind.endswith("int8")
+
     def retreat(self, names: tuple[str, ...]) -> Self | None:
-        return replace(self, skip=names) if self.kind.endswith("int8") else None
+        return replace(self, skip=names) if self.calibrates else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from xml.etree import ElementTree
 
 import pytest
@@ -12,19 +13,22 @@ from torchwright.engines.openvino_graph import check_ir, keep_float32
 def net(*layers: str, inside: str = "") -> bytes:
     """An IR of layers as `name Type source source …`, in the order of computation."""
     parts, edges = [], []
+    ids = {layer.split()[0]: index for index, layer in enumerate(layers)}
     for layer in layers:
         name, kind, *sources = layer.split()
         body = f"<body>{inside}</body>" if kind == "Loop" else ""
-        tag = f'layer id="{name}" name="{name}" type="{kind}" version="opset1"'
-        parts.append(f'<{tag}><data offset="0" size="0"/>{body}</layer>')
+        tag = f'layer id="{ids[name]}" name="{name}" type="{kind}" version="opset1"'
+        output = '<output><port id="0" precision="FP32"><dim>2</dim></port></output>'
+        parts.append(f'<{tag}><data offset="0" size="0"/>{output}{body}</layer>')
         edges += [
-            f'<edge from-layer="{source}" from-port="0" to-layer="{name}" to-port="0"/>' for source in sources
+            f'<edge from-layer="{ids[source]}" from-port="0" to-layer="{ids[name]}" to-port="0"/>'
+            for source in sources
         ]
     return f"<net><layers>{''.join(parts)}</layers><edges>{''.join(edges)}</edges></net>".encode()
 
 
-def marked(text: bytes, *, autocast: bool) -> set[str]:
-    found = keep_float32(text, autocast=autocast)
+def marked(text: bytes, *, autocast: bool, kept: Collection[str] = ()) -> set[str]:
+    found = keep_float32(text, autocast=autocast, kept=kept)
     check_ir(found, 0)
     layers = ElementTree.fromstring(found).iter("layer")
     return {
@@ -88,6 +92,33 @@ BLOCK = [
 def test_by_autocast_what_is_added_up_stays_and_what_goes_from_product_to_product_does_not() -> None:
     assert marked(net(*BLOCK), autocast=False) == set()
     assert marked(net(*BLOCK), autocast=True) == {"norm", "scaled", "biased", "sum", "shown"}
+
+
+def test_layers_that_are_left_alone_stay_with_what_they_alone_read() -> None:
+    """A product is read through an operator of its own; constants of its name are none."""
+    layers = [line.replace("down MatMul", "down/at/MatMul MatMul") for line in BLOCK]
+    layers = [line.replace("sum Add x down", "sum Add x down/at/MatMul") for line in layers]
+    layers.insert(2, "down/at/Constant Const")
+    found = marked(net(*layers), autocast=True)
+    alone = marked(net(*layers), autocast=True, kept={"down", "norm"})
+    assert alone == found | {"down/at/MatMul", "down/at/MatMul/same", "back"}
+
+
+def test_a_product_that_is_left_alone_is_read_through_the_larger_of_it_and_itself() -> None:
+    text = keep_float32(
+        net("x Parameter", "w Const", "up MatMul x w", "sum Add up w"), autocast=True, kept={"up"}
+    )
+    (layers, edges) = ElementTree.fromstring(text)
+    names = {layer.get("id"): layer.get("type") for layer in layers}
+    read = [(names[edge.get("from-layer")], names[edge.get("to-layer")]) for edge in edges]
+    assert sorted(read) == [
+        ("Const", "Add"),
+        ("Const", "MatMul"),
+        ("MatMul", "Maximum"),
+        ("MatMul", "Maximum"),
+        ("Maximum", "Add"),
+        ("Parameter", "MatMul"),
+    ]
 
 
 def test_what_is_read_by_a_sum_too_stays() -> None:

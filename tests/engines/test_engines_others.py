@@ -27,7 +27,7 @@ from torchwright.engines.base import engines
 from torchwright.engines.describe import describe_target
 from torchwright.engines.openvino_graph import check_ir
 from torchwright.engines.takes import tensors_of
-from torchwright.errors import ArtifactError, RefusedTechnique, WorkloadError
+from torchwright.errors import ArtifactError, RefusedTechnique, UnknownName, WorkloadError
 from torchwright.techniques.base import conversion_of, from_step, parse_step
 from torchwright.testing.models import ConvNet
 from torchwright.workloads.base import Case
@@ -403,6 +403,30 @@ def test_by_autocast_what_is_added_up_is_not_rounded() -> None:
 
     plain, kept = map(loss, ("openvino:precision=bf16", "openvino:precision=bf16,autocast=true"))
     assert 1e-4 < kept < 1e-2 < plain
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_by_autocast_layers_may_stay_in_float32(bias: bool) -> None:
+    """The more of them the less is lost, also where OpenVINO makes one operator of a product and its bias."""
+    needs("openvino")
+    layers = (nn.Conv1d(6, 6, 3, padding=1), nn.Linear(64, 96, bias), nn.GELU(), nn.Linear(96, 64, bias))
+    model, x = nn.Sequential(*layers).eval(), torch.randn(2, 6, 64)
+
+    def loss(*skip: str) -> float:
+        step = f"openvino:precision=bf16,autocast=true,skip={'+'.join(skip)}"
+        return error(prepared([step], model, x)(Case(name="forward", args=(x,))), model(x))
+
+    none, some, all_of_them = loss(), loss("0", "1"), loss("0", "1", "3")
+    assert all_of_them < 1e-6 < 1e-4 < some < none
+    with pytest.raises(UnknownName, match="unknown layer in openvino:skip '2'"):
+        loss("2")
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_no_layer_is_left_alone_where_all_is_one_type(precision: str) -> None:
+    target = make_target(ModuleWorkload(mlp(), (INPUT,)), get_device("cpu").identify())
+    technique = from_step(parse_step(f"openvino:precision={precision},skip=0"))
+    assert str(technique.refuse(target)).startswith("skip is for int8 and autocast")
 
 
 @pytest.mark.parametrize("precision", ["f32", "int8"])

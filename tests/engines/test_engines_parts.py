@@ -12,6 +12,7 @@ from torchwright.devices import get_device
 from torchwright.engines.apply import make_target
 from torchwright.engines.sensitivity import rank_modules
 from torchwright.facts import Step
+from torchwright.techniques.base import parse_step
 from torchwright.workloads.module import ModuleWorkload
 
 
@@ -46,3 +47,22 @@ def test_parts_are_those_of_the_whole_and_the_largest_come_first() -> None:
     whole = ((torch.cat(found, -1) - exact).norm() / exact.norm()).item()
     assert math.hypot(*errors) / whole == pytest.approx(1.0, rel=0.02)
     assert not model.layers[0]._forward_hooks
+
+
+class Spare(nn.Module):
+    """Has a layer that its calls leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+@pytest.mark.parametrize("step", ["dtype:autocast=true", "openvino:precision=bf16,autocast=true"])
+def test_what_is_not_called_has_no_part(step: str) -> None:
+    target = make_target(ModuleWorkload(Spare().eval(), torch.randn(4, 16)), get_device("cpu").identify())
+    ranking = rank_modules(target, (parse_step(step),))
+    assert [each.name for each in ranking] == ["used"]
+    assert 1e-4 < ranking[0].error < 1e-2

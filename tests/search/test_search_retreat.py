@@ -3,10 +3,13 @@
 # pyright: reportOptionalMemberAccess=false
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from search_world import Quantize, World, fake_world, lossy, names, product, row, rows, step
-from torchwright.facts import Budget, Step
+from torchwright.facts import Budget, Quality, Step
+from torchwright.search import attempt
 
 
 @pytest.fixture
@@ -149,6 +152,48 @@ def test_where_errors_add_up_as_many_are_left_alone_as_must_be(
     outcome = world.search(step("fuse"), step("quantize"))
     tried = [len(rung.step.options.get("skip", ())) for rung in outcome.rungs if rung.step.name == "quantize"]
     assert tried == left_alone
+
+
+@pytest.mark.parametrize(("between", "left_alone"), [(False, [0, 1]), (True, [0])])
+def test_what_is_rounded_between_layers_stays_where_layers_are_left_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch, between: bool, left_alone: list[int]
+):
+    """Of the 2% that were lost 1.2% are the layers', and what no layer does loses 1.6% by itself."""
+    monkeypatch.setattr(Quantize, "errors_add", True)
+    monkeypatch.setattr(Quantize, "rounds_between", between)
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = [(f"layer{index}", 0.012 if index == 0 else 0.001) for index in range(10)]
+    world.drop = lambda steps: 0.02 if skipped(steps) == 0 else 0.0
+    outcome = world.search(step("fuse"), step("quantize"))
+    tried = [len(rung.step.options.get("skip", ())) for rung in outcome.rungs if rung.step.name == "quantize"]
+    assert tried == left_alone
+
+
+@pytest.mark.parametrize(("high", "counts"), [(0.012, [5]), (0.013, [6]), (0.018, [])])
+def test_the_upper_end_of_a_loss_is_brought_into_the_budget(
+    monkeypatch: pytest.MonkeyPatch, high: float, counts: list[int]
+):
+    """Of ten equal parts of 1.2%; more than six are too many to leave alone."""
+    monkeypatch.setattr(Quantize, "errors_add", True)
+    lost = Quality(
+        metric="error", value=0.012, reference=0.0, drop=0.012, drop_high=high, higher_is_better=False
+    )
+    parts = [0.012 / math.sqrt(10)] * 10
+    assert attempt._counts(Quantize(), parts, lost, 0.01) == counts  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(("seconds", "tries"), [(0.5, 2), (10.0, 1)])
+def test_layers_are_not_ranked_where_no_time_is_left_for_what_comes_of_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, seconds: float, tries: int
+):
+    """AST's ranking took the 12 s in which its float32 would have been found."""
+    monkeypatch.setattr(Quantize, "errors_add", True)
+    world.seconds, world.budget = seconds, Budget(max_drop=0.01, time_seconds=140.0)
+    world.gain = product(fuse=1.5, quantize=2.0)
+    world.ranking = [("layer0", 0.012), *((f"layer{index}", 0.001) for index in range(1, 10))]
+    world.drop = lambda steps: 0.02 if skipped(steps) == 0 else 0.0
+    outcome = world.search(step("fuse"), step("quantize"))
+    assert sum(rung.step.name == "quantize" for rung in outcome.rungs) == tries
 
 
 def test_a_technique_that_knows_no_retreat_is_dropped_at_once(world: World):

@@ -81,7 +81,9 @@ class OpenVino(Converted):
                     (Path(folder) / name).replace(file / name)
             del model, constants
         if narrow != "f32":
-            marked = keep_float32((file / GRAPH).read_bytes(), autocast=options["autocast"])
+            alone = {name for name, module in modules.items() if module in options["skip"]}
+            kept = alone if options["autocast"] else set[str]()
+            marked = keep_float32((file / GRAPH).read_bytes(), autocast=options["autocast"], kept=kept)
             with replacing(file / GRAPH) as beside:
                 beside.write_bytes(marked)
         _write_options(file, narrow, options["hint"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any
 from xml.etree import ElementTree
 
@@ -45,11 +46,12 @@ PRECISE = {"name": "precise", "version": "0"}
 """OpenVINO's own mark for an operator that keeps the type in which it is written."""
 
 
-def keep_float32(text: bytes, *, autocast: bool) -> bytes:
+def keep_float32(text: bytes, *, autocast: bool, kept: Collection[str] = ()) -> bytes:
     """The graph with marks for what stays in float32 where a narrower type is asked for.
 
     Always what sines and cosines are computed of, which are numbers of steps and places: bfloat16 has nothing between
-    980 and 984. With `autocast` all but products and what stands between two of them, as torch.autocast has it.
+    980 and 984. With `autocast` all but products and what stands between two of them, as torch.autocast has it; and
+    what was made of the operators `kept`, by their names in the exported graph.
     """
     root = ElementTree.fromstring(text)
     for graph in (root, *root.iter("body")):
@@ -57,11 +59,14 @@ def keep_float32(text: bytes, *, autocast: bool) -> bytes:
         if layers is None or edges is None:
             continue
         order = {layer.get("id", ""): layer for layer in layers}
-        kept = _of_periodic(order, edges)
+        wide = _of_periodic(order, edges) | _made_of(kept, order)
         if autocast:
-            kept |= _between_products(order, edges)
-        for name in kept:
+            wide |= _but_products(order, edges, wide)
+        for name in wide:
             _mark(order[name])
+        for name in _made_of(kept, order):
+            if order[name].get("type") == "MatMul":
+                _set_apart(order[name], layers, edges)
     return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
 
 
@@ -80,8 +85,18 @@ def _of_periodic(layers: dict[str, Any], edges: Any) -> set[str]:
     return found
 
 
-def _between_products(layers: dict[str, Any], edges: Any) -> set[str]:
-    """All but products, and but what moves or bends one value for products alone to read, which round it anyway."""
+def _made_of(operators: Collection[str], layers: dict[str, Any]) -> set[str]:
+    """What OpenVINO made of operators of the exported graph: it calls that `NAME/…`."""
+    return {
+        name
+        for name, layer in layers.items()
+        if layer.get("name", "").partition("/")[0] in operators and layer.get("type") not in ENDS
+    }
+
+
+def _but_products(layers: dict[str, Any], edges: Any, wide: set[str]) -> set[str]:
+    """All but products that are not `wide`, and but what moves or bends one value for such products alone to read,
+    which round it anyway."""
     readers = defaultdict[str, list[str]](list)
     for edge in edges:
         readers[edge.get("from-layer")].append(edge.get("to-layer"))
@@ -89,7 +104,7 @@ def _between_products(layers: dict[str, Any], edges: Any) -> set[str]:
     for name, layer in reversed(layers.items()):  # readers come after what they read
         read = readers[name]
         passing = layer.get("type") in LAYOUT | ACTIVATIONS and read and narrow.issuperset(read)
-        if passing or layer.get("type") in PRODUCTS:
+        if name not in wide and (passing or layer.get("type") in PRODUCTS):
             narrow.add(name)
     return {name for name, layer in layers.items() if name not in narrow and layer.get("type") not in ENDS}
 
@@ -101,6 +116,35 @@ def _mark(layer: Any) -> None:
         layer.insert(0 if layer.find("data") is None else 1, notes)
     if all(note.attrib != PRECISE for note in notes):
         ElementTree.SubElement(notes, "attribute", PRECISE)
+
+
+def _set_apart(product: Any, layers: Any, edges: Any) -> None:
+    """Have others read a product through the larger of it and itself.
+
+    OpenVINO makes one operator of a product and the constant added to it, on which the mark is lost (2026.4).
+    """
+    name, (output,) = product.get("id"), product.findall("output/port")
+    new = str(1 + max(int(layer.get("id")) for layer in layers))
+    same = ElementTree.Element(
+        "layer", {"id": new, "name": f"{product.get('name')}/same", "type": "Maximum", "version": "opset1"}
+    )
+    ElementTree.SubElement(same, "data", {"auto_broadcast": "numpy"})
+    for parent, ports in (
+        (ElementTree.SubElement(same, "input"), "01"),
+        (ElementTree.SubElement(same, "output"), "2"),
+    ):
+        for port in ports:
+            copy = ElementTree.SubElement(parent, "port", {"id": port, "precision": output.get("precision")})
+            copy.extend(ElementTree.fromstring(ElementTree.tostring(dim)) for dim in output.findall("dim"))
+    _mark(same)
+    layers.insert(list(layers).index(product) + 1, same)
+    for edge in edges:
+        if edge.get("from-layer") == name:
+            edge.set("from-layer", new)
+            edge.set("from-port", "2")
+    for port in "01":
+        ends = {"from-layer": name, "from-port": output.get("id"), "to-layer": new, "to-port": port}
+        ElementTree.SubElement(edges, "edge", ends)
 
 
 def check_ir(text: bytes, constants: int) -> None:

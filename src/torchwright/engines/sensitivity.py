@@ -40,10 +40,9 @@ def rank_modules(target: Target, steps: Sequence[Step]) -> list[Ranked]:
     else:
         target.model = target.workload.adapt(target.model)
     with torch.inference_mode():
-        own = _own_errors(target, technique)
         if technique.errors_add:
-            names = [name for name, _ in target.model.named_modules() if name in own]
-            return _ranked(_parts(target, technique, names), whole=True)
+            return _ranked(_parts(target, technique), whole=True)
+        own = _own_errors(target, technique)
         effects = _effects(target, technique, list(own))
     rest = {name: error for name, error in own.items() if name not in effects}
     return _ranked(effects, whole=True) + _ranked(rest, whole=False)
@@ -83,12 +82,26 @@ def _own_errors(target: Target, technique: Technique) -> dict[str, float]:
     return _worst_first(errors)
 
 
-def _parts(target: Target, technique: Technique, names: list[str]) -> dict[str, float]:
-    """The part of each module in the error of the model's first call, worst first."""
+def _parts(target: Target, technique: Technique) -> dict[str, float]:
+    """The part of each module that is called in the error of the model's first call, worst first."""
     model, case = target.model, target.workload.cases(target.compute_dtype)[0]
+    called = set[str]()
+
+    def note(name: str, *_: Any) -> None:
+        called.add(name)
+
+    changed = {
+        name: module
+        for name, module in model.named_modules()
+        if name and technique.covers(name) and technique.stand_in(module) is not None
+    }
     begun = time.monotonic()
-    exact = _floats(model(*case.args, **case.kwargs))
+    with contextlib.ExitStack() as hooks:
+        for name, module in changed.items():
+            hooks.callback(module.register_forward_pre_hook(partial(note, name)).remove)
+        exact = _floats(model(*case.args, **case.kwargs))
     once = max(time.monotonic() - begun, 1e-6)
+    names = [name for name in changed if name in called]
     groups = min(max(GROUPS[0], min(GROUPS[1], int(GROUPED_SECONDS / once))), len(names))
     parts: dict[str, float] = {}
     for i in range(groups):

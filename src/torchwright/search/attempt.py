@@ -123,7 +123,12 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
     assert failed.quality is not None
     budgets = HOPELESS_CONVERTED if choose.is_closed(technique) else HOPELESS
     hopeless = failed.quality.drop > budgets * max(search.budget.max_drop, 1e-9)
-    if hopeless or technique.retreat(()) is None or choose.no_time(search, step, failed.steps):
+    ranking_seconds = estimate.ranking_seconds(search, technique)
+    if (
+        hopeless
+        or technique.retreat(()) is None
+        or choose.no_time(search, step, failed.steps, before=ranking_seconds)
+    ):
         return False
     try:
         with trial.TrialProcess(search.context) as process:
@@ -132,7 +137,7 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
         search.notes.append(f"{step}: no retreat, its layers could not be ranked ({failure})")
         return False
     drop = failed.quality.drop
-    for count in _counts(technique, [each.error for each in ranking], search.budget.max_drop):
+    for count in _counts(technique, [each.error for each in ranking], failed.quality, search.budget.max_drop):
         names = tuple(each.name for each in ranking[:count])
         milder = technique.retreat(names)
         assert milder is not None
@@ -161,11 +166,15 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
     return False
 
 
-def _counts(technique: Technique, errors: Sequence[float], budget: float) -> list[int]:
-    """How many of the modules, worst first, to leave alone, one number after another."""
+def _counts(technique: Technique, errors: Sequence[float], lost: Quality, budget: float) -> list[int]:
+    """How many of the modules, worst first, to leave alone after such a loss, one number after another."""
     if not technique.errors_add:
         return [max(1, round(share * len(errors))) for share in RETREAT_SHARES]
-    left = [math.hypot(*errors[count:]) for count in range(len(errors))]
+    between = (
+        math.sqrt(max(lost.drop**2 - math.hypot(*errors) ** 2, 0.0)) if technique.rounds_between else 0.0
+    )
+    left = [math.hypot(between, *errors[count:]) for count in range(len(errors))]
+    budget *= min(lost.drop / lost.drop_high, 1.0)  # the upper end of what the rest loses is judged
     enough = max(1, next((count for count, rest in enumerate(left) if rest <= SURE * budget), len(errors)))
     return [enough] if enough <= MOST_LEFT * len(errors) else []
 

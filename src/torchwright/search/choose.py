@@ -183,13 +183,14 @@ def _may_pass(search: Search, own: Sequence[Step]) -> bool:
     return search.best_seconds() / math.prod(gains.values()) < rival
 
 
-def no_time(search: Search, step: Step, steps: Sequence[Step]) -> str | None:
-    """Why there is no time to try `steps` for the sake of one of them, or None.
+def no_time(search: Search, step: Step, steps: Sequence[Step], *, before: float = 0.0) -> str | None:
+    """Why there is no time to try `steps` for the sake of one of them, after so many seconds of other work, or None.
 
     A large gain has the time of the drop-one pass, too: of 150 s on one core ResNet-50's 22 went to see whether folded
     batch norms bring 2%, and its 8 bits were not tried.
     """
-    return estimate.no_time(search, steps, drop_one=expected_gain(search, step) < LARGE_GAIN)
+    drop_one = expected_gain(search, step) < LARGE_GAIN
+    return estimate.no_time(search, steps, drop_one=drop_one, before=before)
 
 
 def _room_for_both(search: Search, step: Step, largest: Step) -> bool:

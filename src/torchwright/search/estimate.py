@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torchwright.engines.sensitivity import GROUPED_SECONDS, GROUPS
 from torchwright.facts import Step
 from torchwright.search import compare
 from torchwright.search.state import FINISH_SHARE, Search, Spent
-from torchwright.techniques.base import conversion_of, from_step
+from torchwright.techniques.base import Technique, conversion_of, from_step
 
 CONVERTER_EXPORTS, COMPILER_EXPORTS = 10.0, 12.0
 """Converting the model for a library of others, or compiling it, is expected to take a process and so many exports of
@@ -141,9 +142,19 @@ def patience(search: Search) -> float:
     return LOADING_SECONDS + 2 * (search.spent[0].seconds + 3 * compare.turn_seconds(search.baseline))
 
 
-def no_time(search: Search, steps: Sequence[Step], *, drop_one: bool = True) -> str | None:
-    """Why the time that is left is not enough for a trial of these steps, or None."""
-    expected, left = trial_seconds(search, steps), time_left(search, steps, drop_one=drop_one)
+def ranking_seconds(search: Search, technique: Technique) -> float:
+    """Until modules are ranked by their parts in the model's error; 0 where they are ranked otherwise."""
+    if not technique.errors_add:
+        return 0.0
+    once = compare.turn_seconds(search.baseline)
+    return search.spent[0].seconds + once + max(GROUPS[0] * once, GROUPED_SECONDS)
+
+
+def no_time(
+    search: Search, steps: Sequence[Step], *, drop_one: bool = True, before: float = 0.0
+) -> str | None:
+    """Why the time that is left, less what is done `before`, is not enough for a trial of these steps, or None."""
+    expected, left = trial_seconds(search, steps), time_left(search, steps, drop_one=drop_one) - before
     if expected <= left:
         return None
     return f"it would need about {expected:.0f} s, and {max(left, 0):.0f} s were left for trials"
@@ -163,7 +174,7 @@ def _conversions(search: Search, steps: Sequence[Step]) -> list[Spent]:
 def _calibrated(steps: Sequence[Step]) -> bool:
     """Whether the library that runs the model narrows it by ranges that it has to find first."""
     changes = [from_step(step) for step in steps]
-    return any("eager" in change.removed and change.retreat(()) is not None for change in changes)
+    return any("eager" in change.removed and change.calibrates for change in changes)
 
 
 def _in_common(one: Sequence[Step], other: Sequence[Step]) -> int:

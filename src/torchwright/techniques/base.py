@@ -145,8 +145,6 @@ class Technique:
     """Properties the target must have."""
     gives: ClassVar[frozenset[str]] = frozenset()
     removes: ClassVar[frozenset[str]] = frozenset()
-    calibrates: ClassVar[bool] = False
-    """Whether it reads the workload's calibration calls."""
     least_gain: ClassVar[float] = 1.01
     """The speed-up over the best recipe without it that is worth having it."""
     tolerance: ClassVar[float] = 1e-4
@@ -156,8 +154,8 @@ class Technique:
     """
     enables: ClassVar[bool] = False
     """Whether it is there for what it gives to others: dropped alone, it is tried again with each that needs it."""
-    errors_add: ClassVar[bool] = False
-    """Whether its layers' errors are independent, so that the model's is the root of the sum of their squares."""
+    rounds_between: ClassVar[bool] = False
+    """Whether it rounds between layers, too, also where layers are left alone."""
     runs_only: ClassVar[bool] = False
     """Whether it changes how a process runs and nothing of what an engine makes of the model."""
     own_kernels: ClassVar[bool] = False
@@ -218,6 +216,16 @@ class Technique:
         return None
 
     @property
+    def calibrates(self) -> bool:
+        """Whether it reads the workload's calibration calls."""
+        return False
+
+    @property
+    def errors_add(self) -> bool:
+        """Whether its layers' errors are independent, so that the model's is the root of the sum of their squares."""
+        return False
+
+    @property
     def components(self) -> tuple[str, ...]:
         """Components of the model that it is for, by name; none is the whole model."""
         return ()
@@ -247,7 +255,10 @@ class Technique:
         return None
 
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
-        """Relative error that this technique causes in one module on input `x`; None where it changes nothing."""
+        """Relative error that this technique causes in one module on input `x`; None where it changes nothing.
+
+        Not asked where `errors_add`: what the stand-ins of several modules change of the whole model says more.
+        """
         return None
 
     def stand_in(self, module: nn.Module) -> nn.Module | None:

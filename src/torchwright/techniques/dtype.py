@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import nn
@@ -14,10 +14,8 @@ from torch.utils import _pytree as pytree
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target
 from torchwright.techniques.shared.for_parts import ForParts
-from torchwright.techniques.shared.wrapping import known_names, named, plain_name, relative_error
-
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""What is cast by itself."""
+from torchwright.techniques.shared.half import LAYERS, Lower, lower
+from torchwright.techniques.shared.wrapping import known_names, named, plain_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +28,6 @@ class Dtype(ForParts):
     gives: ClassVar[frozenset[str]] = frozenset({"half"})
     removes: ClassVar[frozenset[str]] = frozenset({"float32"})
     tolerance: ClassVar[float] = 3e-2
-    errors_add: ClassVar[bool] = True
 
     dtype: Literal["bfloat16", "float16"] = "bfloat16"
     """Type of weights and activations; float16 has more digits and less range."""
@@ -48,6 +45,10 @@ class Dtype(ForParts):
     def epsilon(self) -> float:
         # autocast adds, normalizes and reduces in float32 (BERT loses 0.60% by it, 1.25% with all in bfloat16).
         return torch.finfo(getattr(torch, self.dtype)).eps / (2 if self.autocast else 1)
+
+    @property
+    def errors_add(self) -> bool:
+        return True
 
     @property
     def removed(self) -> frozenset[str]:
@@ -84,7 +85,7 @@ class Dtype(ForParts):
             layers = dict(named(target.model, LAYERS))
             changed = [name for name in layers if not self._kept(name)]
             for name in changed:
-                layers[name].forward = _lower(layers[name], dtype)
+                layers[name].forward = lower(layers[name], dtype)
             skipped |= {name: "no layer" for name in floating if plain_name(name) not in layers}
         elif self.autocast:
             target.model = Autocast(target.model, dtype, target.device.kind)
@@ -102,10 +103,6 @@ class Dtype(ForParts):
                 skipped=skipped,
             )
         )
-
-    def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
-        lower = self.stand_in(module)
-        return None if lower is None else relative_error(module.forward(x), lower(x))
 
     def stand_in(self, module: nn.Module) -> nn.Module | None:
         if not self.autocast or not isinstance(module, LAYERS):
@@ -150,28 +147,6 @@ class Autocast(nn.Module):
             ),
             output,
         )
-
-
-class Lower(nn.Module):
-    """What a layer gives under torch.autocast, in float32."""
-
-    def __init__(self, layer: nn.Module, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._forward = _lower(layer, dtype)
-
-    def forward(self, *args, **kwargs):
-        return self._forward(*args, **kwargs)
-
-
-def _lower(layer: nn.Module, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-    """The layer's own forward under torch.autocast, in float32; nothing that is attached to the layer is called."""
-    forward, device = layer.forward, next(layer.parameters()).device.type
-
-    def lower(*args: Any, **kwargs: Any) -> torch.Tensor:
-        with torch.autocast(device, dtype=dtype):
-            return forward(*args, **kwargs).float()
-
-    return lower
 
 
 def _most(model: nn.Module, dtype: torch.dtype) -> torch.dtype:

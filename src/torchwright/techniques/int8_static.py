@@ -22,8 +22,11 @@ class Int8Static(Int8Layers):
 
     name: ClassVar[str] = "int8_static"
     needs: ClassVar[frozenset[str]] = frozenset({"float_weights", "layers", "compiled", "float32_range"})
-    calibrates: ClassVar[bool] = True
     kinds: ClassVar[tuple[type[nn.Module], ...]] = LAYERS
+
+    @property
+    def calibrates(self) -> bool:
+        return True
 
     def replacements(self, target: Target) -> Replacement:
         if "batch_norm" in target.properties:

@@ -11,6 +11,7 @@ from torch import nn
 
 from torchwright.facts import DeviceFacts, Step
 from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.shared import half
 from torchwright.techniques.shared.batchnorm import fold
 from torchwright.techniques.shared.engine import FLOAT32_GAIN, REPLACED, hand_over, missing, writes
 from torchwright.techniques.shared.int8 import LAYERS, Int8Layer
@@ -35,7 +36,7 @@ class RunOpenVino(Technique):
     phase: ClassVar[Phase] = Phase.COMPILE
     needs: ClassVar[frozenset[str]] = frozenset({"eager", "exportable", "float32", "cpu"})
     removes: ClassVar[frozenset[str]] = REPLACED
-    calibrates: ClassVar[bool] = True
+    rounds_between: ClassVar[bool] = True
     tolerance: ClassVar[float] = 0.1
 
     precision: Literal["f32", "bf16", "f16", "int8"] = "f32"
@@ -45,7 +46,7 @@ class RunOpenVino(Technique):
     autocast: bool = False
     """Compute products alone in half precision, and what stands between them in float32, as torch.autocast does."""
     skip: tuple[str, ...] = ()
-    """Names of layers that int8 leaves in floating point."""
+    """Names of layers that int8 leaves in floating point, and `autocast` in float32."""
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
@@ -60,6 +61,14 @@ class RunOpenVino(Technique):
             yield replace(self, precision=precision)
 
     @property
+    def calibrates(self) -> bool:
+        return self.precision == "int8"
+
+    @property
+    def errors_add(self) -> bool:
+        return self.autocast
+
+    @property
     def epsilon(self) -> float:
         return EPSILONS[self.precision] * (AUTOCAST if self.autocast else 1.0)
 
@@ -72,8 +81,8 @@ class RunOpenVino(Technique):
         return type(self)().step()
 
     def refuse(self, target: Target) -> str | None:
-        if self.skip and self.precision != "int8":
-            return f"skip is for int8, and the precision is {self.precision}"
+        if self.skip and self.precision != "int8" and not self.autocast:
+            return f"skip is for int8 and autocast, and the precision is {self.precision}"
         if self.autocast and self.precision not in RATES:
             return f"autocast is for {' and '.join(RATES)}, and the precision is {self.precision}"
         if self.precision == "int8" and "layers" not in target.properties:
@@ -85,7 +94,7 @@ class RunOpenVino(Technique):
         return writes(target)
 
     def apply(self, target: Target) -> None:
-        known_names(f"{NAME}:skip", self.skip, (name for name, _ in named(target.model, LAYERS)))
+        known_names(f"{NAME}:skip", self.skip, (name for name, _ in named(target.model, self._layers())))
         if "batch_norm" in target.properties:
             # OpenVINO folds them, too, and calls the layers by other names than those of `skip`.
             fold(target.model, target.workload.cases(target.compute_dtype))
@@ -105,5 +114,14 @@ class RunOpenVino(Technique):
         layer: Any = module
         return relative_error(layer.forward(x).float(), Int8Layer(layer, None)(x).float())
 
+    def stand_in(self, module: nn.Module) -> nn.Module | None:
+        if not self.autocast or not isinstance(module, self._layers()):
+            return None
+        return half.Lower(module, getattr(torch, RATES[self.precision]))
+
     def retreat(self, names: tuple[str, ...]) -> Self | None:
-        return replace(self, skip=names) if self.precision == "int8" else None
+        return replace(self, skip=names) if self.precision == "int8" or self.autocast else None
+
+    def _layers(self) -> tuple[type[nn.Module], ...]:
+        """What `skip` may name."""
+        return half.LAYERS if self.autocast else LAYERS

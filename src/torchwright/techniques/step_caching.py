@@ -27,11 +27,14 @@ class StepCaching(Technique):
     name: ClassVar[str] = "step_caching"
     phase: ClassVar[Phase] = Phase.GRAPH
     needs: ClassVar[frozenset[str]] = frozenset({"denoising_steps"})
-    calibrates: ClassVar[bool] = True
 
     reused: tuple[str, ...] = ()
     """The steps, by their numbers from 0, such as 4+5; the first and the last one are always computed. Without them
     the search takes those of several thresholds."""
+
+    @property
+    def calibrates(self) -> bool:
+        return True
 
     @property
     def is_open(self) -> bool:

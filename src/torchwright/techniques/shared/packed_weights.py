@@ -116,11 +116,14 @@ class PackedWeights(Technique):
 class GroupedWeights(PackedWeights):
     """4-bit weights, chosen by calibration."""
 
-    calibrates: ClassVar[bool] = True
     group_size: Literal[32, 64, 128] = 32
     """Inputs that share a scale; smaller is more exact and has more bytes."""
     rounding: Literal["nearest", "gptq"] = "nearest"
     """Each weight by itself, or each making up for the errors of those before it (slower; Frantar et al., 2023)."""
+
+    @property
+    def calibrates(self) -> bool:
+        return True
 
     @property
     def scheme(self) -> Scheme:
