@@ -8,7 +8,7 @@ import math
 import pytest
 
 from search_world import Quantize, World, fake_world, lossy, names, product, row, rows, step
-from torchwright.facts import Budget, Quality, Step
+from torchwright.facts import Budget, Quality, Ranked, Step
 from torchwright.search import attempt
 
 
@@ -178,8 +178,8 @@ def test_the_upper_end_of_a_loss_is_brought_into_the_budget(
     lost = Quality(
         metric="error", value=0.012, reference=0.0, drop=0.012, drop_high=high, higher_is_better=False
     )
-    parts = [0.012 / math.sqrt(10)] * 10
-    assert attempt._counts(Quantize(), parts, lost, 0.01) == counts  # pyright: ignore[reportPrivateUsage]
+    parts = [Ranked(name=f"layer{index}", error=0.012 / math.sqrt(10)) for index in range(10)]
+    assert attempt.counts(Quantize(), parts, lost, 0.01) == counts
 
 
 @pytest.mark.parametrize(("seconds", "tries"), [(0.5, 2), (10.0, 1)])

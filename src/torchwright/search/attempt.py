@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchwright.errors import TorchwrightError
-from torchwright.facts import Interval, Quality, Rung, Step
+from torchwright.facts import Interval, Quality, Ranked, Rung, Step
 from torchwright.search import choose, estimate
 from torchwright.search.compare import compare, mebibytes, worth
 from torchwright.search.state import Search, Spent
@@ -130,14 +130,9 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
         or choose.no_time(search, step, failed.steps, before=ranking_seconds)
     ):
         return False
-    try:
-        with trial.TrialProcess(search.context) as process:
-            ranking = process.ask("sensitivity", steps=(*_ground(technique, failed.steps), step))
-    except (TrialFailed, TorchwrightError) as failure:
-        search.notes.append(f"{step}: no retreat, its layers could not be ranked ({failure})")
-        return False
+    ranking = ranked(search, step, failed.steps)
     drop = failed.quality.drop
-    for count in _counts(technique, [each.error for each in ranking], failed.quality, search.budget.max_drop):
+    for count in counts(technique, ranking, failed.quality, search.budget.max_drop):
         names = tuple(each.name for each in ranking[:count])
         milder = technique.retreat(names)
         assert milder is not None
@@ -166,8 +161,21 @@ def _retreat(search: Search, step: Step, failed: Candidate, swapped: tuple[Step,
     return False
 
 
-def _counts(technique: Technique, errors: Sequence[float], lost: Quality, budget: float) -> list[int]:
+def ranked(search: Search, step: Step, steps: Sequence[Step]) -> Sequence[Ranked]:
+    """The modules that `step` changes in a recipe of these steps, worst first; none, and a note, where that fails."""
+    try:
+        with trial.TrialProcess(search.context) as process:
+            return process.ask("sensitivity", steps=(*_ground(from_step(step), steps), step))
+    except (TrialFailed, TorchwrightError) as failure:
+        search.notes.append(f"{step}: no retreat, its layers could not be ranked ({failure})")
+        return []
+
+
+def counts(technique: Technique, ranking: Sequence[Ranked], lost: Quality, budget: float) -> list[int]:
     """How many of the modules, worst first, to leave alone after such a loss, one number after another."""
+    errors = [each.error for each in ranking]
+    if not errors:
+        return []
     if not technique.errors_add:
         return [max(1, round(share * len(errors))) for share in RETREAT_SHARES]
     between = (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torchwright.engines.base import Way
 from torchwright.errors import TorchwrightError
-from torchwright.facts import Interval, Step
+from torchwright.facts import Interval, Quality, Step
 from torchwright.search import estimate
+from torchwright.search.attempt import counts, ranked
 from torchwright.search.compare import ROUNDS, NoTime, compare, turn_seconds, worth
 from torchwright.search.state import Comparison, Outcome, Search
 from torchwright.techniques.base import from_step, in_order
@@ -144,7 +145,7 @@ def judge_again(search: Search) -> None:
         if found.drop_high <= search.budget.max_drop:
             return
         reason = f"{found.metric} {found.worsens} by up to {found.drop_high:.2%} on data by which nothing was chosen"
-        _take_out_costliest(search, reason)
+        _take_out_costliest(search, reason, found)
         if not _time_to_judge(search):
             return
 
@@ -155,9 +156,8 @@ def _time_to_judge(search: Search) -> bool:
     return search.context.remaining() > search.settle_seconds
 
 
-def _take_out_costliest(search: Search, reason: str) -> None:
-    """Take the step out after which the metric fell the most; a milder variant of it, where one paid, takes its place,
-    or one that was not tried and converts the model as it did, where that pays.
+def _take_out_costliest(search: Search, reason: str, lost: Quality) -> None:
+    """Take the step out after which the metric fell the most; what may take its place does where it pays.
 
     Back to the original where the recipe cannot be without it.
     """
@@ -170,7 +170,7 @@ def _take_out_costliest(search: Search, reason: str) -> None:
     search.context.deadline = search.end
     rest = search.without_step(costliest)
     milder = _milder(search, costliest)
-    for instead in (milder or _untried_finest(search, costliest), None):
+    for instead in _in_place_of(search, costliest, milder, lost):
         steps = in_order([*rest, instead]) if instead else rest
         if not steps:
             continue
@@ -192,6 +192,32 @@ def _take_out_costliest(search: Search, reason: str) -> None:
         search.promote(candidate, comparison)
         return
     return_to_original(search, reason)
+
+
+def _in_place_of(search: Search, step: Step, milder: Step | None, lost: Quality) -> Iterator[Step | None]:
+    """A kept step with layers left alone; a milder variant that paid, or one that was not tried and converts the model
+    as it did; at last nothing."""
+    if alone := _with_layers_left_alone(search, step, lost):
+        yield alone
+    if other := milder or _untried_finest(search, step):
+        yield other
+    yield None
+
+
+def _with_layers_left_alone(search: Search, step: Step, lost: Quality) -> Step | None:
+    """The step with as many layers left alone as should bring what it lost into the budget, where there is time."""
+    technique = from_step(step)
+    proposed = [each for each, _ in search.description.variants]
+    if not technique.errors_add or technique.retreat(()) is None or step not in proposed:
+        return None
+    trial_seconds = estimate.trial_seconds(search, search.best.steps)
+    if estimate.ranking_seconds(search, technique) + trial_seconds > search.context.remaining():
+        return None
+    ranking = ranked(search, step, search.best.steps)
+    for count in counts(technique, ranking, lost, search.budget.max_drop):
+        if alone := technique.retreat(tuple(each.name for each in ranking[:count])):
+            return alone.step()
+    return None
 
 
 def _milder(search: Search, step: Step) -> Step | None:
