@@ -59,12 +59,13 @@ def keep_float32(text: bytes, *, autocast: bool, kept: Collection[str] = ()) -> 
         if layers is None or edges is None:
             continue
         order = {layer.get("id", ""): layer for layer in layers}
-        wide = _of_periodic(order, edges) | _made_of(kept, order)
+        alone = _made_of(kept, order)
+        wide = _of_periodic(order, edges) | alone
         if autocast:
             wide |= _but_products(order, edges, wide)
         for name in wide:
             _mark(order[name])
-        for name in _made_of(kept, order):
+        for name in alone:
             if order[name].get("type") == "MatMul":
                 _set_apart(order[name], layers, edges)
     return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
