@@ -5,8 +5,8 @@
     python benchmarks/experience.py apart DIR [--only NAME …]
 
 `search` records exhaustive searches, each in a process of its own and a file of DIR; what has a file already is passed
-over. `hundred.py --recipes DIR` records its own there, which end with their time. `table` makes
-src/torchwright/search/experience.json from these files. `apart` searches each model once more, with a table of all the
+over. `hundred.py --recipes DIR` records its own there, which end with their time. `table` puts these files into
+src/torchwright/search/experience.json, each in the place of what that has of the same model. `apart` searches each model once more, with a table of all the
 others (leave one out), and prints both searches side by side. The gain is the speed-up less one, as measured when a
 step was kept.
 """
@@ -73,7 +73,8 @@ def main() -> None:
         for name in options.only:
             in_process(name, options.folder / f"{name}.json", options)
     elif options.what == "table":
-        experience.TABLE.write_text(as_text(records(options.folder)))
+        found = {each.model: each for each in (*experience.read(), *records(options.folder))}
+        experience.TABLE.write_text(as_text([found[name] for name in sorted(found)]))
     else:
         apart(options)
 
