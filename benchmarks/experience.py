@@ -6,9 +6,9 @@
 
 `search` records exhaustive searches, each in a process of its own and a file of DIR; what has a file already is passed
 over. `hundred.py --recipes DIR` records its own there, which end with their time. `table` puts these files into
-src/torchwright/search/experience.json, each in the place of what that has of the same model. `apart` searches each model once more, with a table of all the
-others (leave one out), and prints both searches side by side. The gain is the speed-up less one, as measured when a
-step was kept.
+src/torchwright/search/experience.json, each in the place of what that has of the same model. `apart` searches each
+model once more, with a table of all the others (leave one out), and prints both searches side by side. The gain is the
+speed-up less one, as measured when a step was kept.
 """
 
 from __future__ import annotations
