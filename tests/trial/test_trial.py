@@ -22,7 +22,7 @@ from torch import nn
 
 from torchwright.errors import ModelError, RefusedTechnique, WorkloadError
 from torchwright.facts import Step
-from torchwright.trial.client import Context, TrialFailed, TrialProcess, start_candidate
+from torchwright.trial.client import CONVERSIONS, Context, TrialFailed, TrialProcess, start_candidate
 from torchwright.trial.fork_server import can_fork
 from torchwright.trial.travel import CODE, TENSORS, pack, unpack
 from torchwright.workloads.module import ModuleWorkload
@@ -361,7 +361,7 @@ def test_what_is_compiled_and_not_warm_in_time_is_given_up(tmp_path: Path):
         assert not found.value.timed_out
         assert shared.deadline == deadline
         assert not shared.processes
-    assert {path.name for path in tmp_path.iterdir()} == {CODE, TENSORS}
+    assert {path.name for path in tmp_path.iterdir()} == {CODE, TENSORS, CONVERSIONS}
 
 
 def test_a_candidate_carries_what_the_worker_found_and_cleans_up(tmp_path: Path):
