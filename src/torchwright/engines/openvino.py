@@ -81,8 +81,8 @@ class OpenVino(Converted):
                     (Path(folder) / name).replace(file / name)
             del model, constants
         if narrow != "f32":
-            alone = {name for name, module in modules.items() if module in options["skip"]}
-            kept = alone if options["autocast"] else set[str]()
+            skip = options["skip"] if options["autocast"] else ()  # of int8 they stay in the narrow type
+            kept = {name for name, module in modules.items() if module in skip}
             marked = keep_float32((file / GRAPH).read_bytes(), autocast=options["autocast"], kept=kept)
             with replacing(file / GRAPH) as beside:
                 beside.write_bytes(marked)

@@ -112,6 +112,11 @@ def _parts(target: Target, technique: Technique) -> dict[str, float]:
     return _worst_first(parts)
 
 
+def parts_seconds(once: float) -> float:
+    """What `_parts` takes at most, of a model whose call takes `once`."""
+    return once + max(GROUPS[0] * once, GROUPED_SECONDS)
+
+
 def _floats(outputs: Any) -> torch.Tensor:
     """All numbers of the outputs in one row."""
     tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]

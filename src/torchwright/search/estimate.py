@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchwright.engines.sensitivity import GROUPED_SECONDS, GROUPS
+from torchwright.engines.sensitivity import parts_seconds
 from torchwright.facts import Step
 from torchwright.search import compare
 from torchwright.search.state import FINISH_SHARE, Search, Spent
@@ -146,8 +146,7 @@ def ranking_seconds(search: Search, technique: Technique) -> float:
     """Until modules are ranked by their parts in the model's error; 0 where they are ranked otherwise."""
     if not technique.errors_add:
         return 0.0
-    once = compare.turn_seconds(search.baseline)
-    return search.spent[0].seconds + once + max(GROUPS[0] * once, GROUPED_SECONDS)
+    return search.spent[0].seconds + parts_seconds(compare.turn_seconds(search.baseline))
 
 
 def no_time(
