@@ -258,6 +258,16 @@ class Settle(Technique):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stay(Technique):
+    """A setting by which memory stays in the process."""
+
+    name: ClassVar[str] = "stay"
+    phase: ClassVar[Phase] = Phase.PROCESS
+    runs_only: ClassVar[bool] = True
+    keeps_pages: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class Skip(Technique):
     """Leaves calls out, of which only measuring says how many."""
 
@@ -316,6 +326,7 @@ FAKES: tuple[type[Technique], ...] = (
     Tune,
     Pool,
     Settle,
+    Stay,
     Skip,
     Elsewhere,
     Round,
@@ -338,6 +349,8 @@ class World:
     samples: int = 64
     """By which it is judged."""
     memory: Callable[[frozenset[str]], int] = lambda names: 1000 * 2**20
+    faulting: Callable[[frozenset[str]], float] = lambda names: 0.0
+    """Seconds of a recipe's pass that fresh pages take."""
     fails: dict[str, Exception] = field(default_factory=dict)
     """Name of a step → what starting a recipe with it raises."""
     cost: dict[str, float] = field(default_factory=dict)
@@ -508,7 +521,8 @@ class Process:
         return self.world.waited(self.names, self.turns)
 
     def memory(self) -> Memory:
-        return Memory(peak=self.world.memory(self.names), recompiles=0)
+        faulting = {name: self.world.faulting(self.names) for name in self.world.parts or ("forward",)}
+        return Memory(peak=self.world.memory(self.names), recompiles=0, faulting=faulting)
 
     def observe(self, *, unseen: bool = False) -> str | None:
         if unseen:
@@ -599,6 +613,14 @@ def step(name: str, **options: Any) -> Step:
 
 def names(outcome: Outcome) -> list[str]:
     return [str(step) for step in outcome.best.steps]
+
+
+def tried(world: World) -> list[str]:
+    """The last step of each recipe that was started, in the order of trials."""
+    order: list[str] = []
+    for steps in world.started:
+        order += [str(each) for each in steps if str(each) not in order]
+    return order
 
 
 def rows(outcome: Outcome) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from factories import make_device, make_features
-from search_world import World, fake_world, names, product, row, rows, step
+from search_world import World, fake_world, names, product, row, rows, step, tried
 from torchwright.errors import ArtifactError
 from torchwright.facts import Budget
 from torchwright.search.experience import Experience, Record, Trial, instructions, near, read
@@ -48,14 +48,6 @@ def make_record(*, speedup: float = 2.0, model: str = "other", **overrides: Any)
 def three(**trials: Trial) -> tuple[Record, ...]:
     """The same search of three models."""
     return tuple(make_record(model=name, trials=trials) for name in ("one", "two", "three"))
-
-
-def tried(world: World) -> list[str]:
-    """The last step of each recipe that was started, in the order of trials."""
-    order: list[str] = []
-    for steps in world.started:
-        order += [str(each) for each in steps if str(each) not in order]
-    return order
 
 
 # ----------------------------------------------------------------------------------------------------------- table

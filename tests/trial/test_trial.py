@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchwright.devices.allocator import retain_fault
 from torchwright.errors import ModelError, RefusedTechnique, WorkloadError
 from torchwright.facts import Step
 from torchwright.trial.client import CONVERSIONS, Context, TrialFailed, TrialProcess, start_candidate
@@ -290,6 +291,24 @@ def test_neither_what_a_model_prints_nor_a_metric_that_raises_disturbs_the_answe
         assert process.ask("time")["forward"] > 0
         assert process.ask("waited") >= 0
         assert process.ask("memory").peak > 0
+
+
+class Large(nn.Module):
+    """An activation of 64 MB, which glibc maps anew for each call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.full((16 << 20,), 2.0)[: x.numel()].view_as(x) * x
+
+
+@pytest.mark.skipif(retain_fault() is not None, reason=str(retain_fault()))
+def test_fresh_pages_are_counted_and_memory_that_stays_has_none(tmp_path: Path):
+    seconds = {}
+    with context(Large(), tmp_path) as shared:
+        for steps in ((), (Step(name="allocator"),)):
+            with TrialProcess(shared) as process:
+                process.ask("prepare", steps=steps)
+                seconds[len(steps)] = process.ask("memory").faulting["forward"]
+    assert 0 <= seconds[1] < seconds[0] / 10
 
 
 # --------------------------------------------------------------------------------- models of any origin

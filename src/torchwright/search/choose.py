@@ -202,6 +202,8 @@ def _room_for_both(search: Search, step: Step, largest: Step) -> bool:
 def expected_gain(search: Search, step: Step) -> float:
     """What a step is expected to gain where it pays; one that runs the whole model, over the best so far."""
     technique = from_step(step)
+    if technique.keeps_pages:
+        return without_faults(search)
     closed = is_closed(technique)
     reached = search.reached() if closed else 1.0
     measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
@@ -225,6 +227,12 @@ def expected_gain(search: Search, step: Step) -> float:
         gain, lost = search.informed().gain(step, gain), _given_up(search, step)
         return max(gain / lost, AGAIN_GAIN if gain >= lost else UNLIKELY_GAIN)
     return max(search.informed().beyond(step, gain, best, reached), AGAIN_GAIN)
+
+
+def without_faults(search: Search) -> float:
+    """What the best so far would gain by pages that stay, as counted; it is the low side."""
+    seconds = search.best_seconds()
+    return seconds / max(seconds - search.best.faulting, seconds / MOST[Phase.PROCESS])
 
 
 def _given_up(search: Search, step: Step) -> float:
@@ -440,15 +448,24 @@ def untried_giver(search: Search, technique: Technique) -> Rung | None:
 
 
 def cannot_pay(search: Search, technique: Technique) -> str | None:
-    """The micro-benchmark's verdict: the most that faster linear layers can save, against the noise."""
+    """Why what was counted or timed of the best says that a step has nothing to save that noise does not hide."""
+    if search.budget.objective == "memory":
+        return None
+    return _few_faults(search) if technique.keeps_pages else _no_faster_kernel(search, technique)
+
+
+def _few_faults(search: Search) -> str | None:
+    share = search.best.faulting / search.best_seconds()
+    if share > HIDDEN:
+        return None
+    return f"fresh pages take {share:.1%} of a pass, and up to {HIDDEN:.0%} is lost in the noise"
+
+
+def _no_faster_kernel(search: Search, technique: Technique) -> str | None:
+    """The micro-benchmark's verdict: the most that faster linear layers can save."""
     times = search.description.kernel_seconds
     kernel = technique.kernel
-    if (
-        kernel is None
-        or kernel not in times
-        or search.kernel not in times
-        or search.budget.objective == "memory"
-    ):
+    if kernel is None or kernel not in times or search.kernel not in times:
         return None
     if "linear" not in technique.required:
         return None

@@ -74,7 +74,7 @@ def _measure_baseline(search: Search) -> None:
         search.baseline.turn()
         search.context.patience = estimate.patience(search)
         begun = clock()
-        search.baseline.memory = process.ask("memory").peak
+        search.baseline.measure_memory()
         search.reference = process.ask("observe")
         search.baseline.quality = process.ask("compare", reference=search.reference, itself=True)
         search.settle_seconds = clock() - begun

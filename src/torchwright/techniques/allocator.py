@@ -26,6 +26,7 @@ class Allocator(Technique):
     name: ClassVar[str] = "allocator"
     phase: ClassVar[Phase] = Phase.PROCESS
     runs_only: ClassVar[bool] = True
+    keeps_pages: ClassVar[bool] = True
     least_gain: ClassVar[float] = 1.05  # everything else in its user's process is changed with it
 
     kind: Literal["retain", "huge_pages", "jemalloc", "mimalloc", "tcmalloc"] = "retain"

@@ -158,6 +158,8 @@ class Technique:
     """Whether it rounds between layers, too, also where layers are left alone."""
     runs_only: ClassVar[bool] = False
     """Whether it changes how a process runs and nothing of what an engine makes of the model."""
+    keeps_pages: ClassVar[bool] = False
+    """Whether it saves what fresh pages cost, and nothing else."""
     own_kernels: ClassVar[bool] = False
     """Whether it runs on Torchwright's C++ kernels, which are compiled once for each version."""
 

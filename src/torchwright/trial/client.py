@@ -225,6 +225,8 @@ class Candidate:
     """The original in the same process, where it is there, too."""
     quality: Quality | None = None
     memory: int = 0
+    faulting: float = 0.0
+    """Seconds of a whole pass in which pages came from the kernel anew."""
     recompiles: int = 0
     turns: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
 
@@ -240,8 +242,13 @@ class Candidate:
         With `show` the process keeps what `pictures` then gives.
         """
         self.quality = self.process.ask("compare", reference=reference, unseen=unseen, show=show)
+        self.measure_memory()
+
+    def measure_memory(self) -> None:
+        """Measure peak memory and what fresh pages cost, and count recompilations so far."""
         memory = self.process.ask("memory")
         self.memory, self.recompiles = memory.peak, memory.recompiles
+        self.faulting = self.seconds(memory.faulting) if memory.faulting else 0.0
 
     def close(self, *, keep: bool = False) -> None:
         """End the process; remove what it compiled unless it is to be kept."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchwright.engines.base import Engine, engines
 from torchwright.errors import RefusedTechnique
+from torchwright.measure.page_faults import page_fault_seconds
 from torchwright.trial.values import Memory, OpenedArtifact, Prepared
 
 if TYPE_CHECKING:
@@ -393,12 +394,15 @@ class Session:
         return True
 
     def memory(self) -> Memory:
-        """Peak memory of this process while it answers every case once, and recompilations so far."""
+        """Peak memory of this process while it answers every case once, what fresh pages cost it, and recompilations so
+        far."""
         gc.collect()
         self.device.reset_peak_memory()
-        self.calls.each_once()
+        faults = self.calls.each_once()
         recompiles = self.engine.recompiles() if self.engine is not None else 0
-        return Memory(peak=self.device.peak_memory_bytes(), recompiles=recompiles)
+        peak = self.device.peak_memory_bytes()
+        faulting = {name: count * page_fault_seconds() for name, count in faults.items()}
+        return Memory(peak=peak, recompiles=recompiles, faulting=faulting)
 
     @property
     def _is_original(self) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torchwright.devices.base import Device
 from torchwright.errors import ModelError, TorchwrightError
 from torchwright.measure.clock import Waiting
+from torchwright.measure.page_faults import page_faults
 from torchwright.workloads.base import Case, Run, changed_tensors, own_tensors
 
 TURN_SECONDS = 0.02
@@ -69,11 +70,15 @@ class TimedCalls:
         self.waited = Waiting.now().since(earlier) / (time.perf_counter() - begun)
         return seconds
 
-    def each_once(self) -> None:
-        """Make every call."""
+    def each_once(self) -> dict[str, int]:
+        """Make every call; how many pages the kernel gave anew for each."""
+        faults = {}
         with torch.inference_mode():
             for case in self.cases:
-                self.run(self._given(case))
+                given, before = self._given(case), page_faults()
+                self.run(given)
+                faults[case.name] = page_faults() - before
+        return faults
 
     def _seconds(self, given: Sequence[Case]) -> float:
         self._device.synchronize()

@@ -51,3 +51,5 @@ class Memory:
     """Bytes."""
     recompiles: int
     """So far."""
+    faulting: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds of each call in which its pages came from the kernel anew."""
