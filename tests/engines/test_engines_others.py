@@ -377,6 +377,31 @@ def test_numbers_of_steps_stay_in_float32(monkeypatch: pytest.MonkeyPatch) -> No
     assert loss() > 1e-1
 
 
+class Hidden(nn.Module):
+    """Attention whose mask is float32's least number, as DeBERTa's is: a query that sees no key sees all alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+        self.register_buffer("least", torch.full((16, 16), torch.finfo(torch.float32).min).triu(1))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        scores = q @ k.transpose(1, 2)
+        seen = (mask[:, None] * mask[:, :, None]).bool()
+        hidden = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+        return torch.cat([hidden.softmax(-1) @ v, (scores.tanh() + self.least).softmax(-1) @ v], dim=1)
+
+
+@pytest.mark.parametrize("options", ["precision=bf16", "precision=bf16,autocast=true", "precision=int8"])
+def test_a_narrower_type_has_no_infinity_where_the_model_has_none(options: str) -> None:
+    needs("openvino")
+    model, x, mask = Hidden().eval(), torch.randn(2, 16, 32), torch.ones(2, 16, dtype=torch.long)
+    mask[1, 9:] = 0
+    found = prepared([f"openvino:{options}"], model, x, mask)(Case(name="forward", args=(x, mask)))
+    assert error(found, model(x, mask)) < 0.1  # NaN is not
+
+
 class Deep(nn.Module):
     """Adds to what it is given, layer by layer, as transformers do."""
 

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from xml.etree import ElementTree
 
+import torch
 from torch import fx
 from torch.export import ExportedProgram
 
 from torchwright.engines.converted import Converted, Infer
-from torchwright.engines.openvino_graph import check_ir, keep_float32
+from torchwright.engines.openvino_graph import PRODUCTS, check_ir, keep_float32
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec
 from torchwright.engines.takes import tensors_of
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
@@ -42,6 +43,7 @@ LARGEST = 256 * 2**20
 HINTS = ("LATENCY", "THROUGHPUT")
 CAPABILITIES = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
 """What a processor must say of itself."""
+NARROWER = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 class OpenVino(Converted):
@@ -105,6 +107,7 @@ class OpenVino(Converted):
             model.reshape(dict(zip(model.inputs, map(ov.PartialShape, shapes), strict=True)))
         except RuntimeError as error:
             raise ArtifactError(f"{file} is damaged", found=first_line(error)) from error
+        _keep_finite(model, settings["INFERENCE_PRECISION_HINT"])
         return lambda threads: _Compiled(
             core, model, constants, settings | {"INFERENCE_NUM_THREADS": threads}
         )
@@ -244,6 +247,32 @@ def _read(core: Any, file: Path) -> tuple[Any, Any]:
         return core.read_model(text, shared), constants
     except (OSError, ValueError, RuntimeError, ElementTree.ParseError) as error:
         raise ArtifactError(f"the graph in {file} cannot be read", found=first_line(error)) from error
+
+
+def _keep_finite(model: Any, precision: str) -> None:
+    """Have constants be the largest numbers of a narrower type where they are larger, and not its infinities.
+
+    float32's least number, with which masks hide keys, is -inf in bfloat16: what sees no key at all was NaN (DeBERTa
+    v2, for a fixed number of rows).
+    """
+    import numpy as np
+    from openvino import opset15 as operators
+
+    if precision not in NARROWER:
+        return
+    largest = torch.finfo(NARROWER[precision]).max
+    for constant in model.get_ordered_ops():
+        if constant.get_type_name() != "Constant" or constant.get_element_type().get_type_name() != "f32":
+            continue
+        readers = list(constant.output(0).get_target_inputs())
+        if all(reader.get_node().get_type_name() in PRODUCTS for reader in readers):
+            continue  # weights
+        values = constant.data
+        beyond = (np.abs(values) > largest) & np.isfinite(values)
+        if beyond.any():
+            finite = operators.constant(np.where(beyond, np.copysign(np.float32(largest), values), values))
+            for reader in readers:
+                reader.replace_source_output(finite.output(0))
 
 
 class _Compiled:
