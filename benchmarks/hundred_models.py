@@ -223,7 +223,7 @@ _transformers(
     num_layers=4,
     attention_types=[[["global", "local"], 2]],
 )
-_transformers("decoder", "CodeGenForCausalLM", "CodeGenConfig", ids, cut="2 layers of 28", n_layer=2)
+_transformers("decoder", "CodeGenForCausalLM", "CodeGenConfig", ids, cut="1 layer of 28", n_layer=1)
 _transformers(
     "decoder",
     "BloomForCausalLM",
