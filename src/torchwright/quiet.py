@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -79,3 +80,19 @@ def import_openvino() -> Any:
         import openvino  # pyright: ignore[reportMissingImports]
 
     return openvino
+
+
+def openvino_core() -> Any:
+    """This process's one `openvino.Core`, which stays until it ends.
+
+    Each has a stack for signals that it takes away with itself, and puts that of the Core before it in the place, which
+    may be gone by then: after two artifacts were loaded and released the next Ctrl-C ended the process with a core dump
+    (OpenVINO 2026.4, src/plugins/intel_cpu/src/plugin.cpp).
+    """
+    return _core_of(os.getpid())
+
+
+@functools.cache
+def _core_of(process: int) -> Any:
+    """A fork has none of the threads of its parent's."""
+    return import_openvino().Core()

@@ -430,6 +430,35 @@ def test_by_autocast_what_is_added_up_is_not_rounded() -> None:
     assert 1e-4 < kept < 1e-2 < plain
 
 
+RELEASED = """
+import gc, signal
+import torch
+from test_engines_others import Case, prepared
+x = torch.randn(2, 4)
+runs = [prepared(["openvino"], torch.nn.Linear(4, 4).eval(), x) for _ in range(2)]
+for run in runs:
+    run(Case(name="forward", args=(x,)))
+del run
+while runs:
+    del runs[0]
+    gc.collect()
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_an_interrupt_is_one_after_models_were_released() -> None:
+    """A Core of OpenVINO's that goes before a younger one leaves that a stack for signals that is gone."""
+    needs("openvino")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", RELEASED]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "interrupted\n"), result.stderr
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_by_autocast_layers_may_stay_in_float32(bias: bool) -> None:
     """The more of them the less is lost, also where OpenVINO makes one operator of a product and its bias."""

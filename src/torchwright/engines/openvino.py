@@ -27,7 +27,7 @@ from torchwright.engines.takes import tensors_of
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.json_file import read_bytes, read_json
 from torchwright.process.files import replacing
-from torchwright.quiet import import_openvino, quiet_libraries, unreported
+from torchwright.quiet import import_openvino, openvino_core, quiet_libraries, unreported
 from torchwright.techniques.openvino import LIBRARIES
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class OpenVino(Converted):
         (file / MODULES).unlink()
         if options["precision"] == "int8":
             with quiet_libraries(), unreported():
-                model, constants = _read(ov.Core(), file)
+                model, constants = _read(openvino_core(), file)
                 model = _quantized(model, spec, target, modules, options["skip"])
             with tempfile.TemporaryDirectory(dir=file.parent) as folder:
                 ov.save_model(model, Path(folder) / GRAPH, compress_to_fp16=False)
@@ -95,7 +95,7 @@ class OpenVino(Converted):
         ov = import_openvino()
 
         settings = read_settings(file / OPTIONS)
-        core = ov.Core()
+        core = openvino_core()
         model, constants = _read(core, file)
         names = [result for result in spec.results if result in (TENSOR, SIZE)]
         if len(model.inputs) != len(spec.tensors) or (spec.results and len(model.outputs) != len(names)):
@@ -128,9 +128,7 @@ def _options(target: Target) -> dict[str, Any]:
 
 def _run_in(target: Target) -> str:
     """The type of what is computed in floating point. Raises `RefusedTechnique` where the processor has none such."""
-    ov = import_openvino()
-
-    able = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    able = openvino_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     precision = _options(target)["precision"]
     if precision == "int8":
         return "bf16" if "BF16" in able else "f32"

@@ -13,7 +13,7 @@ from torchwright.engines.openvino import CONSTANTS, GRAPH, OPTIONS, OpenVino, re
 from torchwright.exporter.base import PROFILED, Run, Values, Written
 from torchwright.exporter.converted import ConvertedTarget
 from torchwright.exporter.reference import keys
-from torchwright.quiet import import_openvino
+from torchwright.quiet import import_openvino, openvino_core
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,8 +63,6 @@ class OpenVinoIr(ConvertedTarget):
     def values(cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor]) -> Values:
         import torch
 
-        ov = import_openvino()
-
         model = _read(folder)
         last: dict[tuple[str, str], Any] = {}
         for op in model.get_ordered_ops():
@@ -77,7 +75,7 @@ class OpenVinoIr(ConvertedTarget):
             model.add_outputs(output)
         # What is an output already gets no second one.
         places = {_source(result.get_node()): index for index, result in enumerate(model.outputs)}
-        compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        compiled = openvino_core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         answer = compiled(dict(enumerate(tensor.contiguous().numpy() for tensor in tensors)))
         return {
             named[node]: torch.from_numpy(answer[places[output.get_node().get_friendly_name()]].copy())
@@ -88,13 +86,11 @@ class OpenVinoIr(ConvertedTarget):
     def times(
         cls, folder: Path, spec: CallSpec, tensors: Sequence[Tensor], threads: int
     ) -> list[dict[str, float]]:
-        ov = import_openvino()
-
         settings = read_settings(folder / MODEL / OPTIONS) | {
             "INFERENCE_NUM_THREADS": threads,
             "PERF_COUNT": True,
         }
-        request = ov.Core().compile_model(_read(folder), "CPU", settings).create_infer_request()
+        request = openvino_core().compile_model(_read(folder), "CPU", settings).create_infer_request()
         given = dict(enumerate(tensor.contiguous().numpy() for tensor in tensors))
         request.infer(given)
         before, calls = _totals(request.profiling_info, 1), []
@@ -127,6 +123,4 @@ def _shape(tensor: Tensor) -> Any:
 
 
 def _read(folder: Path) -> Any:
-    ov = import_openvino()
-
-    return ov.Core().read_model(folder / MODEL / GRAPH, folder / MODEL / CONSTANTS)
+    return openvino_core().read_model(folder / MODEL / GRAPH, folder / MODEL / CONSTANTS)
