@@ -138,7 +138,9 @@ def take(search: Search, queue: list[Step]) -> Step:
         steps = plan(search, step)
         fits = step in fitting and (is_closed(from_step(step)) or not behind)
         gain = expected_gain(search, step)
-        setting = from_step(step).phase in (Phase.PROCESS, Phase.RUNTIME) and gain <= SETTING_GAIN
+        setting = from_step(step).phase in (Phase.PROCESS, Phase.RUNTIME) and (
+            gain <= SETTING_GAIN or not _leaves_room(search, step, ready)
+        )
         rate = math.log(gain) / expected_seconds(search, step, steps)
         return step in search.wanted and not search.has_variant(step), fits, not setting, rate
 
@@ -151,6 +153,20 @@ def take(search: Search, queue: list[Step]) -> Step:
     chosen = _quick_before(search, chosen, fitting)
     queue.remove(chosen)
     return chosen
+
+
+def _leaves_room(search: Search, setting: Step, queue: Sequence[Step]) -> bool:
+    """Whether a setting of the process, tried early, leaves time for what may bring much: the most of each phase, and
+    of what runs the whole model.
+
+    ResNet-50 with 16 pictures, one core, 150 s: memory that stays brought 1.5x in 19 s, which its compiler then lacked.
+    """
+    largest: dict[tuple[Phase, bool], Step] = {}
+    for step in sorted(queue, key=lambda step: expected_gain(search, step)):
+        if step != setting and expected_gain(search, step) >= LARGE_GAIN:
+            technique = from_step(step)
+            largest[technique.phase, is_closed(technique)] = step
+    return estimate.all_fit(search, [plan(search, step) for step in (setting, *largest.values())])
 
 
 def _quick_before(search: Search, chosen: Step, fitting: Sequence[Step]) -> Step:

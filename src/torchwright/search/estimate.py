@@ -81,14 +81,17 @@ def drop_one_seconds(search: Search) -> float:
     return min(whole, DROP_ONE_SHARE * search.budget.time_seconds)
 
 
-def proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2) -> float:
+def proof_seconds(
+    search: Search, steps: Sequence[Step], *, processes: int = 2, found: bool | None = None
+) -> float:
     """Writing an artifact of these steps, compiled once more for any number of rows, and timing it in new processes.
 
     Until something was kept it is the least that proves anything: more time for the proof is worth less than a find.
+    `found` says otherwise.
     """
     compiled = any("compiled" in from_step(step).gives for step in steps)
     whole = least_proof_seconds(search, steps) + (afresh_seconds(search, steps) if compiled else 0.0)
-    if not search.found_any():
+    if not (search.found_any() if found is None else found):
         return min(whole, FIRST_SHARE * search.budget.time_seconds)
     whole += OTHER_ROWS_SECONDS
     if search.description.called_as_is:
@@ -135,6 +138,13 @@ def time_left(search: Search, steps: Sequence[Step], *, drop_one: bool = True) -
     """Seconds for a trial of these steps that leaves the proof its own, and the drop-one pass or not."""
     kept_back = drop_one_seconds(search) if drop_one else 0.0
     return latest(search, steps) - search.context.clock() - kept_back
+
+
+def all_fit(search: Search, recipes: Sequence[Sequence[Step]]) -> bool:
+    """Whether there is time for a trial of each of these and the whole proof of any."""
+    proof = max(proof_seconds(search, steps, found=True) for steps in recipes)
+    whole = proof + sum(trial_seconds(search, steps) for steps in recipes)
+    return search.context.clock() + whole <= search.end
 
 
 def patience(search: Search) -> float:
