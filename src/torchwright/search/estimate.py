@@ -141,10 +141,10 @@ def time_left(search: Search, steps: Sequence[Step], *, drop_one: bool = True) -
 
 
 def all_fit(search: Search, recipes: Sequence[Sequence[Step]]) -> bool:
-    """Whether there is time for a trial of each of these and the whole proof of any."""
+    """Whether there is time for a trial of each of these and the whole proof of any, and some to spare."""
     proof = max(proof_seconds(search, steps, found=True) for steps in recipes)
     whole = proof + sum(trial_seconds(search, steps) for steps in recipes)
-    return search.context.clock() + whole <= search.end
+    return search.context.clock() + whole <= search.end - FINISH_SHARE * search.budget.time_seconds
 
 
 def patience(search: Search) -> float:
