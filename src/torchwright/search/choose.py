@@ -166,7 +166,10 @@ def _leaves_room(search: Search, setting: Step, queue: Sequence[Step]) -> bool:
         if step != setting and expected_gain(search, step) >= LARGE_GAIN:
             technique = from_step(step)
             largest[technique.phase, is_closed(technique)] = step
-    return estimate.all_fit(search, [plan(search, step) for step in (setting, *largest.values())])
+    recipes = [plan(search, step) for step in (setting, *largest.values())]
+    seconds = [estimate.trial_seconds(search, steps) for steps in recipes]
+    slow = [each for each, steps in zip(seconds, recipes, strict=True) if estimate.runners(steps)]
+    return seconds[0] <= QUICK * max(slow, default=math.inf) and estimate.all_fit(search, recipes)
 
 
 def _quick_before(search: Search, chosen: Step, fitting: Sequence[Step]) -> Step:
