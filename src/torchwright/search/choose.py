@@ -163,7 +163,7 @@ def _leaves_room(search: Search, setting: Step, queue: Sequence[Step]) -> bool:
     """
     largest: dict[tuple[Phase, bool], Step] = {}
     for step in sorted(queue, key=lambda step: expected_gain(search, step)):
-        if step != setting and expected_gain(search, step) >= LARGE_GAIN:
+        if step != setting and expected_gain(search, step) >= SETTING_GAIN:
             technique = from_step(step)
             largest[technique.phase, is_closed(technique)] = step
     recipes = [plan(search, step) for step in (setting, *largest.values())]
