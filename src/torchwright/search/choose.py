@@ -146,7 +146,7 @@ def take(search: Search, queue: list[Step]) -> Step:
 
     places = [place(step) for step in ready]
     chosen = ready[places.index(max(places))]
-    gains = [(*where[:2], expected_gain(search, step)) for where, step in zip(places, ready, strict=True)]
+    gains = [(*where[:3], expected_gain(search, step)) for where, step in zip(places, ready, strict=True)]
     largest = ready[gains.index(max(gains))]
     if chosen not in search.wanted and not _room_for_both(search, chosen, largest):
         chosen = largest
