@@ -265,7 +265,10 @@ def _keep_finite(model: Any, precision: str) -> None:
         readers = list(constant.output(0).get_target_inputs())
         if all(reader.get_node().get_type_name() in PRODUCTS for reader in readers):
             continue  # weights
-        values = constant.data
+        values = constant.data  # of an embedding no copy is made
+        ends = np.fmin.reduce(values, axis=None, initial=0), np.fmax.reduce(values, axis=None, initial=0)
+        if -largest <= ends[0] and ends[1] <= largest:
+            continue
         beyond = (np.abs(values) > largest) & np.isfinite(values)
         if beyond.any():
             finite = operators.constant(np.where(beyond, np.copysign(np.float32(largest), values), values))

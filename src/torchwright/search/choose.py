@@ -26,7 +26,8 @@ GAINS = {
 ENGINE_GAIN = 4.0
 """The same of one that runs the model on code of its own, in fewer bits as a rule."""
 SETTING_GAIN = 1.1
-"""A setting of the process that is expected to bring more does not wait until the end."""
+"""A setting of the process that is expected to bring more does not wait until the end, where it leaves others their
+time."""
 AGAIN_GAIN = 1.05
 """The same of what was measured before, of another variant of what was kept, and of what must round too much."""
 UNLIKELY_GAIN = 1.01
@@ -162,8 +163,9 @@ def _leaves_room(search: Search, setting: Step, queue: Sequence[Step]) -> bool:
     ResNet-50 with 16 pictures, one core, 150 s: memory that stays brought 1.5x in 19 s, which its compiler then lacked.
     """
     largest: dict[tuple[Phase, bool], Step] = {}
-    for step in sorted(queue, key=lambda step: expected_gain(search, step)):
-        if step != setting and expected_gain(search, step) >= SETTING_GAIN:
+    gains = [(expected_gain(search, step), step) for step in queue if step != setting]
+    for gain, step in sorted(gains, key=lambda each: each[0]):
+        if gain >= SETTING_GAIN:
             technique = from_step(step)
             largest[technique.phase, is_closed(technique)] = step
     recipes = [plan(search, step) for step in (setting, *largest.values())]
@@ -222,7 +224,7 @@ def expected_gain(search: Search, step: Step) -> float:
     """What a step is expected to gain where it pays; one that runs the whole model, over the best so far."""
     technique = from_step(step)
     if technique.keeps_pages:
-        return without_faults(search)
+        return _without_faults(search)
     closed = is_closed(technique)
     reached = search.reached() if closed else 1.0
     measured = any(rung.step == step and rung.speedup is not None for rung in search.rungs)
@@ -248,7 +250,7 @@ def expected_gain(search: Search, step: Step) -> float:
     return max(search.informed().beyond(step, gain, best, reached), AGAIN_GAIN)
 
 
-def without_faults(search: Search) -> float:
+def _without_faults(search: Search) -> float:
     """What the best so far would gain by pages that stay, as counted; it is the low side."""
     seconds = search.best_seconds()
     return seconds / max(seconds - search.best.faulting, seconds / MOST[Phase.PROCESS])

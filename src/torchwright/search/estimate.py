@@ -81,22 +81,28 @@ def drop_one_seconds(search: Search) -> float:
     return min(whole, DROP_ONE_SHARE * search.budget.time_seconds)
 
 
-def proof_seconds(
-    search: Search, steps: Sequence[Step], *, processes: int = 2, found: bool | None = None
-) -> float:
-    """Writing an artifact of these steps, compiled once more for any number of rows, and timing it in new processes.
+def proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2) -> float:
+    """Writing an artifact of these steps and proving it, as far as there is time for that.
 
     Until something was kept it is the least that proves anything: more time for the proof is worth less than a find.
-    `found` says otherwise.
     """
-    compiled = any("compiled" in from_step(step).gives for step in steps)
-    whole = least_proof_seconds(search, steps) + (afresh_seconds(search, steps) if compiled else 0.0)
-    if not (search.found_any() if found is None else found):
-        return min(whole, FIRST_SHARE * search.budget.time_seconds)
-    whole += OTHER_ROWS_SECONDS
+    if search.found_any():
+        return whole_proof_seconds(search, steps, processes=processes)
+    return min(_written_seconds(search, steps), FIRST_SHARE * search.budget.time_seconds)
+
+
+def whole_proof_seconds(search: Search, steps: Sequence[Step], *, processes: int = 2) -> float:
+    """The same, timed with other numbers of rows and in that many new processes."""
+    whole = _written_seconds(search, steps) + OTHER_ROWS_SECONDS
     if search.description.called_as_is:
         whole += (processes - 1) * another_process_seconds(search)
     return min(whole, PROOF_SHARE * search.budget.time_seconds)
+
+
+def _written_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """The least proof of an artifact, which is compiled once more for any number of rows."""
+    compiled = any("compiled" in from_step(step).gives for step in steps)
+    return least_proof_seconds(search, steps) + (afresh_seconds(search, steps) if compiled else 0.0)
 
 
 def least_proof_seconds(search: Search, steps: Sequence[Step]) -> float:
@@ -142,7 +148,7 @@ def time_left(search: Search, steps: Sequence[Step], *, drop_one: bool = True) -
 
 def all_fit(search: Search, recipes: Sequence[Sequence[Step]]) -> bool:
     """Whether there is time for a trial of each of these and the whole proof of any, and some to spare."""
-    proof = max(proof_seconds(search, steps, found=True) for steps in recipes)
+    proof = max(whole_proof_seconds(search, steps) for steps in recipes)
     whole = proof + sum(trial_seconds(search, steps) for steps in recipes)
     return search.context.clock() + whole <= search.end - FINISH_SHARE * search.budget.time_seconds
 

@@ -248,7 +248,7 @@ class Candidate:
         """Measure peak memory and what fresh pages cost, and count recompilations so far."""
         memory = self.process.ask("memory")
         self.memory, self.recompiles = memory.peak, memory.recompiles
-        self.faulting = self.seconds(memory.faulting) if memory.faulting else 0.0
+        self.faulting = self.seconds(memory.faulting)
 
     def close(self, *, keep: bool = False) -> None:
         """End the process; remove what it compiled unless it is to be kept."""

@@ -51,5 +51,5 @@ class Memory:
     """Bytes."""
     recompiles: int
     """So far."""
-    faulting: dict[str, float] = field(default_factory=dict[str, float])
+    faulting: dict[str, float]
     """Seconds of each call in which its pages came from the kernel anew."""
