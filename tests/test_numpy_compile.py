@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -390,6 +391,20 @@ def test_calls_in_ever_new_ways_are_numpys_in_the_end(monkeypatch: pytest.Monkey
 
 def test_fast_functions_are_not_compiled():
     compiled = compile_numpy(lambda x: x + 1)
+    assert_same(compiled(np.ones(3)), np.full(3, 2.0))
+    assert compiled.report.graphs == 0
+    assert "a compiled call at least" in compiled.report.reason
+
+
+def test_a_fast_function_whose_first_call_was_slow_is_not_compiled():
+    waits = [0.02]
+
+    def disturbed(x: np.ndarray) -> np.ndarray:
+        if waits:
+            time.sleep(waits.pop())
+        return x + 1
+
+    compiled = compile_numpy(disturbed)
     assert_same(compiled(np.ones(3)), np.full(3, 2.0))
     assert compiled.report.graphs == 0
     assert "a compiled call at least" in compiled.report.reason
