@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +12,7 @@ from torch import nn
 
 import in_process
 import torchwright as tw
+from converted_models import error, needs, prepared
 from masked_attention import Attention, causal
 from small_artifacts import INPUT, made, mlp, seal
 from torchwright.artifact import folder as artifact
@@ -25,9 +22,8 @@ from torchwright.engines.apply import make_target
 from torchwright.engines.attention_graph import attention_as_in_pytorch
 from torchwright.engines.base import engines
 from torchwright.engines.describe import describe_target
-from torchwright.engines.openvino_graph import check_ir
 from torchwright.engines.takes import tensors_of
-from torchwright.errors import ArtifactError, RefusedTechnique, UnknownName, WorkloadError
+from torchwright.errors import ArtifactError, RefusedTechnique, WorkloadError
 from torchwright.techniques.base import conversion_of, from_step, parse_step
 from torchwright.testing.models import ConvNet
 from torchwright.workloads.base import Case
@@ -40,30 +36,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # in a trial's process nobody
 @pytest.fixture(autouse=True)
 def tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_process, "TRIED", (*in_process.TRIED, *OTHERS))
-
-
-def needs(name: str) -> None:
-    if reason := engines.get(name).unavailable():
-        pytest.skip(reason)
-
-
-def prepared(
-    steps: list[str],
-    model: nn.Module,
-    *inputs: torch.Tensor,
-    folder: Path | None = None,
-    conversion: Path | None = None,
-) -> Any:
-    """The engine that the last step asks for, with a model; in `folder`, or run in this process."""
-    target = make_target(ModuleWorkload(model, inputs), get_device("cpu").identify())
-    target.conversion = conversion
-    for step in steps:
-        from_step(parse_step(step)).apply(target)
-    return engines.get(target.settings.engine).prepare(target, folder)
-
-
-def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    return float((found - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.parametrize(
@@ -327,169 +299,6 @@ def test_a_constant_mask_costs_no_operator() -> None:
         assert len(program.graph.nodes) == before
 
 
-class Steps(nn.Module):
-    """Embeds numbers of steps as diffusion models do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("rates", torch.logspace(0, -4, 32))
-        self.layer = nn.Linear(64, 16)
-
-    def forward(self, steps: torch.Tensor) -> torch.Tensor:
-        angles = steps[:, None].float() * self.rates
-        return self.layer(torch.cat([angles.sin(), angles.cos()], 1))
-
-
-@pytest.mark.parametrize("precision", ["f32", "int8"])
-def test_nothing_is_reported_to_the_librarys_makers(tmp_path: Path, precision: str) -> None:
-    needs("openvino")
-    code = f"""
-import sys, types, torch
-from openvino_telemetry.utils.sender import TelemetrySender
-TelemetrySender.send = lambda *args: sys.exit("it was reported")
-sys.path[:0] = {sys.path!r}
-from pathlib import Path
-from test_engines_others import prepared
-prepared(["openvino:precision={precision}"], torch.nn.Linear(8, 8), torch.randn(2, 8), folder=Path({str(tmp_path)!r}))
-"""
-    environment = {name: value for name, value in os.environ.items() if name not in ("CI", "NNCF_CI")}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-        env=environment,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_numbers_of_steps_stay_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs("openvino")
-    model, steps = Steps().eval(), torch.tensor([981, 983, 727, 12])
-
-    def loss() -> float:
-        run = prepared(["openvino:precision=bf16"], model, steps)
-        return error(run(Case(name="forward", args=(steps,))), model(steps))
-
-    assert loss() < 1e-2
-    monkeypatch.setattr("torchwright.engines.openvino.keep_float32", lambda text, **_: text)
-    assert loss() > 1e-1
-
-
-class Hidden(nn.Module):
-    """Attention whose mask is float32's least number, as DeBERTa's is: a query that sees no key sees all alike."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(32, 96)
-        self.register_buffer("least", torch.full((16, 16), torch.finfo(torch.float32).min).triu(1))
-
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        scores = q @ k.transpose(1, 2)
-        seen = (mask[:, None] * mask[:, :, None]).bool()
-        hidden = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-        return torch.cat([hidden.softmax(-1) @ v, (scores.tanh() + self.least).softmax(-1) @ v], dim=1)
-
-
-@pytest.mark.parametrize("options", ["precision=bf16", "precision=bf16,autocast=true", "precision=int8"])
-def test_a_narrower_type_has_no_infinity_where_the_model_has_none(options: str) -> None:
-    needs("openvino")
-    model, x, mask = Hidden().eval(), torch.randn(2, 16, 32), torch.ones(2, 16, dtype=torch.long)
-    mask[1, 9:] = 0
-    found = prepared([f"openvino:{options}"], model, x, mask)(Case(name="forward", args=(x, mask)))
-    assert error(found, model(x, mask)) < 0.1  # NaN is not
-
-
-class Deep(nn.Module):
-    """Adds to what it is given, layer by layer, as transformers do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
-            for _ in range(24)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + 30.0  # a direction that all share, as in trained models
-        for layer in self.layers:
-            x = x + layer(x)
-        return x - 30.0
-
-
-def test_by_autocast_what_is_added_up_is_not_rounded() -> None:
-    needs("openvino")
-    model, x = Deep().eval(), torch.randn(6, 64)
-
-    def loss(step: str) -> float:
-        return error(prepared([step], model, x)(Case(name="forward", args=(x,))), model(x))
-
-    plain, kept = map(loss, ("openvino:precision=bf16", "openvino:precision=bf16,autocast=true"))
-    assert 1e-4 < kept < 1e-2 < plain
-
-
-RELEASED = """
-import gc, signal
-import torch
-from test_engines_others import Case, prepared
-x = torch.randn(2, 4)
-runs = [prepared(["openvino"], torch.nn.Linear(4, 4).eval(), x) for _ in range(2)]
-for run in runs:
-    run(Case(name="forward", args=(x,)))
-del run
-while runs:
-    del runs[0]
-    gc.collect()
-signal.signal(signal.SIGINT, signal.default_int_handler)
-try:
-    signal.raise_signal(signal.SIGINT)
-except KeyboardInterrupt:
-    print("interrupted")
-"""
-
-
-def test_an_interrupt_is_one_after_models_were_released() -> None:
-    """A Core of OpenVINO's that goes before a younger one leaves that a stack for signals that is gone."""
-    needs("openvino")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", RELEASED]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (0, "interrupted\n"), result.stderr
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_by_autocast_layers_may_stay_in_float32(bias: bool) -> None:
-    """The more of them the less is lost, also where OpenVINO makes one operator of a product and its bias."""
-    needs("openvino")
-    layers = (nn.Conv1d(6, 6, 3, padding=1), nn.Linear(64, 96, bias), nn.GELU(), nn.Linear(96, 64, bias))
-    model, x = nn.Sequential(*layers).eval(), torch.randn(2, 6, 64)
-
-    def loss(*skip: str) -> float:
-        step = f"openvino:precision=bf16,autocast=true,skip={'+'.join(skip)}"
-        return error(prepared([step], model, x)(Case(name="forward", args=(x,))), model(x))
-
-    none, some, all_of_them = loss(), loss("0", "1"), loss("0", "1", "3")
-    assert all_of_them < 1e-6 < 1e-4 < some < none
-    with pytest.raises(UnknownName, match="unknown layer in openvino:skip '2'"):
-        loss("2")
-
-
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
-def test_no_layer_is_left_alone_where_all_is_one_type(precision: str) -> None:
-    target = make_target(ModuleWorkload(mlp(), (INPUT,)), get_device("cpu").identify())
-    technique = from_step(parse_step(f"openvino:precision={precision},skip=0"))
-    assert str(technique.refuse(target)).startswith("skip is for int8 and autocast")
-
-
-@pytest.mark.parametrize("precision", ["f32", "int8"])
-def test_autocast_is_for_half_precision(precision: str) -> None:
-    target = make_target(ModuleWorkload(mlp(), (INPUT,)), get_device("cpu").identify())
-    technique = from_step(parse_step(f"openvino:precision={precision},autocast=true"))
-    assert str(technique.refuse(target)).startswith("autocast is for bf16 and f16")
-
-
 @pytest.mark.parametrize("name", OTHERS)
 def test_it_has_the_threads_that_pytorch_has(name: str) -> None:
     needs(name)
@@ -557,40 +366,6 @@ def test_without_its_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
         assert f"pip install 'torchwright[{name}]'" in str(engines.get(name).unavailable())
         device = get_device("cpu").identify()
         assert f"pip install 'torchwright[{name}]'" in str(from_step(parse_step(name)).available(device))
-
-
-LAYER = '<layer id="0" name="c" type="Const" version="{0}"><data offset="{1}" size="{2}" /></layer>'
-
-
-@pytest.mark.parametrize(
-    ("layer", "fault"),
-    [
-        (LAYER.format("opset1", 0, 8), None),
-        (LAYER.format("extension", 0, 8), "not OpenVINO's own"),
-        (LAYER.format("opset1", 4, 8), "a constant at 4 of 8 bytes"),
-        (LAYER.format("opset1", -8, 8), "a constant at -8"),
-        ("<a>" * 200 + "</a>" * 200, "deeper than"),
-        ("<!-- a comment -->", "declarations"),
-    ],
-)
-def test_an_ir_of_a_stranger_is_held_against_rules(layer: str, fault: str | None) -> None:
-    text = f'<?xml version="1.0"?><net><layers>{layer}</layers></net>'.encode()
-    if fault is None:
-        check_ir(text, 8)
-        return
-    with pytest.raises(ValueError, match=fault):
-        check_ir(text, 8)
-
-
-def test_a_forged_graph_is_told(tmp_path: Path) -> None:
-    needs("openvino")
-    path = made(tmp_path, mlp(), ["openvino"])
-    shutil.copytree(path, tmp_path / "copy")
-    graph = tmp_path / "copy" / "openvino" / "call-0" / "graph.xml"
-    graph.write_text(graph.read_text().replace('version="opset1"', 'version="extension"', 1))
-    seal(tmp_path / "copy")
-    with pytest.raises(ArtifactError, match="not OpenVINO's own"):
-        tw.load(tmp_path / "copy", trust=True)
 
 
 def test_a_file_that_names_another_is_told(tmp_path: Path) -> None:

@@ -151,6 +151,15 @@ class Engine:
         """How often calls have made it compile again. Raises a `TorchwrightError` where that has no end."""
         return 0
 
+    def others(self) -> Self | None:
+        """What answers calls of other sizes than the examples', made to answer the examples', too; None where what
+        answers the examples' does."""
+        return None
+
+    def widen_others(self) -> bool:
+        """Have less of what answers calls of other sizes be rounded; False where nothing more can be."""
+        return False
+
     # --------------------------------------------------------------------------------------------------- keep
 
     @classmethod

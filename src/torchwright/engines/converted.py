@@ -205,6 +205,18 @@ class Converted(Engine):
     def __call__(self, case: Case) -> Any:
         return self.door.run(case)
 
+    def others(self) -> Self | None:
+        calls = {call.spec.name: call for call in self._opened(self.folder, self.calls)}
+        free = {name.removesuffix(OTHERS): call for name, call in calls.items() if call.spec.sizes}
+        if not free:
+            return None
+        for name, call in free.items():
+            call.spec = replace(call.spec, name=name)
+            del calls[name + OTHERS]
+        engine = type(self)(self.calls, self.folder)
+        engine.door = Door([*(calls | free).values()], strict=True)
+        return engine
+
     # ------------------------------------------------------------------------------------------ keep and load
 
     @classmethod

@@ -8,6 +8,7 @@ is read from memory, so that it names no file; no extension is ever loaded.
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -40,6 +41,7 @@ ATTENTION = ("ScaledDotProductAttention", "Softmax")
 """Operators of OpenVINO's that show a transformer."""
 LARGEST = 256 * 2**20
 """Bytes of GRAPH."""
+PRECISION = "INFERENCE_PRECISION_HINT"
 HINTS = ("LATENCY", "THROUGHPUT")
 CAPABILITIES = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
 """What a processor must say of itself."""
@@ -90,11 +92,18 @@ class OpenVino(Converted):
                 beside.write_bytes(marked)
         _write_options(file, narrow, options["hint"])
 
+    def widen_others(self) -> bool:
+        files = [self.folder / name for name in sorted(os.listdir(self.folder)) if name.startswith("call-")]
+        narrow = [file for file in files if read_settings(file / OPTIONS, others=True)[PRECISION] != "f32"]
+        for file in narrow:
+            _write_options(file, **read_json(file / OPTIONS) | {"others": "f32"})
+        return bool(narrow)
+
     @classmethod
     def reader(cls, file: Path, spec: CallSpec) -> Callable[[int], Infer]:
         ov = import_openvino()
 
-        settings = read_settings(file / OPTIONS)
+        settings = read_settings(file / OPTIONS, others=bool(spec.sizes))
         core = openvino_core()
         model, constants = _read(core, file)
         names = [result for result in spec.results if result in (TENSOR, SIZE)]
@@ -107,7 +116,7 @@ class OpenVino(Converted):
             model.reshape(dict(zip(model.inputs, map(ov.PartialShape, shapes), strict=True)))
         except RuntimeError as error:
             raise ArtifactError(f"{file} is damaged", found=first_line(error)) from error
-        _keep_finite(model, settings["INFERENCE_PRECISION_HINT"])
+        _keep_finite(model, settings[PRECISION])
         return lambda threads: _Compiled(
             core, model, constants, settings | {"INFERENCE_NUM_THREADS": threads}
         )
@@ -116,10 +125,11 @@ class OpenVino(Converted):
 # --------------------------------------------------------------------------------------------------- conversion
 
 
-def _write_options(file: Path, precision: str, hint: str) -> None:
-    """Beside what other trials may have of the file."""
+def _write_options(file: Path, precision: str, hint: str, others: str | None = None) -> None:
+    """Beside what other trials may have of the file. Calls with free sizes compute in `others`."""
+    options = {"precision": precision, "hint": hint} | ({"others": others} if others else {})
     with replacing(file / OPTIONS) as beside:
-        beside.write_text(json.dumps({"precision": precision, "hint": hint}))
+        beside.write_text(json.dumps(options))
 
 
 def _options(target: Target) -> dict[str, Any]:
@@ -219,11 +229,18 @@ def _quantized(
 # ------------------------------------------------------------------------------------------------------ reading
 
 
-def read_settings(file: Path) -> dict[str, Any]:
-    """The precision and the hint that a graph is compiled with. Raises `ArtifactError`."""
-    match read_json(file):
-        case {"precision": str(precision), "hint": str(hint)} if precision in CAPABILITIES and hint in HINTS:
-            return {"INFERENCE_PRECISION_HINT": precision, "PERFORMANCE_HINT": hint}
+def read_settings(file: Path, *, others: bool = False) -> dict[str, Any]:
+    """The precision and the hint that a graph is compiled with, for `others` one whose sizes are free.
+
+    Raises `ArtifactError`.
+    """
+    options = read_json(file)
+    match options:
+        case {"precision": str(precision), "hint": str(hint)} if hint in HINTS:
+            if others:
+                precision = options.get("others", precision)
+            if isinstance(precision, str) and precision in CAPABILITIES:
+                return {PRECISION: precision, "PERFORMANCE_HINT": hint}
     raise ArtifactError(f"{file} is damaged", found="options that are none")
 
 

@@ -28,6 +28,9 @@ GENERAL_SECONDS = 20.0
 """torch.export with every size free takes a second for most models, and minutes for a few."""
 GENERAL_EXPORTS = 5.0
 """The same in exports of the example alone, where those took long: on a slow or busy machine."""
+OTHER_SIZES = "other sizes"
+DOUBTFUL = 0.25
+"""Share of the budget from which on what answers other sizes is judged, too: MPT lost 2.2 times as much there."""
 LATE_SHARE = 0.1
 """Of the time budget: by how much compiling for other numbers of rows may overrun it."""
 
@@ -123,9 +126,11 @@ def write_contents(folder: Path, scratch: Path, search: Search, workload: Worklo
         _copy_packages(best.folder or scratch, folder)
     else:
         if way == "native" and best.prepared.calls:
-            contents.manifest["calls"] = best.prepared.calls
+            contents.manifest["calls"] = calls = _judged_calls(search, contents)
             if workload.called_as_is():
-                contents.manifest["takes"] = _takes(search)
+                contents.manifest["takes"] = takes = _takes(search)
+                # Without a call for every size, that of the one example answers other numbers of rows in pieces.
+                contents.manifest["rows"] = "pieces" if takes.pieces and len(calls) == 1 else "fixed"
         contents.notes += _kept(best, folder, needed=way == "native")
     if not any(native.iterdir()):
         native.rmdir()
@@ -133,6 +138,29 @@ def write_contents(folder: Path, scratch: Path, search: Search, workload: Worklo
         (folder / artifact.MODEL / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(file, folder / artifact.MODEL / name)
     return contents
+
+
+def _judged_calls(search: Search, contents: Contents) -> tuple[CallSpec, ...]:
+    """What the engine has prepared, without what answers other sizes than the examples' where that loses too much.
+
+    With its sizes free a graph is another one to a library: what it has one operator for with given sizes may be
+    several then, and what lies between these is rounded (MPT in OpenVINO's bfloat16: 0.7% and 1.6%).
+    """
+    best, budget = search.best, search.budget.max_drop
+    calls, given = best.prepared.calls, tuple(call for call in best.prepared.calls if not call.sizes)
+    if given == calls or best.quality is None or best.quality.drop_high <= DOUBTFUL * budget:
+        return calls
+    if _room(search) < 2 * (estimate.ready_seconds(search, best.steps) + search.settle_seconds):
+        contents.notes.append(f"{OTHER_SIZES}: no time was left to judge what answers them")
+        return calls
+    found, widened = best.process.ask("compare_others", reference=search.reference, most=budget)
+    if found is None or found.drop_high <= budget:
+        if widened:
+            contents.notes.append(f"{OTHER_SIZES}: rounded less than the examples', to be within the budget")
+        return calls
+    lost = f"{found.metric} {found.worsens} by up to {found.drop_high:.2%}"
+    contents.notes.append(f"{OTHER_SIZES}: not answered by a call of their own, by which {lost}")
+    return given
 
 
 def _kept(best: Candidate, folder: Path, *, needed: bool) -> list[str]:

@@ -316,6 +316,25 @@ class Session:
             self._shown = workload.side_by_side(reference, found) if show else []
         return replace(quality, unseen=unseen)
 
+    def compare_others(self, *, reference: Any, most: float) -> tuple[Any, bool]:
+        """The metric of what answers other sizes than the examples', asked for these, and whether it was widened, as
+        it is where it loses more than `most`.
+
+        None where what answers the examples answers all.
+        """
+        assert self.engine is not None
+        own, widened = self.run, False
+        try:
+            while others := self.engine.others():
+                self.run = self.workload.front(others, self.workload.describe())
+                quality = self.compare(reference=reference)
+                if quality.drop_high <= most or widened or not self.engine.widen_others():
+                    return quality, widened
+                widened = True
+        finally:
+            self.run = own
+        return None, widened
+
     def pictures(self) -> list[Any]:
         """What the last `compare` was to show."""
         return self._shown

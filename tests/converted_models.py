@@ -1,0 +1,40 @@
+"""Models that engines of other libraries run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchwright.devices import get_device
+from torchwright.engines.apply import make_target
+from torchwright.engines.base import engines
+from torchwright.techniques.base import from_step, parse_step
+from torchwright.workloads.module import ModuleWorkload
+
+
+def needs(name: str) -> None:
+    if reason := engines.get(name).unavailable():
+        pytest.skip(reason)
+
+
+def prepared(
+    steps: list[str],
+    model: nn.Module,
+    *inputs: torch.Tensor,
+    folder: Path | None = None,
+    conversion: Path | None = None,
+) -> Any:
+    """The engine that the last step asks for, with a model; in `folder`, or run in this process."""
+    target = make_target(ModuleWorkload(model, inputs), get_device("cpu").identify())
+    target.conversion = conversion
+    for step in steps:
+        from_step(parse_step(step)).apply(target)
+    return engines.get(target.settings.engine).prepare(target, folder)
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
