@@ -182,11 +182,12 @@ def test_by_autocast_layers_may_stay_in_float32(bias: bool) -> None:
         loss("2")
 
 
-@pytest.mark.parametrize("widened", [True, False])
+@pytest.mark.parametrize(("room", "widened"), [(100.0, True), (100.0, False), (-1.0, True)])
 def test_what_answers_other_sizes_is_within_the_budget_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, widened: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: float, widened: bool
 ) -> None:
-    """Of bfloat16 that loses more where sizes are free, they have float32, or else pieces of the example's size."""
+    """Of bfloat16 that loses more where sizes are free, they have float32, or else pieces of the example's size; and
+    float32 where there is no time to judge it."""
     needs("openvino")
     reader = OpenVino.reader.__func__
 
@@ -198,6 +199,7 @@ def test_what_answers_other_sizes_is_within_the_budget_too(
 
     monkeypatch.setattr(in_process, "TRIED", (*in_process.TRIED, "openvino"))
     monkeypatch.setattr("torchwright.search.save.DOUBTFUL", 0.0)
+    monkeypatch.setattr("torchwright.search.save._room", lambda search: room)
     monkeypatch.setattr(OpenVino, "reader", classmethod(lossier))
     if not widened:
         monkeypatch.setattr(OpenVino, "widen_others", lambda _: False)
@@ -205,6 +207,7 @@ def test_what_answers_other_sizes_is_within_the_budget_too(
     recipe, manifest = artifact.open_artifact(path)
     assert [bool(call.sizes) for call in manifest.calls] == ([False, True] if widened else [False])
     how = "rounded less" if widened else "not answered by a call of their own"
+    how = how if room > 0 else "no time was left to judge them, rounded less"
     (note,) = (note for note in recipe.notes if note.startswith("other sizes"))
     assert note.startswith(f"other sizes: {how}")
     monkeypatch.setattr(OpenVino, "reader", classmethod(reader))

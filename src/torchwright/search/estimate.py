@@ -58,10 +58,8 @@ def afresh_seconds(search: Search, steps: Sequence[Step]) -> float:
     alike = [spent for spent in search.spent if runners(spent.steps) == runners(steps)]
     if alike:
         return max(reversed(alike), key=lambda spent: _in_common(spent.steps, steps)).seconds
-    changes = [from_step(step) for step in steps]
-    compiling = any("compiled" in change.gives for change in changes)
-    converting = any({"eager", "exportable"} <= change.needs for change in changes)
-    exports = COMPILER_EXPORTS if compiling else CONVERTER_EXPORTS if converting else 0.0
+    compiling = any("compiled" in from_step(step).gives for step in steps)
+    exports = COMPILER_EXPORTS if compiling else CONVERTER_EXPORTS if _converting(steps) else 0.0
     return search.spent[0].seconds + exports * search.description.export_seconds
 
 
@@ -108,11 +106,17 @@ def _written_seconds(search: Search, steps: Sequence[Step]) -> float:
 def least_proof_seconds(search: Search, steps: Sequence[Step]) -> float:
     """Choosing what answers which number of rows, where there is a choice, and timing the artifact in a fresh process.
 
-    What runs the model in place of PyTorch and compiles nothing answers all of them itself.
+    What runs the model in place of PyTorch and compiles nothing answers all of them itself, by a call that is judged.
     """
     compiled = any("compiled" in from_step(step).gives for step in steps)
-    chooses = search.description.called_as_is and (compiled or not runners(steps))
-    return (choice_seconds(search) if chooses else 0.0) + another_process_seconds(search)
+    other_sizes = 0.0
+    if not search.description.called_as_is:
+        pass
+    elif compiled or not runners(steps):
+        other_sizes = choice_seconds(search)
+    elif _converting(steps):
+        other_sizes = search.spent[0].seconds + search.settle_seconds
+    return other_sizes + another_process_seconds(search)
 
 
 def choice_seconds(search: Search) -> float:
@@ -178,6 +182,11 @@ def no_time(
 def runners(steps: Sequence[Step]) -> frozenset[str]:
     """What runs the model in place of eager PyTorch: compilers and engines, by name."""
     return frozenset(step.name for step in steps if "eager" in from_step(step).removed)
+
+
+def _converting(steps: Sequence[Step]) -> bool:
+    """Whether another library runs the exported model."""
+    return any({"eager", "exportable"} <= from_step(step).needs for step in steps)
 
 
 def _conversions(search: Search, steps: Sequence[Step]) -> list[Spent]:

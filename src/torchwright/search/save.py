@@ -150,8 +150,9 @@ def _judged_calls(search: Search, contents: Contents) -> tuple[CallSpec, ...]:
     calls, given = best.prepared.calls, tuple(call for call in best.prepared.calls if not call.sizes)
     if given == calls or best.quality is None or best.quality.drop_high <= DOUBTFUL * budget:
         return calls
-    if _room(search) < 2 * (estimate.ready_seconds(search, best.steps) + search.settle_seconds):
-        contents.notes.append(f"{OTHER_SIZES}: no time was left to judge what answers them")
+    if _room(search) < 0:
+        widened = best.process.ask("widen_others")
+        contents.notes.append(f"{OTHER_SIZES}: no time was left to judge them{', rounded less' * widened}")
         return calls
     found, widened = best.process.ask("compare_others", reference=search.reference, most=budget)
     if found is None or found.drop_high <= budget:

@@ -335,6 +335,11 @@ class Session:
             self.run = own
         return None, widened
 
+    def widen_others(self) -> bool:
+        """Have calls of other sizes be rounded less; False where nothing more can be."""
+        assert self.engine is not None
+        return self.engine.widen_others()
+
     def pictures(self) -> list[Any]:
         """What the last `compare` was to show."""
         return self._shown
