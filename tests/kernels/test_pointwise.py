@@ -69,6 +69,14 @@ def test_activate(isa: str, kind: str, dtype: torch.dtype) -> None:
         close(found, reference.activate(x.double(), kind), atol=3e-6)
 
 
+@pytest.mark.parametrize("kind", ["silu", "sigmoid"])
+def test_activations_far_from_zero(isa: str, kind: str) -> None:
+    far = torch.tensor([16.0, 79.0, 81.0, 88.5, 127.0, 129.0, 1e4, 1e30])
+    x = torch.cat([far, -far, torch.tensor([float("inf"), float("nan")])])
+    found, wanted = ops.activate(x, kind).double(), getattr(torch.nn.functional, kind)(x.double())
+    torch.testing.assert_close(found, wanted, rtol=5e-6, atol=2e-33, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
 def test_gates_far_from_zero(isa: str, kind: str, dtype: torch.dtype) -> None:

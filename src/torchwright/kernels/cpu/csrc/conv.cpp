@@ -27,9 +27,6 @@ constexpr int pixels_with(int) { return 4; }
 #endif
 constexpr int FEW_PIXELS = 4;
 
-// Unlike `splat` without an addition, which the compiler may not leave out (-0 + 0 is 0).
-inline F spread(float x) { return F{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-
 // Out of line: what calls it has many shapes.
 __attribute__((noinline)) void activate_all(Activation which, F* sums, int count) {
   with_activation(which, [&](auto a) {
@@ -37,10 +34,22 @@ __attribute__((noinline)) void activate_all(Activation which, F* sums, int count
   });
 }
 
-// On a copy: sums whose address is known elsewhere would be written to memory after every product.
+template <Activation A, int N>
+inline void activate_here(F (&sums)[N]) {
+  for (int i = 0; i < N; i++) sums[i] = activated<A>(sums[i]);
+}
+
+// What takes a few instructions is done in the registers, and the rest on a copy: sums whose address is known elsewhere
+// would be written to memory after every product.
 template <int N>
 inline void activate_sums(Activation which, F (&sums)[N]) {
   if (which == Activation::none) return;
+  if (which == Activation::relu) return activate_here<Activation::relu>(sums);
+  if (which == Activation::relu6) return activate_here<Activation::relu6>(sums);
+  if (which == Activation::hardswish) return activate_here<Activation::hardswish>(sums);
+#if defined(__AVX512F__)
+  if (which == Activation::silu) return activate_here<Activation::silu>(sums);
+#endif
   F copy[N];
   for (int i = 0; i < N; i++) copy[i] = sums[i];
   activate_all(which, copy, N);
@@ -113,9 +122,9 @@ class Dense {
       F w[NB];
       for (int b = 0; b < NB; b++) w[b] = load<F>(weight + b * block_size);
       if constexpr (SCALED)
-        for (int b = 0; b < NB; b++) w[b] = w[b] * spread(scale[k]);
+        for (int b = 0; b < NB; b++) w[b] = w[b] * splat(scale[k]);
       for (int r = 0; r < MR; r++) {
-        const F value = spread(x[r * step + k]);
+        const F value = splat(x[r * step + k]);
         for (int b = 0; b < NB; b++) sum[r * NB + b] = fma(value, w[b], sum[r * NB + b]);
       }
     }

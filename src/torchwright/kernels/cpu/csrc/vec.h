@@ -33,7 +33,8 @@ inline void store(T* p, V v) {
   std::memcpy(p, &v, sizeof v);
 }
 
-inline F splat(float x) { return F{} + x; }
+// Not `F{} + x`, an addition that the compiler may not leave out (-0 + 0 is 0).
+inline F splat(float x) { return F{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 inline I splat(int32_t x) { return I{} + x; }
 inline F to_float(I x) { return __builtin_convertvector(x, F); }
 inline F as_float(U x) { return (F)x; }
