@@ -68,6 +68,8 @@ class Forms:
     rows: CallSpec | None = None
     one_row: CallSpec | None = None
     general: CallSpec | None = None
+    fewest: int = 0
+    """Rows that compiled code may be asked for."""
     notes: tuple[str, ...] = ()
 
 
@@ -140,7 +142,9 @@ def build_forms(
             reason = "no time left" if isinstance(error, TimeIsUp) else type(error).__name__
             forms = _noted(forms, f"{ROWS}: not compiled ({reason})")
             del found[ROWS]
-    return replace(forms, rows=found.get(ROWS), general=found.get(GENERAL))
+    # Inductor's C++ templates for matrix products divide by the number of rows: of none the process dies (torch 2.13).
+    fewest = 1 if "CPP" in inductor.get("max_autotune_gemm_backends", "") else 0
+    return replace(forms, rows=found.get(ROWS), general=found.get(GENERAL), fewest=fewest)
 
 
 def build_one_row(
@@ -190,7 +194,7 @@ def choose(
     doors: dict[str, Door] = {}
     if forms.rows is not None:
         free = Package(folder / ROWS_PACKAGE, forms.rows)
-        spec = _checked(model, free, case, takes, own)
+        spec = _checked(model, free, case, takes, own, forms.fewest)
         if spec is None:
             chosen = _also(chosen, f"{ROWS}: not used, the compiled code answers some wrongly")
         else:
@@ -312,8 +316,11 @@ def check_graphs(
     return replace(chosen, any_sizes=spec, rows="fixed")
 
 
-def _checked(model: nn.Module, call: CompiledCall, case: Case, takes: Takes, own: float) -> CallSpec | None:
-    """What `call` takes with the smallest number of rows that it answers rightly; None where it answers some wrongly.
+def _checked(
+    model: nn.Module, call: CompiledCall, case: Case, takes: Takes, own: float, fewest: int = 0
+) -> CallSpec | None:
+    """What `call` takes with the smallest number of rows, not below `fewest`, that it answers rightly; None where it
+    answers some wrongly.
 
     torch.export supposes sizes of two at least; what it made is mostly right for one and none, too.
     """
@@ -324,7 +331,7 @@ def _checked(model: nn.Module, call: CompiledCall, case: Case, takes: Takes, own
         return None
     least = 2
     for b in (1, 0) if rows else ():
-        if not _is_right(model, call, with_rows(case, takes.batched, b), own):
+        if b < fewest or not _is_right(model, call, with_rows(case, takes.batched, b), own):
             break
         least = b
     name = call.spec.tensors[takes.batched[0]].shape[0] if rows else ""
