@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from search_world import Half, World, fake_world, names, product, row, rows, step
+from search_techniques import Half
+from search_world import World, fake_world, names, product, row, rows, step
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import RELATIVE_ERROR, Budget, Step
 from torchwright.search import choose

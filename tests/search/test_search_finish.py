@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from search_world import Quantize, World, fake_world, lossy, names, product, row, rows, step
+from search_techniques import Quantize
+from search_world import World, fake_world, lossy, names, product, row, rows, step
 from torchwright.errors import WorkloadError
 from torchwright.facts import Budget, Step
 from torchwright.search import claim

@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from search_world import Quantize, World, fake_world, lossy, names, product, row, rows, step
+from search_techniques import Quantize
+from search_world import World, fake_world, lossy, names, product, row, rows, step
 from torchwright.facts import Budget, Quality, Ranked, Step
 from torchwright.search import attempt
 

@@ -61,19 +61,23 @@ void share_rows(tw::ConvTask task, int64_t batch) {
     task.width = task.out_width = batch * task.height * task.width / rows;
     task.height = task.out_height = 1;
   }
-  // Threads share pixels where there are enough for full tiles, else blocks of features.
-  constexpr int64_t TILE = 48;
+  // Threads share pixels where there are enough for full tiles, as many each, else blocks of features.
+  constexpr int64_t TILE = 24, LEAST = 2 * TILE;
   const int64_t wanted = pieces_of(rows * task.out_width, task);
-  const int64_t spans = std::clamp<int64_t>(wanted / rows, 1, up(task.out_width, TILE) / TILE);
+  int64_t spans = std::clamp<int64_t>(wanted / rows, 1, up(task.out_width, LEAST) / LEAST);
+  if (spans > threads()) spans -= spans % threads();
   const int64_t parts = std::clamp<int64_t>(wanted / (rows * spans), 1, up(task.blocks(), 4) / 4);
   const int64_t together = std::max<int64_t>(1, rows / std::max<int64_t>(1, wanted));  // rows of a task
   const auto& k = kernels();
   const int64_t groups = up(rows, together) / together;
+  const auto start = [&](int64_t span) {
+    return span == spans ? task.out_width : (task.out_width * span / spans + TILE / 2) / TILE * TILE;
+  };
   each(groups * spans * parts, [&](int64_t i) {
     const int64_t part = i % parts, span = i / parts % spans, group = i / parts / spans;
     for (int64_t row = group * together; row < std::min(rows, (group + 1) * together); row++)
-      k.convolve(task, row, task.out_width * span / spans, task.out_width * (span + 1) / spans,
-                 task.blocks() * part / parts, task.blocks() * (part + 1) / parts);
+      k.convolve(task, row, start(span), start(span + 1), task.blocks() * part / parts,
+                 task.blocks() * (part + 1) / parts);
   });
 }
 
