@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import torchwright as tw
 from small_artifacts import INPUT, made, mlp
 from torchwright.artifact import folder as artifact
 from torchwright.errors import SlowerCall
+from torchwright.trial.forms import Forms
+from torchwright.trial.session import Session
 
 
 def test_no_rows_are_not_asked_of_templates_that_divide_by_their_number(
@@ -28,3 +31,25 @@ def test_no_rows_are_not_asked_of_templates_that_divide_by_their_number(
         torch.testing.assert_close(model(INPUT[:rows]), mlp()(INPUT[:rows]), rtol=1e-4, atol=1e-5)
     with pytest.warns(SlowerCall):
         assert model(INPUT[:0]).shape == (0, 8)
+
+
+@pytest.mark.filterwarnings("ignore::torchwright.errors.SlowerCall")
+def test_what_fails_with_other_rows_costs_the_recipe_these_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = Session.choose_forms
+
+    def dying(session: Session, *, forms: Forms, **rest: Any) -> Any:
+        if forms.rows is not None:
+            raise ZeroDivisionError
+        return choose(session, forms=forms, **rest)
+
+    monkeypatch.setattr(Session, "choose_forms", dying)
+    path = made(tmp_path, mlp(), ["compile"])
+    recipe, manifest = artifact.open_artifact(path)
+    assert (manifest.way, manifest.rows, manifest.any_rows) == ("package", "pieces", None)
+    assert any(note.startswith("any number of rows: not used") for note in recipe.notes), recipe.notes
+    model = tw.load(path).model
+    for rows in (4, 9):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(model(x), mlp()(x), rtol=1e-4, atol=1e-5)

@@ -196,7 +196,14 @@ def _write_forms(folder: Path, scratch: Path, search: Search, contents: Contents
     if compiled and best.folder is not None:
         for package in best.folder.glob("*.pt2"):
             shutil.copy2(package, scratch / package.name)
-    chosen = _choose(scratch, search, takes, forms, compiled=compiled)
+    try:
+        chosen = _choose(scratch, search, takes, forms, compiled=compiled)
+    except TrialFailed as failure:
+        if forms.rows is None or failure.timed_out:
+            raise
+        contents.notes.append(f"{artifact.ROWS}: not used, what was compiled for it {failure.reason}")
+        forms = replace(forms, rows=None)
+        chosen = _choose(scratch, search, takes, forms, compiled=compiled)
     if chosen.slower_alone and (one := _one_row(scratch, search, takes, contents)) is not None:
         chosen = _choose(scratch, search, takes, replace(forms, one_row=one), compiled=compiled)
     contents.notes += chosen.notes
