@@ -58,8 +58,7 @@ def afresh_seconds(search: Search, steps: Sequence[Step]) -> float:
     alike = [spent for spent in search.spent if runners(spent.steps) == runners(steps)]
     if alike:
         return max(reversed(alike), key=lambda spent: _in_common(spent.steps, steps)).seconds
-    compiling = any("compiled" in from_step(step).gives for step in steps)
-    exports = COMPILER_EXPORTS if compiling else CONVERTER_EXPORTS if _converting(steps) else 0.0
+    exports = COMPILER_EXPORTS if _compiling(steps) else CONVERTER_EXPORTS if _converting(steps) else 0.0
     return search.spent[0].seconds + exports * search.description.export_seconds
 
 
@@ -99,24 +98,25 @@ def whole_proof_seconds(search: Search, steps: Sequence[Step], *, processes: int
 
 def _written_seconds(search: Search, steps: Sequence[Step]) -> float:
     """The least proof of an artifact, which is compiled once more for any number of rows."""
-    compiled = any("compiled" in from_step(step).gives for step in steps)
-    return least_proof_seconds(search, steps) + (afresh_seconds(search, steps) if compiled else 0.0)
+    return least_proof_seconds(search, steps) + (afresh_seconds(search, steps) if _compiling(steps) else 0.0)
 
 
 def least_proof_seconds(search: Search, steps: Sequence[Step]) -> float:
-    """Choosing what answers which number of rows, where there is a choice, and timing the artifact in a fresh process.
+    """Finding what answers other sizes, and timing the artifact in a fresh process."""
+    return _other_sizes_seconds(search, steps) + another_process_seconds(search)
 
-    What runs the model in place of PyTorch and compiles nothing answers all of them itself, by a call that is judged.
+
+def _other_sizes_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """Choosing what answers which number of rows, where there is a choice.
+
+    What runs the model in place of PyTorch and compiles nothing answers all of them itself; another library by a call
+    that is judged.
     """
-    compiled = any("compiled" in from_step(step).gives for step in steps)
-    other_sizes = 0.0
     if not search.description.called_as_is:
-        pass
-    elif compiled or not runners(steps):
-        other_sizes = choice_seconds(search)
-    elif _converting(steps):
-        other_sizes = search.spent[0].seconds + search.settle_seconds
-    return other_sizes + another_process_seconds(search)
+        return 0.0
+    if _compiling(steps) or not runners(steps):
+        return choice_seconds(search)
+    return search.spent[0].seconds + search.settle_seconds if _converting(steps) else 0.0
 
 
 def choice_seconds(search: Search) -> float:
@@ -182,6 +182,10 @@ def no_time(
 def runners(steps: Sequence[Step]) -> frozenset[str]:
     """What runs the model in place of eager PyTorch: compilers and engines, by name."""
     return frozenset(step.name for step in steps if "eager" in from_step(step).removed)
+
+
+def _compiling(steps: Sequence[Step]) -> bool:
+    return any("compiled" in from_step(step).gives for step in steps)
 
 
 def _converting(steps: Sequence[Step]) -> bool:
