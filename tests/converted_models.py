@@ -1,4 +1,4 @@
-"""Models that engines of other libraries run."""
+"""Models made ready for engines of other libraries, and how far off these are."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -264,3 +265,11 @@ def test_a_forged_graph_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     seal(tmp_path / "copy")
     with pytest.raises(ArtifactError, match="not OpenVINO's own"):
         tw.load(tmp_path / "copy", trust=True)
+
+
+@pytest.mark.parametrize("others", [["bf16"], {"a": 1}, "fp9", None, 3])
+def test_a_forged_precision_of_other_sizes_is_told(tmp_path: Path, others: object) -> None:
+    (tmp_path / OPTIONS).write_text(json.dumps({"precision": "bf16", "hint": "LATENCY", "others": others}))
+    assert read_settings(tmp_path / OPTIONS)[PRECISION] == "bf16"
+    with pytest.raises(ArtifactError, match="is damaged"):
+        read_settings(tmp_path / OPTIONS, others=True)

@@ -206,15 +206,17 @@ class Converted(Engine):
         return self.door.run(case)
 
     def others(self) -> Self | None:
-        calls = {call.spec.name: call for call in self._opened(self.folder, self.calls)}
-        free = {name.removesuffix(OTHERS): call for name, call in calls.items() if call.spec.sizes}
+        free = [
+            call.at_any_size()
+            for call in self.door.calls
+            if isinstance(call, ConvertedCall) and call.spec.sizes
+        ]
         if not free:
             return None
-        for name, call in free.items():
-            call.spec = replace(call.spec, name=name)
-            del calls[name + OTHERS]
+        names = {call.spec.name for call in free}
+        given = [call for call in self.door.calls if not call.spec.sizes and call.spec.name not in names]
         engine = type(self)(self.calls, self.folder)
-        engine.door = Door([*(calls | free).values()], strict=True)
+        engine.door = Door([*free, *given], strict=True)
         return engine
 
     # ------------------------------------------------------------------------------------------ keep and load
@@ -225,10 +227,13 @@ class Converted(Engine):
 
     def keep(self, folder: Path) -> str | None:
         (folder / self.name).mkdir()
-        for index in range(sum(not spec.sizes for spec in self.calls)):  # temporary files lie there, too
-            file = _file(self.folder, index)
+        for file in self._files():
             copy = shutil.copytree if file.is_dir() else shutil.copy2
             copy(file, folder / self.name / file.name)
+
+    def _files(self) -> list[Path]:
+        """What was converted; temporary files lie there, too."""
+        return [_file(self.folder, index) for index in range(sum(not spec.sizes for spec in self.calls))]
 
     @classmethod
     def load(cls, kept: Kept) -> Ready | None:
@@ -250,6 +255,10 @@ class ConvertedCall:
         self._by_threads: dict[int, Infer] = {}
         self._one_at_a_time = threading.Lock()
         self.build = call_result(structure(spec.nesting), (), spec.results)
+
+    def at_any_size(self) -> ConvertedCall:
+        """The same, called as the one at the example's sizes; its file is read anew."""
+        return ConvertedCall(replace(self.spec, name=self.spec.name.removesuffix(OTHERS)), self._start)
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
         threads = torch.get_num_threads()

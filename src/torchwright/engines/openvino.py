@@ -8,7 +8,6 @@ is read from memory, so that it names no file; no extension is ever loaded.
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -93,8 +92,9 @@ class OpenVino(Converted):
         _write_options(file, narrow, options["hint"])
 
     def widen_others(self) -> bool:
-        files = [self.folder / name for name in sorted(os.listdir(self.folder)) if name.startswith("call-")]
-        narrow = [file for file in files if read_settings(file / OPTIONS, others=True)[PRECISION] != "f32"]
+        narrow = [
+            file for file in self._files() if read_settings(file / OPTIONS, others=True)[PRECISION] != "f32"
+        ]
         for file in narrow:
             _write_options(file, **read_json(file / OPTIONS) | {"others": "f32"})
         return bool(narrow)
