@@ -33,6 +33,19 @@ def test_no_rows_are_not_asked_of_templates_that_divide_by_their_number(
         assert model(INPUT[:0]).shape == (0, 8)
 
 
+def test_one_row_is_answered_where_packages_check_their_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening an export sets this for the process; a package for any number of rows refused one there."""
+    monkeypatch.setenv("AOTI_RUNTIME_CHECK_INPUTS", "1")
+    path = made(tmp_path, mlp(), ["compile"])
+    _, manifest = artifact.open_artifact(path)
+    assert manifest.any_rows is not None
+    assert max(least for least, _ in manifest.any_rows.sizes.values()) <= 1
+    x = torch.randn(1, 16)
+    torch.testing.assert_close(tw.load(path).model(x), mlp()(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore::torchwright.errors.SlowerCall")
 def test_what_fails_with_other_rows_costs_the_recipe_these_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,8 @@ from torchwright.kernels.cpu import build
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.workloads.base import Case
 
+CHECK_LEAST = "aot_inductor.check_lowerbound"
+"""Inductor's setting; such checks are made where AOTI_RUNTIME_CHECK_INPUTS=1 is set."""
 GRAPHS, TENSORS = "programs.json", "programs.safetensors"
 LARGEST = 512 * 2**20
 """Bytes of GRAPHS."""
@@ -150,12 +152,16 @@ def dynamic_shapes(model: nn.Module, case: Case) -> Any:
 
 
 def compile_program(program: ExportedProgram, path: Path, inductor: dict[str, Any]) -> None:
-    """Compile a graph ahead of time into the package `path` (.pt2)."""
+    """Compile a graph ahead of time into the package `path` (.pt2).
+
+    Unless `inductor` asks for it, the code does not refuse sizes of one, which torch.export takes to be none of a size
+    left free; whether it answers them is seen by whoever calls it (`CallSpec.sizes`).
+    """
     if any(str(node.target).startswith("quantized_decomposed.") for node in program.graph.nodes):
         from torchwright.techniques.shared.int8 import register_patterns  # loading a package needs none of it
 
         register_patterns()
-    with torch.no_grad(), ignore_library_warnings(), torch._inductor.config.patch(inductor):
+    with torch.no_grad(), ignore_library_warnings(), torch._inductor.config.patch({CHECK_LEAST: False} | inductor):
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
 
 

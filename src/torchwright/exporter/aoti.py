@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torchwright.devices import get_device
 from torchwright.engines.layout import lay_out_rows
 from torchwright.engines.package import Package
-from torchwright.engines.program import compile_program
+from torchwright.engines.program import CHECK_LEAST, compile_program
 from torchwright.errors import RefusedTechnique, first_line
 from torchwright.exporter.base import GraphTarget, Run, Written
 from torchwright.exporter.pt2 import profiled
@@ -73,6 +73,7 @@ class Aoti(GraphTarget):
         options = dict(target.settings.inductor) | {
             "post_grad_custom_post_pass": widened,
             "_pre_fusion_custom_pass": widened,
+            CHECK_LEAST: True,
         }
         try:
             compile_program(program, folder / MODEL, options)
