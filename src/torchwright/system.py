@@ -86,6 +86,18 @@ def kill_all(process: subprocess.Popen[Any] | Any) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+def stop(process: subprocess.Popen[Any] | Any) -> None:
+    """Let a process that was started `apart`, and what it started, stand still; nothing where it has ended."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGSTOP)
+
+
+def go_on(process: subprocess.Popen[Any] | Any) -> None:
+    """Undo `stop`."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGCONT)
+
+
 def forks() -> bool:
     """Whether a process may be forked after its libraries are loaded, which those of macOS do not survive."""
     return sys.platform == "linux" and hasattr(os, "fork")

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from torchwright.decoder import PAGE, PagedCache, read_decoder_config
+from torchwright.devices.cpu import available_memory_bytes
 from torchwright.errors import TorchwrightError
-from torchwright.serve.engine.memory import available_bytes, page_bytes, page_count
+from torchwright.serve.engine.memory import page_bytes, page_count
 from torchwright.workloads.language import BUNDLED
 
 CONFIG = read_decoder_config(BUNDLED)
@@ -44,4 +45,4 @@ def test_too_little_memory_says_how_much_is_needed() -> None:
 
 
 def test_there_is_some_memory_here() -> None:
-    assert available_bytes() > 1 << 20
+    assert available_memory_bytes() > 1 << 20

@@ -18,7 +18,7 @@ from torchwright.errors import RefusedTechnique
 from torchwright.facts import DeviceFacts
 from torchwright.techniques import Target
 from torchwright.techniques.attention import SwitchAttention, switchable
-from torchwright.techniques.matmul_attention import attend
+from torchwright.techniques.matmul_attention import AttentionCalls, MatmulAttention, attend
 from torchwright.techniques.shared.blocked_attention import BlockedAttention, BlockedMask, find_sites
 from torchwright.workloads.base import Case
 from torchwright.workloads.module import ModuleWorkload
@@ -257,3 +257,51 @@ def test_a_query_that_sees_no_key_is_answered_by_zeros(kind: str, queries: int) 
     got = attend(512, q, k, v, attn_mask=mask)
     assert got[0, :, -1].eq(0).all()
     torch.testing.assert_close(got.float(), wanted, rtol=0, atol=0.03)
+
+
+# ------------------------------------------------------------------------------------ torch's own multi-head attention
+
+
+class Heads(nn.Module):
+    """torch's multi-head attention, asked for its weights or not."""
+
+    def __init__(self, weights: bool) -> None:
+        super().__init__()
+        self.heads, self.weights = nn.MultiheadAttention(32, 2, batch_first=True), weights
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.heads(x, x, x, need_weights=self.weights)[0]
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "calls"),
+    [
+        (encoder(), True),
+        (Heads(weights=False), True),
+        (Heads(weights=True), False),
+        (nn.Linear(32, 4), False),
+    ],
+    ids=["encoder", "no weights", "weights", "none"],
+)
+def test_calls_inside_torchs_multi_head_attention_are_seen(model: nn.Module, calls: bool):
+    """No mode is shown them, so that attention of nn.TransformerEncoder was never tried on other kernels."""
+    with torch.inference_mode(), AttentionCalls() as seen:
+        model.eval()(torch.randn(2, 5, 32))
+    assert seen.seen is calls
+
+
+def test_products_take_the_place_of_attention_inside_torchs_multi_head_attention():
+    x = torch.randn(2, 5, 32).bfloat16()
+    model = encoder().eval().bfloat16()
+    wanted = model.float()(x.float())
+    target = make(model.bfloat16(), x)
+    MatmulAttention().apply(target)
+    (program,) = export(target.model, [Case(name="forward", args=(x,))]).values()
+    called = {str(node.target) for node in program.graph.nodes}
+    assert not [name for name in called if "scaled_dot_product" in name]
+    torch.testing.assert_close(program.module()(x).float(), wanted, atol=0.05, rtol=0.05)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,16 @@ def usable_cores() -> int:
     cores = len(siblings)
     quota = _cgroup_cpu_quota()
     return max(1, cores if quota is None else min(cores, int(quota)))
+
+
+def available_memory_bytes() -> int:
+    """Memory that programs can still have, within the limits of this process."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:  # no Linux
+        found = None
+    usable = usable_memory_bytes()
+    return min(usable, int(found[1]) * 1024) if found else usable // 2
 
 
 def usable_memory_bytes() -> int:

@@ -161,7 +161,11 @@ def compile_program(program: ExportedProgram, path: Path, inductor: dict[str, An
         from torchwright.techniques.shared.int8 import register_patterns  # loading a package needs none of it
 
         register_patterns()
-    with torch.no_grad(), ignore_library_warnings(), torch._inductor.config.patch({CHECK_LEAST: False} | inductor):
+    with (
+        torch.no_grad(),
+        ignore_library_warnings(),
+        torch._inductor.config.patch({CHECK_LEAST: False} | inductor),
+    ):
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
 
 

@@ -42,7 +42,8 @@ def attempt(
     started = search.context.clock()
     search.context.deadline = estimate.latest(search, steps)
     try:
-        candidate = trial.start_candidate(search.context, steps)
+        with search.ahead.beside(steps):
+            candidate = trial.start_candidate(search.context, steps)
         search.spend(candidate, search.context.clock() - started)
     except TrialFailed as failure:
         if failure.timed_out:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torchwright.errors import RefusedTechnique
-from torchwright.facts import RELATIVE_ERROR, Rung, Step
+from torchwright.facts import RELATIVE_ERROR, Interval, Rung, Step
 from torchwright.search import components, estimate
 from torchwright.search.components import COMPANY, HIDDEN
 from torchwright.search.state import Search
@@ -312,6 +314,24 @@ def plan(search: Search, step: Step) -> tuple[Step, ...]:
     technique = from_step(step)
     steps = with_step(search, technique, step)[0] or in_company(search, technique, step)
     return steps or in_order([*search.best.steps, step])
+
+
+def supposing(search: Search, step: Step, steps: tuple[Step, ...]) -> Search:
+    """The search as it would be if `steps`, tried for the sake of one of them, were kept at the gain expected."""
+    supposed, have = copy.copy(search), search.description.properties
+    for change in map(from_step, steps):
+        have = (have - change.removed) | change.gives
+    supposed.best = replace(search.best, steps=steps, prepared=replace(search.best.prepared, properties=have))
+    gain, reached = (_exactly(value) for value in (expected_gain(search, step), search.reached()))
+    kept = Rung(
+        step=step, kept=True, status="kept", reason="", speedup=gain, total_speedup=gain.times(reached)
+    )
+    supposed.rungs = [*search.rungs, kept]
+    return supposed
+
+
+def _exactly(value: float) -> Interval:
+    return Interval(value=value, low=value, high=value)
 
 
 def untried_seconds(search: Search) -> float:

@@ -50,7 +50,7 @@ def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
         like = max(reversed(converted), key=lambda spent: _calibrated(spent.steps) == narrow)
         calibration = CALIBRATION * like.conversion if narrow and not _calibrated(like.steps) else 0.0
         return like.seconds - like.conversion + calibration
-    return afresh_seconds(search, steps)
+    return max(afresh_seconds(search, steps) - search.ahead.seconds(steps), search.spent[0].seconds)
 
 
 def afresh_seconds(search: Search, steps: Sequence[Step]) -> float:

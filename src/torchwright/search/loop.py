@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torchwright.errors import RefusedTechnique, TorchwrightError
@@ -42,7 +43,8 @@ def run(search: Search) -> Outcome:
         queue = choose.first_queue(search, resume.restore(search))
         while queue:
             interrupts.check()
-            queue += _try(search, choose.take(search, queue))
+            queue += _try(search, choose.take(search, queue), queue)
+        search.ahead.close()
         meet_rival(search)
         drop_one(search)
         judge_again(search)
@@ -118,18 +120,18 @@ def _asked(search: Search) -> tuple[str, ...] | None:
     return tuple(step.name for step in search.wanted) if search.only else None
 
 
-def _try(search: Search, step: Step) -> list[Step]:
-    """Try one step on top of the best recipe; returns what is worth another trial because of it.
+def _try(search: Search, step: Step, queue: Sequence[Step]) -> list[Step]:
+    """Try one step on top of the best recipe; returns what is worth another trial because of it. `queue` comes after.
 
     What nothing can be built upon is tried against its like, and our own recipe goes on as if it were not there.
     """
     if choose.is_closed(from_step(step)):
         with search.among_rivals():
-            return _try_on_best(search, step)
-    return _try_on_best(search, step)
+            return _try_on_best(search, step, ())
+    return _try_on_best(search, step, queue)
 
 
-def _try_on_best(search: Search, step: Step) -> list[Step]:
+def _try_on_best(search: Search, step: Step, queue: Sequence[Step]) -> list[Step]:
     technique, asked = from_step(step), step in search.wanted and not search.has_variant(step)
     reason = None if asked else _refusal(search, technique, step)
     if reason:
@@ -152,9 +154,34 @@ def _try_on_best(search: Search, step: Step) -> list[Step]:
     if reason and not asked:
         search.leave(step, reason)
         return []
+    if ahead := _expected_next(search, step, steps, queue):
+        search.ahead.begin(ahead, steps, search.best.prepared.weight_bytes)
     if attempt(search, step, steps, swapped) and choose.changes_verdicts(technique):
         return choose.second_chances(search)
     return []
+
+
+def _expected_next(
+    search: Search, step: Step, steps: tuple[Step, ...], queue: Sequence[Step]
+) -> tuple[Step, ...] | None:
+    """The recipe that would be tried next if `steps` were kept, where that is one of our own."""
+    supposed, left = choose.supposing(search, step, steps), list(queue)
+    spent = estimate.trial_seconds(search, steps)
+    while left:
+        other = choose.take(supposed, left)
+        technique = from_step(other)
+        if choose.is_closed(technique):
+            return None
+        if _refusal(supposed, technique, other) or choose.left_out(supposed, other):
+            continue
+        planned = choose.with_step(supposed, technique, other)[0] or choose.in_company(
+            supposed, technique, other
+        )
+        if planned is None or choose.cannot_pass(supposed, technique):
+            continue
+        if choose.no_time(supposed, other, planned, before=spent) is None:
+            return planned
+    return None
 
 
 def _refusal(search: Search, technique: Technique, step: Step) -> str | None:

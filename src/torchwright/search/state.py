@@ -13,6 +13,7 @@ from torchwright.engines.apply import DISCOVERED
 from torchwright.engines.base import engines
 from torchwright.engines.describe import Description
 from torchwright.facts import Budget, Event, Interval, Measurement, Recipe, Rung, Step
+from torchwright.search.ahead import Ahead
 from torchwright.search.experience import TABLE, Experience, Record
 from torchwright.techniques.base import from_step
 from torchwright.trial.client import Candidate, Context
@@ -148,6 +149,10 @@ class Search:
     last_reference: Any = None
     """The same on data by which nothing is chosen; None where there is none."""
     description: Description = field(init=False)
+    ahead: Ahead = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ahead = Ahead(self.context)
 
     def have(self) -> frozenset[str]:
         """Properties of the best so far; those found by running the original hold for every recipe of it."""

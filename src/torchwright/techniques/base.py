@@ -160,6 +160,8 @@ class Technique:
     """Whether it changes how a process runs and nothing of what an engine makes of the model."""
     keeps_pages: ClassVar[bool] = False
     """Whether it saves what fresh pages cost, and nothing else."""
+    times_kernels: ClassVar[bool] = False
+    """Whether its compilation times kernels, beside which nothing may run."""
     own_kernels: ClassVar[bool] = False
     """Whether it runs on Torchwright's C++ kernels, which are compiled once for each version."""
 

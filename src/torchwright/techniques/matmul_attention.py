@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
+from torchwright.techniques.shared.multihead import separate_heads
 from torchwright.techniques.shared.wrapping import AttentionBy
 from torchwright.techniques.shared.wrapping import fused_attention as fused
 
@@ -44,6 +45,7 @@ class MatmulAttention(Technique):
         return None
 
     def apply(self, target: Target) -> None:
+        separate_heads(target.model)
         target.model = WithAttention(target.model, self.longest)
         target.coverage.append(
             Coverage(technique=self.name, changed=1, total=1, unit="models", kernel="matrix products")
@@ -103,13 +105,19 @@ def _masked_softmax(scores: torch.Tensor, attn_mask: torch.Tensor) -> torch.Tens
 
 
 class AttentionCalls(TorchFunctionMode):
-    """Notes whether scaled_dot_product_attention is called while its block runs."""
+    """Notes whether scaled_dot_product_attention is called while its block runs.
+
+    What torch's own multi-head attention calls is not shown to a mode, so that its call counts where it asks for none
+    of the weights.
+    """
 
     seen = False
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.seen = self.seen or func is fused
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        heads = func is nn.functional.multi_head_attention_forward and not kwargs.get("need_weights", True)
+        self.seen = self.seen or func is fused or heads
+        return func(*args, **kwargs)
 
 
 @functools.cache

@@ -20,6 +20,7 @@ class MaxAutotune(Technique):
 
     name: ClassVar[str] = "max_autotune"
     phase: ClassVar[Phase] = Phase.RUNTIME
+    times_kernels: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"compiled", "linear"})
 
     backends: Literal["CPP,ATEN", "CPP", "TRITON,ATEN", "TRITON", "CUTLASS,TRITON,ATEN", "CK,TRITON,ATEN"] = (

@@ -152,26 +152,53 @@ class TrialProcess:
         Raises `TrialFailed` when it crashes, raises or is not done by the context's deadline, the worker's own
         `TorchwrightError` when that is what it raised, and its `OSError` when the disk is full.
         """
+        self.request(method, **arguments)
+        return self.answer()
+
+    def request(self, method: str, **arguments: Any) -> None:
+        """Ask, and do not wait. Raises `TrialFailed` where the process has ended."""
         interrupts.check()
         if self._ended:
             raise TrialFailed(self._ended)
-        allowed = self._context.remaining()
-        try:
+        with self._outlived():
             self._connection.send_bytes(pickle.dumps((method, arguments)))
+
+    def has_answered(self) -> bool:
+        """Whether `answer` would not have to wait."""
+        return bool(self._ended) or self._connection.poll(0)
+
+    def answer(self) -> Any:
+        """The answer to what was requested; raises as `ask` does."""
+        allowed = self._context.remaining()
+        with self._outlived():
             if not interrupts.answered(self._connection, allowed):
                 self.close("stopped: it was not done in time")
                 raise _not_done(allowed)
             kind, value = pickle.loads(self._connection.recv_bytes())
-        except (EOFError, ConnectionError) as error:
-            reason, tail = self._death(), self._tail()
-            self.close(reason)
-            raise TrialFailed(reason, details=tail) from error
         if kind == "refused":
             raise value
         if kind == "failed":
             name, line, trace = value
             raise TrialFailed(f"{name}: {line}" if line else name, details=trace)
         return value
+
+    @contextlib.contextmanager
+    def _outlived(self) -> Iterator[None]:
+        """Within the block the process's end is a failure, with its reason."""
+        try:
+            yield
+        except (EOFError, ConnectionError) as error:
+            reason, tail = self._death(), self._tail()
+            self.close(reason)
+            raise TrialFailed(reason, details=tail) from error
+
+    def stop(self) -> None:
+        """Let the process, and everything it started, stand still until `go_on`."""
+        system.stop(self._process)
+
+    def go_on(self) -> None:
+        """Undo `stop`."""
+        system.go_on(self._process)
 
     def close(self, reason: str = "closed already") -> None:
         """End the process and everything it started; what is asked of it from now on fails for `reason`."""

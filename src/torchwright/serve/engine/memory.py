@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import torch
 
 from torchwright.decoder.cache import PAGE
 from torchwright.decoder.config import DecoderConfig
-from torchwright.devices.cpu import usable_memory_bytes
+from torchwright.devices.cpu import available_memory_bytes
 from torchwright.errors import WorkloadError
 from torchwright.serve.options import KV_SHARE
 
@@ -40,7 +37,7 @@ def page_count(
     size = page_bytes(config, dtype)
     whole = -(-context // PAGE)
     if kv_memory is None:
-        available = available_bytes() if available is None else available
+        available = available_memory_bytes() if available is None else available
         kv_memory = int(available * KV_SHARE)
         if kv_memory < whole * size <= available * MOST:
             kv_memory = whole * size
@@ -52,13 +49,3 @@ def page_count(
             next=f"--kv-memory {whole * size} holds one sequence of {context} tokens",
         )
     return pages
-
-
-def available_bytes() -> int:
-    """Memory that programs can still have, within the limits of this process."""
-    try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:  # no Linux
-        found = None
-    usable = usable_memory_bytes()
-    return min(usable, int(found[1]) * 1024) if found else usable // 2

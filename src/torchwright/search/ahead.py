@@ -1,0 +1,143 @@
+"""Compiling ahead: on a core that is free, what would be tried next is compiled beside what is compiled now.
+
+Compiling is one thread's work, and most of a trial that compiles. A guess that was wrong costs nobody anything: its
+process stands still whenever something is timed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchwright.devices.cpu import available_memory_bytes, usable_cores
+from torchwright.engines.conversion import shorten
+from torchwright.errors import TorchwrightError
+from torchwright.facts import Step
+from torchwright.techniques.base import conversion_of, from_step
+from torchwright.trial import client as trial
+from torchwright.trial.client import CONVERSIONS, Context, TrialFailed, TrialProcess
+from torchwright.trial.values import Prepared
+
+SPARE = 2 * 2**30
+"""Bytes of memory that compiling takes beside the model's."""
+COPIES = 6
+"""So many times a model's weights it takes at most: rounded, folded, as text of a program and in its package."""
+
+
+@dataclass(kw_only=True)
+class _Compilation:
+    process: TrialProcess
+    folder: Path
+    begun: float
+    stopped: float
+    """When it was stopped last."""
+    paused: float = 0.0
+    """Seconds for which it stood still before."""
+
+
+class Ahead:
+    """What is compiled ahead in one search; stands still but within `beside`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._running: dict[str, _Compilation] = {}
+        self._took: dict[str, float] = {}
+
+    def begin(self, steps: tuple[Step, ...], now: tuple[Step, ...], weight_bytes: int) -> None:
+        """Compile `steps`, which may be tried after those that are tried `now`; what else was begun is given up."""
+        names = {conversion_of(steps), conversion_of(now)}
+        for name in self._running.keys() - names:
+            self._give_up(name)
+        name = conversion_of(steps)
+        if name is None or not self._worth(name, steps, now, weight_bytes):
+            return
+        try:
+            process = TrialProcess(self._context)
+        except TrialFailed:
+            return
+        folder, clock = Path(tempfile.mkdtemp(dir=self._context.scratch)), self._context.clock()
+        self._running[name] = _Compilation(process=process, folder=folder, begun=clock, stopped=clock)
+        kept = self._context.scratch / CONVERSIONS
+        process.request("prepare", steps=steps, folder=str(folder), conversions=str(kept))
+        process.stop()
+
+    def _worth(self, name: str, steps: tuple[Step, ...], now: tuple[Step, ...], weight_bytes: int) -> bool:
+        context = self._context
+        return (
+            context.fork
+            and context.device == "cpu"
+            and usable_cores() > 1
+            and _compiles_on_one_thread(steps)
+            and _compiles_on_one_thread(now)
+            and not trial.environment_of(steps)
+            and name not in self._running
+            and not (context.scratch / CONVERSIONS / name).exists()
+            and available_memory_bytes() > SPARE + COPIES * weight_bytes
+        )
+
+    @contextmanager
+    def beside(self, steps: tuple[Step, ...]) -> Generator[None]:
+        """A block that compiles `steps`, or takes over what was compiled ahead of it, for which it waits.
+
+        Raises `TrialFailed` where that is not done by the context's deadline.
+        """
+        for compilation in self._running.values():
+            compilation.paused += self._context.clock() - compilation.stopped
+            compilation.process.go_on()
+        try:
+            name = conversion_of(steps)
+            if name in self._running:
+                self._take(name)
+            yield
+        finally:
+            for name, compilation in list(self._running.items()):
+                if compilation.process.has_answered():
+                    self._take(name)
+                else:
+                    compilation.stopped = self._context.clock()
+                    compilation.process.stop()
+
+    def seconds(self, steps: Sequence[Step]) -> float:
+        """What a trial of these is spared by now."""
+        name = conversion_of(steps) or ""
+        compilation = self._running.get(name)
+        if compilation is None:
+            return self._took.get(name, 0.0)
+        return compilation.stopped - compilation.begun - compilation.paused
+
+    def close(self) -> None:
+        """Give up all that is not done."""
+        for name in list(self._running):
+            self._give_up(name)
+
+    def _take(self, name: str) -> None:
+        """Wait for its package, for the trial that wants it; where there is none that trial will say why."""
+        compilation = self._running[name]
+        try:
+            prepared: Prepared = compilation.process.answer()
+        except TrialFailed as failure:
+            if failure.timed_out:
+                raise
+        except (TorchwrightError, OSError):
+            return
+        else:
+            self._took[name] = prepared.converted - compilation.paused
+            shorten(self._context.scratch / CONVERSIONS / name, compilation.paused)
+        finally:
+            self._give_up(name)
+
+    def _give_up(self, name: str) -> None:
+        compilation = self._running.pop(name)
+        compilation.process.close()
+        shutil.rmtree(compilation.folder, ignore_errors=True)
+
+
+def _compiles_on_one_thread(steps: tuple[Step, ...]) -> bool:
+    changes = [from_step(step) for step in steps]
+    return any("compiled" in change.gives for change in changes) and not any(
+        change.times_kernels for change in changes
+    )
