@@ -75,10 +75,11 @@ class CompiledCalls:
         )
         return Ready(how="graphs, uncompiled", run=door.run, door=door)
 
-    def _programs(self) -> dict[str, Any]:
+    def _programs(self, *names: str) -> dict[str, Any]:
+        """The graphs of these names, without any all of them."""
         from torchwright.engines.program import read_programs
 
-        return read_programs(self.path, trust=self.trusted)
+        return read_programs(self.path, trust=self.trusted, names=names or None)
 
     def _behind_door(
         self, folder: Path, programs: dict[str, Any] | None, how: str, tolerance: float
@@ -121,7 +122,7 @@ class CompiledCalls:
         manifest, general = self.manifest, None
         if manifest.any_sizes is not None and not self.strict:
             spec = manifest.any_sizes
-            general = Later(spec, lambda: GraphCall(self._programs()[GENERAL], spec, manifest.layouts))
+            general = Later(spec, lambda: GraphCall(self._programs(GENERAL)[GENERAL], spec, manifest.layouts))
         pieces = manifest.takes.pieces and manifest.rows in ("pieces", "both")
         return Door(
             calls,

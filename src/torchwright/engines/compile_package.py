@@ -52,4 +52,6 @@ if __name__ == "__main__":
 
     folder, name, index = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     settings = json.loads(sys.stdin.read())
-    compile_program(read_programs(folder, trust=True)[name], folder / package_file(index), settings)
+    compile_program(
+        read_programs(folder, trust=True, names=(name,))[name], folder / package_file(index), settings
+    )

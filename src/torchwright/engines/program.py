@@ -17,7 +17,7 @@ import inspect
 import json
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,8 +210,10 @@ def write_programs(folder: Path, programs: dict[str, ExportedProgram]) -> None:
     save_file(tensors, folder / TENSORS)
 
 
-def read_programs(folder: Path, *, trust: bool = False) -> dict[str, ExportedProgram]:
-    """The graphs that `write_programs` kept.
+def read_programs(
+    folder: Path, *, trust: bool = False, names: Collection[str] | None = None
+) -> dict[str, ExportedProgram]:
+    """The graphs that `write_programs` kept, all of them or those of these names.
 
     With `trust` they may call operators of any library that is loaded. Raises `ArtifactError` for files that are
     damaged or that hold anything but plain graphs and tensors.
@@ -222,6 +224,8 @@ def read_programs(folder: Path, *, trust: bool = False) -> dict[str, ExportedPro
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, it is no dict
         programs = {}
         for name, entry in graphs.items():
+            if names is not None and name not in names:
+                continue
             _register_operators(entry["graph"])
             with ignore_library_warnings():
                 programs[name] = serde.ExportedProgramDeserializer().deserialize(

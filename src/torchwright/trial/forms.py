@@ -47,7 +47,7 @@ ROWS_COST = 1.03
 """What a form may cost before another is made: a free number of rows at the example's, any form at one row."""
 ROUNDS = 9
 TURN_SECONDS = 0.02
-NUMBER_SECONDS = 2.0
+NUMBER_SECONDS = 1.0
 """Turns with one number of rows end after this, when each form had one."""
 ORIGINAL = "the original"
 ROUNDING = 1e-3
@@ -182,7 +182,7 @@ def choose(
     original has this process's.
     """
     fixed = Package(folder / package_file(0), forms.calls[0])
-    programs = read_programs(folder, trust=True)
+    programs = read_programs(folder, trust=True, names=(GENERAL,))
     chosen = replace(
         check_graphs(model, case, takes, forms, programs, fixed), rows="pieces" if takes.pieces else "fixed"
     )
