@@ -317,8 +317,9 @@ def plan(search: Search, step: Step) -> tuple[Step, ...]:
 
 
 def supposing(search: Search, step: Step, steps: tuple[Step, ...]) -> Search:
-    """The search as it would be if `steps`, tried for the sake of one of them, were kept at the gain expected."""
+    """The search as it will be if `steps`, tried for the sake of one of them, are kept at the gain expected."""
     supposed, have = copy.copy(search), search.description.properties
+    supposed.end -= estimate.trial_seconds(search, steps)
     for change in map(from_step, steps):
         have = (have - change.removed) | change.gives
     supposed.best = replace(search.best, steps=steps, prepared=replace(search.best.prepared, properties=have))

@@ -155,7 +155,7 @@ def _try_on_best(search: Search, step: Step, queue: Sequence[Step]) -> list[Step
         search.leave(step, reason)
         return []
     if ahead := _expected_next(search, step, steps, queue):
-        search.ahead.begin(ahead, steps, search.best.prepared.weight_bytes)
+        search.ahead.begin(ahead, steps, search.baseline.prepared.weight_bytes)
     if attempt(search, step, steps, swapped) and choose.changes_verdicts(technique):
         return choose.second_chances(search)
     return []
@@ -166,7 +166,7 @@ def _expected_next(
 ) -> tuple[Step, ...] | None:
     """The recipe that would be tried next if `steps` were kept, where that is one of our own."""
     supposed, left = choose.supposing(search, step, steps), list(queue)
-    spent = estimate.trial_seconds(search, steps)
+    beside = estimate.ready_seconds(search, steps)  # while these are compiled it is compiled, too
     while left:
         other = choose.take(supposed, left)
         technique = from_step(other)
@@ -179,7 +179,7 @@ def _expected_next(
         )
         if planned is None or choose.cannot_pass(supposed, technique):
             continue
-        if choose.no_time(supposed, other, planned, before=spent) is None:
+        if choose.no_time(supposed, other, planned, before=-beside) is None:
             return planned
     return None
 
