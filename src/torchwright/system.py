@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 KILLED = -9
 """The exit code, as `subprocess` gives it, of a process that was killed outright."""
+LAST = 19
+"""The niceness of what runs where nothing else wants to."""
 LOCK_SECONDS = 0.05
 """Between two tries for a lock where the system does not wait itself."""
 
@@ -84,6 +86,12 @@ def kill_all(process: subprocess.Popen[Any] | Any) -> None:
         return
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def give_way(process: subprocess.Popen[Any] | Any) -> None:
+    """Let a process that was started `apart`, and what it starts, run where others leave a core idle."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PGRP, process.pid, LAST)
 
 
 def stop(process: subprocess.Popen[Any] | Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from search_world import World, fake_world, product, step
 from torchwright.facts import Step
 from torchwright.json_file import read_json
 from torchwright.search.ahead import Ahead
+from torchwright.system import LAST
 from torchwright.techniques.base import conversion_of
 from torchwright.trial.client import CONVERSIONS, Context, start_candidate
 from torchwright.trial.fork_server import can_fork
@@ -59,12 +61,17 @@ def becomes(found: Callable[[], bool]) -> bool:
     return found()
 
 
+def is_gone(pid: int) -> bool:
+    return becomes(lambda: state(pid) == "gone")
+
+
 @forks
 def test_what_was_compiled_ahead_is_taken_over_and_stands_still_in_between(context: Context):
     ahead, now, then = Ahead(context), (COMPILE,), (HALF, COMPILE)
     ahead.begin(then, now, 1)
     (pid,) = pids(context)
     assert becomes(lambda: state(pid) == "T")
+    assert os.getpriority(os.PRIO_PROCESS, pid) == LAST
     assert ahead.seconds(then) == 0.0
     with ahead.beside(now):
         assert becomes(lambda: state(pid) != "T")
@@ -101,12 +108,13 @@ def test_a_wrong_guess_is_given_up_and_nothing_of_it_is_left(context: Context):
     ahead.begin((HALF, COMPILE), (COMPILE,), 1)
     (first,) = pids(context)
     ahead.begin((COMPILE,), (HALF,), 1)
-    assert becomes(lambda: state(first) == "gone")
+    assert is_gone(first)
     assert len(pids(context)) == 0  # eager code is tried meanwhile, which needs all cores
-    ahead.begin((HALF, COMPILE), (COMPILE,), 1)
-    (second,) = pids(context)
-    ahead.close()
-    assert becomes(lambda: state(second) == "gone")
+    for end in (ahead.close, lambda: ahead.begin((), (HALF,), 1)):
+        ahead.begin((HALF, COMPILE), (COMPILE,), 1)
+        (second,) = pids(context)
+        end()
+        assert is_gone(second)
     assert not pids(context)
     assert not list(context.scratch.glob("tmp*"))
 
@@ -150,5 +158,6 @@ def test_what_comes_next_if_this_is_kept_is_begun(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Ahead, "begin", lambda ahead, steps, now, weight_bytes: begun.append(steps))
     world.search(step("half"), step("fuse"), step("quantize"))
     tried = [steps for steps in world.started if steps]
-    assert tried[: len(begun) + 1] == [tried[0], *begun]
-    assert {each.name for each in begun[-1]} == {"half", "fuse", "quantize"}
+    assert begun[-1] == ()
+    assert tried == [tried[0], *begun[:-1]]
+    assert {each.name for each in tried[-1]} == {"half", "fuse", "quantize"}

@@ -1,7 +1,7 @@
 """Compiling ahead: on a core that is free, what would be tried next is compiled beside what is compiled now.
 
 Compiling is one thread's work, and most of a trial that compiles. A guess that was wrong costs nobody anything: its
-process stands still whenever something is timed.
+process has what others leave of the cores, and stands still whenever something is timed.
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ class Ahead:
         self._took: dict[str, float] = {}
 
     def begin(self, steps: tuple[Step, ...], now: tuple[Step, ...], weight_bytes: int) -> None:
-        """Compile `steps`, which may be tried after those that are tried `now`; what else was begun is given up."""
-        names = {conversion_of(steps), conversion_of(now)}
-        for name in self._running.keys() - names:
-            self._give_up(name)
+        """Compile `steps`, which may be tried after those that are tried `now`; what else was begun is given up.
+
+        Without any it is only given up.
+        """
         name = conversion_of(steps)
+        for other in self._running.keys() - {name, conversion_of(now)}:
+            self._give_up(other)
         if name is None or not self._worth(name, steps, now, weight_bytes):
             return
         try:
@@ -62,6 +64,7 @@ class Ahead:
         folder, clock = Path(tempfile.mkdtemp(dir=self._context.scratch)), self._context.clock()
         self._running[name] = _Compilation(process=process, folder=folder, begun=clock, stopped=clock)
         kept = self._context.scratch / CONVERSIONS
+        process.give_way()
         process.request("prepare", steps=steps, folder=str(folder), conversions=str(kept))
         process.stop()
 

@@ -154,8 +154,8 @@ def _try_on_best(search: Search, step: Step, queue: Sequence[Step]) -> list[Step
     if reason and not asked:
         search.leave(step, reason)
         return []
-    if ahead := _expected_next(search, step, steps, queue):
-        search.ahead.begin(ahead, steps, search.baseline.prepared.weight_bytes)
+    ahead = _expected_next(search, step, steps, queue)
+    search.ahead.begin(ahead, steps, search.baseline.prepared.weight_bytes)
     if attempt(search, step, steps, swapped) and choose.changes_verdicts(technique):
         return choose.second_chances(search)
     return []
@@ -163,15 +163,15 @@ def _try_on_best(search: Search, step: Step, queue: Sequence[Step]) -> list[Step
 
 def _expected_next(
     search: Search, step: Step, steps: tuple[Step, ...], queue: Sequence[Step]
-) -> tuple[Step, ...] | None:
-    """The recipe that would be tried next if `steps` were kept, where that is one of our own."""
+) -> tuple[Step, ...]:
+    """The recipe that would be tried next if `steps` were kept, where that is one of our own; else none."""
     supposed, left = choose.supposing(search, step, steps), list(queue)
     beside = estimate.ready_seconds(search, steps)  # while these are compiled it is compiled, too
     while left:
         other = choose.take(supposed, left)
         technique = from_step(other)
         if choose.is_closed(technique):
-            return None
+            return ()
         if _refusal(supposed, technique, other) or choose.left_out(supposed, other):
             continue
         planned = choose.with_step(supposed, technique, other)[0] or choose.in_company(
@@ -181,7 +181,7 @@ def _expected_next(
             continue
         if choose.no_time(supposed, other, planned, before=-beside) is None:
             return planned
-    return None
+    return ()
 
 
 def _refusal(search: Search, technique: Technique, step: Step) -> str | None:

@@ -192,6 +192,10 @@ class TrialProcess:
             self.close(reason)
             raise TrialFailed(reason, details=tail) from error
 
+    def give_way(self) -> None:
+        """Run where others leave a core idle, from now on."""
+        system.give_way(self._process)
+
     def stop(self) -> None:
         """Let the process, and everything it started, stand still until `go_on`."""
         system.stop(self._process)
