@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from torchwright.exporter.aoti import Aoti
+from torchwright.engines import program
+from torchwright.engines.call import spec_of
+from torchwright.exporter.aoti import CHECKS, MODEL, Aoti
 from torchwright.exporter.export import export
+from torchwright.workloads.base import Case
 
 
 @pytest.mark.slow
@@ -27,3 +31,25 @@ def test_an_lstm_takes_one_row(tmp_path: Path) -> None:
     )
     assert made.report["verdict"] == "holds"
     assert [1] in [list(row["sizes"].values()) for row in made.report["calls"] if row["outcome"] == "right"]
+
+
+@pytest.mark.parametrize("first", [2, 3], ids=["right", "wrong"])
+def test_wrong_sizes_are_refused_and_the_process_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """What refuses them was set for good, and then packages of artifacts refused one row."""
+    if reason := Aoti.unavailable():
+        pytest.skip(reason)
+    monkeypatch.delenv(CHECKS, raising=False)
+    model = nn.Linear(4, 4).eval()
+    (graph,) = program.export(model, [Case(name="call", args=(torch.randn(2, 4),))]).values()
+    program.compile_program(graph, tmp_path / MODEL, {})
+    run = Aoti.open(tmp_path, spec_of("call", graph), 1)
+    for rows in (first, 2, 3):
+        x = torch.randn(rows, 4)
+        if rows == 2:
+            torch.testing.assert_close(run([x]), [model(x)])
+        else:
+            with pytest.raises(RuntimeError, match="unmatched dim value"):
+                run([x])
+        assert CHECKS not in os.environ

@@ -132,8 +132,8 @@ def test_what_fails_ahead_is_left_to_the_trial_to_tell(context: Context):
 
 
 @forks
-@pytest.mark.parametrize("lack", ["cores", "memory", "quiet", "fork", "done"])
-def test_nothing_is_compiled_ahead_where_it_would_disturb(
+@pytest.mark.parametrize("lack", ["cores", "memory", "quiet", "fork", "done", "same"])
+def test_nothing_is_compiled_ahead_where_it_would_disturb_or_is_there(
     context: Context, lack: str, monkeypatch: pytest.MonkeyPatch
 ):
     now, then = (COMPILE,), (HALF, COMPILE)
@@ -145,6 +145,8 @@ def test_nothing_is_compiled_ahead_where_it_would_disturb(
         now = (COMPILE, Step(name="max_autotune", options={}))
     elif lack == "fork":
         context.fork = False
+    elif lack == "same":
+        then = (Step(name="allocator", options={}), COMPILE)
     else:
         (context.scratch / CONVERSIONS / str(conversion_of(then))).mkdir(parents=True)
     Ahead(context).begin(then, now, 1)

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -128,14 +129,33 @@ def _run(package: Package) -> Run:
     import torch
     from torch.utils import _pytree as pytree
 
-    os.environ[CHECKS] = "1"
+    begun = False
 
     def run(tensors: Sequence[Tensor]) -> list[Tensor]:
-        with torch.no_grad():
+        nonlocal begun
+        with torch.no_grad(), contextlib.nullcontext() if begun else _checking():
+            begun = True
             outputs = package.run([tensor.contiguous() for tensor in tensors])
         return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
 
     return run
+
+
+@contextlib.contextmanager
+def _checking() -> Iterator[None]:
+    """A package that is run for the first time within the block refuses inputs that are none of its own ever after.
+
+    It reads the variable once; others in this process are not to find it.
+    """
+    before = os.environ.get(CHECKS)
+    os.environ[CHECKS] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[CHECKS]
+        else:
+            os.environ[CHECKS] = before
 
 
 def _operators(file: Path) -> dict[str, int]:

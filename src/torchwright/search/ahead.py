@@ -52,10 +52,10 @@ class Ahead:
 
         Without any it is only given up.
         """
-        name = conversion_of(steps)
-        for other in self._running.keys() - {name, conversion_of(now)}:
+        name, current = conversion_of(steps), conversion_of(now)
+        for other in self._running.keys() - {name, current}:
             self._give_up(other)
-        if name is None or not self._worth(name, steps, now, weight_bytes):
+        if name in (None, current) or not self._worth(name, steps, now, weight_bytes):
             return
         try:
             process = TrialProcess(self._context)
