@@ -134,8 +134,8 @@ def _run(package: Package) -> Run:
     def run(tensors: Sequence[Tensor]) -> list[Tensor]:
         nonlocal begun
         with torch.no_grad(), contextlib.nullcontext() if begun else _checking():
-            begun = True
             outputs = package.run([tensor.contiguous() for tensor in tensors])
+        begun = True
         return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
 
     return run
@@ -145,7 +145,7 @@ def _run(package: Package) -> Run:
 def _checking() -> Iterator[None]:
     """A package that is run for the first time within the block refuses inputs that are none of its own ever after.
 
-    It reads the variable once; others in this process are not to find it.
+    It reads the variable once, when it gets that far; others in this process are not to find it.
     """
     before = os.environ.get(CHECKS)
     os.environ[CHECKS] = "1"
