@@ -50,6 +50,6 @@ def test_wrong_sizes_are_refused_and_the_process_stays_as_it_was(
             if rows == 2:
                 torch.testing.assert_close(run([x]), [model(x)])
             else:
-                with pytest.raises(RuntimeError, match="unmatched dim value|API call failed"):
+                with pytest.raises(RuntimeError, match=r"unmatched dim value|API call failed"):
                     run([x])
             assert CHECKS not in os.environ
