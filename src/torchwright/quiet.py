@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from torchwright import system
+
 TALKATIVE = (
     "transformers",
     "torchao",
@@ -62,16 +64,8 @@ def unreported() -> Iterator[None]:
 
     Nobody has asked for that here; and the threads that do it took 10 of the 26 s of a conversion on one core.
     """
-    before = {name: os.environ.get(name) for name in REPORTS}
-    os.environ |= REPORTS
-    try:
+    with system.environment(REPORTS):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def import_openvino() -> Any:

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from torchwright import system
 from torchwright.devices import get_device
 from torchwright.engines.layout import lay_out_rows
 from torchwright.engines.package import Package
@@ -133,29 +133,13 @@ def _run(package: Package) -> Run:
 
     def run(tensors: Sequence[Tensor]) -> list[Tensor]:
         nonlocal begun
-        with torch.no_grad(), contextlib.nullcontext() if begun else _checking():
+        # It reads the variable once, when its first call gets that far; others in this process are not to find it.
+        with torch.no_grad(), contextlib.nullcontext() if begun else system.environment({CHECKS: "1"}):
             outputs = package.run([tensor.contiguous() for tensor in tensors])
         begun = True
         return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
 
     return run
-
-
-@contextlib.contextmanager
-def _checking() -> Iterator[None]:
-    """A package that is run for the first time within the block refuses inputs that are none of its own ever after.
-
-    It reads the variable once, when it gets that far; others in this process are not to find it.
-    """
-    before = os.environ.get(CHECKS)
-    os.environ[CHECKS] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[CHECKS]
-        else:
-            os.environ[CHECKS] = before
 
 
 def _operators(file: Path) -> dict[str, int]:

@@ -44,6 +44,7 @@ class Ahead:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._kept = context.scratch / CONVERSIONS
         self._running: dict[str, _Compilation] = {}
         self._took: dict[str, float] = {}
 
@@ -63,9 +64,8 @@ class Ahead:
             return
         folder, clock = Path(tempfile.mkdtemp(dir=self._context.scratch)), self._context.clock()
         self._running[name] = _Compilation(process=process, folder=folder, begun=clock, stopped=clock)
-        kept = self._context.scratch / CONVERSIONS
         process.give_way()
-        process.request("prepare", steps=steps, folder=str(folder), conversions=str(kept))
+        process.request("prepare", steps=steps, folder=str(folder), conversions=str(self._kept))
         process.stop()
 
     def _worth(self, name: str, steps: tuple[Step, ...], now: tuple[Step, ...], weight_bytes: int) -> bool:
@@ -78,7 +78,7 @@ class Ahead:
             and _compiles_on_one_thread(now)
             and not trial.environment_of(steps)
             and name not in self._running
-            and not (context.scratch / CONVERSIONS / name).exists()
+            and not (self._kept / name).exists()
             and available_memory_bytes() > SPARE + COPIES * weight_bytes
         )
 
@@ -129,7 +129,7 @@ class Ahead:
             return
         else:
             self._took[name] = prepared.converted - compilation.paused
-            shorten(self._context.scratch / CONVERSIONS / name, compilation.paused)
+            shorten(self._kept / name, compilation.paused)
         finally:
             self._give_up(name)
 

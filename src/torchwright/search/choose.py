@@ -311,9 +311,13 @@ def left_out(search: Search, step: Step) -> str | None:
 
 def plan(search: Search, step: Step) -> tuple[Step, ...]:
     """The recipe in which a step would be tried now, as far as that can be said."""
+    return possible(search, step) or in_order([*search.best.steps, step])
+
+
+def possible(search: Search, step: Step) -> tuple[Step, ...] | None:
+    """The recipe in which a step can be tried now, or None."""
     technique = from_step(step)
-    steps = with_step(search, technique, step)[0] or in_company(search, technique, step)
-    return steps or in_order([*search.best.steps, step])
+    return with_step(search, technique, step)[0] or in_company(search, technique, step)
 
 
 def supposing(search: Search, step: Step, steps: tuple[Step, ...]) -> Search:

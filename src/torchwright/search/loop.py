@@ -174,9 +174,7 @@ def _expected_next(
             return ()
         if _refusal(supposed, technique, other) or choose.left_out(supposed, other):
             continue
-        planned = choose.with_step(supposed, technique, other)[0] or choose.in_company(
-            supposed, technique, other
-        )
+        planned = choose.possible(supposed, other)
         if planned is None or choose.cannot_pass(supposed, technique):
             continue
         if choose.no_time(supposed, other, planned, before=-beside) is None:

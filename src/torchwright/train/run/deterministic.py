@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch._inductor import config as inductor
 
+from torchwright import system
 from torchwright.errors import first_line
 from torchwright.train.run.config import RunFile
 from torchwright.train.run.data_section import RunError
@@ -34,12 +34,11 @@ def deterministic(run: RunFile, device: str) -> Generator[None]:
             next=f"set threads = {torch.get_num_threads()} to have what this machine takes now",
         )
     memory: Any = torch.utils.deterministic
-    before = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory, os.environ.get(WORKSPACE)
+    before = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     memory.fill_uninitialized_memory = False
-    os.environ[WORKSPACE] = ":4096:8"
     try:
-        with inductor.patch(deterministic=True):
+        with inductor.patch(deterministic=True), system.environment({WORKSPACE: ":4096:8"}):
             yield
     except RuntimeError as error:
         if "torch.use_deterministic_algorithms" not in str(error):
@@ -52,7 +51,3 @@ def deterministic(run: RunFile, device: str) -> Generator[None]:
     finally:
         torch.set_deterministic_debug_mode(before[0])
         memory.fill_uninitialized_memory = before[1]
-        if before[2] is None:
-            del os.environ[WORKSPACE]
-        else:
-            os.environ[WORKSPACE] = before[2]
