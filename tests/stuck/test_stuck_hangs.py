@@ -11,6 +11,7 @@ from typing import Any
 
 import hang_programs as programs
 import pytest
+from preloaded import PRELOADED
 
 from torchwright.cli import main
 from torchwright.stuck.analyse import analyse
@@ -26,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What four fresh processes for each program left: answers, dumps. A server that has torch already forks them."""
     folder = tmp_path_factory.mktemp("hangs")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "torchwright.stuck.watch"])
+    context.set_forkserver_preload(PRELOADED)
     jobs = [(programs.run_clean, (folder,))]
     jobs += [(programs.hang, (folder, hang.__name__)) for hang in programs.HANGS]
     until = time.monotonic() + LIMIT

@@ -1,9 +1,10 @@
-"""Processes of a training run, in one of which something goes wrong: `faulty.py RANK FAULT RESUME RUN.toml …`.
+"""Processes of training runs, in one of which something goes wrong; `runs.run_processes` asks for them.
 
-There is a process for each run file named. The fault happens on the process RANK, in its step FROM or the checkpoint
-after it. What each process says goes to the file RUN.toml.PROCESS.err, the exit codes as JSON to standard output.
+A line of JSON on standard input is a run: a process for each of its `files`. The fault happens on the process `rank`,
+in its step FROM or the checkpoint after it. What each process says goes to the file RUN.toml.PROCESS.err, the exit
+codes as a line of JSON to standard output.
 
-They are forked from one that has imported everything, since that takes longer than the runs.
+They are forked from this one, which has imported everything and does nothing else: that takes longer than the runs.
 """
 
 from __future__ import annotations
@@ -139,23 +140,26 @@ def one_process(path: Path, place: int, fault: str, resume: bool) -> int:
     return exit_code(run, [])
 
 
-def fork(path: Path, place: int, world: int, fault: str, resume: bool) -> int:
-    """Start one process; its id."""
+def fork(path: Path, place: int, asked: dict[str, Any]) -> int:
+    """Start one process as its caller would have; its id."""
     child = os.fork()
     if child:
         return child
     file = os.open(f"{path}.{place}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 2)
+    os.chdir(asked["folder"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    world = len(asked["files"])
     if world > 1:
         os.environ |= {"RANK": str(place), "LOCAL_RANK": str(place), "WORLD_SIZE": str(world)}
-    sys.exit(one_process(path, place, fault, resume))
+    fault = asked["fault"] if place == asked["rank"] else "none"
+    sys.exit(one_process(path, place, fault, asked["resume"]))
 
 
 if __name__ == "__main__":
-    rank, fault, resume, *paths = sys.argv[1:]
-    children = [
-        fork(Path(path), place, len(paths), fault if place == int(rank) else "none", resume == "True")
-        for place, path in enumerate(paths)
-    ]
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    print(json.dumps(codes))
+    for line in sys.stdin:
+        asked = json.loads(line)
+        children = [fork(Path(path), place, asked) for place, path in enumerate(asked["files"])]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps(codes), flush=True)

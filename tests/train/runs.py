@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -123,19 +125,36 @@ def run_processes(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    words = [str(Path(__file__).with_name("faulty.py")), str(rank), fault, str(resume), *map(str, files)]
-    with subprocess.Popen(
-        [sys.executable, *words],
-        env={**os.environ, **environment},
+    meet = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    asked = {"files": [*map(str, files)], "rank": rank, "fault": fault, "resume": resume}
+    codes = ask({**asked, "environment": {**os.environ, **meet}, "folder": os.getcwd()})
+    told = [Path(f"{file}.{place}.err").read_text(errors="replace") for place, file in enumerate(files)]
+    return list(zip(codes, told, strict=True))
+
+
+@functools.cache
+def parent() -> subprocess.Popen[str]:
+    """The process that those of runs are forked from; it ends with this one."""
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("faulty.py"))],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
         text=True,
-    ) as parent:
-        try:
-            codes = json.loads(parent.communicate(timeout=240)[0])
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(parent.pid, signal.SIGKILL)
-    told = [Path(f"{file}.{place}.err").read_text(errors="replace") for place, file in enumerate(files)]
-    return list(zip(codes, told, strict=True))
+    )
+
+
+def ask(run: dict[str, Any]) -> list[int]:
+    """The exit codes of a run's processes; none of them outlives a run that takes too long."""
+    forks = parent()
+    assert forks.stdin is not None and forks.stdout is not None
+    print(json.dumps(run), file=forks.stdin, flush=True)
+    try:
+        assert select.select([forks.stdout], [], [], 240)[0], "its processes take more than 240 s"
+        return json.loads(forks.stdout.readline())
+    except BaseException:
+        parent.cache_clear()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(forks.pid, signal.SIGKILL)
+        raise
