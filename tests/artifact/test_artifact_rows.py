@@ -17,6 +17,7 @@ from torchwright.trial.forms import Forms
 from torchwright.trial.session import Session
 
 
+@pytest.mark.slow
 def test_no_rows_are_not_asked_of_templates_that_divide_by_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,6 +47,7 @@ def test_one_row_is_answered_where_packages_check_their_inputs(
     torch.testing.assert_close(tw.load(path).model(x), mlp()(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchwright.errors.SlowerCall")
 def test_what_fails_with_other_rows_costs_the_recipe_these_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -230,6 +230,7 @@ def test_the_fewest_weights_that_make_things_right() -> None:
 # ------------------------------------------------------------------------------------------ from end to end
 
 
+@pytest.mark.slow
 def test_a_package_is_verified_and_its_damage_found(tmp_path: Path) -> None:
     model, inputs = small()
     out = tmp_path / "out"

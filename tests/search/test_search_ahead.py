@@ -65,6 +65,7 @@ def is_gone(pid: int) -> bool:
     return becomes(lambda: state(pid) == "gone")
 
 
+@pytest.mark.slow
 @forks
 def test_what_was_compiled_ahead_is_taken_over_and_stands_still_in_between(context: Context):
     ahead, now, then = Ahead(context), (COMPILE,), (HALF, COMPILE)

@@ -11,8 +11,8 @@ from typing import Any
 
 import hang_programs as programs
 import pytest
-from preloaded import PRELOADED
 
+from preloaded import PRELOADED
 from torchwright.cli import main
 from torchwright.stuck.analyse import analyse
 from torchwright.stuck.read import read_dumps

@@ -148,7 +148,8 @@ def parent() -> subprocess.Popen[str]:
 def ask(run: dict[str, Any]) -> list[int]:
     """The exit codes of a run's processes; none of them outlives a run that takes too long."""
     forks = parent()
-    assert forks.stdin is not None and forks.stdout is not None
+    assert forks.stdin is not None
+    assert forks.stdout is not None
     print(json.dumps(run), file=forks.stdin, flush=True)
     try:
         assert select.select([forks.stdout], [], [], 240)[0], "its processes take more than 240 s"

@@ -370,6 +370,7 @@ def test_a_compiler_that_compiled_nothing_is_refused_and_not_timed(tmp_path: Pat
         process.ask("prepare", steps=(step,))
 
 
+@pytest.mark.slow
 def test_what_is_compiled_and_not_warm_in_time_is_given_up(tmp_path: Path):
     """And not for want of time for trials: a kernel 7,000 times slower than another once took a third of a search."""
     step = Step(name="compile", options={"engine": "aot"})
