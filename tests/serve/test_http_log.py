@@ -65,6 +65,7 @@ def test_what_a_client_writes_is_one_short_line(
 
 
 def test_probes_of_an_engine_that_loads_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "torchwright.serve")  # whatever a library has set for all
     app = Router([Route(path, Response(status_code=503)) for path in ("/ready", "/v1/models")])
     guard = Guard(app, keys=(), hosts=Hosts(), log_requests=False, count=lambda path, status: None)
 
