@@ -74,6 +74,8 @@ class World:
     """Seconds that converting the model for a library takes, until it was done once."""
     converted: set[str] = field(default_factory=set)
     started: list[tuple[Step, ...]] = field(default_factory=list)
+    looked: list[tuple[Step, ...]] = field(default_factory=list)
+    """Recipes that were judged in eager code before they were compiled."""
     asked: list[tuple[str, ...] | None] = field(default_factory=list)
     """Techniques that the original was asked about."""
     alive: list[tuple[Step, ...]] = field(default_factory=list)
@@ -136,45 +138,47 @@ class World:
             raise TrialFailed("not done in the time that was left", timed_out=True)
         self.now += seconds
 
-    def _cost(self, step: Step) -> float:
+    def cost_of(self, step: Step) -> float:
         return self.cost.get(str(step), self.cost.get(step.name, 0.0))
 
     def start(self, context: Context, steps: tuple[Step, ...]) -> Candidate:
         self.started.append(steps)
         name = conversion_of(steps)
         compilers = [step for step in steps if name and "compiled" in from_step(step).gives]
-        making = sum(map(self._cost, compilers)) if compilers else self.converting
+        making = sum(map(self.cost_of, compilers)) if compilers else self.converting
         spared = making if name in self.converted else 0.0
         converted = making if name is not None and not spared else 0.0
-        seconds = 1.0 + converted + sum(self._cost(step) for step in steps if step not in compilers)
+        seconds = 1.0 + converted + sum(self.cost_of(step) for step in steps if step not in compilers)
         self.spend(context, seconds)
         self.converted |= {name} if name else set()
         for step in steps:
             if step.name in self.fails:
                 raise self.fails[step.name]
-        properties = _applied(steps)
+        prepared = self.prepared(steps, seconds + spared, converted=converted, spared=spared)
         self.alive.append(steps)
-        compiled = "compiled" in properties
         return Candidate(
             steps=steps,
             process=Process(self, context, steps),  # pyright: ignore[reportArgumentType]
             folder=None,
-            prepared=Prepared(
-                seconds=seconds + spared,
-                engine="aot" if compiled else "eager",
-                dtype="float32",
-                threads=None,
-                allocator=None,
-                coverage=tuple(Coverage(technique=step.name, changed=1, total=1) for step in steps),
-                weight_bytes=10,
-                properties=properties,
-                repeats=dict.fromkeys(
-                    self.parts or ["forward"], self.repeats(frozenset(step.name for step in steps))
-                ),
-                parts={part: part for part in self.parts},
-                converted=converted,
-                spared=spared,
+            prepared=prepared,
+        )
+
+    def prepared(self, steps: tuple[Step, ...], seconds: float, **converting: float) -> Prepared:
+        properties = _applied(steps)
+        return Prepared(
+            seconds=seconds,
+            engine="aot" if "compiled" in properties else "eager",
+            dtype="float32",
+            threads=None,
+            allocator=None,
+            coverage=tuple(Coverage(technique=step.name, changed=1, total=1) for step in steps),
+            weight_bytes=10,
+            properties=properties,
+            repeats=dict.fromkeys(
+                self.parts or ["forward"], self.repeats(frozenset(step.name for step in steps))
             ),
+            parts={part: part for part in self.parts},
+            **converting,
         )
 
 
@@ -264,11 +268,12 @@ def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(techniques, "_loaded", {cls.name: cls for cls in FAKES})
     made = World()
 
-    class Ranker:
-        """The process that ranks layers."""
+    class Short:
+        """A process that is asked one thing and ends: to rank layers, or what a recipe loses in eager code."""
 
         def __init__(self, context: Context, environment: Any = None) -> None:
             made.spend(context, 1.0)
+            self.context = context
 
         def __enter__(self) -> Self:
             return self
@@ -277,13 +282,26 @@ def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
             return None
 
         def ask(self, method: str, **arguments: Any) -> Any:
-            assert method == "sensitivity"
+            return getattr(self, method)(**arguments)
+
+        def sensitivity(self, *, steps: tuple[Step, ...]) -> list[Ranked]:
             if not made.ranking:
                 raise TrialFailed("no layer has inputs")
             return [Ranked(name=name, error=error) for name, error in made.ranking]
 
+        def prepare(self, *, steps: tuple[Step, ...], compiled: bool) -> Prepared:
+            assert not compiled
+            made.looked.append(steps)
+            eager = [step for step in steps if "compiled" not in from_step(step).gives]
+            made.spend(self.context, sum(map(made.cost_of, eager)))
+            self.process = Process(made, self.context, steps)
+            return made.prepared(steps, 1.0)
+
+        def compare(self, *, reference: str) -> Any:
+            return self.process.compare(reference=reference)
+
     monkeypatch.setattr("torchwright.trial.client.start_candidate", made.start)
-    monkeypatch.setattr("torchwright.trial.client.TrialProcess", Ranker)
+    monkeypatch.setattr("torchwright.trial.client.TrialProcess", Short)
     return made
 
 

@@ -208,3 +208,62 @@ def test_layers_that_cannot_be_ranked_are_a_note(world: World):
     world.drop = lossy(quantize=0.02)
     outcome = world.search(step("fuse"), step("quantize"))
     assert outcome.notes == ("quantize: no retreat, its layers could not be ranked (no layer has inputs)",)
+
+
+# ------------------------------------------------------------------------------- what is lost, before it is compiled
+
+
+@pytest.fixture
+def compiling(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A compiler that takes its time, and a technique that may lose more than the budget."""
+    monkeypatch.setattr(Quantize, "tolerance", 0.1)
+    world.cost = {"fuse": 20.0}
+    world.gain = product(fuse=1.5, quantize=2.0)
+    return world
+
+
+def with_quantize(world: World) -> list[tuple[Step, ...]]:
+    return [steps for steps in world.started if skipped(steps) is not None]
+
+
+def test_what_loses_far_too_much_is_not_compiled_for_that(compiling: World):
+    compiling.drop = lossy(quantize=0.0126)
+    outcome = compiling.search(step("fuse"), step("quantize"))
+    assert names(outcome) == ["fuse"]
+    assert row(outcome, "quantize").reason.startswith("error rises by 1.26%")
+    assert row(outcome, "quantize").reason.endswith("the budget is 1.00%; not compiled for that")
+    assert row(outcome, "quantize").quality.drop == 0.0126
+    assert compiling.looked == [(step("quantize"), step("fuse"))]
+    assert not with_quantize(compiling)
+
+
+def test_a_milder_form_is_looked_at_too_and_compiled_where_it_holds(compiling: World):
+    compiling.ranking = LAYERS
+    compiling.drop = lambda steps: {None: 0.0, 0: 0.05, 1: 0.03}.get(skipped(steps), 0.001)
+    outcome = compiling.search(step("fuse"), step("quantize"))
+    assert outcome.best.steps[0].options == {"skip": ["layer0", "layer1", "layer2"]}
+    assert [skipped(steps) for steps in compiling.looked] == [0, 1, 3]
+    assert {skipped(steps) for steps in with_quantize(compiling)} == {3}
+
+
+def test_a_little_too_much_is_judged_as_it_would_be_shipped(compiling: World):
+    """Compiled code rounds less often than eager code does."""
+    compiling.drop = lossy(quantize=0.0124)
+    outcome = compiling.search(step("fuse"), step("quantize"))
+    assert len(compiling.looked) == 1
+    assert with_quantize(compiling)
+    assert "compiled" not in row(outcome, "quantize").reason
+
+
+@pytest.mark.parametrize("why", ["the compiler is quick", "it loses nothing by its nature", "a look is slow"])
+def test_what_would_not_pay_is_not_looked_at(compiling: World, monkeypatch: pytest.MonkeyPatch, why: str):
+    compiling.drop = lossy(quantize=0.05)
+    if why == "the compiler is quick":
+        compiling.cost = {}
+    elif why == "it loses nothing by its nature":
+        monkeypatch.setattr(Quantize, "tolerance", 0.01)
+    else:
+        compiling.cost["quantize"] = 40.0
+    outcome = compiling.search(step("fuse"), step("quantize"))
+    assert len(compiling.looked) == (why == "a look is slow")
+    assert "not compiled" not in row(outcome, "quantize").reason

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from torchwright.devices import get_device
-from torchwright.errors import WorkloadError
+from torchwright.errors import RefusedTechnique, WorkloadError
 from torchwright.facts import Step
 from torchwright.trial.session import Session
 from torchwright.workloads.module import ModuleWorkload
@@ -41,11 +42,11 @@ def forget() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def session_of(model: nn.Module, *steps: Step) -> Session:
+def session_of(model: nn.Module, *steps: Step, **options: Any) -> Session:
     session = Session()
     session.seed, session.threads, session.device = 0, 1, get_device("cpu")
     session.workload = ModuleWorkload(model, torch.arange(6.0).view(2, 3))
-    session.prepare(steps=steps)
+    session.prepare(steps=steps, **options)
     return session
 
 
@@ -76,3 +77,16 @@ def test_a_type_that_loses_the_change_is_refused_in_words() -> None:
     )
     with pytest.raises(WorkloadError, match="does not change the same inputs in place"):
         other.compare(reference=reference)
+
+
+def test_what_a_recipe_loses_is_seen_without_its_compiler() -> None:
+    """Techniques that are worth something in compiled code alone are applied, and the model is run as it is."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 64), nn.GELU(), nn.Linear(64, 32)).eval()
+    steps = Step(name="int8_static", options={}), Step(name="compile", options={})
+    reference = session_of(model).observe()
+    session = session_of(model, *steps, compiled=False)
+    assert type(session.engine).name == "eager"
+    assert 0 < session.compare(reference=reference).drop < 0.1
+    with pytest.raises(RefusedTechnique, match="lacks: compiled"):
+        session_of(model, steps[0])

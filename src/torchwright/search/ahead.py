@@ -112,6 +112,10 @@ class Ahead:
             return self._took.get(name, 0.0)
         return compilation.stopped - compilation.begun - compilation.paused
 
+    def is_done(self, steps: Sequence[Step]) -> bool:
+        """Whether a trial of these finds all that is compiled of them."""
+        return conversion_of(steps) in self._took
+
     def close(self) -> None:
         """Give up all that is not done."""
         for name in list(self._running):

@@ -88,11 +88,17 @@ class Session:
         return describe_target(self.target, names)
 
     def prepare(
-        self, *, steps: tuple[Any, ...], folder: str | None = None, conversions: str | None = None
+        self,
+        *,
+        steps: tuple[Any, ...],
+        folder: str | None = None,
+        conversions: str | None = None,
+        compiled: bool = True,
     ) -> Prepared:
         """Apply steps and make the first answers; an engine that is `apart` compiles into `folder` and stops there.
 
-        In `conversions` it finds, and leaves, what trials may share.
+        In `conversions` it finds, and leaves, what trials may share. Without `compiled` what the steps make of the
+        model is run eagerly.
         """
         import torch
 
@@ -107,6 +113,8 @@ class Session:
         apply_steps(self.target, steps)
         self.workload = self.target.workload
         settings = self.target.settings
+        if not compiled:
+            settings.engine = "eager"
         apply_allocator(settings.allocator)
         if settings.threads:
             torch.set_num_threads(settings.threads)
