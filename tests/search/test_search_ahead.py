@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from search_world import World, fake_world, product, step
+from search_techniques import Quantize
+from search_world import World, fake_world, lossy, product, step
 from torchwright.facts import Step
 from torchwright.json_file import read_json
+from torchwright.search import estimate
 from torchwright.search.ahead import Ahead
 from torchwright.system import LAST
 from torchwright.techniques.base import conversion_of
@@ -158,9 +160,27 @@ def test_what_comes_next_if_this_is_kept_is_begun(monkeypatch: pytest.MonkeyPatc
     world: World = fake_world(monkeypatch)
     world.gain = product(fuse=2.0, quantize=2.0, half=2.0)
     begun: list[tuple[Step, ...]] = []
+    monkeypatch.setattr(Ahead, "able", True)
     monkeypatch.setattr(Ahead, "begin", lambda ahead, steps, now, weight_bytes: begun.append(steps))
     world.search(step("half"), step("fuse"), step("quantize"))
     tried = [steps for steps in world.started if steps]
     assert begun[-1] == ()
     assert tried == [tried[0], *begun[:-1]]
     assert {each.name for each in tried[-1]} == {"half", "fuse", "quantize"}
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_what_loses_too_much_in_eager_code_is_no_guess(monkeypatch: pytest.MonkeyPatch, able: bool):
+    world: World = fake_world(monkeypatch)
+    world.gain, world.drop = product(fuse=2.0, quantize=3.0, half=1.1), lossy(quantize=0.05)
+    world.cost = {"fuse": 20.0}
+    monkeypatch.setattr(Quantize, "tolerance", 0.1)
+    begun: list[tuple[Step, ...]] = []
+    monkeypatch.setattr(Ahead, "able", able)
+    monkeypatch.setattr(Ahead, "begin", lambda ahead, steps, now, weight_bytes: begun.append(steps))
+    monkeypatch.setattr(estimate, "COMPILER_EXPORTS", 200.0)
+    world.search(step("fuse"), step("quantize"), step("half"))
+    assert len(world.looked) == 1
+    assert all(each.name != "quantize" for steps in [*begun, *world.started] for each in steps)
+    first = [{each.name for each in steps} for steps in begun if steps][:1]
+    assert first == ([{"half", "fuse"}] if able else [])

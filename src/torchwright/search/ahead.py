@@ -48,6 +48,11 @@ class Ahead:
         self._running: dict[str, _Compilation] = {}
         self._took: dict[str, float] = {}
 
+    @property
+    def able(self) -> bool:
+        """Whether a core is free beside a compilation, and a process for it to be had."""
+        return self._context.fork and self._context.device == "cpu" and usable_cores() > 1
+
     def begin(self, steps: tuple[Step, ...], now: tuple[Step, ...], weight_bytes: int) -> None:
         """Compile `steps`, which may be tried after those that are tried `now`; what else was begun is given up.
 
@@ -69,11 +74,8 @@ class Ahead:
         process.stop()
 
     def _worth(self, name: str, steps: tuple[Step, ...], now: tuple[Step, ...], weight_bytes: int) -> bool:
-        context = self._context
         return (
-            context.fork
-            and context.device == "cpu"
-            and usable_cores() > 1
+            self.able
             and _compiles_on_one_thread(steps)
             and _compiles_on_one_thread(now)
             and not trial.environment_of(steps)

@@ -10,7 +10,7 @@ from torchwright.errors import TorchwrightError
 from torchwright.facts import Interval, Quality, Ranked, Rung, Step
 from torchwright.search import choose, estimate
 from torchwright.search.compare import compare, mebibytes, worth
-from torchwright.search.state import Search, Spent
+from torchwright.search.state import Search, Spent, Uncompiled
 from torchwright.techniques.base import Technique, from_step, in_order
 from torchwright.trial import client as trial
 from torchwright.trial.client import Candidate, TrialFailed
@@ -48,8 +48,10 @@ def attempt(
     search.tell("trying", str(step))
     started = search.context.clock()
     search.context.deadline = estimate.latest(search, steps)
-    if lost := _lost_uncompiled(search, step, steps):
-        return retreats and _retreat(search, step, steps, lost, swapped)
+    if lost := lost_uncompiled(search, step, steps):
+        reason = f"{_over_budget(lost.quality, search.budget.max_drop)}; not compiled for that"
+        search.add(Rung(step=step, kept=False, status="dropped", reason=reason, **vars(lost)))
+        return retreats and _retreat(search, step, steps, lost.quality, swapped)
     try:
         with search.ahead.beside(steps):
             candidate = trial.start_candidate(search.context, steps)
@@ -81,11 +83,19 @@ def attempt(
         raise
 
 
-def _lost_uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Quality | None:
-    """What a recipe that compiles loses in eager code, where that is far too much; its row is written.
+def lost_uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompiled | None:
+    """What a recipe that compiles loses in eager code, where that is far too much; it is looked at once.
 
     None where it may be within the budget, and where to see that takes too long beside compiling.
     """
+    found = search.uncompiled.get(str(steps)) or _uncompiled(search, step, steps)
+    if found is None:
+        return None
+    search.uncompiled[str(steps)] = found
+    return found if found.quality.drop > FAR_OVER * search.budget.max_drop else None
+
+
+def _uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompiled | None:
     seconds = WORTH_A_LOOK * estimate.afresh_seconds(search, steps)
     if (
         not any("compiled" in from_step(each).gives for each in steps)
@@ -104,20 +114,7 @@ def _lost_uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Qua
         return None  # compiling it will say why
     finally:
         search.context.deadline = deadline
-    if quality.drop <= FAR_OVER * search.budget.max_drop:
-        return None
-    reason = f"{_over_budget(quality, search.budget.max_drop)}; not compiled for that"
-    search.add(
-        Rung(
-            step=step,
-            kept=False,
-            status="dropped",
-            reason=reason,
-            quality=quality,
-            coverage=prepared.coverage,
-        )
-    )
-    return quality
+    return Uncompiled(quality=quality, coverage=prepared.coverage)
 
 
 def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step, ...]) -> bool:

@@ -18,7 +18,7 @@ from torchwright.errors import RefusedTechnique, TorchwrightError
 from torchwright.facts import Step
 from torchwright.process import interrupts
 from torchwright.search import choose, components, estimate, experience, resume
-from torchwright.search.attempt import attempt
+from torchwright.search.attempt import attempt, lost_uncompiled
 from torchwright.search.finish import drop_one, finish, judge_again, meet_rival
 from torchwright.search.state import FINISH_SHARE, OVERRUN_SHARE, Outcome, Search, Spent
 from torchwright.techniques.base import Technique, from_step
@@ -154,7 +154,7 @@ def _try_on_best(search: Search, step: Step, queue: Sequence[Step]) -> list[Step
     if reason and not asked:
         search.leave(step, reason)
         return []
-    ahead = _expected_next(search, step, steps, queue)
+    ahead = _expected_next(search, step, steps, queue) if search.ahead.able else ()
     search.ahead.begin(ahead, steps, search.baseline.prepared.weight_bytes)
     if attempt(search, step, steps, swapped) and choose.changes_verdicts(technique):
         return choose.second_chances(search)
@@ -177,7 +177,9 @@ def _expected_next(
         planned = choose.possible(supposed, other)
         if planned is None or choose.cannot_pass(supposed, technique):
             continue
-        if choose.no_time(supposed, other, planned, before=-beside) is None:
+        if choose.no_time(supposed, other, planned, before=-beside):
+            continue
+        if not lost_uncompiled(search, other, planned):
             return planned
     return ()
 

@@ -12,7 +12,17 @@ from typing import Any
 from torchwright.engines.apply import DISCOVERED
 from torchwright.engines.base import engines
 from torchwright.engines.describe import Description
-from torchwright.facts import Budget, Event, Interval, Measurement, Recipe, Rung, Step
+from torchwright.facts import (
+    Budget,
+    Coverage,
+    Event,
+    Interval,
+    Measurement,
+    Quality,
+    Recipe,
+    Rung,
+    Step,
+)
 from torchwright.search.ahead import Ahead
 from torchwright.search.experience import TABLE, Experience, Record
 from torchwright.techniques.base import from_step
@@ -87,6 +97,14 @@ class Spent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Uncompiled:
+    """What a recipe that compiles loses in eager code, and what its steps changed."""
+
+    quality: Quality
+    coverage: tuple[Coverage, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rival:
     """A live candidate that nothing is built upon, and the comparison with which it was kept."""
 
@@ -138,6 +156,8 @@ class Search:
     """What the best's linear layers run on."""
     spent: list[Spent] = field(default_factory=list[Spent])
     """Of every trial so far, the original's first."""
+    uncompiled: dict[str, Uncompiled] = field(default_factory=dict[str, Uncompiled])
+    """By recipes, those that were looked at before they were compiled."""
     import_seconds: float = 0.0
     """What a process that is not forked takes before its trial begins."""
     original_seconds: float = 0.0
