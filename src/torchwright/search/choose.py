@@ -128,16 +128,17 @@ def _is_settled(rung: Rung) -> bool:
 def take(search: Search, queue: list[Step]) -> Step:
     """Remove from the queue what is tried next.
 
-    What was asked for goes first; then what fits the time that is left, by its expected gain a second, the settings of
-    the process last, for they change neither numbers nor code. The largest gain goes before all that would leave no
-    time for it, and a rival's variants before what will not bring our own recipe past it in that time: Swin-S's
-    compiler had none, and two trials without it took that of OpenVINO's bfloat16.
+    What was asked for goes first; then what fits the time that is left, by its expected gain a second, after it the
+    settings of the process, for they change neither numbers nor code, and last what gives up more than it brings. The
+    largest gain goes before all that would leave no time for it, and a rival's variants before what will not bring our
+    own recipe past it in that time: Swin-S's compiler had none, and two trials without it took that of OpenVINO's
+    bfloat16.
     """
     ready = [step for step in queue if not waits(search, step, queue)] or queue
     fitting = [step for step in ready if no_time(search, step, plan(search, step)) is None]
     behind = not _may_pass(search, [step for step in fitting if not is_closed(from_step(step))])
 
-    def place(step: Step) -> tuple[bool, bool, bool, float]:
+    def place(step: Step) -> tuple[bool, bool, bool, bool, float]:
         steps = plan(search, step)
         fits = step in fitting and (is_closed(from_step(step)) or not behind)
         gain = expected_gain(search, step)
@@ -145,11 +146,12 @@ def take(search: Search, queue: list[Step]) -> Step:
             gain <= SETTING_GAIN or not _leaves_room(search, step, ready)
         )
         rate = math.log(gain) / expected_seconds(search, step, steps)
-        return step in search.wanted and not search.has_variant(step), fits, not setting, rate
+        wanted = step in search.wanted and not search.has_variant(step)
+        return wanted, fits, gain > UNLIKELY_GAIN, not setting, rate
 
     places = [place(step) for step in ready]
     chosen = ready[places.index(max(places))]
-    gains = [(*where[:3], expected_gain(search, step)) for where, step in zip(places, ready, strict=True)]
+    gains = [(*where[:4], expected_gain(search, step)) for where, step in zip(places, ready, strict=True)]
     largest = ready[gains.index(max(gains))]
     if chosen not in search.wanted and not _room_for_both(search, chosen, largest):
         chosen = largest
