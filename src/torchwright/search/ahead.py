@@ -17,7 +17,7 @@ from torchwright.devices.cpu import available_memory_bytes, usable_cores
 from torchwright.engines.conversion import shorten
 from torchwright.errors import TorchwrightError
 from torchwright.facts import Step
-from torchwright.techniques.base import conversion_of, from_step
+from torchwright.techniques.base import compiles, conversion_of, from_step
 from torchwright.trial import client as trial
 from torchwright.trial.client import CONVERSIONS, Context, TrialFailed, TrialProcess
 from torchwright.trial.values import Prepared
@@ -146,7 +146,4 @@ class Ahead:
 
 
 def _compiles_on_one_thread(steps: tuple[Step, ...]) -> bool:
-    changes = [from_step(step) for step in steps]
-    return any("compiled" in change.gives for change in changes) and not any(
-        change.times_kernels for change in changes
-    )
+    return compiles(steps) and not any(from_step(step).times_kernels for step in steps)

@@ -11,7 +11,7 @@ from torchwright.facts import Interval, Quality, Ranked, Rung, Step
 from torchwright.search import choose, estimate
 from torchwright.search.compare import compare, mebibytes, worth
 from torchwright.search.state import Search, Spent, Uncompiled
-from torchwright.techniques.base import Technique, from_step, in_order
+from torchwright.techniques.base import Technique, compiles, from_step, in_order
 from torchwright.trial import client as trial
 from torchwright.trial.client import Candidate, TrialFailed
 
@@ -84,7 +84,7 @@ def attempt(
 
 
 def lost_uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompiled | None:
-    """What a recipe that compiles loses in eager code, where that is far too much; it is looked at once.
+    """What a recipe that compiles loses in eager code, where that is far too much; one look is enough.
 
     None where it may be within the budget, and where to see that takes too long beside compiling.
     """
@@ -98,10 +98,11 @@ def lost_uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Unco
 def _uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompiled | None:
     seconds = WORTH_A_LOOK * estimate.afresh_seconds(search, steps)
     if (
-        not any("compiled" in from_step(each).gives for each in steps)
+        not compiles(steps)
         or from_step(step).tolerance <= search.budget.max_drop
         or search.ahead.is_done(steps)
         or search.spent[0].seconds + search.settle_seconds > seconds
+        or search.look_seconds >= seconds
     ):
         return None
     deadline, now = search.context.deadline, search.context.clock()
@@ -110,8 +111,12 @@ def _uncompiled(search: Search, step: Step, steps: tuple[Step, ...]) -> Uncompil
         with trial.TrialProcess(search.context, trial.environment_of(steps)) as process:
             prepared = process.ask("prepare", steps=steps, compiled=False)
             quality: Quality = process.ask("compare", reference=search.reference)
-    except (TrialFailed, TorchwrightError):
+    except TrialFailed as failure:
+        if failure.timed_out:
+            search.look_seconds = search.context.clock() - now
         return None  # compiling it will say why
+    except TorchwrightError:
+        return None
     finally:
         search.context.deadline = deadline
     return Uncompiled(quality=quality, coverage=prepared.coverage)

@@ -8,7 +8,7 @@ from torchwright.engines.sensitivity import parts_seconds
 from torchwright.facts import Step
 from torchwright.search import compare
 from torchwright.search.state import FINISH_SHARE, Search, Spent
-from torchwright.techniques.base import Technique, conversion_of, from_step
+from torchwright.techniques.base import Technique, compiles, conversion_of, from_step
 
 CONVERTER_EXPORTS, COMPILER_EXPORTS = 10.0, 12.0
 """Converting the model for a library of others, or compiling it, is expected to take a process and so many exports of
@@ -58,7 +58,7 @@ def afresh_seconds(search: Search, steps: Sequence[Step]) -> float:
     alike = [spent for spent in search.spent if runners(spent.steps) == runners(steps)]
     if alike:
         return max(reversed(alike), key=lambda spent: _in_common(spent.steps, steps)).seconds
-    exports = COMPILER_EXPORTS if _compiling(steps) else CONVERTER_EXPORTS if _converting(steps) else 0.0
+    exports = COMPILER_EXPORTS if compiles(steps) else CONVERTER_EXPORTS if _converting(steps) else 0.0
     return search.spent[0].seconds + exports * search.description.export_seconds
 
 
@@ -98,7 +98,7 @@ def whole_proof_seconds(search: Search, steps: Sequence[Step], *, processes: int
 
 def _written_seconds(search: Search, steps: Sequence[Step]) -> float:
     """The least proof of an artifact, which is compiled once more for any number of rows."""
-    return least_proof_seconds(search, steps) + (afresh_seconds(search, steps) if _compiling(steps) else 0.0)
+    return least_proof_seconds(search, steps) + (afresh_seconds(search, steps) if compiles(steps) else 0.0)
 
 
 def least_proof_seconds(search: Search, steps: Sequence[Step]) -> float:
@@ -114,7 +114,7 @@ def _other_sizes_seconds(search: Search, steps: Sequence[Step]) -> float:
     """
     if not search.description.called_as_is:
         return 0.0
-    if _compiling(steps) or not runners(steps):
+    if compiles(steps) or not runners(steps):
         return choice_seconds(search)
     return search.spent[0].seconds + search.settle_seconds if _converting(steps) else 0.0
 
@@ -182,10 +182,6 @@ def no_time(
 def runners(steps: Sequence[Step]) -> frozenset[str]:
     """What runs the model in place of eager PyTorch: compilers and engines, by name."""
     return frozenset(step.name for step in steps if "eager" in from_step(step).removed)
-
-
-def _compiling(steps: Sequence[Step]) -> bool:
-    return any("compiled" in from_step(step).gives for step in steps)
 
 
 def _converting(steps: Sequence[Step]) -> bool:

@@ -158,6 +158,8 @@ class Search:
     """Of every trial so far, the original's first."""
     uncompiled: dict[str, Uncompiled] = field(default_factory=dict[str, Uncompiled])
     """By recipes, those that were looked at before they were compiled."""
+    look_seconds: float = 0.0
+    """Of the last look of that kind that was not done in its time."""
     import_seconds: float = 0.0
     """What a process that is not forked takes before its trial begins."""
     original_seconds: float = 0.0

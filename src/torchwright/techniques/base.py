@@ -353,6 +353,11 @@ def conversion_of(steps: Iterable[Step]) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def compiles(steps: Iterable[Step]) -> bool:
+    """Whether one of these steps is a compiler."""
+    return any("compiled" in from_step(step).gives for step in steps)
+
+
 def _convert(technique: str, key: str, value: Any, hint: Any) -> Any:
     """`value` (text from the command line, or JSON) as the type of the field."""
     bad = RefusedTechnique(
