@@ -35,6 +35,8 @@ AGAIN_GAIN = 1.05
 UNLIKELY_GAIN = 1.01
 """The same of what gives up more than it is expected to bring: EfficientNet's search had 13 s for `fast_math` in place
 of a bfloat16 that was compiled already, before `channels_last`."""
+PLENTY = 2.0
+"""So many times what trials are expected to take is time enough for them, whichever goes first."""
 LARGE_GAIN = 1.2
 """What is expected to bring this much is worth more than taking out what brings nothing."""
 NARROWER_GAIN = 1.5
@@ -175,7 +177,9 @@ def _leaves_room(search: Search, setting: Step, queue: Sequence[Step]) -> bool:
     recipes = [plan(search, step) for step in (setting, *largest.values())]
     seconds = [estimate.trial_seconds(search, steps) for steps in recipes]
     slow = [each for each, steps in zip(seconds, recipes, strict=True) if estimate.runners(steps)]
-    return seconds[0] <= QUICK * max(slow, default=math.inf) and estimate.all_fit(search, recipes)
+    if seconds[0] <= QUICK * max(slow, default=math.inf):
+        return estimate.all_fit(search, recipes)
+    return estimate.all_fit(search, recipes, times=PLENTY)
 
 
 def _quick_before(search: Search, chosen: Step, fitting: Sequence[Step]) -> Step:

@@ -150,10 +150,11 @@ def time_left(search: Search, steps: Sequence[Step], *, drop_one: bool = True) -
     return latest(search, steps) - search.context.clock() - kept_back
 
 
-def all_fit(search: Search, recipes: Sequence[Sequence[Step]]) -> bool:
-    """Whether there is time for a trial of each of these and the whole proof of any, and some to spare."""
+def all_fit(search: Search, recipes: Sequence[Sequence[Step]], *, times: float = 1.0) -> bool:
+    """Whether there is time for so many `times` what a trial of each of these is expected to take, the whole proof of
+    any, and some to spare."""
     proof = max(whole_proof_seconds(search, steps) for steps in recipes)
-    whole = proof + sum(trial_seconds(search, steps) for steps in recipes)
+    whole = proof + times * sum(trial_seconds(search, steps) for steps in recipes)
     return search.context.clock() + whole <= search.end - FINISH_SHARE * search.budget.time_seconds
 
 
