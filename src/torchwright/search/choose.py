@@ -12,7 +12,7 @@ from torchwright.facts import RELATIVE_ERROR, Interval, Rung, Step
 from torchwright.search import components, estimate
 from torchwright.search.components import COMPANY, HIDDEN
 from torchwright.search.state import Search
-from torchwright.techniques.base import Phase, Technique, from_step, in_order, techniques
+from torchwright.techniques.base import Phase, Technique, compiles, from_step, in_order, techniques
 
 GAINS = {
     Phase.PROCESS: 1.05,
@@ -304,8 +304,12 @@ def _too_coarse(search: Search, technique: Technique) -> float:
 
 
 def expected_seconds(search: Search, step: Step, steps: Sequence[Step]) -> float:
-    """What a trial of `steps` for the sake of one of them is expected to take."""
-    return search.informed().cost(step, search.original_seconds, estimate.trial_seconds(search, steps))
+    """What a trial of `steps` for the sake of one of them is expected to take.
+
+    Where experience had the step in eager code, what is compiled here takes no less than its compiler.
+    """
+    seconds = search.informed().cost(step, search.original_seconds, estimate.trial_seconds(search, steps))
+    return max(seconds, estimate.ready_seconds(search, steps)) if compiles(steps) else seconds
 
 
 def left_out(search: Search, step: Step) -> str | None:
