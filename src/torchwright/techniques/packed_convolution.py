@@ -2,8 +2,8 @@
 
 oneDNN's convolution is prepared anew at every call, 22 us on an AMX machine; in small nets that is more than the
 arithmetic of most layers. Ours take 3, and what stands before and after a layer is joined to it in the exported graph
-(`shared/convolution_graph.py`). Large layers stay where both do the same arithmetic at the same rate. Not so float32 on
-a machine with tiles: there ours multiplies in bfloat16, each value as the sum of two (`kernels/conv.py`).
+(`shared/convolution_graph.py`). Large layers stay but float32: with AVX-512 ours keep up with oneDNN's at any size, and
+on a machine with tiles they multiply in bfloat16, each value as the sum of two (`kernels/conv.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class PackedConvolution(Technique):
     removes: ClassVar[frozenset[str]] = frozenset({"float_weights"})
 
     most_products: int = 5_000_000
-    """Dense layers with more multiplications in a call stay, but float32 on tiles: their call is little of the cost."""
+    """Dense layers with more multiplications in a call stay, but float32 with AVX-512 or tiles: their call is little of
+    the cost."""
 
     @classmethod
     def available(cls, device: DeviceFacts) -> str | None:
@@ -65,7 +66,7 @@ class PackedConvolution(Technique):
         arithmetic = 2 * sum(products.values()) / (rate * 1e12) if rate else 0.0
         if saved < LEAST * arithmetic and not any(_split(layer) for layer in layers):
             return (
-                f"{len(layers)} small convolutions would save {saved * 1e3:.2f} ms of more than "
+                f"{len(layers)} convolutions would save {saved * 1e3:.2f} ms of more than "
                 f"{arithmetic * 1e3:.0f} ms of arithmetic"
             )
         return None
@@ -103,7 +104,7 @@ class PackedConvolution(Technique):
             return reason
         if layer not in products:
             return "it is not called on the example inputs"
-        if layer.groups == 1 and products[layer] > self.most_products and not _split(layer):
+        if layer.groups == 1 and products[layer] > self.most_products and not _at_any_size(layer):
             return f"its {products[layer]:,} multiplications take much longer than a call"
         return None
 
@@ -170,6 +171,13 @@ def _products(model: nn.Module, case: Any) -> dict[nn.Module, int]:
 def _split(layer: nn.Conv2d) -> bool:
     """Whether a layer's products are more exact than bfloat16's, of which tiles make them."""
     return layer.groups == 1 and layer.weight.dtype != torch.bfloat16 and torch.ops.torchwright.isa() == "amx"
+
+
+def _at_any_size(layer: nn.Conv2d) -> bool:
+    """Whether a dense layer takes no longer on our kernels than on oneDNN's, however large it is (docs/log.md,
+    27 November)."""
+    plain = layer.groups == 1 and layer.weight.dtype == torch.float32
+    return _split(layer) or (plain and torch.ops.torchwright.isa() == "avx512")
 
 
 def _padding(layer: nn.Conv2d) -> list[int] | None:

@@ -240,30 +240,46 @@ void convolve_depthwise(const ConvTask& t, int64_t row) {
   else depthwise_row<uint16_t>(t, row);
 }
 
-// Means over all pixels of an image, of some blocks of channels: the sums of its rows, added up.
+// Sums over the pixels of a row of the input, every channel's in one order, on to whole blocks.
 template <class T>
-void average_blocks(const ConvTask& t, int64_t image, int64_t block_begin, int64_t block_end) {
-  const int64_t blocks = block_end - block_begin, first = block_begin * CHANNELS;
-  const Bytes memory = allocate(2 * blocks * sizeof(F));
-  F *row = (F*)memory.get(), *total = row + blocks;
-  std::fill(total, total + blocks, F{});
-  const T* from = (const T*)t.x + image * t.height * t.width * t.channels + first;
-  for (int64_t y = 0; y < t.height; y++) {
-    std::fill(row, row + blocks, F{});
-    for (int64_t x = 0; x < t.width; x++, from += t.channels)
-      for (int64_t b = 0; b < blocks; b++)
-        row[b] = row[b] + load_some(from + b * CHANNELS, t.channels - first - b * CHANNELS);
-    for (int64_t b = 0; b < blocks; b++) total[b] = total[b] + row[b];
+void sum_row(const ConvTask& t, int64_t row, float* to) {
+  constexpr int64_t TOGETHER = 4;
+  const T* from = (const T*)t.x + row * t.width * t.channels;
+  for (int64_t block = 0; block < t.blocks(); block += TOGETHER) {
+    const int64_t count = std::min(TOGETHER, t.blocks() - block);
+    F sum[TOGETHER] = {};
+    for (int64_t x = 0; x < t.width; x++)
+      for (int64_t b = 0; b < count; b++) {
+        const int64_t c = (block + b) * CHANNELS;
+        sum[b] = sum[b] + load_some(from + x * t.channels + c, t.channels - c);
+      }
+    for (int64_t b = 0; b < count; b++) store(to + (block + b) * CHANNELS, sum[b]);
   }
-  const F share = splat(1.0f / float(t.height * t.width));
-  T* out = (T*)t.out + image * t.channels + first;
-  for (int64_t b = 0; b < blocks; b++) put(out + b * CHANNELS, total[b] * share, t.channels - first - b * CHANNELS);
 }
 
-void average(const ConvTask& t, int64_t image, int64_t block_begin, int64_t block_end) {
-  if (t.type == Type::f32) average_blocks<float>(t, image, block_begin, block_end);
-  else if (t.type == Type::f16) average_blocks<Half>(t, image, block_begin, block_end);
-  else average_blocks<uint16_t>(t, image, block_begin, block_end);
+void sum_pixels(const ConvTask& t, int64_t row, float* to) {
+  if (t.type == Type::f32) sum_row<float>(t, row, to);
+  else if (t.type == Type::f16) sum_row<Half>(t, row, to);
+  else sum_row<uint16_t>(t, row, to);
+}
+
+// Means over all pixels of an image: the sums of its rows, added up.
+template <class T>
+void average_rows(const ConvTask& t, int64_t image, const float* sums) {
+  const F share = splat(1.0f / float(t.height * t.width));
+  T* out = (T*)t.out + image * t.channels;
+  for (int64_t c = 0; c < t.channels; c += CHANNELS) {
+    F total{};
+    for (int64_t y = 0; y < t.height; y++) total = total + load<F>(sums + y * t.blocks() * CHANNELS + c);
+    put(out + c, total * share, t.channels - c);
+  }
+}
+
+void average(const ConvTask& t, int64_t image, const float* sums) {
+  sums += image * t.height * t.blocks() * CHANNELS;
+  if (t.type == Type::f32) average_rows<float>(t, image, sums);
+  else if (t.type == Type::f16) average_rows<Half>(t, image, sums);
+  else average_rows<uint16_t>(t, image, sums);
 }
 
 }  // namespace TW_ISA

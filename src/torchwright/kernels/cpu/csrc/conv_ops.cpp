@@ -155,13 +155,13 @@ Tensor image_mean(const Tensor& x_in) {
   const Tensor out = at::empty({x.size(0), x.size(1), 1, 1}, x.options());
   if (!out.numel()) return out;
   task.out = out.mutable_data_ptr();
-  // Images side by side, and blocks where there are too few: a channel's sum is in one order.
-  const int64_t wanted = std::min(up(x.numel(), SERIAL) / SERIAL, PIECES * threads());
-  const int64_t parts = std::clamp<int64_t>(wanted / x.size(0), 1, up(task.blocks(), 4) / 4);
+  // Rows are shared as those of the layer before were; a channel's sum is in one order.
+  const int64_t rows = x.size(0) * task.height, width = task.blocks() * tw::CHANNELS;
+  const Tensor sums = at::empty({rows, width}, x.options().dtype(at::kFloat));
+  float* to = sums.mutable_data_ptr<float>();
   const auto& k = kernels();
-  each(x.size(0) * parts, [&](int64_t i) {
-    k.average(task, i / parts, task.blocks() * (i % parts) / parts, task.blocks() * (i % parts + 1) / parts);
-  });
+  each_row(rows, task.width * task.channels, [&](int64_t row) { k.sum_pixels(task, row, to + row * width); });
+  each_row(x.size(0), task.height * width, [&](int64_t image) { k.average(task, image, to); });
   return out;
 }
 

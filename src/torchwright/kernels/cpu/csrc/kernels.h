@@ -95,7 +95,8 @@ struct Kernels {
                    int64_t block_end);
   void (*convolve_pairs)(const struct ConvTask&, int64_t begin, int64_t end, int64_t block_begin, int64_t block_end);
   void (*convolve_depthwise)(const struct ConvTask&, int64_t row);
-  void (*average)(const struct ConvTask&, int64_t image, int64_t block_begin, int64_t block_end);
+  void (*sum_pixels)(const struct ConvTask&, int64_t row, float* to);
+  void (*average)(const struct ConvTask&, int64_t image, const float* sums);
 };
 
 struct RopeTask {

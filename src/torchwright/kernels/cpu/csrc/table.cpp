@@ -35,6 +35,7 @@ const tw::Kernels& table() {
       .convolve = convolve,
       .convolve_pairs = convolve_pairs,
       .convolve_depthwise = convolve_depthwise,
+      .sum_pixels = sum_pixels,
       .average = average,
   };
   return all;
