@@ -32,6 +32,9 @@ LEAST = 0.03
 """Share of the arithmetic's time that must be saved for a trial to be worth it."""
 FEWEST = 16
 """Pixels of a call that fill a tile; fewer read the weights once, and float32 has no more bytes of them."""
+MOST_FIRST = 9
+"""Places of a picture's first window; with more, arithmetic is most of its time (a 7x7 window takes as long as
+oneDNN's)."""
 NONE_FOUND = "the model has no 1x1 or depthwise 2-D convolution whose call is much of its cost"
 
 
@@ -85,7 +88,8 @@ class PackedConvolution(Technique):
                 layer.to(memory_format=torch.channels_last)
             else:
                 few = products[layer] < FEWEST * layer.weight.numel()
-                replace_module(target.model, layer, PackedConv2d(layer, tiles=_split(layer) and not few))
+                tiles = _split(layer) and not few and not _is_first(layer)
+                replace_module(target.model, layer, PackedConv2d(layer, tiles=tiles))
         target.settings.rewrites.append(fuse_convolutions)
         target.coverage.append(
             Coverage(
@@ -123,6 +127,7 @@ class PackedConv2d(nn.Module):
         self.depthwise, self.features, self.dtype = layer.groups > 1, layer.out_channels, layer.weight.dtype
         self.window, self.stride, self.padding = list(layer.kernel_size), list(layer.stride), _padding(layer)
         self.shape, self.pairs = layer.weight.shape, tiles or self.dtype != torch.float32
+        self.planes = _is_first(layer)
         dense = conv.pack_pairs if self.pairs else conv.pack_dense
         self.register_buffer(
             "packed", conv.pack_depthwise(layer.weight) if self.depthwise else dense(layer.weight)
@@ -140,7 +145,9 @@ class PackedConv2d(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         ops: Any = torch.ops.torchwright
-        x = input.to(self.dtype).contiguous(memory_format=torch.channels_last)
+        x = input.to(self.dtype)
+        if not self.planes:
+            x = x.contiguous(memory_format=torch.channels_last)
         sizes = self.window, self.stride, self.padding
         if self.depthwise:
             y = ops.conv_depthwise(x, self.packed, self.bias, *sizes, "none")
@@ -173,6 +180,16 @@ def _split(layer: nn.Conv2d) -> bool:
     return layer.groups == 1 and layer.weight.dtype != torch.bfloat16 and torch.ops.torchwright.isa() == "amx"
 
 
+def _is_first(layer: nn.Conv2d) -> bool:
+    """Whether a layer reads a picture's few planes as they are, which oneDNN has put side by side at every call."""
+    small = (
+        layer.groups == 1
+        and layer.in_channels < LANES
+        and layer.weight[0, 0].numel() in range(2, MOST_FIRST + 1)
+    )
+    return small and layer.weight.dtype == torch.float32 and torch.ops.torchwright.isa() in ("amx", "avx512")
+
+
 def _at_any_size(layer: nn.Conv2d) -> bool:
     """Whether a dense layer takes no longer on our kernels than on oneDNN's, however large it is (docs/log.md,
     27 November)."""
@@ -203,7 +220,8 @@ def _reason(layer: Any) -> str | None:
     if layer.groups == 1:
         if layer.weight.dtype == torch.float16 and not _split(layer):
             return "float16 is multiplied on tiles alone"
-        if layer.kernel_size != (1, 1) and not (_split(layer) and layer.in_channels >= LANES):
+        taken = _is_first(layer) or (_split(layer) and layer.in_channels >= LANES)
+        if layer.kernel_size != (1, 1) and not taken:
             return f"its window is {layer.kernel_size[0]} x {layer.kernel_size[1]}, over all channels"
     elif not layer.groups == layer.in_channels == layer.out_channels:
         return "its groups are more than a channel, or give more than one"

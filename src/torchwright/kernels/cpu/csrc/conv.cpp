@@ -99,9 +99,11 @@ class Dense {
     const int64_t edge = x * t.stride_x - t.padding_x;
     const int64_t from = std::max<int64_t>(0, -edge), to = std::min(t.window_width, t.width - edge);
     for (int64_t y = std::max<int64_t>(0, -top); y < std::min(t.window_height, t.height - top); y++) {
-      const float* values = image + ((top + y) * t.width + edge + from) * t.channels;
+      const int64_t pixel = (top + y) * t.width + edge + from;
+      const float* values = image + pixel * (t.planes ? 1 : t.channels);
       const float* weight = (const float*)t.weight + block * block_size + (y * line + from * t.channels) * CHANNELS;
-      if (scale) add<MR, NB, true>(values, weight, (to - from) * t.channels, sum);
+      if (t.planes) add_planes<MR, NB>(values, weight, to - from, sum);
+      else if (scale) add<MR, NB, true>(values, weight, (to - from) * t.channels, sum);
       else add<MR, NB, false>(values, weight, (to - from) * t.channels, sum);
     }
     activate_sums(t.activation, sum);
@@ -128,6 +130,21 @@ class Dense {
         for (int b = 0; b < NB; b++) sum[r * NB + b] = fma(value, w[b], sum[r * NB + b]);
       }
     }
+  }
+
+  // The same of a channel after another of each pixel, in the order in which they would lie side by side.
+  template <int MR, int NB>
+  void add_planes(const float* x, const float* weight, int64_t pixels, F (&sum)[MR * NB]) const {
+    const int64_t plane = t.height * t.width;
+    for (int64_t i = 0; i < pixels; i++)
+      for (int64_t c = 0; c < t.channels; c++, weight += CHANNELS) {
+        F w[NB];
+        for (int b = 0; b < NB; b++) w[b] = load<F>(weight + b * block_size);
+        for (int r = 0; r < MR; r++) {
+          const F value = splat(x[c * plane + i + r * t.stride_x]);
+          for (int b = 0; b < NB; b++) sum[r * NB + b] = fma(value, w[b], sum[r * NB + b]);
+        }
+      }
   }
 
   const ConvTask& t;

@@ -11,7 +11,8 @@ namespace tw {
 constexpr int64_t CHANNELS = 16;      // a block: what one vector holds
 constexpr int64_t PAIRED_DEPTH = 32;  // inputs of a tile of bfloat16
 
-// out = activation(convolution + bias) + residual. Images are (batch, height, width, channels) without gaps.
+// out = activation(convolution + bias) + residual. Images are (batch, height, width, channels) without gaps, but for an
+// input in planes.
 //
 // A dense weight is blocks of CHANNELS output features, each (inputs, CHANNELS), the inputs being those of a window, row
 // after row. In bfloat16 it is steps of PAIRED_DEPTH inputs, each (parts, PAIRED_DEPTH / 2, CHANNELS, 2): two inputs of a
@@ -26,6 +27,7 @@ struct ConvTask {
   const float* scale;    // (batch, channels), by which a 1x1 layer's input is multiplied first; or null
   void* out;
   Type type;  // f32, bf16 or f16: of x, residual and out
+  bool planes;  // x is float32 (batch, channels, height, width) of a dense layer, as pictures come
   Activation activation;
   int64_t height, width, channels, out_height, out_width, features;
   int64_t window_height, window_width, stride_y, stride_x, padding_y, padding_x;

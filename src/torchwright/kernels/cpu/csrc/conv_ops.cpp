@@ -20,6 +20,12 @@ int64_t outputs_along(int64_t size, int64_t window, int64_t stride, int64_t padd
   return (size + 2 * padding - window) / stride + 1;
 }
 
+// Whether a dense layer reads x as it is: its planes are not worth being put side by side for few channels.
+bool in_planes(const Tensor& x, const Tensor& weight) {
+  return x.dim() == 4 && x.size(1) < tw::CHANNELS && x.scalar_type() == at::kFloat && x.is_contiguous() &&
+         weight.scalar_type() == at::kFloat;
+}
+
 // What both kinds check and fill in; `x` lies as the kernels read it.
 tw::ConvTask conv_task(const Tensor& x, const Tensor& bias, at::IntArrayRef window, at::IntArrayRef stride,
                        at::IntArrayRef padding, int64_t features, c10::string_view activation) {
@@ -57,7 +63,7 @@ void share_rows(tw::ConvTask task, int64_t batch) {
   int64_t rows = batch * task.out_height;
   if (task.pointwise()) {
     // Pixels are all alike then, those of an image at least: one row of them.
-    rows = task.scale ? batch : 1;
+    rows = task.scale || task.planes ? batch : 1;
     task.width = task.out_width = batch * task.height * task.width / rows;
     task.height = task.out_height = 1;
   }
@@ -101,8 +107,10 @@ void share_pixels(const tw::ConvTask& task, int64_t batch) {
 Tensor conv_dense(const Tensor& x_in, const Tensor& weight, const Tensor& bias, at::IntArrayRef window,
                   at::IntArrayRef stride, at::IntArrayRef padding, int64_t features, c10::string_view activation,
                   const optional<Tensor>& residual_in, const optional<Tensor>& scale_in) {
-  const Tensor x = side_by_side(x_in, "x");
+  const bool planes = in_planes(x_in, weight) && !scale_in;
+  const Tensor x = planes ? x_in : side_by_side(x_in, "x");
   tw::ConvTask task = conv_task(x, bias, window, stride, padding, features, activation);
+  task.planes = planes;
   const bool paired = weight.scalar_type() == at::kBFloat16;
   TORCH_CHECK_TYPE(paired || (task.type == Type::f32 && weight.scalar_type() == at::kFloat), "the packed weight is ",
                    weight.scalar_type(), " and x ", x.scalar_type(), "; float32 both, or bfloat16 weights are wanted");
