@@ -118,6 +118,37 @@ def test_the_first_layer_reads_a_picture_as_it_comes() -> None:
     assert torch.equal(program.module()(x.contiguous(memory_format=torch.channels_last)), got)
 
 
+@pytest.mark.parametrize("rows", [1, 8, 9])
+def test_linear_layers_of_few_rows_are_taken(rows: int) -> None:
+    """Behind a mean of pictures, and among places that are no pictures."""
+
+    class Headed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Conv2d(16, 40, 1), nn.Linear(40, 10)
+            self.shared = nn.Linear(10, 10, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.head(F.hardswish(self.layer(x)).mean((2, 3)))
+            return self.shared(self.shared(y)[:, None, None])
+
+    model, x = Headed(), torch.randn(rows, 16, 6, 5)
+    wanted = model(x)
+    target = applied(model, x)
+    (coverage,) = [c for c in target.coverage if c.technique == "packed_convolution"]
+    taken = reads_planes() and rows <= 8
+    assert coverage.changed == 1 + 2 * taken
+    assert taken or set(coverage.skipped) == {"head", "shared"}
+    with torch.no_grad():
+        got = target.model(x)
+        assert relative(got, wanted) < ERROR
+        more = torch.randn(11, 16, 3, 4)
+        assert relative(target.model(more), model(more)) < ERROR
+    assert got.shape == wanted.shape
+    if taken:
+        assert torch.equal(target.model.get_submodule("head").weight, model.head.weight)
+
+
 def test_what_follows_a_layer_joins_it() -> None:
     model, x = Residual(), torch.randn(2, 3, 33, 29)
     target = applied(model, x)
