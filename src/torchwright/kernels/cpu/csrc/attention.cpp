@@ -104,14 +104,14 @@ inline float soften(const AttentionTask& t, Row& row, int64_t key, int count, F 
     if (whole) continue;
     const I at = lane + int32_t(key + i * PAGE);
     const I seen = (at >= int32_t(row.first)) & (at < int32_t(row.last));
-    s[i] = (i < count ? seen : I{}) ? s[i] : splat(NOTHING);
+    s[i] = select(i < count ? seen : I{}, s[i], splat(NOTHING));
   }
   const float peak = std::fmax(row.peak, largest(max(max(s[0], s[1]), max(s[2], s[3]))));
   const float shrink = peak > row.peak ? exp2(splat(row.peak - peak))[0] : 1.0f;
   F total = F{};
   for (int i = 0; i < PAGES; i++) {
     // Where nothing has been seen yet, the peak is NOTHING too.
-    const F weight = whole ? exp2(s[i] - peak) : s[i] > NOTHING ? exp2(s[i] - peak) : F{};
+    const F seen = exp2(s[i] - peak), weight = whole ? seen : select(s[i] > NOTHING, seen, F{});
     total = total + weight;
     if (p) store(p + i * PAGE, weight);
     store_f32(p16 + i * PAGE, weight);

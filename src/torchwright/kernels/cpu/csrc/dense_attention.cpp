@@ -184,7 +184,7 @@ class Head {
       if (t.mask || t.by_row) x = max(nothing, x + load<F>(more + key));
       if (key + LANES > t.keys) {
         const I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        x = lane + int32_t(key) < int32_t(t.keys) ? x : nothing;
+        x = select(lane + int32_t(key) < int32_t(t.keys), x, nothing);
       }
       store(s + key, x);
       peak = max(peak, x);
@@ -193,7 +193,7 @@ class Head {
     F total = F{};
     for (int64_t key = 0; key < width; key += LANES) {
       const F x = load<F>(s + key);
-      const F weight = x <= nothing ? F{} : exp2(max(splat(-126.0f), x - top));
+      const F weight = select(x <= nothing, F{}, exp2(max(splat(-126.0f), x - top)));
       total = total + weight;
       store_f32(p + key, weight);
     }

@@ -28,7 +28,7 @@ void quantize_centered_row(const T* x, int64_t features, int64_t row, const tw::
   I peak = magnitude(last);
   for (int64_t i = 0; i < whole; i += LANES) {
     const F v = load_f32(x + i);
-    low = v < low ? v : low;
+    low = select(v < low, v, low);
     high = max(v, high);
     peak = max(peak, magnitude(v));
   }
@@ -73,8 +73,8 @@ inline F gelu(F x) {
 // x between 0 and `most`; NaN stays.
 inline F hard(F x, float most) {
   const F top = splat(most);
-  x = x < F{} ? F{} : x;
-  return x > top ? top : x;
+  x = select(x < F{}, F{}, x);
+  return select(x > top, top, x);
 }
 
 // 1 + e^-x, to about 1e-6 of it for |x| ≤ 16.
@@ -91,13 +91,13 @@ inline F one_and_exp_of_minus(F x) {
   return (F)_mm512_scalef_ps((__m512)y, (__m512)t) + 1.0f;
 #else
   const F y = exp(-max(splat(-80.0f), x)) + 1.0f;
-  return x != x ? x : x < -80.0f ? splat(INFINITY) : y;
+  return select(x != x, x, select(x < -80.0f, splat(INFINITY), y));
 #endif
 }
 
 template <Activation A>
 inline F activated(F x) {
-  if constexpr (A == Activation::relu) return x < F{} ? F{} : x;
+  if constexpr (A == Activation::relu) return select(x < F{}, F{}, x);
   else if constexpr (A == Activation::gelu) return gelu(x);
   else if constexpr (A == Activation::gelu_tanh) return activate(x, false);
   else if constexpr (A == Activation::silu) return x / one_and_exp_of_minus(x);

@@ -387,12 +387,6 @@ struct GroupedPanels {
   }
 
   static inline F value(U words, int j) { return to_float((I)((words >> (BITS * j)) & ((1u << BITS) - 1))); }
-
-  // The first eight of sixteen, each two times, and the last eight.
-  static inline void twice(F x, F (&out)[2]) {
-    out[0] = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    out[1] = __builtin_shufflevector(x, x, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
-  }
 };
 
 template <class Kind, class Panels>

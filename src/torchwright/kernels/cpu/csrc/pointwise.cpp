@@ -56,7 +56,7 @@ void rms_norm(const void* x, const void* residual, const float* weight, void* ou
 inline F activate(F x, bool silu) {
   if (silu) {
     const F y = x / (exp(-max(x, splat(-80.0f))) + 1.0f);
-    return x < -80.0f ? F{} : y;
+    return select(x < -80.0f, F{}, y);
   }
   const F inner = (x + x * x * x * 0.044715f) * 0.7978845608f;
   return x * 0.5f * (tanh(inner) + 1.0f);
@@ -70,7 +70,7 @@ float widen_peak_of(const T* x, float* out, int64_t count) {
     const F v = load_f32(x + i);
     store_f32(out + i, v);
     top = max(v, top);
-    odd = v != v ? v : odd;
+    odd = select(v != v, v, odd);
   }
   float peak = largest(top), nan = sum(odd);
   for (; i < count; i++) {

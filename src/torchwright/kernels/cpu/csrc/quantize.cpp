@@ -18,7 +18,7 @@ inline float full_scale(const float* w, int64_t group) {
 
 inline F nearest_nibble(F x, F inverse) {
   const F q = to_float(round_to_int(x * inverse));
-  return q > 7.0f ? splat(7.0f) : q < -8.0f ? splat(-8.0f) : q;
+  return select(q > 7.0f, splat(7.0f), select(q < -8.0f, splat(-8.0f), q));
 }
 
 // One row of `features` weights in groups. See kernels/pack.py, which says the same in PyTorch.

@@ -8,58 +8,25 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+#include "lanes.h"
 
 namespace TW_ISA {
-
-constexpr int LANES = 16;
-
-typedef float F __attribute__((vector_size(64)));
-typedef int32_t I __attribute__((vector_size(64)));
-typedef uint32_t U __attribute__((vector_size(64)));
-
-template <class V, class T>
-inline V load(const T* p) {
-  static_assert(sizeof(V) == 64);
-  V v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-
-template <class V, class T>
-inline void store(T* p, V v) {
-  std::memcpy(p, &v, sizeof v);
-}
-
-// Not `F{} + x`, an addition that the compiler may not leave out (-0 + 0 is 0).
-inline F splat(float x) { return F{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
-inline I splat(int32_t x) { return I{} + x; }
-inline F to_float(I x) { return __builtin_convertvector(x, F); }
-inline F as_float(U x) { return (F)x; }
-inline U as_bits(F x) { return (U)x; }
 
 inline F fma(F a, F b, F c) {
 #if defined(__AVX512F__)
   return (F)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-  __m256 x[2], y[2], z[2];
-  std::memcpy(x, &a, 64);
-  std::memcpy(y, &b, 64);
-  std::memcpy(z, &c, 64);
-  for (int h = 0; h < 2; h++) z[h] = _mm256_fmadd_ps(x[h], y[h], z[h]);
-  std::memcpy(&c, z, 64);
-  return c;
+#elif defined(TW_TWO)
+  return {(F::Half)_mm256_fmadd_ps((__m256)a.low, (__m256)b.low, (__m256)c.low),
+          (F::Half)_mm256_fmadd_ps((__m256)a.high, (__m256)b.high, (__m256)c.high)};
 #else
   return a * b + c;
 #endif
 }
 
-inline F max(F a, F b) { return a > b ? a : b; }
+inline F max(F a, F b) { return select(a > b, a, b); }
 // |x| as bits: their order is the numbers', with infinity above all of them and NaN above that.
 inline I magnitude(F x) { return (I)(as_bits(x) & 0x7fffffffu); }
-inline I max(I a, I b) { return a > b ? a : b; }
+inline I max(I a, I b) { return select(a > b, a, b); }
 
 // Round to the nearest integer, ties to even, for |x| < 2^22.
 inline I round_to_int(F x) {
@@ -67,7 +34,7 @@ inline I round_to_int(F x) {
   return (I)_mm512_cvtps_epi32((__m512)x);
 #else
   const F magic = splat(12582912.0f);
-  return __builtin_convertvector((x + magic) - magic, I);
+  return to_int((x + magic) - magic);
 #endif
 }
 
@@ -117,6 +84,11 @@ inline F load_f32(const float* p) { return load<F>(p); }
 inline F load_f32(const uint16_t* p) {
 #if defined(__AVX512F__)
   return (F)_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+#elif defined(TW_TWO)
+  const auto half = [&](int from) {
+    return (F::Half)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + from))), 16);
+  };
+  return {half(0), half(8)};
 #else
   typedef uint16_t H __attribute__((vector_size(32)));
   H half;
@@ -148,12 +120,9 @@ inline Half narrow_half(float x) {
 inline F load_f32(const Half* p) {
 #if defined(__AVX512F__)
   return (F)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
-#elif defined(__F16C__)
-  __m256 both[2];
-  for (int h = 0; h < 2; h++) both[h] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8 * h)));
-  F x;
-  std::memcpy(&x, both, sizeof x);
-  return x;
+#elif defined(TW_TWO)
+  const auto half = [&](int from) { return (F::Half)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + from))); };
+  return {half(0), half(8)};
 #else
   F x;
   for (int i = 0; i < LANES; i++) x[i] = widen(p[i]);
@@ -189,9 +158,28 @@ inline F load_first(const Half* p, int64_t count) {
   return load_f32(all);
 }
 
+// The first eight of sixteen, each two times, and the last eight.
+inline void twice(F x, F (&out)[2]) {
+#if defined(TW_TWO)
+  const auto both = [](F::Half half) {
+    const __m256i low = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3), high = _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7);
+    return F{(F::Half)_mm256_permutevar8x32_ps((__m256)half, low), (F::Half)_mm256_permutevar8x32_ps((__m256)half, high)};
+  };
+  out[0] = both(x.low), out[1] = both(x.high);
+#else
+  out[0] = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  out[1] = __builtin_shufflevector(x, x, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
+#endif
+}
+
 inline I small_integers(const int8_t* p) {
 #if defined(__AVX512F__)
   return (I)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(TW_TWO)
+  const auto half = [&](int from) {
+    return (I::Half)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + from)));
+  };
+  return {half(0), half(8)};
 #else
   typedef int8_t B __attribute__((vector_size(16)));
   B bytes;
@@ -207,6 +195,11 @@ inline void store_f32(float* p, F x) { store(p, x); }
 inline void store_f32(uint16_t* p, F x) {
 #if defined(__AVX512BF16__)
   _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#elif defined(TW_TWO)
+  const U bits = as_bits(x), rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const U narrow = select(magnitude(x) > 0x7f800000, (bits >> 16) | 0x40u, rounded);
+  const __m256i both = _mm256_packus_epi32((__m256i)narrow.low, (__m256i)narrow.high);
+  _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(both, 0xd8));
 #else
   for (int i = 0; i < LANES; i++) p[i] = narrow(x[i]);
 #endif
@@ -215,11 +208,9 @@ inline void store_f32(uint16_t* p, F x) {
 inline void store_f32(Half* p, F x) {
 #if defined(__AVX512F__)
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
-#elif defined(__F16C__)
-  __m256 both[2];
-  std::memcpy(both, &x, sizeof x);
-  for (int h = 0; h < 2; h++)
-    _mm_storeu_si128((__m128i*)(p + 8 * h), _mm256_cvtps_ph(both[h], _MM_FROUND_TO_NEAREST_INT));
+#elif defined(TW_TWO)
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)x.low, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph((__m256)x.high, _MM_FROUND_TO_NEAREST_INT));
 #else
   for (int i = 0; i < LANES; i++) p[i] = narrow_half(x[i]);
 #endif
@@ -238,10 +229,29 @@ inline void store_pair(uint16_t* p, F low, F high) {
 inline void store_s8(int8_t* p, I x) {
 #if defined(__AVX512F__)
   _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8((__m512i)x));
+#elif defined(TW_TWO)
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)x.low, (__m256i)x.high), 0xd8);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 #else
   for (int i = 0; i < LANES; i++) p[i] = int8_t(x[i] > 127 ? 127 : x[i] < -128 ? -128 : x[i]);
 #endif
 }
+
+#if defined(TW_TWO)
+template <bool SMALL>
+inline __m256i dot4(__m256i acc, __m256i w, __m256i a) {
+#if defined(__AVXVNNI__)
+  return _mm256_dpbusd_avx_epi32(acc, w, a);
+#else
+  if constexpr (SMALL)
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
+  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0xff)),
+                                         _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8));
+  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(a, 8));
+  return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+#endif
+}
+#endif
 
 // acc[i] + Σ_j w[i][j] · a[j] over four unsigned bytes of each lane of w and the four signed bytes of a.
 // SMALL says that w is below 16, so that pairs of products fit 16 bits.
@@ -249,28 +259,10 @@ template <bool SMALL>
 inline I dot4(I acc, U w, int32_t a) {
 #if defined(__AVX512VNNI__)
   return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(a));
-#elif defined(__AVX2__)
-  __m256i parts[2], ws[2];
-  std::memcpy(parts, &acc, 64);
-  std::memcpy(ws, &w, 64);
+#elif defined(TW_TWO)
   const __m256i as = _mm256_set1_epi32(a);
-  for (int h = 0; h < 2; h++) {
-#if defined(__AVXVNNI__)
-    parts[h] = _mm256_dpbusd_avx_epi32(parts[h], ws[h], as);
-#else
-    if constexpr (SMALL) {
-      const __m256i pairs = _mm256_maddubs_epi16(ws[h], as);
-      parts[h] = _mm256_add_epi32(parts[h], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    } else {
-      const __m256i even = _mm256_madd_epi16(_mm256_and_si256(ws[h], _mm256_set1_epi16(0xff)),
-                                             _mm256_srai_epi16(_mm256_slli_epi16(as, 8), 8));
-      const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(ws[h], 8), _mm256_srai_epi16(as, 8));
-      parts[h] = _mm256_add_epi32(parts[h], _mm256_add_epi32(even, odd));
-    }
-#endif
-  }
-  std::memcpy(&acc, parts, 64);
-  return acc;
+  return {(I::Half)dot4<SMALL>((__m256i)acc.low, (__m256i)w.low, as),
+          (I::Half)dot4<SMALL>((__m256i)acc.high, (__m256i)w.high, as)};
 #else
   int8_t as[4];
   std::memcpy(as, &a, 4);
@@ -283,13 +275,9 @@ inline I dot4(I acc, U w, int32_t a) {
 inline I multiply_add(I acc, I x, I m) {
 #if defined(__AVX512VNNI__)
   return (I)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)x, (__m512i)m);
-#elif defined(__AVX2__)
-  __m256i xs[2], ms[2];
-  std::memcpy(xs, &x, 64);
-  std::memcpy(ms, &m, 64);
-  for (int h = 0; h < 2; h++) xs[h] = _mm256_madd_epi16(xs[h], ms[h]);
-  std::memcpy(&x, xs, 64);
-  return acc + x;
+#elif defined(TW_TWO)
+  return acc + I{(I::Half)_mm256_madd_epi16((__m256i)x.low, (__m256i)m.low),
+                 (I::Half)_mm256_madd_epi16((__m256i)x.high, (__m256i)m.high)};
 #else
   return acc + x * ((I)((U)m << 16) >> 16);
 #endif
@@ -297,11 +285,22 @@ inline I multiply_add(I acc, I x, I m) {
 
 // The bytes of x, all below 16, times the low byte of each of m's halves, plus those of `shift`, modulo 256.
 inline U scaled_bytes(U x, U m, U shift) {
+#if defined(TW_TWO)
+  const auto half = [](__m256i x, __m256i m, __m256i shift) {
+    const __m256i even = _mm256_mullo_epi16(_mm256_and_si256(x, _mm256_set1_epi32(0x00ff00ff)), m);
+    const __m256i odd = _mm256_mullo_epi16(_mm256_and_si256(x, _mm256_set1_epi32(int(0xff00ff00))), m);
+    const __m256i both = _mm256_or_si256(_mm256_and_si256(even, _mm256_set1_epi32(0x00ff00ff)), odd);
+    return (U::Half)_mm256_add_epi8(both, shift);
+  };
+  return {half((__m256i)x.low, (__m256i)m.low, (__m256i)shift.low),
+          half((__m256i)x.high, (__m256i)m.high, (__m256i)shift.high)};
+#else
   typedef uint16_t H __attribute__((vector_size(64)));
   typedef uint8_t B __attribute__((vector_size(64)));
   const H even = (H)(x & 0x00ff00ffu) * (H)m, odd = (H)(x & 0xff00ff00u) * (H)m;
   const U both = ((U)even & 0x00ff00ffu) | (U)odd;
   return (U)((B)both + (B)shift);
+#endif
 }
 
 // Σ of 32 signed bytes.
@@ -337,8 +336,8 @@ inline F exp(F x) {
   y = fma(y, f, splat(0.5f));
   y = fma(y, f, splat(1.0f));
   y = fma(y, f, splat(1.0f));
-  const I power = (__builtin_convertvector(n, I) + 127) << 23;
-  return alive ? y * (F)power : F{};
+  const I power = (to_int(n) + 127) << 23;
+  return select(alive, y * (F)power, F{});
 }
 
 // 2^x to about 2 units in the last place, for x ≤ 127; 0 below -126.
@@ -361,14 +360,14 @@ inline F exp2(F x) {
 #if defined(__AVX512F__)
   return (F)_mm512_scalef_ps((__m512)y, (__m512)n);
 #else
-  const I power = (__builtin_convertvector(n, I) + 127) << 23;
-  return dead ? F{} : y * (F)power;
+  const I power = (to_int(n) + 127) << 23;
+  return select(dead, F{}, y * (F)power);
 #endif
 }
 
 inline F tanh(F x) {
   const F limit = splat(15.0f);
-  x = x > limit ? limit : x < -limit ? -limit : x;
+  x = select(x > limit, limit, select(x < -limit, -limit, x));
   const F e = exp(x + x);
   return (e - 1.0f) / (e + 1.0f);
 }
