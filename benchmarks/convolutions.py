@@ -1,10 +1,12 @@
 """1x1 and depthwise convolutions of small nets, each on Torchwright's kernel and on oneDNN's as Inductor calls it.
 
-    python benchmarks/convolutions.py [MODEL …] [--batch 1,8] [--dtype float32] [--rounds 40]
+    [ONEDNN_MAX_CPU_ISA=AVX2] python benchmarks/convolutions.py [MODEL …] [--batch 1,8] [--dtype float32] [--isa avx2]
+        [--rounds 40]
 
 Every different layer of the models takes turns between the two, with a ReLU after it in both, on one thread; what
 counts is that thread's processor time, in which others' turns on a busy machine are not, the least of the rounds. A
-model's line is the sum over its layers, each as often as the model has it. Weights are random.
+model's line is the sum over its layers, each as often as the model has it. Weights are random. oneDNN's instruction set
+is chosen by its own variable.
 """
 
 from __future__ import annotations
@@ -38,11 +40,14 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--batch", default="1,8")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--isa", help="the instruction set of our kernels, by default the best")
     parser.add_argument("--rounds", type=int, default=40)
     options = parser.parse_args()
     if fault := build.load_fault():
         parser.error(f"no kernels: {fault}")
     torch.set_num_threads(1)
+    if options.isa:
+        torch.ops.torchwright.use_isa(options.isa)
     dtype = getattr(torch, options.dtype)
     print(f"torch {torch.__version__}, {torch.ops.torchwright.isa()}, one thread, {options.dtype}")
     for model in options.models:
