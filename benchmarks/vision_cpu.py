@@ -1,8 +1,9 @@
 """Sixteen pictures, sounds and encoders on a CPU: eager fp32, Torchwright, OpenVINO fp32, bf16 and int8.
 
-    python benchmarks/vision_cpu.py [--only NAME:BATCH …] [--max-drop 0.02] [--openvino-python PATH] [--json FILE]
+    python benchmarks/vision_cpu.py [--only NAME:BATCH …] [--max-drop 0.02] [--engines] [--openvino-python PATH]
+        [--json FILE]
 
-Torchwright stands alone here: its search does not ask OpenVINO and ONNX Runtime. The accuracy budget (relative error of
+Torchwright stands alone here, its search asks OpenVINO and ONNX Runtime with --engines only. The accuracy budget (relative error of
 the outputs) is one for all: OpenVINO's best is the fastest of those within it, and the fastest of all is printed beside
 it. A peer that fails says of what. Random weights; every ratio from turns of one run. Some models are torchvision's.
 """
@@ -106,6 +107,7 @@ def main() -> None:
         "--max-drop", type=float, default=0.02, help="relative error allowed (default: %(default)s)"
     )
     parser.add_argument("--time-budget", type=float, default=150.0, help="seconds of search for each case")
+    parser.add_argument("--engines", action="store_true", help="let the search ask engines of others, too")
     here = sys.executable if importlib.util.find_spec("openvino") else None
     parser.add_argument(
         "--openvino-python", metavar="PATH", default=here, help="interpreter that has openvino and nncf"
@@ -138,7 +140,11 @@ def run(name: str, batch: int, options: argparse.Namespace) -> dict[str, Any]:
         turns.say(f"{name} batch {batch}: optimizing")
         out = f"{folder}/artifact"
         result = tw.optimize(
-            model, inputs, max_drop=options.max_drop, time_budget=options.time_budget, without=PEERS
+            model,
+            inputs,
+            max_drop=options.max_drop,
+            time_budget=options.time_budget,
+            without=() if options.engines else PEERS,
         )
         result.save(out)
         torch.save(model.state_dict(), f"{folder}/state.pt")
