@@ -46,8 +46,7 @@ NONE_FOUND = "the model has no 1x1 or depthwise 2-D convolution whose call is mu
 
 @dataclass(frozen=True, kw_only=True)
 class PackedConvolution(Technique):
-    """Convolutions on Torchwright's kernels, fused with what is around them, and linear layers of few rows; batch norms
-    are folded."""
+    """Convolutions, and linear layers of few rows, on Torchwright's kernels, fused with what is around; batch norms too."""
 
     name: ClassVar[str] = "packed_convolution"
     phase: ClassVar[Phase] = Phase.WEIGHTS
