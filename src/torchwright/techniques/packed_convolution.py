@@ -46,7 +46,7 @@ NONE_FOUND = "the model has no 1x1 or depthwise 2-D convolution whose call is mu
 
 @dataclass(frozen=True, kw_only=True)
 class PackedConvolution(Technique):
-    """Convolutions, and linear layers of few rows, on Torchwright's kernels, fused with what is around; batch norms too."""
+    """Convolutions, and linear layers of few rows, on Torchwright's kernels, with what is around them joined."""
 
     name: ClassVar[str] = "packed_convolution"
     phase: ClassVar[Phase] = Phase.WEIGHTS
