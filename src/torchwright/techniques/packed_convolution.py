@@ -69,11 +69,12 @@ class PackedConvolution(Technique):
             return NONE_FOUND  # for which the model need not be called
         products = _products(target.model, target.workload.cases(target.compute_dtype)[0])
         layers = [layer for _, layer in named(target.model, KINDS) if self._left(layer, products) is None]
-        if all(isinstance(layer, nn.Linear) for layer in layers):
+        convolutions = [layer for layer in layers if not isinstance(layer, nn.Linear)]
+        if not convolutions:
             return NONE_FOUND
         rate, saved = target.device.tflops.get("float32"), SAVED * len(layers)
         arithmetic = 2 * sum(products.values()) / (rate * 1e12) if rate else 0.0
-        if saved < LEAST * arithmetic and not any(_split(layer) for layer in layers):
+        if saved < LEAST * arithmetic and not any(map(_split, convolutions)):
             return (
                 f"{len(layers)} layers would save {saved * 1e3:.2f} ms of more than "
                 f"{arithmetic * 1e3:.0f} ms of arithmetic"
