@@ -5,8 +5,8 @@
 
 Torchwright stands alone here; with --engines its search asks OpenVINO and ONNX Runtime, too. The accuracy budget
 (relative error of the outputs) is one for all: OpenVINO's best is the fastest of those within it, and the fastest of
-all is printed beside it. A peer that fails says of what. Random weights; every ratio
-from turns of one run. Some models are torchvision's.
+all is printed beside it. A peer that fails says of what. Random weights; every ratio from turns of one run. Some models
+are torchvision's.
 """
 
 from __future__ import annotations

@@ -177,9 +177,8 @@ def _leaves_room(search: Search, setting: Step, queue: Sequence[Step]) -> bool:
     recipes = [plan(search, step) for step in (setting, *largest.values())]
     seconds = [estimate.trial_seconds(search, steps) for steps in recipes]
     slow = [each for each, steps in zip(seconds, recipes, strict=True) if estimate.runners(steps)]
-    if seconds[0] <= QUICK * max(slow, default=math.inf):
-        return estimate.all_fit(search, recipes)
-    return estimate.all_fit(search, recipes, times=PLENTY)
+    quick = seconds[0] <= QUICK * max(slow, default=math.inf)
+    return estimate.all_fit(search, recipes, times=1.0 if quick else PLENTY)
 
 
 def _quick_before(search: Search, chosen: Step, fitting: Sequence[Step]) -> Step:

@@ -27,6 +27,14 @@ constexpr int pixels_with(int) { return 4; }
 #endif
 constexpr int FEW_PIXELS = 4;
 
+// Calls `run` with a number of the images' type.
+template <class Run>
+void with_type(Type type, const Run& run) {
+  if (type == Type::f32) run(float{});
+  else if (type == Type::f16) run(Half{});
+  else run(uint16_t{});
+}
+
 // Out of line: what calls it has many shapes.
 __attribute__((noinline)) void activate_all(Activation which, F* sums, int count) {
   with_activation(which, [&](auto a) {
@@ -252,9 +260,7 @@ void depthwise_row(const ConvTask& t, int64_t row) {
 }
 
 void convolve_depthwise(const ConvTask& t, int64_t row) {
-  if (t.type == Type::f32) depthwise_row<float>(t, row);
-  else if (t.type == Type::f16) depthwise_row<Half>(t, row);
-  else depthwise_row<uint16_t>(t, row);
+  with_type(t.type, [&](auto number) { depthwise_row<decltype(number)>(t, row); });
 }
 
 // Sums over the pixels of a row of the input, every channel's in one order, on to whole blocks.
@@ -275,9 +281,7 @@ void sum_row(const ConvTask& t, int64_t row, float* to) {
 }
 
 void sum_pixels(const ConvTask& t, int64_t row, float* to) {
-  if (t.type == Type::f32) sum_row<float>(t, row, to);
-  else if (t.type == Type::f16) sum_row<Half>(t, row, to);
-  else sum_row<uint16_t>(t, row, to);
+  with_type(t.type, [&](auto number) { sum_row<decltype(number)>(t, row, to); });
 }
 
 // Means over all pixels of an image: the sums of its rows, added up.
@@ -294,9 +298,7 @@ void average_rows(const ConvTask& t, int64_t image, const float* sums) {
 
 void average(const ConvTask& t, int64_t image, const float* sums) {
   sums += image * t.height * t.blocks() * CHANNELS;
-  if (t.type == Type::f32) average_rows<float>(t, image, sums);
-  else if (t.type == Type::f16) average_rows<Half>(t, image, sums);
-  else average_rows<uint16_t>(t, image, sums);
+  with_type(t.type, [&](auto number) { average_rows<decltype(number)>(t, image, sums); });
 }
 
 }  // namespace TW_ISA

@@ -268,9 +268,7 @@ class Pairs {
 };
 
 void convolve_pairs(const ConvTask& t, int64_t begin, int64_t end, int64_t block_begin, int64_t block_end) {
-  if (t.type == Type::f32) Pairs<float>(t).run(begin, end, block_begin, block_end);
-  else if (t.type == Type::f16) Pairs<Half>(t).run(begin, end, block_begin, block_end);
-  else Pairs<uint16_t>(t).run(begin, end, block_begin, block_end);
+  with_type(t.type, [&](auto number) { Pairs<decltype(number)>(t).run(begin, end, block_begin, block_end); });
 }
 
 }  // namespace TW_ISA

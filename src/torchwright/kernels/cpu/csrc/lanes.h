@@ -16,7 +16,7 @@ constexpr int LANES = 16;
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define TW_TWO  // registers for sixteen lanes
 
-// GCC keeps a vector that is wider than the machine's in memory, whatever is done with it: 8 to 26 times slower.
+// GCC keeps a vector that is wider than the machine's in memory, whatever is done with it: 3.5 to 50 times slower.
 template <class T>
 struct Two {
   typedef T Number;

@@ -238,6 +238,7 @@ inline void store_s8(int8_t* p, I x) {
 }
 
 #if defined(TW_TWO)
+// As below, of eight lanes.
 template <bool SMALL>
 inline __m256i dot4(__m256i acc, __m256i w, __m256i a) {
 #if defined(__AVXVNNI__)
