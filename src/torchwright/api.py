@@ -384,7 +384,8 @@ def _other_rows(
         searched = recipe.workload.get(option)
         if value is None or value == searched:
             continue
-        takes = manifest.rows != "fixed" or manifest.any_sizes is not None
+        free = any(call.sizes for call in manifest.calls)  # of another library, which answers them itself
+        takes = manifest.rows != "fixed" or free or manifest.any_sizes is not None
         if option == "batch" and manifest.takes.batched and takes and len(recipe.final.cases) == 1:
             rows = value
             continue

@@ -193,6 +193,13 @@ def test_what_one_precision_converted_serves_the_others(
     assert len(set(files.values())) == len(steps)
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_bench_takes_another_number_of_rows(tmp_path: Path, name: str) -> None:
+    needs(name)
+    path = made(tmp_path, mlp(), [name])
+    assert tw.bench(str(path), batch=3, trust=True)["batch"] == 3
+
+
 def test_a_conversion_that_answers_other_rows_wrongly_leaves_one_for_the_calls_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

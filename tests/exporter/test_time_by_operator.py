@@ -34,9 +34,10 @@ def test_what_takes_the_time_is_named(to: str, tmp_path: Path, monkeypatch: pyte
     if reason := exports.get(to).unavailable():
         pytest.skip(reason)
     monkeypatch.setattr(verifier, "Runner", InProcess)
-    # Of 134 million multiplications beside 65,536 numbers of a softmax there is no doubt, however busy the machine is.
+    # Of a billion multiplications beside half a million numbers of a softmax there is little doubt, however busy the
+    # machine is: an eighth of both took 0.47 and 0.50 of the time once, the softmax waiting for a thread.
     model = nn.Sequential(nn.Linear(2048, 1024), nn.Softmax(-1))
-    made = export(model.eval(), torch.randn(64, 2048), to=to, out=tmp_path / "out")
+    made = export(model.eval(), torch.randn(512, 2048), to=to, out=tmp_path / "out")
     shares = made.report["time by operator"]
     assert abs(sum(shares.values()) - 1) < 0.01
     assert list(shares.values()) == sorted(shares.values(), reverse=True)
