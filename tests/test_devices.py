@@ -255,41 +255,12 @@ def test_without_proc_torch_tells_the_instruction_sets(monkeypatch):
     assert cpu.instruction_sets() == ("avx2", "avx512f")
 
 
-def test_cores_are_physical_ones_within_affinity_and_quota(monkeypatch):
-    monkeypatch.setattr(cpu, "_affinity", lambda: [0, 1, 2, 3, 4, 5, 6, 7])
-    monkeypatch.setattr(cpu, "_core_of", lambda number: ("0", str(number // 2)))
-    monkeypatch.setattr(cpu, "_cgroup_cpu_quota", lambda: None)
-    assert cpu.usable_cores() == 4
-    for quota, cores in ((2.5, 2), (0.5, 1), (64.0, 4)):
-        monkeypatch.setattr(cpu, "_cgroup_cpu_quota", lambda quota=quota: quota)
-        assert cpu.usable_cores() == cores
-
-
-@pytest.mark.parametrize(
-    ("files", "cpus"),
-    [
-        ({("", "cpu.max"): ["max 100000", "150000 100000"]}, 1.5),
-        (
-            {
-                ("cpu", "cpu.cfs_quota_us"): ["-1", "400000"],
-                ("cpu", "cpu.cfs_period_us"): ["100000", "100000"],
-            },
-            4.0,
-        ),
-        ({}, None),
-    ],
-)
-def test_the_tightest_cgroup_quota_counts(monkeypatch, files, cpus):
-    monkeypatch.setattr(cpu, "_cgroup_texts", lambda controller, file: files.get((controller, file), []))
-    assert cpu._cgroup_cpu_quota() == cpus
-
-
 def test_a_cgroup_limits_the_memory(monkeypatch):
     files = {
         ("", "memory.max"): ["max", "1000000"],
         ("memory", "memory.limit_in_bytes"): ["9223372036854771712"],
     }
-    monkeypatch.setattr(cpu, "_cgroup_texts", lambda controller, file: files.get((controller, file), []))
+    monkeypatch.setattr(cpu, "cgroup_texts", lambda controller, file: files.get((controller, file), []))
     assert cpu.usable_memory_bytes() == 1_000_000
 
 

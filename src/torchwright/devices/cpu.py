@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from torchwright import system
+from torchwright.cpu_load import cgroup_texts, usable_cores
 from torchwright.devices.base import Ceilings, Device, fast_seconds
 from torchwright.facts import DeviceFacts
 
@@ -112,15 +113,6 @@ def instruction_sets() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for flag, name in ISA.items() if flag in flags))
 
 
-def usable_cores() -> int:
-    """Physical cores this process may use: within its CPU affinity, and no more than its cgroup's quota."""
-    logical = _affinity()
-    siblings = {_core_of(cpu) for cpu in logical}
-    cores = len(siblings)
-    quota = _cgroup_cpu_quota()
-    return max(1, cores if quota is None else min(cores, int(quota)))
-
-
 def available_memory_bytes() -> int:
     """Memory that programs can still have, within the limits of this process."""
     try:
@@ -136,7 +128,7 @@ def usable_memory_bytes() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [
         int(text)
-        for text in (*_cgroup_texts("", "memory.max"), *_cgroup_texts("memory", "memory.limit_in_bytes"))
+        for text in (*cgroup_texts("", "memory.max"), *cgroup_texts("memory", "memory.limit_in_bytes"))
         if text.isdigit()
     ]
     return min([total, *limits])
@@ -216,62 +208,12 @@ def _model_name() -> str:
     return _cpuinfo("model name") or _cpuinfo("Model") or platform.processor() or platform.machine()
 
 
-def _affinity() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
-def _core_of(cpu: int) -> tuple[str, str]:
-    """(package, core) of a logical CPU; itself where the kernel does not tell."""
-    folder = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-    try:
-        return (folder / "physical_package_id").read_text().strip(), (folder / "core_id").read_text().strip()
-    except OSError:
-        return "cpu", str(cpu)
-
-
 def _last_level_cache_bytes() -> int:
     sizes = [0]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         with contextlib.suppress(OSError, ValueError):
             sizes.append(int(path.read_text().strip().removesuffix("K")) * 1024)
     return max(sizes)
-
-
-def _cgroup_cpu_quota() -> float | None:
-    """CPUs that the tightest cgroup around this process grants, or None."""
-    quotas = []
-    for text in _cgroup_texts("", "cpu.max"):
-        quota, _, period = text.partition(" ")
-        if quota.isdigit() and period.isdigit():
-            quotas.append(int(quota) / int(period))
-    for quota, period in zip(
-        _cgroup_texts("cpu", "cpu.cfs_quota_us"), _cgroup_texts("cpu", "cpu.cfs_period_us"), strict=False
-    ):
-        if quota.isdigit() and period.isdigit():
-            quotas.append(int(quota) / int(period))
-    return min(quotas, default=None)
-
-
-def _cgroup_texts(controller: str, file: str) -> list[str]:
-    """`file` of every cgroup around this process, innermost first. `controller` is empty for cgroup v2."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    texts = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controller not in controllers.split(","):
-            continue
-        root = Path("/sys/fs/cgroup") / controller
-        group = root / path.lstrip("/")
-        # In a container the path is the host's and only the root is mounted; the loop ends there either way.
-        for folder in (group, *(parent for parent in group.parents if parent.is_relative_to(root))):
-            with contextlib.suppress(OSError):
-                texts.append((folder / file).read_text().strip())
-    return texts
 
 
 def _status_bytes(key: str) -> int | None:

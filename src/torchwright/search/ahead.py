@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchwright.devices.cpu import available_memory_bytes, usable_cores
+from torchwright.cpu_load import usable_cores
+from torchwright.devices.cpu import available_memory_bytes
 from torchwright.engines.conversion import shorten
 from torchwright.errors import TorchwrightError
 from torchwright.facts import Step
