@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from torchwright import cpu_load
-from torchwright.cpu_load import CpuLoad, cpu_quota, physical_cores, read_load, whole_cores
+from torchwright.cpu_load import Load, cpu_quota, physical_cores, whole_cores
 
 CPUS = len(cpu_load.affinity())
 
@@ -31,13 +32,13 @@ def machine(running: int, cpus: int = CPUS) -> dict[str, str]:
     return {"stat": "\n".join(["cpu 1 2 3", *rows, f"procs_running {running}", "procs_blocked 0"])}
 
 
-def load_of(root: Path) -> CpuLoad:
-    return read_load(root, root / "none", sleep=lambda seconds: None)
+def load_of(root: Path) -> Load:
+    return Load.sampled(root, root / "none", sleep=lambda seconds: None)
 
 
 def test_runnable_threads_of_other_programs_are_the_load(tmp_path: Path) -> None:
     write(tmp_path, machine(25) | thread("7", "self", "R"))
-    assert load_of(tmp_path).others == 24
+    assert load_of(tmp_path).running == 24
     assert load_of(tmp_path).busy
 
 
@@ -45,28 +46,41 @@ def test_threads_of_this_process_and_its_descendants_do_not_count(tmp_path: Path
     own = thread("7", "self", "R", "8 ") | thread("71", "self", "S")
     write(tmp_path, machine(5) | own | thread("8", "8", "R", "9 10") | thread("9", "9", "R"))
     write(tmp_path, thread("10", "10", "R") | thread("11", "10", "R"))
-    assert load_of(tmp_path).others == 0
+    assert load_of(tmp_path).running == 0
     assert not load_of(tmp_path).busy
 
 
 def test_the_load_of_a_large_machine_is_shared_by_all_its_cpus(tmp_path: Path) -> None:
     write(tmp_path, machine(9, cpus=8 * CPUS) | thread("7", "self", "R"))
-    assert load_of(tmp_path).others == 1.0
+    assert load_of(tmp_path).running == 1.0
+
+
+def test_time_that_a_hypervisor_takes_is_load(tmp_path: Path) -> None:
+    write(tmp_path, machine(0))
+
+    def steal(seconds: float) -> None:
+        """Another machine has a core of ours for a whole second."""
+        rows = ["cpu 0", f"cpu0 0 0 0 0 0 0 0 {os.sysconf('SC_CLK_TCK')} 0 0", "procs_running 0"]
+        write(tmp_path, {"stat": "\n".join(rows)})
+
+    write(tmp_path, {"stat": "cpu 0\ncpu0 0 0 0 0 0 0 0 0 0 0\nprocs_running 0"})
+    assert Load.sampled(tmp_path, tmp_path / "none", sleep=steal).busy
 
 
 def test_without_proc_the_load_average_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_load.os, "getloadavg", lambda: (5.5, 0, 0), raising=False)
-    assert load_of(tmp_path / "none").others == 4.5
+    assert load_of(tmp_path / "none").running == 4.5
     monkeypatch.delattr(cpu_load.os, "getloadavg")
-    assert load_of(tmp_path / "none").others == 0.0
+    assert load_of(tmp_path / "none").running == 0.0
 
 
 def test_a_reading_in_words() -> None:
-    busy = CpuLoad(cores=2, quota=None, others=20.2)
+    busy = Load(cores=2, quota=None, running=20.2)
     assert (str(busy), busy.busy, busy.threads) == ("load 20 on 2 cores", True, 2)
-    limited = CpuLoad(cores=1, quota=0.5, others=0.1)
+    limited = Load(cores=1, quota=0.5, running=0.1)
     assert (str(limited), limited.busy, limited.threads) == ("load 0.1 on 1 core, CPU quota 0.5", False, 1)
-    assert CpuLoad(cores=2, quota=None, others=0.9).busy, "one neighbour halves a region of two threads"
+    assert Load(cores=2, running=0.9).busy, "one neighbour halves a region of two threads"
+    assert [Load(cores=2, running=running).slowdown for running in (0, 1, 23)] == [1.0, 1.0, 12.0]
 
 
 def test_cores_are_physical_ones_within_the_quota(tmp_path: Path) -> None:

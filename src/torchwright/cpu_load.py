@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 PROC, CGROUPS, CPUS = Path("/proc"), Path("/sys/fs/cgroup"), Path("/sys/devices/system/cpu")
@@ -20,15 +20,35 @@ SAMPLES, APART_SECONDS = 10, 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class CpuLoad:
-    """Usable cores, and how many threads of other programs want to run on them."""
+class Load:
+    """Threads of other programs that want to run, and the cores that this process may use."""
 
+    running: float
+    """Runnable threads of processes that are neither this one nor its descendants, and cores that a hypervisor gave to
+    other machines."""
     cores: int
     """Physical cores within the CPU affinity of this process."""
-    quota: float | None
+    quota: float | None = None
     """Cores' worth of time that the tightest cgroup grants, where one sets a limit."""
-    others: float
-    """Runnable threads of processes that are neither this one nor its descendants, on average over 0.1 s."""
+
+    @classmethod
+    def now(cls, proc: Path = PROC, cgroups: Path = CGROUPS) -> Load:
+        """Read the run queue once: a momentary value, for limits and messages."""
+        return cls(running=_running(proc), cores=physical_cores(affinity()), quota=cpu_quota(proc, cgroups))
+
+    @classmethod
+    def sampled(
+        cls, proc: Path = PROC, cgroups: Path = CGROUPS, sleep: Callable[[float], object] = time.sleep
+    ) -> Load:
+        """Read the run queue ten times in 0.1 s, for decisions."""
+        begun, stolen, loads = time.perf_counter(), stolen_seconds(proc), [cls.now(proc, cgroups)]
+        while len(loads) < SAMPLES:
+            sleep(APART_SECONDS)
+            loads.append(cls.now(proc, cgroups))
+        gone = stolen_seconds(proc)
+        seconds = sum(value - stolen.get(name, value) for name, value in gone.items())
+        running = statistics.mean(load.running for load in loads) + seconds / (time.perf_counter() - begun)
+        return replace(loads[-1], running=running)
 
     @property
     def threads(self) -> int:
@@ -37,31 +57,18 @@ class CpuLoad:
 
     @property
     def busy(self) -> bool:
-        """True if timings of parallel code are disturbed by other programs."""
-        return self.others >= BUSY_SHARE * self.cores
+        """Check whether timings of parallel code are disturbed by other programs."""
+        return self.running >= BUSY_SHARE * self.cores
+
+    @property
+    def slowdown(self) -> float:
+        """Factor by which a thread takes longer than on a core of its own: cores are shared fairly."""
+        return max(1.0, (self.running + 1) / self.cores)
 
     def __str__(self) -> str:
         """For example "load 20 on 2 cores"."""
-        text = f"load {self.others:.2g} on {self.cores} core{'s' if self.cores > 1 else ''}"
+        text = f"load {self.running:.2g} on {self.cores} core{'s' if self.cores > 1 else ''}"
         return text if self.quota is None else f"{text}, CPU quota {self.quota:g}"
-
-
-def read_load(
-    proc: Path = PROC, cgroups: Path = CGROUPS, *, sleep: Callable[[float], object] = time.sleep
-) -> CpuLoad:
-    """Sample the run queue for 0.1 s. Only Linux has one: elsewhere the load average stands in, or zero."""
-    samples = []
-    for index in range(SAMPLES):
-        if index:
-            sleep(APART_SECONDS)
-        found = _others_now(proc)
-        if found is None:
-            samples = [_load_average()]
-            break
-        samples.append(found)
-    return CpuLoad(
-        cores=physical_cores(affinity()), quota=cpu_quota(proc, cgroups), others=statistics.mean(samples)
-    )
 
 
 def usable_cores() -> int:
@@ -126,17 +133,18 @@ def _core_of(cpu: int, cpus: Path) -> tuple[str, str]:
         return "cpu", str(cpu)
 
 
-def _others_now(proc: Path) -> float | None:
-    """Runnable threads of other programs, shared evenly over the machine's CPUs; None without /proc."""
+def _running(proc: Path) -> float:
+    """Runnable threads of other programs, shared evenly over the machine's CPUs.
+
+    Only Linux has a run queue to read: elsewhere the load average stands in.
+    """
     try:
         lines = [line.split() for line in (proc / "stat").read_text().splitlines()]
     except OSError:
-        return None
+        return _load_average()
     counts = {words[0]: int(words[1]) for words in lines if len(words) > 1}
-    if "procs_running" not in counts:
-        return None
     machine = sum(name.startswith("cpu") and name != "cpu" for name in counts)
-    running = counts["procs_running"] - _own_running(proc)
+    running = counts.get("procs_running", 0) - _own_running(proc)
     return max(0.0, running * min(1.0, len(affinity()) / max(1, machine)))
 
 
@@ -149,6 +157,18 @@ def _own_running(proc: Path) -> int:
                 pids += (thread / "children").read_text().split()
                 running += (thread / "stat").read_text().rpartition(")")[2].split()[0] == "R"
     return running
+
+
+def stolen_seconds(proc: Path = PROC) -> dict[str, float]:
+    """Seconds that each CPU of this machine was ready and the hypervisor ran others (`steal`)."""
+    try:
+        lines = (proc / "stat").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = [line.split() for line in lines if line.startswith("cpu")]
+    return {
+        name: int(counts[7]) / os.sysconf("SC_CLK_TCK") for name, *counts in fields[1:] if len(counts) > 7
+    }
 
 
 def _load_average() -> float:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from torchwright.cpu_load import stolen_seconds
 from torchwright.facts import Interval
 from torchwright.intervals import CONFIDENCE, mean_bounds
 
@@ -102,22 +102,10 @@ class Waiting:
                 seconds[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
             except (OSError, IndexError):  # it has ended, or the kernel keeps no account
                 continue
-        return cls(seconds | _stolen())
+        return cls(seconds | stolen_seconds())
 
     def since(self, earlier: Waiting) -> float:
         """Seconds that the thread which waited longest has waited since then."""
         return max(
             (value - earlier.seconds.get(name, 0.0) for name, value in self.seconds.items()), default=0.0
         )
-
-
-def _stolen() -> dict[str, float]:
-    """Seconds that each CPU of this machine was ready and the hypervisor ran others."""
-    try:
-        lines = Path("/proc/stat").read_text().splitlines()
-    except OSError:
-        return {}
-    fields = [line.split() for line in lines if line.startswith("cpu")]
-    return {
-        name: int(counts[7]) / os.sysconf("SC_CLK_TCK") for name, *counts in fields[1:] if len(counts) > 7
-    }
