@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torchwright.process.forks import guard_forks
+
 if TYPE_CHECKING:
     from torchwright.api import bench, optimize, verify
     from torchwright.artifact.load import load
@@ -67,6 +69,9 @@ _HOMES = {
     "sequence_parallel": "torchwright.train.sequence",
     "TorchwrightError": "torchwright.errors",
 }
+
+
+guard_forks()
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -389,3 +391,32 @@ def test_a_file_that_names_another_is_told(tmp_path: Path) -> None:
     seal(tmp_path / "copy")
     with pytest.raises(ArtifactError, match="weights in another file"):
         tw.load(tmp_path / "copy", trust=True)
+
+
+def test_a_child_of_fork_ends() -> None:
+    """OpenVINO's destructors wait for threads of the parent's at the interpreter's end.
+
+    ONNX Runtime 1.32 has a destructor that does so once it is imported, and nobody can help that.
+    """
+    needs("openvino")
+    script = """
+import os, signal, sys
+sys.path[:0] = sys.argv[2:]
+import torch
+from converted_models import prepared
+from torchwright.workloads.base import Case
+model, x = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU()).eval(), torch.randn(256, 512)
+engine = prepared([sys.argv[1]], model, x)
+engine(Case("forward", (x,)))
+for call in (True, False):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        if call:
+            torch.testing.assert_close(engine(Case("forward", (x,))), model(x), rtol=1e-3, atol=1e-3)
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0, call
+"""
+    tests = str(Path(in_process.__file__).parent)
+    done = subprocess.run([sys.executable, "-c", script, "openvino", tests], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from engine_calls import call_of
 from torchwright.devices import get_device
 from torchwright.engines import conversion, packaging
 from torchwright.engines.aot import Aot
 from torchwright.engines.apply import apply_steps, make_target
-from torchwright.engines.package import _register_operators  # pyright: ignore[reportPrivateUsage]
+from torchwright.engines.package import Package, _register_operators  # pyright: ignore[reportPrivateUsage]
 from torchwright.engines.spec import CallSpec
-from torchwright.errors import ArtifactError
+from torchwright.errors import ArtifactError, TorchwrightError
 from torchwright.techniques.base import conversion_of, parse_step
+from torchwright.testing.forks import check_in_child
 from torchwright.testing.models import ConvNet
 from torchwright.workloads.module import ModuleWorkload
 
@@ -99,3 +101,19 @@ def test_a_full_disk_keeps_nothing_for_other_trials(tmp_path: Path, monkeypatch:
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         conversion.shared(target, folder, make)
         assert target.conversion.is_dir() is left
+
+
+def test_a_loader_that_was_called_during_a_fork_is_refused_in_the_child(tmp_path: Path) -> None:
+    """Its lock is held by a thread that the child does not have."""
+    model, x = torch.nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    package = call_of(model, (x,), to=tmp_path / "0.pt2")
+    assert isinstance(package, Package)
+
+    def check() -> None:
+        with pytest.raises(TorchwrightError, match="cannot run in this process"):
+            package.run([x])
+
+    with package._one_at_a_time:
+        check_in_child(check)
+    with torch.inference_mode():
+        torch.testing.assert_close(package.run([x]), model(x))

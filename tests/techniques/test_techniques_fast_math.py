@@ -11,7 +11,8 @@ from torch import nn
 
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.facts import DeviceFacts, Step
-from torchwright.techniques.fast_math import FastFloat32, FastMath
+from torchwright.techniques.fast_math import _MODE, FastFloat32, FastMath
+from torchwright.testing.forks import check_in_child
 from torchwright.workloads.module import ModuleWorkload
 
 CPU = DeviceFacts(kind="cpu", name="test")
@@ -76,6 +77,17 @@ def test_callers_in_several_threads_leave_the_process_as_it_was() -> None:
     second.go_on.set()
     threads[1].join()
     assert modes() == before
+
+
+def test_a_child_of_fork_leaves_the_mode_of_the_parents_other_threads() -> None:
+    before = modes()
+
+    def check() -> None:
+        assert modes() == before
+
+    with _MODE.fast():  # pyright: ignore[reportPrivateUsage]
+        check_in_child(check)
+    check()
 
 
 def test_an_exported_graph_is_the_inner_modules() -> None:

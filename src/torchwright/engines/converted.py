@@ -35,6 +35,7 @@ from torchwright.engines.results import arranged, call_result
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec, Takes
 from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows, with_tensors
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
+from torchwright.process.forks import never_freed, reopen_in_child
 from torchwright.techniques.shared.engine import uninstalled
 from torchwright.workloads.accuracy import flatten, relative_error
 from torchwright.workloads.base import Case
@@ -255,6 +256,12 @@ class ConvertedCall:
         self._by_threads: dict[int, Infer] = {}
         self._one_at_a_time = threading.Lock()
         self.build = call_result(structure(spec.nesting), (), spec.results)
+        reopen_in_child(self)
+
+    def after_fork(self) -> None:
+        """Start the library anew at the next call: its threads were the parent's."""
+        never_freed(self._by_threads)
+        self._by_threads, self._one_at_a_time = {}, threading.Lock()
 
     def at_any_size(self) -> ConvertedCall:
         """The same, called as the one at the example's sizes; its file is read anew."""

@@ -17,9 +17,10 @@ import torch
 
 from torchwright.engines.results import call_result
 from torchwright.engines.spec import CallSpec
-from torchwright.errors import ArtifactError
+from torchwright.errors import ArtifactError, TorchwrightError
 from torchwright.kernels.cpu import build as kernels
 from torchwright.kernels.gpu import operators as gpu
+from torchwright.process.forks import reopen_in_child
 
 
 class Package:
@@ -43,6 +44,13 @@ class Package:
                 f"the compiled code in {path} cannot be loaded", found=str(error).splitlines()[0]
             ) from error
         self.build = call_result(self._loader.get_call_spec()[1], layouts, spec.results)
+        self._lost = False
+        reopen_in_child(self)
+
+    def after_fork(self) -> None:
+        """Give the child a lock of its own. A loader that another thread was calling stays locked for good."""
+        self._lost = self._lost or self._one_at_a_time.locked()
+        self._one_at_a_time = threading.Lock()
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Put these in place of the constants of their names; names that the code does not know are left out."""
@@ -53,6 +61,12 @@ class Package:
     def run(self, tensors: list[torch.Tensor]) -> Any:
         # One call runs at a time. The loader sees to that, too, but holds the interpreter's lock while it waits, and
         # the call that runs may need that lock to free a tensor.
+        if self._lost:
+            raise TorchwrightError(
+                "the compiled code cannot run in this process",
+                found="another thread was calling it when the parent forked",
+                next="load the artifact in the child, or fork when no call is running",
+            )
         with self._one_at_a_time:
             outputs = self._loader.boxed_run(tensors)
         return self.build(outputs)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from torchwright.facts import Coverage, DeviceFacts
+from torchwright.process.forks import reopen_in_child
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.wrapping import named
 
@@ -79,6 +80,15 @@ class _Mode:
     def __init__(self) -> None:
         self._lock, self._inside = threading.Lock(), 0
         self._before: list[str] = []
+        reopen_in_child(self)
+
+    def after_fork(self) -> None:
+        """Leave the mode for callers that run in the parent's other threads."""
+        self._lock = threading.Lock()
+        if self._inside:
+            self._inside = 0
+            for setting, before in zip(_settings(), self._before, strict=True):
+                setting.fp32_precision = before
 
     @contextmanager
     def fast(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from torchwright.errors import ArtifactError, RefusedTechnique, TorchwrightError
 from torchwright.facts import Step
 from torchwright.techniques.base import techniques
 from torchwright.testing.examples import example
+from torchwright.testing.forks import check_in_child
 from torchwright.testing.models import Counter, Parts, Perceptron
 from torchwright.testing.shipped import Ready, RunsBy, prepared, ship
 from torchwright.workloads.base import Case, Workload
@@ -224,6 +225,19 @@ class TestEngine:
         with ThreadPoolExecutor(3) as pool:
             for case, found in zip(cases, pool.map(call, cases), strict=True):
                 check_same(engine.expected(case), found)
+
+    def test_a_child_of_fork_answers(self, engine: Prepared) -> None:
+        """Servers load once and fork (gunicorn --preload), and so do DataLoader's workers."""
+        case = engine.case
+        expected = engine.expected(case)
+        with torch.inference_mode():
+            engine.ready.engine(case)  # its threads run in this process now
+
+        def call() -> None:
+            with torch.inference_mode():
+                check_same(expected, engine.ready.engine(case))
+
+        check_in_child(call)
 
 
 def ways_of(engine: Prepared) -> list[Way]:
