@@ -229,6 +229,11 @@ def _locked_byte(file: IO[str]) -> Iterator[None]:
         locking.locking(file.fileno(), locking.LK_UNLCK, 1)
 
 
+def longest_socket_path() -> int:
+    """Return how many bytes the path of a Unix socket may have: `sockaddr_un` less the byte that ends it."""
+    return 103 if macos() else 107
+
+
 # Compilers and libraries
 
 

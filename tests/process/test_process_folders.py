@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -191,3 +193,43 @@ def test_without_locks_folders_are_made_and_none_is_swept(tmp_path: Path, monkey
     assert first.path.is_dir()
     first.remove()
     assert not first.path.exists()
+
+
+# Sockets: their paths have a length of about a hundred bytes.
+
+
+def test_a_folder_for_sockets_passes_over_a_long_tmpdir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = folders.make_for_sockets("engine-12345678")
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(folder.path / "engine-12345678"))
+        assert folder.path.stat().st_mode & 0o777 == 0o700
+    finally:
+        folder.remove()
+    assert list(long.iterdir()) == []
+
+
+def test_a_folder_for_sockets_is_beside_other_temporary_files_where_that_fits(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        monkeypatch.setattr(tempfile, "tempdir", str(short))
+        folder = folders.make_for_sockets("engine-12345678")
+        assert folder.path.parent == short
+        folder.remove()
+    finally:
+        short.rmdir()
+
+
+def test_no_short_folder_is_an_error_that_names_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 90)))
+    with pytest.raises(OSError, match="too long a path for a Unix socket: set TMPDIR"):
+        folders.make_for_sockets("x" * 120)

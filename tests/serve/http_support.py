@@ -314,7 +314,7 @@ TIMING = Timing(
 
 
 def fake_command(kind: str) -> Callable[[str], list[str]]:
-    """The command of a fake engine: `decoder`, `encoder`, `loading` for ever, or `broken`, which dies at once."""
+    """The command of a fake engine: `decoder`, `encoder`, `loading` for ever; `broken` and `killed` end at once."""
     return lambda endpoint: [sys.executable, __file__, "--endpoint", endpoint, "--kind", kind]
 
 
@@ -446,6 +446,8 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.kind == "broken":
         sys.exit(4)
+    if given.kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     FakeEngine(given.endpoint, kind=given.kind).run()
 
 

@@ -201,13 +201,22 @@ def test_an_engine_that_hangs_is_killed(
     assert "has said nothing" in caplog.text
 
 
-def test_an_engine_that_cannot_live_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("broken", "the engine ended before it was ready (exit code 4)"),
+        ("killed", "the engine died 4 times in a row (signal SIGKILL)"),
+    ],
+)
+def test_an_engine_that_cannot_live_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, kind: str, said: str
+) -> None:
     monkeypatch.setattr("torchwright.serve.wire.client.BACKOFF_SECONDS", (0.01,))
     monkeypatch.setattr("torchwright.serve.http.server.Server._announce", _silent)
-    with serving(kind="broken") as running, httpx.Client(base_url=running.url) as http:
+    with serving(kind=kind) as running, httpx.Client(base_url=running.url) as http:
         health = http.get("/health")
         assert health.status_code == 503
-        assert "died 4 times in a row (exit code 4)" in health.json()["detail"]
+        assert said in health.json()["detail"]
         assert http.get("/ready").status_code == 503
         assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 503
 

@@ -18,8 +18,11 @@ from pathlib import Path
 from torchwright import system
 from torchwright.system import try_lock
 
-SUFFIX = "[0-9a-z_]" * 8
-"""What `tempfile.mkdtemp` ends names with."""
+RANDOM = 8
+"""Characters that `tempfile.mkdtemp` ends names with."""
+SUFFIX = "[0-9a-z_]" * RANDOM
+SHORT = ("/tmp", "/dev/shm")
+"""Where sockets lie when TMPDIR is too long a path for them."""
 PREFIX = "torchwright.scratch-"
 """Of folders in the system's own place for temporary files."""
 
@@ -102,3 +105,24 @@ def make_temporary() -> Folder:
     parent = Path(tempfile.gettempdir())
     sweep(parent, PREFIX)
     return make(parent, PREFIX)
+
+
+def make_for_sockets(longest_name: str) -> Folder:
+    """Return a private folder in which a Unix socket called `longest_name` can be bound; a long TMPDIR is passed over.
+
+    Raises `OSError` where no folder for temporary files is short enough and can be written to.
+    """
+    fault = OSError("no folder for temporary files")
+    for parent in dict.fromkeys(
+        filter(None, (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), *SHORT))
+    ):
+        path = f"{parent}/{PREFIX}{'x' * RANDOM}/{longest_name}"
+        if len(os.fsencode(path)) > system.longest_socket_path():
+            fault = OSError(f"{parent} is too long a path for a Unix socket: set TMPDIR to a shorter one")
+            continue
+        try:
+            sweep(Path(parent), PREFIX)
+            return make(Path(parent), PREFIX)
+        except OSError as error:
+            fault = error
+    raise fault

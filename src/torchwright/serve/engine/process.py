@@ -23,7 +23,7 @@ from torchwright.decoder.cache import PAGE
 from torchwright.decoder.generate import LoadedDecoder
 from torchwright.decoder.seq2seq import LoadedSeq2Seq
 from torchwright.devices.allocator import retain_where_possible
-from torchwright.errors import ArtifactError, ModelError, TorchwrightError
+from torchwright.errors import ArtifactError, ModelError, TorchwrightError, first_line
 from torchwright.process.orphans import die_with_parent
 from torchwright.serve.engine.embed import ServedEncoder
 from torchwright.serve.engine.engine import ServingEngine
@@ -80,6 +80,12 @@ def main(arguments: list[str] | None = None) -> int:
         except TorchwrightError as error:
             channel.send(Failed(text=str(error)))
             return error.exit_code
+        except Exception as error:
+            log.exception("the engine cannot be started")
+            channel.send(
+                Failed(text=f"the engine cannot be started ({type(error).__name__}: {first_line(error)})")
+            )
+            return 1
         channel.send(served.ready)
         if isinstance(served, ServedDecoder):
             serve_decoder(served, channel)

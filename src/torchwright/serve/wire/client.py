@@ -126,7 +126,7 @@ class EngineClient:
 
     async def start(self) -> None:
         """Start the engine's first life; `state` says how it goes."""
-        self._life = asyncio.create_task(self._lives())
+        self._life = asyncio.create_task(self._lives_or_fails())
 
     async def close(self, *, drain: bool) -> None:
         """End the engine, after its running requests if `drain`."""
@@ -234,6 +234,16 @@ class EngineClient:
         sent = asyncio.ensure_future(self._socket.send(encode(message), zmq.NOBLOCK))
         return sent.done() and sent.exception() is None
 
+    async def _lives_or_fails(self) -> None:
+        """Run `_lives`; whatever it raises ends the server with its reason instead of leaving it loading for ever."""
+        try:
+            await self._lives()
+        except Exception as error:
+            log.exception("the engine cannot be started")
+            self._become("failed", f"the engine cannot be started ({type(error).__name__}: {error})")
+            for mailbox in self._mailboxes.values():
+                mailbox.put(Lost(self.detail))
+
     async def _lives(self) -> None:
         """Start the engine, again after each death, until it dies too early too often or cannot be loaded."""
         loop = asyncio.get_running_loop()
@@ -241,6 +251,13 @@ class EngineClient:
             self._ready_at = None
             code = await self._live(self._launcher.launch())
             if self.state in ("closing", "failed"):
+                break
+            if self.ready is None and code >= 0:
+                # No signal ended it, and it never ran: another start would end the same way.
+                self._become(
+                    "failed", f"the engine ended before it was ready ({_cause(code)}); its log says why"
+                )
+                log.error("%s", self.detail)
                 break
             self._lose(code)
             early = self._ready_at is None or loop.time() - self._ready_at < EARLY_SECONDS

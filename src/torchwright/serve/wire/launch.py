@@ -51,7 +51,7 @@ class Launcher:
 
     def __init__(self, argv: Callable[[str], Sequence[str]]) -> None:
         self._argv = argv
-        self._folder = folders.make_temporary()  # of mode 0700
+        self._folder = folders.make_for_sockets("engine-99999999")  # of mode 0700
         self._starts = itertools.count()
         self._ahead: Launched | None = None
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torchwright import system
 from torchwright.errors import TorchwrightError
+from torchwright.process import folders
 
 LIMIT = 600.0
 """Seconds after which processes are given up."""
@@ -38,6 +42,7 @@ def on_processes(
     # seconds.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    _start_forkserver()
     with tempfile.TemporaryDirectory(prefix="torchwright-prove-") as folder:
         processes: list[Any] = []
         ends: list[Connection] = []
@@ -60,6 +65,16 @@ def on_processes(
                 process.join()
             for end in ends:
                 end.close()
+
+
+def _start_forkserver() -> None:
+    """Start Python's fork server where its socket's path is short enough: a long TMPDIR would end the server."""
+    listener = "listener-" + "x" * folders.RANDOM
+    if len(os.fsencode(f"{util.get_temp_dir()}/{listener}")) > system.longest_socket_path():
+        short = folders.make_for_sockets(listener)
+        util.Finalize(None, short.remove, exitpriority=-100)  # as multiprocessing removes its own folder
+        multiprocessing.current_process()._config["tempdir"] = str(short.path)  # type: ignore[attr-defined]
+    forkserver.ensure_running()
 
 
 def _collect(ends: Sequence[Connection], deadline: float) -> list[Any]:
