@@ -22,7 +22,7 @@ from torchwright.engines.graphs import GraphCall, Later
 from torchwright.engines.package import Package
 from torchwright.engines.spec import CallSpec
 from torchwright.facts import Fingerprint, Recipe
-from torchwright.paths import file_digest
+from torchwright.paths import file_digest, private_cache
 from torchwright.process import folders
 
 
@@ -143,12 +143,11 @@ class CompiledCalls:
         key = hashlib.sha256(
             f"{file_digest(self.path / artifact.MANIFEST)}{_code_key(self.here)}".encode()
         ).hexdigest()[:24]
-        folder = artifact.cache_folder() / "compiled" / key
-        if folder.is_dir():
-            yield folder
-            return
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder = private_cache("compiled") / key
+            if folder.is_dir():
+                yield folder
+                return
             unfinished = f"{key}.unfinished-"
             folders.sweep(folder.parent, unfinished)
             temporary = folders.make(folder.parent, unfinished)

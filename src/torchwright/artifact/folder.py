@@ -40,7 +40,7 @@ from torchwright.engines.spec import CallSpec, Takes, package_file
 from torchwright.errors import ArtifactError
 from torchwright.facts import RECIPE_FORMAT, Fingerprint, Recipe, to_json
 from torchwright.json_file import read_bytes, read_json, typed
-from torchwright.paths import cache_folder, file_digest
+from torchwright.paths import cache_folder, file_digest, private_folder
 from torchwright.process import folders, interrupts
 from torchwright.process.files import check_writable
 
@@ -370,9 +370,8 @@ def sign(path: Path) -> str | None:
 
 def _key() -> bytes:
     """This user's key, made at its first use; raises `OSError` where it can be neither read nor written."""
-    path = cache_folder() / "signing.key"
+    path = private_folder(cache_folder()) / "signing.key"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):  # another process makes it
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:

@@ -27,7 +27,7 @@ from torchwright.engines.jit import CODE, GRAPHS, keep_compiled, restore_compile
 from torchwright.errors import ArtifactError, WorkloadError
 from torchwright.json_file import read_json, typed
 from torchwright.kernels.cpu import build
-from torchwright.paths import cache_folder
+from torchwright.paths import private_cache
 from torchwright.process.files import replacing
 from torchwright.system import library_suffix
 
@@ -104,9 +104,8 @@ def unpack(path: str | Path, *, trust: bool = False) -> Bundle:
     if reason := restore_compiled(path):
         raise ArtifactError(f"{path} is of no use here", found=reason, next="pack it again, on this torch")
     for library in sorted((path / KERNELS).glob(f"torchwright-*{library_suffix()}")):
-        place = cache_folder() / KERNELS / library.name
+        place = private_cache(KERNELS) / library.name
         if not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
             with replacing(place) as beside:
                 shutil.copyfile(library, beside)
     return bundle

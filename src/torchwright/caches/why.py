@@ -15,6 +15,7 @@ from torchwright.caches.bundle import Bundle, read, unpack
 from torchwright.caches.place import differences, place_here
 from torchwright.devices import default_name, get_device
 from torchwright.engines.apply import make_target
+from torchwright.engines.compiler_caches import use_private_caches
 from torchwright.engines.program import ignore_library_warnings
 from torchwright.workloads.base import Case, Workload
 
@@ -55,6 +56,7 @@ def compile_calls(
     What torch has compiled in this process is forgotten first.
     """
     torch._dynamo.reset()
+    use_private_caches()
     target = make_target(workload, get_device(default_name()).identify())
     model = torch.compile(workload.adapt(target.model.to(dtype)))
     calls: list[str] = []
@@ -122,9 +124,7 @@ def _counted() -> dict[str, int]:
 
 def _objects() -> set[str]:
     """Of the C++ compiler in Inductor's cache."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return {file.name for file in Path(cache_dir()).glob("??/*.so")}
+    return {file.name for file in use_private_caches().glob("??/*.so")}
 
 
 def _reasons(bundle: Bundle, call: str, compiled: Compiled) -> tuple[str, ...]:

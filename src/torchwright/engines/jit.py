@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from torchwright.engines.base import NATIVE, Engine, Kept, Ready, Way
+from torchwright.engines.compiler_caches import use_private_caches
 from torchwright.engines.machine_code import keep_machine_code, restore_machine_code
 from torchwright.engines.program import ignore_library_warnings
 from torchwright.errors import RefusedTechnique, TorchwrightError, first_line
@@ -42,6 +43,7 @@ class Jit(Engine):
 
     def __init__(self, model: nn.Module, settings: Settings) -> None:
         self.settings, self._model = settings, model
+        use_private_caches()
         if settings.regional:
             self._compiled: Callable[..., Any] = compile_regions(model, settings)
         else:
@@ -122,7 +124,8 @@ def keep_compiled(folder: Path) -> str | None:
 
 
 def restore_compiled(folder: Path) -> str | None:
-    """Let torch.compile find what `keep_compiled` wrote; why it will not, or None."""
+    """Let torch.compile find what `keep_compiled` wrote; return the reason if torch cannot read it."""
+    use_private_caches()
     read = True
     if (folder / GRAPHS).is_file():
         read = torch.compiler.load_cache_artifacts((folder / GRAPHS).read_bytes()) is not None

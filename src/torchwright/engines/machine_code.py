@@ -11,6 +11,7 @@ import re
 import zipfile
 from pathlib import Path
 
+from torchwright.engines.compiler_caches import use_private_caches
 from torchwright.errors import ArtifactError
 from torchwright.process.files import replacing
 
@@ -32,7 +33,7 @@ def keep_machine_code(path: Path) -> bool:
 
 def restore_machine_code(path: Path) -> None:
     """Put the objects of `path` in Inductor's cache, unless they are there. Raises `ArtifactError` for another file."""
-    folder = _cache()
+    folder = use_private_caches()
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -51,7 +52,7 @@ def _loaded() -> dict[str, Path]:
 
     Probes are loaded by children of this process; they are the objects without a `.main`, a few kilobytes each.
     """
-    folder = _cache()
+    folder = use_private_caches()
     try:
         mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     except OSError:  # not Linux: every load compiles anew
@@ -60,12 +61,6 @@ def _loaded() -> dict[str, Path]:
     return {
         name: file for name, file in found.items() if str(file) in mapped or not name.endswith(".main.so")
     }
-
-
-def _cache() -> Path:
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # a second of imports
-
-    return Path(cache_dir())
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -31,6 +31,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
+from torchwright.engines.compiler_caches import use_private_caches
 from torchwright.engines.graph_check import TensorEntry, checked
 from torchwright.engines.tables import keep_tables
 from torchwright.engines.traceable import named_arguments, sizes_by_len
@@ -161,6 +162,7 @@ def compile_program(program: ExportedProgram, path: Path, inductor: dict[str, An
         from torchwright.techniques.shared.int8 import register_patterns  # loading a package needs none of it
 
         register_patterns()
+    use_private_caches()
     with (
         torch.no_grad(),
         ignore_library_warnings(),

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchwright.engines.compiler_caches import use_private_caches
 from torchwright.numpy_compile.call import ArrayCall
 from torchwright.numpy_compile.report import ProgramRefused, first_line
 from torchwright.numpy_compile.tree import Path, leaves, map_leaves
@@ -69,6 +70,7 @@ class Program:
         self._refusal: str | None = None
         self._checking: int | None = None
         """The Python thread that may compile."""
+        use_private_caches()
         self._compiled = torch.compile(_private_copy(fn), backend=self._backend, dynamic=dynamic)
 
     def check(self, call: ArrayCall) -> Any:

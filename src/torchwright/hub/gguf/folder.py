@@ -14,7 +14,7 @@ from torchwright.hub.gguf.config import config_of, stop_ids
 from torchwright.hub.gguf.header import is_gguf, read_gguf
 from torchwright.hub.gguf.names import model_names
 from torchwright.hub.gguf.tokenizer import tokenizer_of
-from torchwright.paths import cache_folder
+from torchwright.paths import private_cache
 
 FILE = "model.gguf"
 VERSION = 1
@@ -28,9 +28,8 @@ def opened(path: Path) -> Path:
     """
     if not is_gguf(path):
         return path
-    folder = cache_folder() / "gguf" / _key(path)
+    folder = private_cache("gguf") / _key(path)
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder.parent))
         try:
             _write(path, made)

@@ -21,7 +21,7 @@ import torch
 
 from torchwright import system
 from torchwright.kernels import fake
-from torchwright.paths import cache_folder
+from torchwright.paths import UnsafeFolder, cache_folder, private_folder
 from torchwright.process import folders
 
 log = logging.getLogger("torchwright.kernels")
@@ -78,9 +78,12 @@ def library() -> Path:
     compiler = find_compiler()
     sets = instruction_sets(compiler)
     path = place(compiler, sets)
+    try:
+        private_folder(path.parent)
+    except UnsafeFolder as error:
+        raise BuildError(str(error)) from None
     if path.is_file():
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
     with system.locked(path.parent / "lock"):
         if not path.is_file():
             _raise_again(path)

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from torchwright.engines.compiler_caches import use_private_caches
 from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import Foreign
 from torchwright.train.model.vocabulary import IGNORE
@@ -65,6 +66,7 @@ class NextToken:
 
 
 def _compiled_loss(model: Transformer) -> LossFunction:
+    use_private_caches()
     compiled_tail = torch.compile(model.tail, dynamic=False)
     if isinstance(model, Staged):
         model.tail = compiled_tail

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import checkpoint
 
+from torchwright.engines.compiler_caches import use_private_caches
 from torchwright.train.model import Transformer
 from torchwright.train.model.foreign import Foreign
 from torchwright.train.parallel import clip_grad_norm, grad_norm
@@ -65,6 +66,7 @@ def recompute(model: Transformer | Foreign, how: Literal["none", "selective", "f
 
 def compile_blocks(model: Transformer) -> None:
     """Compile every layer; they share code, so that the compiler runs once for all that are alike."""
+    use_private_caches()
     for layer in model.layers:
         layer.compile(dynamic=False)
 
