@@ -1,6 +1,7 @@
 """Write the documentation that the code already knows: the technique tables and the command-line help.
 
-    python scripts/docs.py            writes docs/techniques.md, docs/cli.md and the marked blocks of other pages
+    python scripts/docs.py            writes docs/techniques.md, docs/cli.md, the marked blocks of other pages and the
+                                      table that `torchwright techniques` and `workloads` list
     python scripts/docs.py --check    exit code 1 and a diff when one of them is out of step
 
 Either way exit code 1 when a link of a page leads nowhere, or a script that it names is not there.
@@ -12,6 +13,7 @@ A marked block stands between `<!-- generated: NAME -->` and `<!-- end generated
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -23,13 +25,12 @@ import click
 from blocks import ROOT, settle, table, with_blocks
 from torchwright.cli.group import cli
 from torchwright.cli.printing import plain
-from torchwright.cli.registries import describe_registry
+from torchwright.cli.registries import BUILTINS, LISTED, imported_rows
 from torchwright.serve.http import reference
 from torchwright.serve.http.app import OPERATIONS
 from torchwright.serve.http.openapi import Operation
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.parse import REFUSED
-from torchwright.techniques import techniques
 from torchwright.techniques.base import describe
 
 WIDTH = 100
@@ -47,8 +48,10 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 when out of step")
     check = parser.parse_args().check
-    rows = describe_registry(techniques)
+    listed = {kind: imported_rows(kind) for kind in LISTED}
+    rows = listed["techniques"]
     pages = {
+        BUILTINS: json.dumps(listed, indent=1, allow_nan=False) + "\n",
         ROOT / "docs" / "techniques.md": techniques_page(rows),
         ROOT / "docs" / "cli.md": cli_page(),
         ROOT / "docs" / "serve.md": with_blocks(ROOT / "docs" / "serve.md", serve_blocks()),

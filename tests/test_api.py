@@ -17,6 +17,7 @@ from torch import nn
 import torchwright as tw
 from in_process import trials_in_process
 from torchwright import api
+from torchwright.artifact.folder import report_path
 from torchwright.cli import main
 from torchwright.errors import (
     ArtifactError,
@@ -169,7 +170,7 @@ def test_a_result_says_everything(doubled: None, tmp_path: Path):
     loaded = tw.load(saved)
     assert loaded.recipe == result.recipe
     torch.testing.assert_close(loaded.model(X), result.model(X))
-    assert api.report_path(saved).read_text().startswith("<!")
+    assert report_path(saved).read_text(encoding="utf-8").startswith("<!")
 
 
 def test_progress_is_shown_unless_told_not_to(doubled: None, capsys: pytest.CaptureFixture[str]):
@@ -285,7 +286,7 @@ def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def unexportable(factory: str) -> str:
     """A model in the same file that branches on its data."""
-    with Path("shop.py").open("a") as file:
+    with Path("shop.py").open("a", encoding="utf-8") as file:
         file.write(
             "class Branching(torch.nn.Linear):\n"
             "    def forward(self, x):\n"

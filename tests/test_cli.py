@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,13 @@ import pytest
 
 import torchwright
 from factories import make_recipe, make_rung
+from torchwright.artifact import folder as artifact
 from torchwright.cli import main
 from torchwright.cli.group import VERBS, InOrder, cli
 from torchwright.cli.printing import plain
-from torchwright.cli.registries import describe_registry
+from torchwright.cli.registries import BUILTINS, LISTED, describe_registry, imported_rows, list_rows
 from torchwright.errors import Inconclusive, ModelError, RegressionFound, TechniqueFailed
-from torchwright.facts import Budget, Event, Step
+from torchwright.facts import Budget, Event, Recipe, Step
 
 HEAVY = ("torch", "transformers", "torchao", "rich", "matplotlib", "pydantic", "numpy", "jinja2")
 
@@ -56,9 +58,6 @@ class FakeAPI:
         cases = [{"name": "prefill", "seconds": 0.25}, {"name": "decode", "seconds": 0.0123456}]
         return self._answer({"device": {"name": "cpu"}, "cases": cases, "notes": []}, target, **kwargs)
 
-    def report_path(self, path: str) -> Path:
-        return self._answer(Path(path) / "report.html", path)
-
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeAPI:
@@ -80,6 +79,34 @@ def test_help_and_usage_errors_import_nothing_heavy(arguments):
     code += f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("words", [["techniques"], ["workloads", "--json"], ["report"], ["report", "--all"]])
+def test_what_only_lists_or_prints_imports_no_torch(words: list[str], tmp_path: Path):
+    where = [str(artifact_of(make_recipe(), tmp_path))] if "report" in words else []
+    code = f"import sys; from torchwright.cli import main; code = main({words + where!r}); "
+    code += "sys.exit(code or str([name for name in ('torch', 'transformers') if name in sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=tmp_path, check=False
+    )
+    assert done.stderr == "[]\n"
+
+
+def test_the_table_of_the_registries_is_that_of_the_code():
+    imported = {kind: imported_rows(kind) for kind in LISTED}
+    assert json.loads(BUILTINS.read_text(encoding="utf-8")) == json.loads(json.dumps(imported)), (
+        "run `make docs`"
+    )
+
+
+def test_what_another_package_adds_is_listed_too(monkeypatch):
+    point = EntryPoint("mine", "mine:Mine", "torchwright.workloads")
+    monkeypatch.setattr("torchwright.registry._installed", lambda: EntryPoints([point]))
+    monkeypatch.setattr(
+        "torchwright.cli.registries.imported_rows", lambda kind: [{"name": f"mine of {kind}"}]
+    )
+    assert list_rows("workloads") == [{"name": "mine of workloads"}]
+    assert len(list_rows("techniques")) > 20
 
 
 def test_the_verbs_are_listed_in_the_order_of_the_work(capsys):
@@ -299,19 +326,30 @@ def test_results_are_data_with_json(api, capsys):
     assert json.loads(capsys.readouterr().out) == {"speedup": 3.5, "ok": True}
 
 
-def test_report_prints_the_path(api, capsys, tmp_path):
+def test_report_prints_the_path(capsys, tmp_path):
+    assert main(["report", str(tmp_path)]) == 2
+    assert "no report.html" in capsys.readouterr().err
+    (tmp_path / "report.html").touch()
     assert main(["report", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"
 
 
-def test_report_with_all_is_the_whole_waterfall(api, capsys, monkeypatch):
+def test_report_with_all_is_the_whole_waterfall(capsys, tmp_path):
     refused = [make_rung("refused", step=Step(name=name), reason=f"no {name}") for name in ("one", "two")]
-    recipe = make_recipe(rungs=tuple(refused))
-    monkeypatch.setattr("torchwright.artifact.folder.open_artifact", lambda path: (recipe, None))
-    assert main(["report", "out", "--all"]) == 0
-    out = capsys.readouterr().out
-    assert "refused: no one" in out
-    assert "report.html" not in out
+    out = artifact_of(make_recipe(rungs=tuple(refused)), tmp_path)
+    assert main(["report", str(out), "--all"]) == 0
+    assert "refused: no one" in capsys.readouterr().out
+    (out / "report.html").write_text("another", encoding="utf-8")
+    assert main(["report", str(out), "--all"]) == 2
+    assert "report.html" in capsys.readouterr().err
+
+
+def artifact_of(recipe: Recipe, parent: Path) -> Path:
+    out = parent / "out"
+    out.mkdir()
+    (out / artifact.REPORT).write_text("a page", encoding="utf-8")
+    artifact.finish(out, recipe, {"engine": "eager", "dtype": "float32"})
+    return out
 
 
 class Shelf:

@@ -19,7 +19,6 @@ from torchwright.artifact.folder import Manifest
 from torchwright.devices import default_name
 from torchwright.engines.base import engines
 from torchwright.errors import (
-    ArtifactError,
     Inconclusive,
     RegressionFound,
     TechniqueFailed,
@@ -402,16 +401,6 @@ def _other_rows(
     return manifest.takes.batched, rows
 
 
-def report_path(path: str | Path) -> Path:
-    """The path of an artifact's report.html; raises `ArtifactError` when there is none."""
-    file = Path(path) / artifact.REPORT
-    if not file.is_file():
-        raise ArtifactError(
-            f"there is no {artifact.REPORT} in {path}", next="`torchwright optimize -o DIR` writes one"
-        )
-    return file
-
-
 def _bounds(recipe: Recipe | None, medians: dict[str, float]) -> list[RooflinePoint]:
     """The recipe's roofline with the times of today."""
     if recipe is None:
@@ -430,4 +419,4 @@ def _known(names: Sequence[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-__all__ = ["bench", "optimize", "optimize_cli", "report_path", "verify"]
+__all__ = ["bench", "optimize", "optimize_cli", "verify"]

@@ -176,7 +176,7 @@ def _compiler(device: DeviceFacts) -> Compiler:
             command=command, version=None, fault=compiler_fault(device) or f"{command} does not run"
         )
     told = subprocess.run(
-        [command, "--version"], capture_output=True, text=True, check=False
+        [command, "--version"], capture_output=True, encoding="utf-8", errors="replace", check=False
     ).stdout.splitlines()
     return Compiler(command=command, version=told[0] if told else None, fault=compiler_fault(device))
 
@@ -191,7 +191,7 @@ def _openmp() -> str:
 def _openmp_runtimes() -> list[str]:
     """OpenMP runtimes that this process has loaded; the kernel tells on Linux only."""
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     paths = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}

@@ -88,6 +88,11 @@ class Registry(Generic[T]):
             self._targets[point.name] = point.value
 
 
+def added(group: str) -> list[str]:
+    """Return the names that installed packages add to an entry-point group, without importing any of them."""
+    return [point.name for point in _installed().select(group=group)]
+
+
 @functools.cache
 def _installed() -> EntryPoints:
     """What installed packages declare, read once for all registries: each look takes milliseconds of every start."""

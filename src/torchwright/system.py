@@ -199,7 +199,7 @@ def is_mine(descriptor: int) -> bool:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a lock file, waiting for whoever holds it; it goes with the process that holds it."""
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         if importlib.util.find_spec("fcntl") is not None:
             import fcntl
 

@@ -17,7 +17,7 @@ from torchwright.report.curves import MOST, curve, thinned
 from torchwright.train.run import page
 from torchwright.train.run.history import read_history
 from torchwright.train.run.loop import train
-from torchwright.train.run.metrics import FILE
+from torchwright.train.run.metrics import FILE, is_run
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J"
 
@@ -111,8 +111,9 @@ def test_nobodys_words_are_markup(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_neither_kind_is_none(tmp_path: Path) -> None:
-    assert not page.is_run(tmp_path)
+    assert not is_run(tmp_path)
     (tmp_path / FILE).write_text("")
+    assert is_run(tmp_path)
     assert "Step 0" in page.render(tmp_path, read_history(tmp_path))
 
 

@@ -188,7 +188,7 @@ def finish(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> str | None
 
     Returns a notice where there is no key to sign with: the artifact is whole, and nobody's own.
     """
-    (folder / RECIPE).write_text(to_json(recipe))
+    (folder / RECIPE).write_text(to_json(recipe), encoding="utf-8")
     names = [name for name in _names(folder) if name != MARK]
     for name in names:  # safetensors writes files that nobody else may read
         (folder / name).chmod((folder / RECIPE).stat().st_mode)
@@ -197,14 +197,14 @@ def finish(folder: Path, recipe: Recipe, manifest: dict[str, Any]) -> str | None
 
     served_as = class_of(recipe.workload).served_as(recipe.workload)
     whole = Manifest(**manifest, served_as=served_as, files=files)
-    (folder / MANIFEST).write_text(json.dumps(asdict(whole), indent=2) + "\n")
+    (folder / MANIFEST).write_text(json.dumps(asdict(whole), indent=2) + "\n", encoding="utf-8")
     signed = sign(folder / MANIFEST)
     if signed is None:
         return (
             f"the artifact is not signed, since no key can be kept in {cache_folder()}: loading its compiled code "
             "takes trust=True or --trust"
         )
-    (folder / SIGNATURE).write_text(signed)
+    (folder / SIGNATURE).write_text(signed, encoding="utf-8")
     return None
 
 
@@ -218,6 +218,27 @@ def open_artifact(path: Path) -> tuple[Recipe, Manifest]:
         return recipe, manifest
 
 
+def read_recipe(path: Path) -> Recipe:
+    """Return the recipe of an artifact, to be printed.
+
+    The checks are those of `open_artifact`, except that no workload is made of the recipe: this imports no torch.
+    """
+    recipe, manifest = _read(path)
+    _check_names(path, manifest)
+    _check_contents(path, manifest)
+    return recipe
+
+
+def report_path(path: Path) -> Path:
+    """Return the path of an artifact's report.html; raises `ArtifactError` when there is none."""
+    file = path / REPORT
+    if not file.is_file():
+        raise ArtifactError(
+            f"there is no {REPORT} in {path}", next="`torchwright optimize -o DIR` writes one"
+        )
+    return file
+
+
 @contextmanager
 def checked_meanwhile(path: Path) -> Iterator[tuple[Recipe, Manifest, Callable[[], None]]]:
     """The recipe and manifest, while a thread compares the files' checksums; leaving waits for it.
@@ -226,6 +247,7 @@ def checked_meanwhile(path: Path) -> Iterator[tuple[Recipe, Manifest, Callable[[
     a file that has changed there or on leaving.
     """
     recipe, manifest = _read(path)
+    _check_workload(path, recipe.workload)
     _check_names(path, manifest)
     with ThreadPoolExecutor(1, thread_name_prefix="checksums") as pool:
         check = pool.submit(_check_contents, path, manifest)
@@ -250,7 +272,6 @@ def _read(path: Path) -> tuple[Recipe, Manifest]:
     _check_engine(path, recipe.engine)
     _check_engine(path, manifest.engine)
     _check_manifest(path, manifest)
-    _check_workload(path, recipe.workload)
     _signed(path)
     return recipe, manifest
 

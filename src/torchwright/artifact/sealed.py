@@ -23,7 +23,7 @@ def digests(manifest: Path) -> dict[str, str]:
 def seal(manifest: Path) -> None:
     """Sign the file that lists the others; where no key can be kept the folder is nobody's own."""
     if (signed := sign(manifest)) is not None:
-        (manifest.parent / SIGNATURE).write_text(signed)
+        (manifest.parent / SIGNATURE).write_text(signed, encoding="utf-8")
 
 
 def is_own(manifest: Path) -> bool:

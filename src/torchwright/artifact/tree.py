@@ -28,7 +28,7 @@ def write_tree(path: Path, value: Any) -> None:
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_encode(value, tensors))
     save_file(tensors, path.with_suffix(".safetensors"))
-    path.with_suffix(".json").write_text(text)
+    path.with_suffix(".json").write_text(text, encoding="utf-8")
 
 
 def read_tree(path: Path) -> Any:

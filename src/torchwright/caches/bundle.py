@@ -68,7 +68,7 @@ def pack(path: str | Path, *, made_by: str = "this process", calls: Sequence[str
         bundle = Bundle(
             made_by=made_by, calls=tuple(calls), place=place_here(), files=digests(folder / BUNDLE)
         )
-        (folder / BUNDLE).write_text(json.dumps(asdict(bundle), indent=2) + "\n")
+        (folder / BUNDLE).write_text(json.dumps(asdict(bundle), indent=2) + "\n", encoding="utf-8")
         seal(folder / BUNDLE)
     return bundle
 

@@ -85,7 +85,14 @@ def _compiler() -> str:
     """The compiler that Inductor calls, and its version; "none" where there is none."""
     try:
         command = os.environ.get("CXX") or find_compiler()
-        said = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=20, check=True)
+        said = subprocess.run(
+            [command, "--version"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=20,
+            check=True,
+        )
     except (BuildError, OSError, subprocess.SubprocessError):
         return "none"
     return said.stdout.splitlines()[0]

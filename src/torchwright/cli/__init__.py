@@ -25,6 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     from torchwright.process.interrupts import Interrupted, handled
 
+    if arguments is None:
+        from torchwright.cli.streams import tolerate_encodings
+
+        tolerate_encodings()
     words = list(sys.argv[1:] if arguments is None else arguments)
     with handled(leave=functools.partial(_leave, words) if arguments is None else None):
         try:

@@ -1,12 +1,37 @@
-"""The registries as plain rows, and as people read them."""
+"""The registries as plain rows, and as people read them.
+
+`registries.json` holds the rows of the built-ins, written by `scripts/docs.py`: listing them imports no torch.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
+from pathlib import Path
 from typing import Any
 
 from torchwright.cli.printing import console, plain, print_json
+from torchwright.json_file import read_json
+from torchwright.process.interrupts import importing
+from torchwright.registry import added
+
+BUILTINS = Path(__file__).with_name("registries.json")
+LISTED = ("techniques", "workloads")
+"""The registries with a verb that lists them: modules of the package, each with a registry of the same name."""
+
+
+def list_rows(kind: str) -> list[dict[str, Any]]:
+    """Return the rows of a registry in `LISTED`: of the generated table, unless another package adds to it."""
+    if added(f"torchwright.{kind}"):
+        return imported_rows(kind)
+    return read_json(BUILTINS)[kind]
+
+
+def imported_rows(kind: str) -> list[dict[str, Any]]:
+    """Return the rows of a registry in `LISTED`, read from its classes: this imports torch."""
+    with importing():
+        return describe_registry(getattr(importlib.import_module(f"torchwright.{kind}"), kind))
 
 
 def describe_registry(registry: Any) -> list[dict[str, Any]]:

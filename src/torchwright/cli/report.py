@@ -10,7 +10,6 @@ import click
 
 from torchwright.cli.options import all_option
 from torchwright.cli.printing import console
-from torchwright.process.interrupts import importing
 
 
 @click.command("report")
@@ -22,24 +21,24 @@ def command(directory: str, every: bool) -> None:
     DIR is an artifact, or the folder of a training run, whose page is written now. With --all an artifact's waterfall
     is printed instead.
     """
-    from torchwright.train.run import page
+    from torchwright.train.run.metrics import is_run
 
-    if page.is_run(Path(directory)):
+    folder = Path(directory)
+    if is_run(folder):
         if every:
             raise click.UsageError("--all is for artifacts, and DIR is the folder of a training run")
-        _show(page.write(Path(directory)))
-        return
-    with importing():
-        from torchwright import api
+        from torchwright.train.run import page
 
-    if every:
-        from torchwright.artifact.folder import open_artifact
-        from torchwright.report.terminal import waterfall
-
-        recipe, _ = open_artifact(Path(directory))
-        console().print(waterfall(recipe, artifact=directory, every=True))
+        _show(page.write(folder))
         return
-    _show(Path(api.report_path(directory)))
+    from torchwright.artifact.folder import read_recipe, report_path
+
+    if not every:
+        _show(report_path(folder))
+        return
+    from torchwright.report.terminal import waterfall
+
+    console().print(waterfall(read_recipe(folder), artifact=directory, every=True))
 
 
 def _show(path: Path) -> None:

@@ -5,16 +5,11 @@ from __future__ import annotations
 import click
 
 from torchwright.cli.options import json_option
-from torchwright.cli.registries import describe_registry, print_registry
-from torchwright.process.interrupts import importing
+from torchwright.cli.registries import list_rows, print_registry
 
 
 @click.command("workloads")
 @json_option
 def command(as_json: bool) -> None:
     """List the kinds of workload with their options."""
-    with importing():  # the registry imports what it lists
-        from torchwright.workloads import workloads as registry
-
-        rows = describe_registry(registry)
-    print_registry(rows, as_json)
+    print_registry(list_rows("workloads"), as_json)

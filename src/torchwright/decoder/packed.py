@@ -44,7 +44,7 @@ def write_packed(model: LoadedDecoder, folder: Path) -> None:
     tensors = {name: tensor.cpu().contiguous() for name, tensor in model.decoder.state_dict().items()}
     save_file(tensors, folder / TENSORS)
     described = {"kv": kv, "for_gpu": gpu.takes(model.device), "layers": forms}
-    (folder / FORMS).write_text(json.dumps(described, indent=1))
+    (folder / FORMS).write_text(json.dumps(described, indent=1), encoding="utf-8")
 
 
 def read_packed(folder: Path, model_folder: Path, device: str = "cpu") -> LoadedDecoder:

@@ -59,7 +59,7 @@ def write_packed(model: LoadedSeq2Seq, folder: Path) -> None:
         "source_language": model.source_language,
         "layers": forms,
     }
-    (folder / FORMS).write_text(json.dumps(described, indent=1))
+    (folder / FORMS).write_text(json.dumps(described, indent=1), encoding="utf-8")
 
 
 def read_packed(folder: Path, model_folder: Path) -> LoadedSeq2Seq:

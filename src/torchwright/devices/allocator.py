@@ -84,7 +84,7 @@ def huge_pages_fault() -> str | None:
     if not sys.platform.startswith("linux"):
         return f"transparent huge pages are Linux's; this is {sys.platform}"
     try:
-        said = KERNEL_SETTING.read_text()
+        said = KERNEL_SETTING.read_text(encoding="utf-8")
     except OSError as error:
         return f"this kernel has no transparent huge pages ({KERNEL_SETTING}: {error.strerror})"
     if "[never]" in said:
@@ -112,7 +112,7 @@ def is_there(kind: str) -> bool:
         return False
     if kind == HUGE_PAGES:  # as it was at the start: what Python has set since may have come too late
         return f"{HUGE_PAGES_VARIABLE}=1".encode() in Path("/proc/self/environ").read_bytes().split(b"\0")
-    mapped = Path("/proc/self/maps").read_text()
+    mapped = Path("/proc/self/maps").read_text(encoding="utf-8")
     return any(f"/lib{name}.so" in mapped for name in LIBRARIES[kind])
 
 

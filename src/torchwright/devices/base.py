@@ -145,7 +145,7 @@ def _digest(identity: dict[str, object]) -> str:
 
 def _read(path: Path) -> Ceilings | None:
     try:
-        found = json.loads(path.read_text())["ceilings"]
+        found = json.loads(path.read_text(encoding="utf-8"))["ceilings"]
         tflops = {str(dtype): float(rate) for dtype, rate in found["tflops"].items()}
         undisturbed = bool(found["undisturbed"])
         return Ceilings(read_gb_per_s=float(found["read_gb_per_s"]), tflops=tflops, undisturbed=undisturbed)
@@ -162,6 +162,6 @@ def _write(path: Path, identity: dict[str, object], ceilings: Ceilings) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:
-            beside.write_text(text)
+            beside.write_text(text, encoding="utf-8")
     except OSError as error:
         log.warning("the measured ceilings cannot be kept in %s: %s", path.parent, error)

@@ -88,7 +88,9 @@ class CPU(Device):
 
     def reset_peak_memory(self) -> bool:
         try:
-            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM to what is resident now (man 5 proc)
+            Path("/proc/self/clear_refs").write_text(
+                "5", encoding="utf-8"
+            )  # resets VmHWM to what is resident now (man 5 proc)
         except OSError:
             return False
         return _status_bytes("VmHWM") is not None
@@ -116,7 +118,9 @@ def instruction_sets() -> tuple[str, ...]:
 def available_memory_bytes() -> int:
     """Memory that programs can still have, within the limits of this process."""
     try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        found = re.search(
+            r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"), re.MULTILINE
+        )
     except OSError:  # no Linux
         found = None
     usable = usable_memory_bytes()
@@ -194,7 +198,7 @@ def _no_wait() -> None:
 def _cpuinfo(key: str) -> str | None:
     """The first value of `key` in /proc/cpuinfo."""
     try:
-        with open("/proc/cpuinfo") as lines:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
             for line in lines:
                 name, colon, value = line.partition(":")
                 if colon and name.strip() == key:
@@ -212,14 +216,14 @@ def _last_level_cache_bytes() -> int:
     sizes = [0]
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         with contextlib.suppress(OSError, ValueError):
-            sizes.append(int(path.read_text().strip().removesuffix("K")) * 1024)
+            sizes.append(int(path.read_text(encoding="utf-8").strip().removesuffix("K")) * 1024)
     return max(sizes)
 
 
 def _status_bytes(key: str) -> int | None:
     """A memory figure of /proc/self/status."""
     try:
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith(key + ":"):
                 return int(line.split()[1]) * 1024
     except OSError:

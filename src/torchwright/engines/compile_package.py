@@ -27,7 +27,8 @@ def start(folder: Path, name: str, index: int, inductor: dict[str, Any]) -> subp
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
     )
     assert process.stdin is not None
     process.stdin.write(json.dumps(inductor))

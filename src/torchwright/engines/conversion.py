@@ -55,7 +55,7 @@ def leave(kept: Path, folder: Path, conversion: Conversion) -> None:
     shutil.rmtree(beside, ignore_errors=True)
     kept.parent.mkdir(exist_ok=True)
     _linked(folder, beside)
-    (beside / CONTENTS).write_text(json.dumps(asdict(conversion)))
+    (beside / CONTENTS).write_text(json.dumps(asdict(conversion)), encoding="utf-8")
     shutil.rmtree(kept, ignore_errors=True)
     beside.rename(kept)
 
@@ -65,7 +65,7 @@ def shorten(kept: Path, seconds: float) -> None:
     if seconds > 0 and kept.is_dir():
         conversion = typed(read_json(kept / CONTENTS), Conversion, str(kept))
         took = max(conversion.seconds - seconds, 0.0)
-        (kept / CONTENTS).write_text(json.dumps(asdict(replace(conversion, seconds=took))))
+        (kept / CONTENTS).write_text(json.dumps(asdict(replace(conversion, seconds=took))), encoding="utf-8")
 
 
 def take(kept: Path, folder: Path) -> Conversion:

@@ -54,7 +54,9 @@ def _loaded() -> dict[str, Path]:
     """
     folder = use_private_caches()
     try:
-        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+        mapped = {
+            line.split()[-1] for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        }
     except OSError:  # not Linux: every load compiles anew
         return {}
     found = {str(file.relative_to(folder)): file for file in folder.glob("??/*.so")}

@@ -64,7 +64,7 @@ class OpenVino(Converted):
             model = _in_order(ov.convert_model(decoder), decoder, spec)
         file.mkdir(exist_ok=True)
         ov.save_model(model, file / GRAPH, compress_to_fp16=False)
-        (file / MODULES).write_text(json.dumps(_modules(decoder.pt_module)))
+        (file / MODULES).write_text(json.dumps(_modules(decoder.pt_module)), encoding="utf-8")
         _write_options(file, "f32", "LATENCY")
 
     @classmethod
@@ -129,7 +129,7 @@ def _write_options(file: Path, precision: str, hint: str, others: str | None = N
     """Beside what other trials may have of the file. Calls with free sizes compute in `others`."""
     options = {"precision": precision, "hint": hint} | ({"others": others} if others else {})
     with replacing(file / OPTIONS) as beside:
-        beside.write_text(json.dumps(options))
+        beside.write_text(json.dumps(options), encoding="utf-8")
 
 
 def _options(target: Target) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def write_programs(folder: Path, programs: dict[str, ExportedProgram]) -> None:
         raise RefusedTechnique(
             "the exported graph cannot be kept in a file", found=first_line(error)
         ) from error
-    (folder / GRAPHS).write_text(text)
+    (folder / GRAPHS).write_text(text, encoding="utf-8")
     save_file(tensors, folder / TENSORS)
 
 

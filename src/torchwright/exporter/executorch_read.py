@@ -48,7 +48,7 @@ def write_layers(folder: Path, lowered: Any) -> None:
             if isinstance(number := inner.meta.get("debug_handle"), int) and inner.op == "call_function":
                 handles.setdefault(str(number), module_of(inner))
     layers = Layers(handles=handles, instructions=instructions)
-    (folder / LAYERS).write_text(json.dumps(asdict(layers)))
+    (folder / LAYERS).write_text(json.dumps(asdict(layers)), encoding="utf-8")
 
 
 def contents(file: Path) -> dict[str, Any]:

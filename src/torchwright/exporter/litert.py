@@ -101,13 +101,13 @@ class LiteRt(GraphTarget):
             with ignore_library_warnings():
                 real_constants(program)
             save(program, graph)
-            names.write_text(json.dumps(keys))
+            names.write_text(json.dumps(keys), encoding="utf-8")
             said = _converted(graph, names, folder / MODEL)
         given = [
             spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT
         ]
         named = [keys.get(one.name) for one in given if isinstance(one, TensorArgument)]
-        (folder / OUTPUTS).write_text(json.dumps({"keys": named}))
+        (folder / OUTPUTS).write_text(json.dumps({"keys": named}), encoding="utf-8")
         versions = ", ".join(f"{name} {version}" for name, version in said.items())
         return Written(operators=_operators(folder), notes=(f"converted by {versions}",))
 

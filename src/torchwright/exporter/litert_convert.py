@@ -22,7 +22,7 @@ def main(graph: str, keys: str, model: str) -> dict[str, Any]:
     import torch
 
     program = torch.export.load(graph)
-    named = json.loads(Path(keys).read_text())
+    named = json.loads(Path(keys).read_text(encoding="utf-8"))
     for node in program.graph.nodes:
         if node.name in named:
             key = named[node.name].replace(".", ":")  # what is before a dot is left out

@@ -186,7 +186,7 @@ def keep_errors(folder: Path, ask: Ask, scratch: Path, *, named: bool = False) -
     wanted = graph_values(read_graph(reference, trust=True), read_calls(reference)[0].tensors)
     errors = errors_of(wanted, read_tree(out), named=named)
     if kept := {key: error for key, error in errors.items() if math.isfinite(error)}:
-        (reference / ERRORS).write_text(json.dumps(asdict(Errors(operators=kept))))
+        (reference / ERRORS).write_text(json.dumps(asdict(Errors(operators=kept))), encoding="utf-8")
 
 
 def read_errors(folder: Path) -> dict[str, float]:

@@ -91,7 +91,7 @@ def empty_export(folder: Path) -> Path:
 def finish(folder: Path, export: Export) -> Export:
     """Write export.json with every file's checksum, and sign it."""
     whole = replace(export, files=digests(folder / EXPORT))
-    (folder / EXPORT).write_text(json.dumps(asdict(whole), indent=2) + "\n")
+    (folder / EXPORT).write_text(json.dumps(asdict(whole), indent=2) + "\n", encoding="utf-8")
     seal(folder / EXPORT)
     return whole
 

@@ -100,7 +100,7 @@ def free_dims(spec: CallSpec, tensors: Sequence[torch.Tensor]) -> Any:
 def write_reference(folder: Path, program: ExportedProgram | None, calls: Sequence[Call]) -> None:
     if program is not None:
         write_programs(folder, {CALL: program})
-        (folder / LAYERS).write_text(json.dumps(asdict(layers_of(program))))
+        (folder / LAYERS).write_text(json.dumps(asdict(layers_of(program))), encoding="utf-8")
     write_tree(folder / CALLS, [vars(call) for call in calls])
 
 
@@ -123,7 +123,7 @@ class Settings:
 def write_settings(folder: Path, settings: dict[str, Any]) -> None:
     """Keep what a package was written with that is no weight."""
     if settings:
-        (folder / SETTINGS).write_text(json.dumps(asdict(Settings(values=settings))))
+        (folder / SETTINGS).write_text(json.dumps(asdict(Settings(values=settings))), encoding="utf-8")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class SafetensorsFolder(ExportTarget):
             folder / WEIGHTS,
             metadata={"format": "pt"},
         )
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         notes = tuple(f"kept in bfloat16: {name}" for name in left)
         if layout is not None and not _by_transformers():
             notes += (ELSEWHERE,)

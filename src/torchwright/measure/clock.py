@@ -99,7 +99,9 @@ class Waiting:
         seconds: dict[str, float] = {}
         for thread in Path("/proc/self/task").glob("*"):
             try:
-                seconds[thread.name] = int((thread / "schedstat").read_text().split()[1]) / 1e9
+                seconds[thread.name] = (
+                    int((thread / "schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
+                )
             except (OSError, IndexError):  # it has ended, or the kernel keeps no account
                 continue
         return cls(seconds | stolen_seconds())

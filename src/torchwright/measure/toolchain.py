@@ -27,11 +27,14 @@ def _cpu_fault(compiler: str) -> str | None:
         return f"no C++ compiler ({compiler}) was found: {system.cxx_remedy()}"
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.cpp")
-        source.write_text("#include <omp.h>\nint main() { return omp_get_max_threads() > 0 ? 0 : 1; }\n")
+        source.write_text(
+            "#include <omp.h>\nint main() { return omp_get_max_threads() > 0 ? 0 : 1; }\n", encoding="utf-8"
+        )
         result = subprocess.run(
             system.program_command(path, source, Path(folder, "probe.exe")),
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
         )
     if result.returncode:
         said = (

@@ -25,4 +25,4 @@ def die_with_parent(parent: int) -> None:
 def be_killed_first() -> None:
     """On Linux, have this process ended for want of memory before the one that started it."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")

@@ -14,7 +14,11 @@ def write_trace(stages: Iterable[tuple[str, Path]], out: Path) -> None:
     """Write the traces of `stages`, by their names, into one: each a process of its own that begins at zero."""
     merged: list[dict[str, Any]] = []
     for number, (name, path) in enumerate(stages, start=1):
-        events = [event for event in json.loads(path.read_text())["traceEvents"] if event.get("ph") == "X"]
+        events = [
+            event
+            for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+            if event.get("ph") == "X"
+        ]
         begin = min((event["ts"] for event in events), default=0.0)
         merged.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
         merged.append(
@@ -22,4 +26,4 @@ def write_trace(stages: Iterable[tuple[str, Path]], out: Path) -> None:
         )
         merged += [{**event, "pid": number, "ts": event["ts"] - begin} for event in events]
     with replacing(out) as beside:
-        beside.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": merged}))
+        beside.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": merged}), encoding="utf-8")

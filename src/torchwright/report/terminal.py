@@ -24,6 +24,7 @@ from rich.text import Text
 
 from torchwright.facts import Event, Interval, Recipe, Rung
 from torchwright.report import view, wording
+from torchwright.report.ascii import to_ascii
 
 PLAIN_WIDTH = 110
 WIDEST = 120
@@ -47,7 +48,6 @@ _STYLE = {
     "untried": "magenta",
     "skipped": "dim",
 }
-_ASCII = str.maketrans({"→": "->", "≤": "<=", "µ": "u", "–": "-", "·": "|", "…": "...", "±": "+-", "−": "-"})
 
 
 def waterfall(recipe: Recipe, *, artifact: str | None = None, every: bool = False) -> RenderableType:
@@ -235,7 +235,7 @@ class _Words:
     def __call__(self, text: str, style: str = "") -> Text:
         text = wording.clean(text)
         if self._ascii_only:
-            text = text.translate(_ASCII).encode("ascii", "replace").decode()
+            text = to_ascii(text)
         return Text(text, style=style, overflow="fold")
 
 

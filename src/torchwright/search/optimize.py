@@ -97,7 +97,7 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
             entry.rename(folder / entry.name)
         shutil.rmtree(scratch)
         interrupts.check()
-        (folder / artifact.REPORT).write_text(html.render(recipe, claimed.pictures))
+        (folder / artifact.REPORT).write_text(html.render(recipe, claimed.pictures), encoding="utf-8")
         unsigned = artifact.finish(folder, recipe, claimed.contents.manifest)
         if unsigned:
             search.tell("notice", unsigned)

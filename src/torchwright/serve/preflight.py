@@ -106,11 +106,13 @@ def _scheme(target: ServeTarget, options: EngineOptions) -> Scheme | None:
 
 def available_bytes() -> int:
     """Memory that programs can still have; within a cgroup's limit where there is one."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    found = re.search(
+        r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="utf-8"), re.MULTILINE
+    )
     limits = [int(found[1]) * 1024] if found else []
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         path = Path("/sys/fs/cgroup") / name
-        text = path.read_text().strip() if path.is_file() else ""
+        text = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
         limits += [int(text)] if text.isdigit() else []
     return min(limits)
 

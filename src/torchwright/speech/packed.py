@@ -36,7 +36,7 @@ def write_packed(model: NativeSpeech, folder: Path) -> None:
     save_file(tensors, folder / TENSORS)
     forms = {name: layer.form.as_dict() for name, layer in layers.items()}
     described = {"description": described_by(layers), "layers": forms}
-    (folder / FORMS).write_text(json.dumps(described, indent=1))
+    (folder / FORMS).write_text(json.dumps(described, indent=1), encoding="utf-8")
 
 
 def described_by(layers: dict[str, PackedLinear]) -> str:

@@ -91,7 +91,7 @@ def library() -> Path:
             try:
                 _build(compiler, sets, path)
             except BuildError as error:
-                _failure(path).write_text(str(error))
+                _failure(path).write_text(str(error), encoding="utf-8")
                 raise
     return path
 
@@ -122,7 +122,7 @@ def _raise_again(library: Path) -> None:
     path = _failure(library)
     with contextlib.suppress(FileNotFoundError):
         if 0 <= time.time() - path.stat().st_mtime < TOLD_AGAIN:
-            raise BuildError(path.read_text())
+            raise BuildError(path.read_text(encoding="utf-8"))
 
 
 def find_compiler() -> str:

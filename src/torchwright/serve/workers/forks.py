@@ -110,7 +110,7 @@ def _work(
         be_killed_first()
         os.nice(NICE)
         signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
         most = pages * resource.getpagesize() + memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         data.sendall(do(_read(data)))

@@ -152,7 +152,9 @@ def read_checksums(folder: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        return {str(name): str(digest) for name, digest in json.loads(path.read_text()).items()}
+        return {
+            str(name): str(digest) for name, digest in json.loads(path.read_text(encoding="utf-8")).items()
+        }
     except (ValueError, AttributeError) as error:
         raise DataError(
             f"{path} cannot be read", found=str(error), next="remove it or make it again"

@@ -220,7 +220,7 @@ def write_shard(path: Path, pieces: Iterable[np.ndarray], kind: np.dtype) -> str
 def write_checksums(folder: Path, known: dict[str, str]) -> None:
     """Write the folder's `checksums.json`, beside its place, and rename it."""
     with replacing(folder / CHECKSUMS) as beside:
-        beside.write_text(json.dumps(known, indent=1, sort_keys=True))
+        beside.write_text(json.dumps(known, indent=1, sort_keys=True), encoding="utf-8")
 
 
 def _write_header(file: BinaryIO, kind: np.dtype, count: int) -> None:

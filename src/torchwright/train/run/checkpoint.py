@@ -71,15 +71,18 @@ class DigestWriter(HuggingFaceStorageWriter):
         done = super().write_data(plan, planner)
         for name in {result.storage_data.relative_path for result in done.wait()}:
             path = Path(self.path) / name
-            path.with_name(f"{name}{DIGEST}").write_text(file_digest(path))
+            path.with_name(f"{name}{DIGEST}").write_text(file_digest(path), encoding="utf-8")
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the first process, after all have written."""
         new = Path(self.path)
-        sums = {path.name.removesuffix(DIGEST): path.read_text() for path in new.glob(f"*{DIGEST}")}
+        sums = {
+            path.name.removesuffix(DIGEST): path.read_text(encoding="utf-8")
+            for path in new.glob(f"*{DIGEST}")
+        }
         described = {"format": FORMAT, **asdict(self.described), "files": dict(sorted(sums.items()))}
-        with (new / DESCRIPTION).open("w") as file:
+        with (new / DESCRIPTION).open("w", encoding="utf-8") as file:
             json.dump(described, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
@@ -182,7 +185,7 @@ def describe(folder: Path) -> Described:
     """What a checkpoint says that it is; raises `CheckpointError` where it cannot be read."""
     path = folder / DESCRIPTION
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
         if data.pop("format") != FORMAT:
             raise ValueError(f"format {data}")
         return Described(**data)

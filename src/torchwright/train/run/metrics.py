@@ -44,6 +44,11 @@ HELD_OUT = "validation_"
 RATES = {"tokens_per_s": "tok/s", "samples_per_s": "rows/s"}
 
 
+def is_run(folder: Path) -> bool:
+    """Check whether a folder is that of a training run."""
+    return (folder / FILE).is_file()
+
+
 class RunMetrics:
     """The run's figures, on the first process; a process that shows nothing makes one with `folder=None`."""
 

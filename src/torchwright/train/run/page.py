@@ -16,7 +16,7 @@ from torchwright.report import wording
 from torchwright.report.curves import curve
 from torchwright.report.html import environment
 from torchwright.train.run.history import COUNTED, History, read_history
-from torchwright.train.run.metrics import FILE, HELD_OUT, UNITS
+from torchwright.train.run.metrics import HELD_OUT, UNITS
 
 PAGE = "report.html"
 LISTED = 20
@@ -25,10 +25,6 @@ QUALITY = ("accuracy", "recall_at_1", "word_error_rate", "reward_accuracy", "auc
 """What a run is judged by beside its loss, where its kind has it."""
 TOLD = ("profile", "stopped", "left", "end", "qat_receipt")
 """Events with a line of their own."""
-
-
-def is_run(folder: Path) -> bool:
-    return (folder / FILE).is_file()
 
 
 def write(folder: Path) -> Path:

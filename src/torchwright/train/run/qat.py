@@ -171,7 +171,7 @@ def write_receipt(folder: Path, ids_BT: torch.Tensor, qat: Qat, out: Path) -> Re
         served=difference(trained, load_decoder(folder, quantize=trained_scheme(folder)).logits(ids_BT)),
         unquantized=difference(trained, fresh(rounded=False)(ids_BT)),
     )
-    (out / RECEIPT).write_text(json.dumps(asdict(receipt), indent=1))
+    (out / RECEIPT).write_text(json.dumps(asdict(receipt), indent=1), encoding="utf-8")
     return receipt
 
 
