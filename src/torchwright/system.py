@@ -103,6 +103,21 @@ def kill_all(process: subprocess.Popen[Any] | Any) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+def kill_descendants() -> None:
+    """On Linux, end what this process has started, and what those have started, also in sessions of their own."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+            parent = int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    doomed = list(children.get(os.getpid(), ()))
+    for pid in doomed:  # grows while it is walked
+        doomed += children.get(pid, ())
+    for pid in doomed:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def give_way(process: subprocess.Popen[Any] | Any) -> None:
     """Let a process that was started `apart`, and what it starts, run where others leave a core idle."""
     with contextlib.suppress(OSError):

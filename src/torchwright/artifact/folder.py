@@ -134,7 +134,7 @@ def writing(path: Path, not_ours: Callable[[Path], str | None] | None = None) ->
         (temporary.path / MARK).unlink()
         temporary.path.chmod(0o755)
         if path.exists():
-            old = folders.make(path.parent, _aside(path))
+            old = folders.make(path.parent, _aside(path), scratch=False)
             os.replace(path, old.path / path.name)
             os.replace(temporary.path, path)
             old.remove()

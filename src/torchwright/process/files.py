@@ -10,17 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from torchwright.errors import WorkloadError
+from torchwright.process import ending
 
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path, None, None]:
     """A name beside `path`: the file that the block writes there takes its place, unless the block fails."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        yield beside
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with ending.unfinished(beside):
+        try:
+            yield beside
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 def check_writable(folder: Path) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchwright import system
+from torchwright.process import ending
 from torchwright.system import try_lock
 
 RANDOM = 8
@@ -41,15 +42,21 @@ class Folder:
 
     def release(self) -> None:
         """Let go of a folder that has become something else."""
+        ending.let_go(self.path)
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
 
 
-def make(parent: Path, prefix: str) -> Folder:
-    """A new folder `prefix`… in `parent`, locked."""
+def make(parent: Path, prefix: str, *, scratch: bool = True) -> Folder:
+    """Make a new folder `prefix`… in `parent`, locked.
+
+    A `scratch` folder is removed when a signal ends the process; one that holds somebody's files is not.
+    """
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        if scratch:
+            ending.hold(path)
         if not system.folders_lock():
             return Folder(path, -1)
         lock = -1

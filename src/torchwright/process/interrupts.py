@@ -14,6 +14,7 @@ leaves the process behind. So a signal is noted here first; within `deferred` it
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -22,6 +23,7 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import NoReturn
 
+from torchwright.process import ending
 from torchwright.system import ending_signals
 
 SIGNALS = ending_signals()
@@ -48,6 +50,8 @@ class Handler:
         self.noted: int | None = None
         self.deferrals = 0
         self.importing = False
+        self.told = False
+        """Whether the main thread has caught the interrupt and is on its way out."""
         self._leave = leave
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -56,6 +60,17 @@ class Handler:
             self._leave(Interrupted(number))
         if not self.deferrals:
             raise Interrupted(number)
+
+    def takes(self, number: int) -> bool:
+        """Check whether a signal is handled here, and not by a handler that came later."""
+        return number in SIGNALS and signal.getsignal(number) is self
+
+    def leave(self, number: int) -> None:
+        """End the process; quietly where the main thread has told of the signal already."""
+        interrupt = Interrupted(number)
+        if self._leave is not None and not self.told:
+            self._leave(interrupt)
+        os._exit(interrupt.exit_code)
 
     def check(self) -> None:
         """Raise `Interrupted` for a signal that came."""
@@ -70,19 +85,22 @@ def handled(
     """Let `signals` raise `Interrupted` in this block; those that are ignored, as by `nohup`, stay so.
 
     `leave` is for the command itself: it says what ends the process, and ends it at once. What comes after the block is
-    then Python's own end, in which an interrupt would do no more than print tracebacks: it is silent.
+    then Python's own end, in which an interrupt would do no more than print tracebacks: it is silent. A signal that the
+    main thread does not answer in time ends the command all the same (`process/ending.py`).
     """
     if not _is_main():  # signals are the main thread's
         yield
         return
     handler = Handler(leave)
+    watched = contextlib.nullcontext() if leave is None else ending.watched(handler.takes, handler.leave)
     # None: a handler that is not Python's and cannot be put back.
     before = {number: old for number in signals if (old := signal.getsignal(number)) is not None}
     before = {number: old for number, old in before.items() if old != signal.SIG_IGN}
     try:
         for number in before:
             signal.signal(number, handler)
-        yield
+        with watched:
+            yield
     finally:
         for number, old in before.items():
             signal.signal(number, signal.SIG_DFL if leave else old)
@@ -148,6 +166,7 @@ def only_note() -> None:
     handler = _current()
     if handler is not None:
         handler.deferrals += 1
+        handler.told = True
 
 
 def _current() -> Handler | None:
