@@ -107,7 +107,7 @@ def cpu_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float | None:
 def cgroup_texts(controller: str, file: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> list[str]:
     """Return `file` of every cgroup around this process, innermost first. `controller` is empty for cgroup v2."""
     try:
-        lines = (proc / "self/cgroup").read_text().splitlines()
+        lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     texts = []
@@ -120,7 +120,7 @@ def cgroup_texts(controller: str, file: str, proc: Path = PROC, cgroups: Path = 
         # In a container the path is the host's and only the root is mounted; the loop ends there either way.
         for folder in (group, *(parent for parent in group.parents if parent.is_relative_to(root))):
             with contextlib.suppress(OSError):
-                texts.append((folder / file).read_text().strip())
+                texts.append((folder / file).read_text(encoding="utf-8").strip())
     return texts
 
 
@@ -128,7 +128,9 @@ def _core_of(cpu: int, cpus: Path) -> tuple[str, str]:
     """(package, core) of a logical CPU; the CPU's number where the kernel does not tell."""
     folder = cpus / f"cpu{cpu}/topology"
     try:
-        return (folder / "physical_package_id").read_text().strip(), (folder / "core_id").read_text().strip()
+        return (folder / "physical_package_id").read_text(encoding="utf-8").strip(), (
+            folder / "core_id"
+        ).read_text(encoding="utf-8").strip()
     except OSError:
         return "cpu", str(cpu)
 
@@ -139,7 +141,7 @@ def _running(proc: Path) -> float:
     Only Linux has a run queue to read: elsewhere the load average stands in.
     """
     try:
-        lines = [line.split() for line in (proc / "stat").read_text().splitlines()]
+        lines = [line.split() for line in (proc / "stat").read_text(encoding="utf-8").splitlines()]
     except OSError:
         return _load_average()
     counts = {words[0]: int(words[1]) for words in lines if len(words) > 1}
@@ -154,15 +156,15 @@ def _own_running(proc: Path) -> int:
     for pid in pids:
         for thread in (proc / pid / "task").glob("*"):
             with contextlib.suppress(OSError, IndexError):  # the thread has ended
-                pids += (thread / "children").read_text().split()
-                running += (thread / "stat").read_text().rpartition(")")[2].split()[0] == "R"
+                pids += (thread / "children").read_text(encoding="utf-8").split()
+                running += (thread / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "R"
     return running
 
 
 def stolen_seconds(proc: Path = PROC) -> dict[str, float]:
     """Seconds that each CPU of this machine was ready and the hypervisor ran others (`steal`)."""
     try:
-        lines = (proc / "stat").read_text().splitlines()
+        lines = (proc / "stat").read_text(encoding="utf-8").splitlines()
     except OSError:
         return {}
     fields = [line.split() for line in lines if line.startswith("cpu")]

@@ -105,7 +105,7 @@ def _own_group(status: os.stat_result) -> bool:
 def _unmapped() -> int:
     """Return the id under which a container without privileges sees the system's own folders."""
     try:
-        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+        return int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return 0
 

@@ -72,7 +72,7 @@ def _reopen() -> None:
 def _libraries() -> tuple[str, ...]:
     """The copies of GNU's OpenMP in this process: PyTorch brings its own, and a compiler's may lie next to it."""
     try:
-        return tuple(sorted(set(OPENMP.findall(Path("/proc/self/maps").read_text()))))
+        return tuple(sorted(set(OPENMP.findall(Path("/proc/self/maps").read_text(encoding="utf-8")))))
     except OSError:
         return ()
 
