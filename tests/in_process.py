@@ -22,7 +22,12 @@ class InProcessTrial:
     """Stands where `TrialProcess` does. It takes no thread count or seed from the context: those are the caller's."""
 
     def __init__(
-        self, context: Context, environment: dict[str, str] | None = None, folder: Path | None = None
+        self,
+        context: Context,
+        environment: dict[str, str] | None = None,
+        folder: Path | None = None,
+        *,
+        essential: bool = False,
     ) -> None:
         from torchwright.devices import get_device
         from torchwright.trial.travel import unpack

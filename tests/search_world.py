@@ -18,6 +18,7 @@ from search_techniques import FAKES
 from torchwright.engines.describe import Description
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Budget, Coverage, Event, Identity, Ranked, Recipe, Rung, Step
+from torchwright.measure.load import Load
 from torchwright.search.finish import Form, settle
 from torchwright.search.loop import run
 from torchwright.search.state import Outcome, Search
@@ -70,6 +71,8 @@ class World:
     ranking: list[tuple[str, float]] = field(default_factory=list)
     original: Identity = field(default_factory=lambda: Identity(structure="layers", weights="values"))
     now: float = 0.0
+    load: Load = field(default_factory=lambda: Load(running=0, cores=2))
+    """Of the machine: how far it stretches limits, and what the search says of it."""
     converting: float = 0.0
     """Seconds that converting the model for a library takes, until it was done once."""
     converted: set[str] = field(default_factory=set)
@@ -92,6 +95,7 @@ class World:
             scratch=Path(),
             deadline=self.now + self.budget.time_seconds,
             clock=lambda: self.now,
+            load=lambda: self.load,
         )
         self.searching = Search(context=context, budget=self.budget, watch=self.events.append, **options)
         return run(self.searching)
@@ -131,17 +135,17 @@ class World:
             original=self.original,
         )
 
-    def spend(self, context: Context, seconds: float) -> None:
-        """Let time pass, but never beyond the deadline of a request."""
-        if self.now + seconds > context.deadline:
-            self.now = max(self.now, context.deadline)
+    def spend(self, context: Context, seconds: float, *, essential: bool = False) -> None:
+        """Let time pass, but never beyond what a request may take."""
+        allowed = context.allowed(essential=essential)
+        self.now += min(seconds, allowed)
+        if seconds > allowed:
             raise TrialFailed("not done in the time that was left", timed_out=True)
-        self.now += seconds
 
     def cost_of(self, step: Step) -> float:
         return self.cost.get(str(step), self.cost.get(step.name, 0.0))
 
-    def start(self, context: Context, steps: tuple[Step, ...]) -> Candidate:
+    def start(self, context: Context, steps: tuple[Step, ...], *, essential: bool = False) -> Candidate:
         self.started.append(steps)
         name = conversion_of(steps)
         compilers = [step for step in steps if name and "compiled" in from_step(step).gives]
@@ -149,7 +153,7 @@ class World:
         spared = making if name in self.converted else 0.0
         converted = making if name is not None and not spared else 0.0
         seconds = 1.0 + converted + sum(self.cost_of(step) for step in steps if step not in compilers)
-        self.spend(context, seconds)
+        self.spend(context, seconds, essential=essential)
         self.converted |= {name} if name else set()
         for step in steps:
             if step.name in self.fails:
@@ -158,7 +162,7 @@ class World:
         self.alive.append(steps)
         return Candidate(
             steps=steps,
-            process=Process(self, context, steps),  # pyright: ignore[reportArgumentType]
+            process=Process(self, context, steps, essential),  # pyright: ignore[reportArgumentType]
             folder=None,
             prepared=prepared,
         )
@@ -198,8 +202,8 @@ def _applied(steps: tuple[Step, ...]) -> frozenset[str]:
 class Process:
     """Answers like a trial process, from the table."""
 
-    def __init__(self, world: World, context: Context, steps: tuple[Step, ...]) -> None:
-        self.world, self.context, self.steps = world, context, steps
+    def __init__(self, world: World, context: Context, steps: tuple[Step, ...], essential: bool) -> None:
+        self.world, self.context, self.steps, self.essential = world, context, steps, essential
         self.names = frozenset(step.name for step in steps) | frozenset(map(str, steps))
         self.turns = 0
 
@@ -214,7 +218,7 @@ class Process:
             for part, share in self.world.parts.items()
         }
         calls = parts or {"forward": seconds}
-        self.world.spend(self.context, 2 * sum(calls.values()))
+        self.world.spend(self.context, 2 * sum(calls.values()), essential=self.essential)
         return calls
 
     def waited(self) -> float:
@@ -226,7 +230,7 @@ class Process:
 
     def observe(self, *, unseen: bool = False) -> str | None:
         if unseen:
-            self.world.spend(self.context, UNSEEN_SECONDS)
+            self.world.spend(self.context, UNSEEN_SECONDS, essential=self.essential)
         return "observed" if not unseen else "unseen" if self.world.unseen_drop else None
 
     def pictures(self) -> list[Any]:
@@ -294,7 +298,7 @@ def fake_world(monkeypatch: pytest.MonkeyPatch) -> World:
             made.looked.append(steps)
             eager = [step for step in steps if "compiled" not in from_step(step).gives]
             made.spend(self.context, sum(map(made.cost_of, eager)))
-            self.process = Process(made, self.context, steps)
+            self.process = Process(made, self.context, steps, essential=False)
             return made.prepared(steps, 1.0)
 
         def compare(self, *, reference: str) -> Any:

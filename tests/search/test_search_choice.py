@@ -33,8 +33,8 @@ def test_what_one_compiler_took_says_nothing_about_another(world: World):
 
 def test_what_needs_a_step_that_was_not_tried_is_not_tried_either(world: World):
     world.export_seconds = 20.0
-    outcome = world.search(step("fuse"), step("quantize"))
-    assert rows(outcome) == {"fuse": "untried", "quantize": "untried"}
+    outcome = world.search(step("half"), step("fuse"), step("quantize"))
+    assert rows(outcome) == {"half": "dropped", "fuse": "untried", "quantize": "untried"}
     assert row(outcome, "quantize").reason == "the model has no: compiled, which fuse would give"
 
 

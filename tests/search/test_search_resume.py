@@ -137,11 +137,18 @@ def test_noise_alone_does_not_take_the_earlier_recipe_away(world: World):
     assert names(world.resume(first, step("half"))) == ["half"]
 
 
-def test_without_time_for_the_recipe_nothing_takes_the_earlier_results_place(world: World):
+def test_the_earlier_recipe_is_measured_however_short_the_time(world: World):
     world.gain, world.cost = product(fuse=2.0), {"fuse": 20.0}
     first = world.search(step("fuse"))
-    world.budget = Budget(time_seconds=15.0)
-    with pytest.raises(TorchwrightError, match=r"before the recipe of the earlier search was measured.*15 s"):
+    world.budget = Budget(time_seconds=5.0)
+    assert names(world.resume(first, step("fuse"))) == ["fuse"]
+
+
+def test_where_the_earlier_recipe_hangs_nothing_takes_its_place(world: World):
+    world.gain = product(fuse=2.0)
+    first = world.search(step("fuse"))
+    world.cost = {"fuse": 1e9}
+    with pytest.raises(TorchwrightError, match=r"recipe of the earlier search was not measured.*anew"):
         world.resume(first, step("fuse"))
     assert world.alive == []
 

@@ -58,7 +58,8 @@ def attempt(
         search.spend(candidate, search.context.clock() - started)
     except TrialFailed as failure:
         if failure.timed_out:
-            search.spent.append(Spent(steps=steps, seconds=search.context.clock() - started))
+            seconds = search.context.clock() - started
+            search.spent.append(Spent(steps=steps, seconds=seconds, stopped=True))
         return _failed(search, step, failure, started)
     except TorchwrightError as refusal:
         if step in search.wanted:

@@ -162,6 +162,18 @@ def take(search: Search, queue: list[Step]) -> Step:
     return chosen
 
 
+def most_promising(search: Search, without: Sequence[Step]) -> Step | None:
+    """Return the untried step that is expected to gain most per second, or None; settings of the process come last."""
+
+    def place(step: Step) -> tuple[bool, bool, float]:
+        setting = from_step(step).phase in (Phase.PROCESS, Phase.RUNTIME)
+        rate = math.log(expected_gain(search, step)) / expected_seconds(search, step, plan(search, step))
+        return step in search.wanted, not setting, rate
+
+    untried = [rung.step for rung in search.rungs if rung.status == "untried" and rung.step not in without]
+    return max((step for step in untried if possible(search, step)), key=place, default=None)
+
+
 def _leaves_room(search: Search, setting: Step, queue: Sequence[Step]) -> bool:
     """Whether a setting of the process, tried early, leaves time for what may bring much: the most of each phase, and
     of what runs the whole model.

@@ -27,7 +27,7 @@ from torchwright.search import estimate
 from torchwright.search.compare import FEWEST_ROUNDS, ROUNDS, one_round, turn_seconds
 from torchwright.search.finish import ORIGINAL, Form, give_up, outcome_now, settle
 from torchwright.search.save import Contents, ways, write_contents
-from torchwright.search.state import Outcome, Search
+from torchwright.search.state import OVERRUN_SHARE, Outcome, Search
 from torchwright.trial import client as trial
 from torchwright.trial.client import Candidate, TrialFailed
 from torchwright.workloads.base import Workload
@@ -203,8 +203,18 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
         found.process = _process_gain(shipping, candidate, folder)
         candidate.close()
     search.close_all()
+    _note_overrun(search)
     found.outcome = replace(found.outcome, notes=tuple(search.notes))
     return found
+
+
+def _note_overrun(search: Search) -> None:
+    """Say by how much the artifact is later than the time budget, and than what it was stretched by, and why."""
+    late = search.context.clock() - search.end
+    if late > OVERRUN_SHARE * search.budget.time_seconds:
+        load = search.context.load()
+        why = f"machine busy: {load}" if load.busy else "it is written and proved all the same"
+        search.notes.append(f"the artifact took {late:.0f} s longer than the time budget: {why}")
 
 
 def _time_for_graphs(search: Search) -> bool:
@@ -214,10 +224,10 @@ def _time_for_graphs(search: Search) -> bool:
 
 
 def _allow(search: Search) -> None:
-    """Give what comes next its time."""
+    """Give what comes next its time; on a busy machine it takes longer."""
     ready = estimate.afresh_seconds(search, search.best.steps)
     expected = 2 * ready + estimate.another_process_seconds(search) + search.settle_seconds
-    seconds = max(WRITE_SECONDS, PATIENCE * expected)
+    seconds = max(WRITE_SECONDS, PATIENCE * expected) * search.context.load().slowdown
     search.context.deadline = search.last_moment = search.context.clock() + seconds
 
 
@@ -248,11 +258,15 @@ def _settles_process(steps: Sequence[Step]) -> bool:
 
 
 def _fresh_original(search: Search) -> None:
-    """The original in a process of its own that has done nothing before."""
+    """Start the original in a process that has done nothing before; the search's own stays where that fails."""
     old = search.baseline
-    fresh = trial.start_candidate(replace(search.context, fork=False), ())
-    fresh.quality, fresh.memory, fresh.recompiles = old.quality, old.memory, old.recompiles
-    fresh.turn()
+    try:
+        fresh = trial.start_candidate(replace(search.context, fork=False), (), essential=True)
+        fresh.quality, fresh.memory, fresh.recompiles = old.quality, old.memory, old.recompiles
+        fresh.turn()
+    except TrialFailed as failure:
+        search.notes.append(f"the original was not timed in a fresh process ({failure.reason})")
+        return
     if search.best is old:
         search.best = fresh
     search.baseline = fresh

@@ -31,8 +31,11 @@ OTHER_ROWS_SECONDS = 6.0
 """What the proof takes to time other numbers of rows."""
 CHOICE = (5.0, 10.0, 20.0)
 """Choosing among forms for other numbers of rows takes seconds and so many calls of the original, seconds at most."""
+STRETCH = 2.0
+"""What the time budget is stretched for has so many times what it is expected to take: most estimates are low, and a
+trial that is stopped has told nothing."""
 LOADING_SECONDS = 60.0
-"""A process that loads what was compiled, on a busy machine."""
+"""A process that loads what was compiled."""
 
 
 def trial_seconds(search: Search, steps: Sequence[Step]) -> float:
@@ -56,10 +59,12 @@ def ready_seconds(search: Search, steps: Sequence[Step]) -> float:
 def afresh_seconds(search: Search, steps: Sequence[Step]) -> float:
     """The same where nothing is taken over from other trials."""
     alike = [spent for spent in search.spent if runners(spent.steps) == runners(steps)]
-    if alike:
-        return max(reversed(alike), key=lambda spent: _in_common(spent.steps, steps)).seconds
     exports = COMPILER_EXPORTS if compiles(steps) else CONVERTER_EXPORTS if _converting(steps) else 0.0
-    return search.spent[0].seconds + exports * search.description.export_seconds
+    guess = search.spent[0].seconds + exports * search.description.export_seconds
+    if not alike:
+        return guess
+    nearest = max(reversed(alike), key=lambda spent: _in_common(spent.steps, steps))
+    return max(nearest.seconds, guess) if nearest.stopped else nearest.seconds
 
 
 def comparison_seconds(search: Search) -> float:
@@ -148,6 +153,11 @@ def time_left(search: Search, steps: Sequence[Step], *, drop_one: bool = True) -
     """Seconds for a trial of these steps that leaves the proof its own, and the drop-one pass or not."""
     kept_back = drop_one_seconds(search) if drop_one else 0.0
     return latest(search, steps) - search.context.clock() - kept_back
+
+
+def lacking_seconds(search: Search, steps: Sequence[Step]) -> float:
+    """Return by how much the time budget is too short for a trial of `steps`."""
+    return max(0.0, STRETCH * trial_seconds(search, steps) - time_left(search, steps, drop_one=False))
 
 
 def all_fit(search: Search, recipes: Sequence[Sequence[Step]], *, times: float = 1.0) -> bool:

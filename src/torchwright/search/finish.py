@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from torchwright.engines.base import Way
@@ -283,16 +284,16 @@ def settle(search: Search, forms: Sequence[Form]) -> tuple[Outcome, Form | None,
     """The last comparison: the first form that holds, against an original in a fresh process of its own.
 
     A form that needs less of the caller comes first, and holds if it is nearly as fast as the recipe was in the search.
-    Without one that is faster than the original the third is None, and so are the recipe's steps. Raises
-    `TrialFailed` where the original itself has stopped working.
+    Without one that is faster than the original the third is None, and so are the recipe's steps.
     """
     search.tell("stage", "the artifact, loaded in a fresh process, against the original")
     promised = search.proven.total.value if search.best is not search.baseline else 1.0
     last = forms[-1] if forms else None
     for form in forms:
         if form.itself:
-            while len(search.baseline.turns) < ROUNDS[0] and _time_for_a_turn(search, search.baseline):
-                search.baseline.turn()
+            with suppress(TrialFailed):  # its process may be lost: the turns of the search are enough
+                while len(search.baseline.turns) < ROUNDS[0] and _time_for_a_turn(search, search.baseline):
+                    search.baseline.turn()
             return outcome_now(search, ORIGINAL), form, None
         candidate: Candidate | None = None
         try:
@@ -329,13 +330,17 @@ def give_up(search: Search) -> Outcome:
 
 
 def return_to_original(search: Search, reason: str) -> None:
-    """Remove every kept step for that reason."""
+    """Remove every kept step for that reason, and let go of all candidates but the original."""
     search.rungs = [
         replace(rung, kept=False, status="removed", reason=reason) if rung.kept else rung
         for rung in search.rungs
     ]
-    search.best.close()
-    search.best = search.baseline
+    if search.rival is not None:
+        search.rival.candidate.close()
+        search.rival = None
+    if search.best is not search.baseline:
+        search.best.close()
+        search.best = search.baseline
 
 
 def _compared(search: Search, candidate: Candidate) -> Comparison:

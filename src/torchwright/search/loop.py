@@ -1,12 +1,13 @@
 """The search: try a technique, keep it only if it pays and stays within the budget, and say why.
 
-1. The original is measured, then what an earlier search has found.
+1. The original is measured, then what an earlier search has found. The time budget starts then.
 2. What cannot run or cannot pay is refused.
 3. What fits the time is tried, by expected gain a second; a quantization that overshoots retreats layer by layer.
    Experience with other models has its say in what is expected, and may leave a step out.
-4. Our own recipe takes turns with the best library of others, where one was found.
-5. What no longer contributes is dropped.
-6. The best takes turns with the original once more.
+4. If nothing fitted, the time budget is stretched until one promising candidate is measured.
+5. Our own recipe takes turns with the best library of others, where one was found.
+6. What no longer contributes is dropped.
+7. The best takes turns with the original once more.
 """
 
 from __future__ import annotations
@@ -19,31 +20,32 @@ from torchwright.facts import Step
 from torchwright.process import interrupts
 from torchwright.search import choose, components, estimate, experience, resume
 from torchwright.search.attempt import attempt, lost_uncompiled
-from torchwright.search.finish import drop_one, finish, judge_again, meet_rival
-from torchwright.search.state import FINISH_SHARE, OVERRUN_SHARE, Outcome, Search, Spent
+from torchwright.search.finish import drop_one, finish, judge_again, meet_rival, return_to_original
+from torchwright.search.state import Outcome, Search, Spent
 from torchwright.techniques.base import Technique, from_step
 from torchwright.trial import client as trial
 from torchwright.trial.client import TrialFailed
 
 
 def run(search: Search) -> Outcome:
-    """The whole search; the context's deadline is when the user expects its artifact.
+    """Run the whole search. The time budget starts when the original has been measured.
+
+    Once that is done there is a result: where a process is lost without which the search cannot go on, the original.
 
     Raises `ModelError` or `WorkloadError` when the original cannot be run or judged, `RefusedTechnique` when a
     technique asked for by name cannot run, `ArtifactError` when the search to continue was of another model.
     """
-    search.end = search.context.deadline
-    search.start = search.end - search.budget.time_seconds
-    search.context.deadline = search.start + search.budget.time_seconds * (1 - FINISH_SHARE)
-    search.last_moment = search.start + search.budget.time_seconds * (1 + OVERRUN_SHARE)
+    search.begin()
     search.tell("baseline", "measuring the original")
     _measure_baseline(search)
+    search.start_budget()
     _recall(search)
     try:
         queue = choose.first_queue(search, resume.restore(search))
         while queue:
             interrupts.check()
             queue += _try(search, choose.take(search, queue), queue)
+        _try_at_least_one(search)
         search.ahead.close()
         meet_rival(search)
         drop_one(search)
@@ -51,10 +53,10 @@ def run(search: Search) -> Outcome:
         search.more_seconds = choose.untried_seconds(search)
         return finish(search)
     except TrialFailed as failure:
-        search.close_all()
-        raise TorchwrightError(
-            "the original stopped working in the middle of the search", found=failure.reason
-        ) from failure
+        search.ahead.close()
+        search.notes.append(f"the search ended early: {failure.reason}")
+        return_to_original(search, f"the search ended early: {failure.reason}")
+        return finish(search)
     except BaseException:
         search.close_all()
         raise
@@ -67,7 +69,7 @@ def _measure_baseline(search: Search) -> None:
         search.context.warm_up()
         search.import_seconds = clock() - begun
         begun = clock()
-        search.baseline = search.best = trial.start_candidate(search.context, ())
+        search.baseline = search.best = trial.start_candidate(search.context, (), essential=True)
     except TrialFailed as failure:
         raise _baseline_error(search, failure) from failure
     try:
@@ -91,7 +93,6 @@ def _measure_baseline(search: Search) -> None:
 
 def _recall(search: Search) -> None:
     """Find what other searches say of a model like this one, on a machine like this one."""
-    search.original_seconds = search.context.clock() - search.start
     description = search.description
     search.experience = experience.near(
         search.records, description.features, description.device, search.budget.max_drop
@@ -104,9 +105,9 @@ def _recall(search: Search) -> None:
 def _baseline_error(search: Search, failure: TrialFailed) -> TorchwrightError:
     if failure.timed_out:
         return TorchwrightError(
-            "the time budget ended before the original was measured",
-            found=f"{search.budget.time_seconds:.0f} s",
-            next="a larger --time-budget",
+            "the original model does not answer",
+            found=failure.reason,
+            next="run it on its inputs in plain PyTorch first; a larger --time-budget waits longer",
         )
     return TorchwrightError(
         "the original model cannot be run",
@@ -118,6 +119,31 @@ def _baseline_error(search: Search, failure: TrialFailed) -> TorchwrightError:
 def _asked(search: Search) -> tuple[str, ...] | None:
     """The techniques that the model is asked about; None is all."""
     return tuple(step.name for step in search.wanted) if search.only else None
+
+
+def _try_at_least_one(search: Search) -> None:
+    """Stretch the time budget where it has left every candidate unmeasured, until one is measured."""
+    begun: list[Step] = []
+    while not search.measured_any():
+        step = choose.most_promising(search, begun)
+        if step is None:
+            return
+        begun.append(step)
+        _stretch(search, step, choose.plan(search, step))
+        _try(search, step, ())
+
+
+def _stretch(search: Search, step: Step, steps: tuple[Step, ...]) -> None:
+    """Give a trial of `steps`, for the sake of one of them, the time that it needs, and say why it had none."""
+    seconds = estimate.lacking_seconds(search, steps)
+    if seconds <= 0.0:
+        return
+    search.stretch(seconds)
+    load = search.context.load()
+    why = f"machine busy: {load}" if load.busy else "no trial fits it"
+    text = f"the time budget was stretched by {seconds:.0f} s to try {step}: {why}"
+    search.notes.append(text)
+    search.tell("notice", text)
 
 
 def _try(search: Search, step: Step, queue: Sequence[Step]) -> list[Step]:
@@ -154,6 +180,8 @@ def _try_on_best(search: Search, step: Step, queue: Sequence[Step]) -> list[Step
     if reason and not asked:
         search.leave(step, reason)
         return []
+    if reason and not search.measured_any():
+        _stretch(search, step, steps)
     ahead = _expected_next(search, step, steps, queue) if search.ahead.able else ()
     search.ahead.begin(ahead, steps, search.baseline.prepared.weight_bytes)
     if attempt(search, step, steps, swapped) and choose.changes_verdicts(technique):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from torchwright.search.loop import run
 from torchwright.search.save import make_recipe
 from torchwright.search.state import Outcome, Request, Search, Watch
 from torchwright.techniques.base import techniques
-from torchwright.trial.client import Context, TrialFailed
+from torchwright.trial.client import HANG_SECONDS, Context, TrialFailed
 from torchwright.trial.fork_server import can_fork
 from torchwright.trial.travel import pack
 from torchwright.workloads.detect import check_described
@@ -49,7 +49,6 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
     for notice in request.workload.notices():
         watch(Event(kind="notice", text=notice, elapsed=0.0, time_budget=budget.time_seconds))
     _build_kernels(watch, request)
-    begun = time.monotonic()
     with interrupts.deferred(), artifact.writing(out) as folder:
         scratch = folder / SCRATCH
         scratch.mkdir()
@@ -59,7 +58,8 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
             threads=torch.get_num_threads(),
             seed=request.seed,
             scratch=scratch,
-            deadline=begun + budget.time_seconds,
+            deadline=math.inf,  # until the original is measured
+            hang_seconds=max(HANG_SECONDS, budget.time_seconds),
             fork=can_fork(device.name),
         )
         with context:

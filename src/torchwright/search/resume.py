@@ -66,8 +66,7 @@ def read(path: Path, request: Request, device: str) -> Recipe:
 def restore(search: Search) -> list[Step]:
     """Take over the rows and the recipe of the earlier search, if there is one; returns the steps that it has left.
 
-    Raises `ArtifactError` where the original is another model, `TorchwrightError` where there is no time to measure the
-    recipe.
+    Raises `ArtifactError` where the original is another model, `TorchwrightError` where the recipe hangs.
     """
     earlier = search.earlier
     if earlier is None:
@@ -124,16 +123,16 @@ def _measure_again(search: Search, steps: tuple[Step, ...]) -> str | None:
     """Make the earlier recipe the best; or say why it is not within the budget, or no faster than the original."""
     search.tell("trying", f"the recipe of the earlier search: {', '.join(map(str, steps))}")
     begun = search.context.clock()
-    search.context.deadline = estimate.latest(search, steps)
     try:
         with ExitStack() as stack:
-            candidate = trial.start_candidate(search.context, steps)
+            candidate = trial.start_candidate(search.context, steps, essential=True)
             stack.callback(candidate.close)
             search.spend(candidate, search.context.clock() - begun)
             candidate.settle(search.reference)
             if search.over_budget(candidate):
                 assert candidate.quality is not None
                 return f"its loss is up to {candidate.quality.drop_high:.2%}"
+            _give_time(search, steps, begun)
             comparison = compare(search, candidate)
             noisy = search.budget.objective != "memory" and comparison.total.high > 1.0
             if not noisy and (why := worth(search, steps[-1], candidate, comparison)):
@@ -143,14 +142,22 @@ def _measure_again(search: Search, steps: tuple[Step, ...]) -> str | None:
     except TrialFailed as failure:
         if failure.timed_out:
             raise TorchwrightError(
-                "the time budget ended before the recipe of the earlier search was measured",
-                found=f"{search.budget.time_seconds:.0f} s",
-                next="a larger --time-budget",
+                "the recipe of the earlier search was not measured", found=failure.reason, next=ANEW
             ) from failure
         return failure.reason
     except TorchwrightError as refusal:
         return refusal.found or refusal.summary
     return None
+
+
+def _give_time(search: Search, steps: tuple[Step, ...], begun: float) -> None:
+    """Let the time budget start now that the earlier recipe is prepared, and hold a comparison of it."""
+    search.stretch(search.context.clock() - begun)
+    search.context.deadline = estimate.latest(search, steps)
+    search.stretch(
+        max(0.0, estimate.STRETCH * estimate.comparison_seconds(search) - search.context.remaining())
+    )
+    search.context.deadline = estimate.latest(search, steps)
 
 
 def _checked(path: Path, recipe: Recipe) -> Recipe:

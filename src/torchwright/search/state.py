@@ -94,6 +94,8 @@ class Spent:
     """As if nothing had been there that it could take over."""
     conversion: float = 0.0
     """Of these, what it takes to convert or compile the model: the next trial of the same conversion is spared it."""
+    stopped: bool = False
+    """The trial was not done by then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +139,16 @@ class Search:
     component_gains: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     """Step, as written → what each component of the model gained by it, where it has several."""
     notes: list[str] = field(default_factory=list[str])
+    begun: float = field(init=False)
+    """When the search began to measure the original."""
     start: float = field(init=False)
+    """When the original was measured: the time budget starts then."""
     end: float = field(init=False)
     """When the user expects the artifact."""
     last_moment: float = field(init=False)
     """When even a comparison that has begun is broken off."""
+    stretched: float = 0.0
+    """Seconds by which `end` was moved, so that a candidate could be tried."""
     seconds: float = 0.0
     """What the search took, without the last comparison."""
     more_seconds: float = 0.0
@@ -204,6 +211,7 @@ class Search:
         if self.best is not self.baseline:
             self.best.close()
         self.best, self.proven = candidate, comparison
+        candidate.process.essential = True
         kernels = [from_step(step).kernel for step in candidate.steps]
         self.kernel = next((kernel for kernel in reversed(kernels) if kernel), "float32")
 
@@ -230,12 +238,31 @@ class Search:
             Event(
                 kind=kind,
                 text=text,
-                elapsed=self.context.clock() - self.start,
-                time_budget=self.budget.time_seconds,
+                elapsed=self.context.clock() - self.begun,
+                time_budget=self.end - self.begun,
                 rung=rung,
                 best=best,
             )
         )
+
+    def begin(self) -> None:
+        """Begin to measure the original, which has no deadline."""
+        self.begun = self.context.clock()
+        self.end = self.begun + self.budget.time_seconds
+
+    def start_budget(self) -> None:
+        """Start the time budget: the original is measured."""
+        self.start = self.context.clock()
+        self.original_seconds = self.start - self.begun
+        self.end = self.start + self.budget.time_seconds
+        self.context.deadline = self.end - self.budget.time_seconds * FINISH_SHARE
+        self.last_moment = self.end + self.budget.time_seconds * OVERRUN_SHARE
+
+    def stretch(self, seconds: float) -> None:
+        """Let the time budget end so much later."""
+        self.end += seconds
+        self.last_moment += seconds
+        self.stretched += seconds
 
     def spend(self, candidate: Candidate, seconds: float) -> None:
         """Remember what it took until a candidate could be called."""
@@ -253,7 +280,7 @@ class Search:
         if before is not None and before.speedup is not None and rung.speedup is None:
             rung = replace(before, reason=f"{before.reason}; again: {rung.reason}")
         self.rungs = [row for row in self.rungs if row is not before]
-        rung = replace(rung, ended_seconds=self.context.clock() - self.start)
+        rung = replace(rung, ended_seconds=self.context.clock() - self.begun)
         self.rungs.append(rung)
         self.tell("rung", f"{rung.step}: {rung.status}, {rung.reason}", rung)
 
@@ -278,6 +305,10 @@ class Search:
     def found_any(self) -> bool:
         """Whether a step is kept."""
         return any(rung.kept for rung in self.rungs)
+
+    def measured_any(self) -> bool:
+        """Check whether this search has judged or timed a candidate."""
+        return any(rung.quality or rung.speedup for rung in self.rungs if not rung.earlier)
 
     def reached(self) -> float:
         """Speed-up of what is kept so far, our own recipe's or the rival's."""

@@ -22,12 +22,15 @@ from typing import Any, Self
 from torchwright import system
 from torchwright.engines.base import engines
 from torchwright.facts import CaseTime, Measurement, Quality, Step
+from torchwright.measure.load import Load
 from torchwright.process import interrupts
 from torchwright.trial.fork_server import Forked, ForkServer, start
 from torchwright.trial.values import Prepared
 
 CONVERSIONS = "conversions"
 """Folder of the scratch in which trials leave for others what they made of the model."""
+HANG_SECONDS = 600.0
+"""A request that a quiet machine does not answer by then hangs: loading weights from a slow disk takes minutes."""
 
 
 class TrialFailed(Exception):
@@ -38,8 +41,9 @@ class TrialFailed(Exception):
         self.reason, self.details, self.timed_out = reason, details, timed_out
 
 
-def _not_done(seconds: float) -> TrialFailed:
-    return TrialFailed(f"not done after {seconds:.0f} s, the time that was left", timed_out=True)
+def _not_done(seconds: float, *, hangs: bool = False) -> TrialFailed:
+    why = "it hangs" if hangs else "the time that was left"
+    return TrialFailed(f"not done after {seconds:.0f} s, {why}", timed_out=True)
 
 
 @dataclass(kw_only=True)
@@ -53,10 +57,13 @@ class Context:
     seed: int
     scratch: Path
     deadline: float
-    """time.monotonic() at which whatever runs is stopped."""
+    """time.monotonic() at which whatever runs is stopped, unless it is essential."""
     patience: float = math.inf
     """Seconds after which what was compiled, and is not loaded and warm, is given up: it has no chance."""
+    hang_seconds: float = HANG_SECONDS
+    """Seconds of a quiet machine after which a request to an essential process is taken for a hang."""
     clock: Callable[[], float] = field(default=time.monotonic)
+    load: Callable[[], Load] = Load.now
     fork: bool = False
     """Whether trials are forked from a server that has imported torch and unpacked the workload once for all."""
     processes: list[TrialProcess] = field(default_factory=list)
@@ -88,24 +95,40 @@ class Context:
         Raises `TrialFailed` where it cannot.
         """
         if self.fork:
-            TrialProcess(self).close()
+            TrialProcess(self, essential=True).close()
 
     def remaining(self) -> float:
         """Seconds until the deadline, never negative."""
         return max(0.0, self.deadline - self.clock())
 
+    def allowed(self, *, essential: bool) -> float:
+        """Seconds that a request may take; an essential one is stopped only where it hangs.
+
+        That limit grows with the load: sharing cores is not hanging.
+        """
+        if not essential:
+            return self.remaining()
+        return max(self.remaining(), self.hang_seconds * self.load().slowdown)
+
 
 class TrialProcess:
-    """A worker process of its own. `ask` sends one request and waits for its answer, or for the time limit.
+    """A worker process. `ask` sends one request and waits for its answer, or for the time limit.
 
-    One that needs an `environment` is started from nothing, also where the context's others are forked. Native code
-    has its temporary files in `folder`, or among the context's.
+    With an `environment` the process is started from nothing, also where the context's others are forked. Native code
+    has its temporary files in `folder`, or among the context's. `essential` marks a process without which the search
+    has no result, such as the original's: the deadline does not end it, only a hang does.
     """
 
     def __init__(
-        self, context: Context, environment: dict[str, str] | None = None, folder: Path | None = None
+        self,
+        context: Context,
+        environment: dict[str, str] | None = None,
+        folder: Path | None = None,
+        *,
+        essential: bool = False,
     ) -> None:
         self._context = context
+        self.essential = essential
         self._ended = ""
         self._log = tempfile.TemporaryFile(dir=context.scratch)  # noqa: SIM115
         ours, theirs = socket.socketpair()
@@ -138,19 +161,20 @@ class TrialProcess:
             raise
 
     def _forked(self, theirs: socket.socket) -> Forked:
-        allowed = self._context.remaining()
+        allowed = self._context.allowed(essential=self.essential)
         try:
-            return self._context.server().fork(theirs, self._log, allowed)
+            slowdown = self._context.load().slowdown
+            return self._context.server().fork(theirs, self._log, allowed, slowdown=slowdown)
         except TimeoutError as error:
-            raise _not_done(allowed) from error
+            raise _not_done(allowed, hangs=self.essential) from error
         except (EOFError, ConnectionError) as error:
             raise TrialFailed("the process that trials are forked from has ended") from error
 
     def ask(self, method: str, **arguments: Any) -> Any:
-        """The worker's answer.
+        """Return the worker's answer.
 
-        Raises `TrialFailed` when it crashes, raises or is not done by the context's deadline, the worker's own
-        `TorchwrightError` when that is what it raised, and its `OSError` when the disk is full.
+        Raises `TrialFailed` when it crashes, raises or is not done in the time that the context allows, the worker's
+        own `TorchwrightError` when that is what it raised, and its `OSError` when the disk is full.
         """
         self.request(method, **arguments)
         return self.answer()
@@ -169,11 +193,14 @@ class TrialProcess:
 
     def answer(self) -> Any:
         """The answer to what was requested; raises as `ask` does."""
-        allowed = self._context.remaining()
+        waited, allowed = 0.0, self._context.allowed(essential=self.essential)
         with self._outlived():
-            if not interrupts.answered(self._connection, allowed):
-                self.close("stopped: it was not done in time")
-                raise _not_done(allowed)
+            while not interrupts.answered(self._connection, allowed - waited):
+                # The load may have grown since, and with it what an essential request may take.
+                waited, allowed = allowed, self._context.allowed(essential=self.essential)
+                if not self.essential or allowed <= waited:
+                    self.close("stopped: it was not done in time")
+                    raise _not_done(waited, hangs=self.essential)
             kind, value = pickle.loads(self._connection.recv_bytes())
         if kind == "refused":
             raise value
@@ -330,32 +357,36 @@ def environment_of(steps: Sequence[Step]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _patience(context: Context) -> Iterator[None]:
-    """Within the block the deadline is the context's patience, where that ends earlier."""
-    deadline = context.deadline
-    context.deadline = min(deadline, context.clock() + context.patience)
+    """Within the block the deadline is the context's patience, where that ends earlier; a busy machine has more."""
+    deadline, seconds = context.deadline, context.patience * context.load().slowdown
+    context.deadline = min(deadline, context.clock() + seconds)
     try:
         yield
     except TrialFailed as failure:
         if not failure.timed_out or context.deadline == deadline:
             raise
-        reason = f"not loaded and warm after {context.patience:.0f} s: its calls take far longer than the original's"
+        reason = f"not loaded and warm after {seconds:.0f} s: its calls take far longer than the original's"
         raise TrialFailed(reason) from failure
     finally:
         context.deadline = deadline
 
 
 def start_candidate(
-    context: Context, steps: tuple[Step, ...], environment: dict[str, str] | None = None
+    context: Context,
+    steps: tuple[Step, ...],
+    environment: dict[str, str] | None = None,
+    *,
+    essential: bool = False,
 ) -> Candidate:
     """Prepare `steps` in a process of their own; what an engine compiles into files is loaded in another.
 
-    `environment` is set for both beside what the steps need.
+    `environment` is set for both beside what the steps need. `essential` is for the original: see `TrialProcess`.
 
     Raises `TrialFailed` or the `TorchwrightError` with which a technique refused.
     """
     environment = environment_of(steps) | (environment or {})
     folder = Path(tempfile.mkdtemp(dir=context.scratch))
-    process = TrialProcess(context, environment)
+    process = TrialProcess(context, environment, essential=essential)
     try:
         prepared: Prepared = process.ask(
             "prepare", steps=steps, folder=str(folder), conversions=str(context.scratch / CONVERSIONS)
@@ -363,7 +394,8 @@ def start_candidate(
         apart = engines.get(prepared.engine).apart
         if apart:
             process.close()
-            process = TrialProcess(context, environment, folder)  # packages are unpacked there, too
+            # Packages are unpacked in `folder`, too.
+            process = TrialProcess(context, environment, folder, essential=essential)
             with _patience(context):
                 process.ask("load", steps=steps, folder=str(folder), prepared=prepared)
         else:

@@ -76,16 +76,19 @@ class ForkServer:
             self.close()
             raise
 
-    def fork(self, connection: socket.socket, log: BinaryIO, seconds: float) -> Forked:
-        """A trial's process that answers on `connection` and writes what it prints to `log`.
+    def fork(
+        self, connection: socket.socket, log: BinaryIO, seconds: float, *, slowdown: float = 1.0
+    ) -> Forked:
+        """Fork a trial's process that answers on `connection` and writes what it prints to `log`.
 
-        Raises `TimeoutError` after `seconds`, the server's end: it would answer the next request with what this one
-        asked for. One that has forked before answers in no time, and is given some.
+        Raises `TimeoutError` after `seconds`, and ends the server: it would answer the next request with what this one
+        asked for. With the server end the processes that it has forked, the original's among them. So a server that
+        has forked before has `REAP_SECONDS` at least, times the machine's `slowdown`.
         """
         self._connection.send_bytes(pickle.dumps(("fork", None)))
         socket.send_fds(self._socket, [b"."], [connection.fileno(), log.fileno()])
         if not interrupts.answered(
-            self._connection, max(seconds, REAP_SECONDS if self._has_answered else 0.0)
+            self._connection, max(seconds, REAP_SECONDS * slowdown if self._has_answered else 0.0)
         ):
             self.close()
             raise TimeoutError
