@@ -80,8 +80,8 @@ def optimize(
     error of the outputs. With `task="classification"` it is the share of rows whose top-1 answer changed. With
     `metric`, a callable of model → float, it is the loss relative to the original's value.
 
-    `time_budget` is for the whole search: seconds, or a text such as `"2m"`. `techniques` names the only ones to try,
-    as `name` or `name:option=value`; `without` names those never to try. The progress is shown on stderr unless
+    `time_budget` is for the search once the original is measured: seconds, or a text such as `"2m"`. `techniques`
+    names the only ones to try, as `name` or `name:option=value`; `without` names those never to try. The progress is shown on stderr unless
     `progress=False`. `resume` continues the search of an earlier result, or of the folder in which one was saved: what
     was measured is kept, and what was left untried is tried. `exhaustive` goes without the experience of recorded
     searches (docs/search.md), which orders the trials and may leave out some.

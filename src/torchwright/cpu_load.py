@@ -63,7 +63,8 @@ class Load:
     @property
     def slowdown(self) -> float:
         """Factor by which a thread takes longer than on a core of its own: cores are shared fairly."""
-        return max(1.0, (self.running + 1) / self.cores)
+        throttled = 1.0 if self.quota is None else 1 / self.quota
+        return max(1.0, (self.running + 1) / self.cores, throttled)
 
     def __str__(self) -> str:
         """For example "load 20 on 2 cores"."""

@@ -213,7 +213,7 @@ def _note_overrun(search: Search) -> None:
     late = search.context.clock() - search.end
     if late > OVERRUN_SHARE * search.budget.time_seconds:
         load = search.context.load()
-        why = f"machine busy: {load}" if load.busy else "it is written and proved all the same"
+        why = f"machine busy: {load}" if load.slowdown > 1.0 else "it is written and proved all the same"
         search.notes.append(f"the artifact took {late:.0f} s longer than the time budget: {why}")
 
 

@@ -140,7 +140,7 @@ def _stretch(search: Search, step: Step, steps: tuple[Step, ...]) -> None:
         return
     search.stretch(seconds)
     load = search.context.load()
-    why = f"machine busy: {load}" if load.busy else "no trial fits it"
+    why = f"machine busy: {load}" if load.slowdown > 1.0 else "no trial fits it"
     text = f"the time budget was stretched by {seconds:.0f} s to try {step}: {why}"
     search.notes.append(text)
     search.tell("notice", text)

@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from torchwright import system
+from torchwright.cpu_load import Load
 from torchwright.engines.base import engines
 from torchwright.facts import CaseTime, Measurement, Quality, Step
-from torchwright.measure.load import Load
 from torchwright.process import interrupts
 from torchwright.trial.fork_server import Forked, ForkServer, start
 from torchwright.trial.values import Prepared
