@@ -81,10 +81,10 @@ def optimize(
     `metric`, a callable of model → float, it is the loss relative to the original's value.
 
     `time_budget` is for the search once the original is measured: seconds, or a text such as `"2m"`. `techniques`
-    names the only ones to try, as `name` or `name:option=value`; `without` names those never to try. The progress is shown on stderr unless
-    `progress=False`. `resume` continues the search of an earlier result, or of the folder in which one was saved: what
-    was measured is kept, and what was left untried is tried. `exhaustive` goes without the experience of recorded
-    searches (docs/search.md), which orders the trials and may leave out some.
+    names the only ones to try, as `name` or `name:option=value`; `without` names those never to try. The progress is
+    shown on stderr unless `progress=False`. `resume` continues the search of an earlier result, or of the folder in
+    which one was saved: what was measured is kept, and what was left untried is tried. `exhaustive` goes without the
+    experience of recorded searches (docs/search.md), which orders the trials and may leave out some.
 
     `result.model` takes what the original takes: other numbers of rows by compiled code, other sizes and types by a
     slower way, said once as a `SlowerCall` warning; with `on_new_shape="error"` they are refused. `dynamic` says which
