@@ -31,6 +31,7 @@ from torchwright.serve.http.app import OPERATIONS
 from torchwright.serve.http.openapi import Operation
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.parse import REFUSED
+from torchwright.serve.openai.protocol import SPELLED_OUT, Shared
 from torchwright.techniques.base import describe
 
 WIDTH = 100
@@ -105,11 +106,29 @@ def serve_blocks() -> dict[str, str]:
             ("name", "why, or what to use"),
             [(f"`{k}`", v) for k, v in sorted(REFUSED.items())] + _refused(requests),
         ),
+        "ignored": table(("name", "requests", "why"), _without_effect(requests)),
+        "defaults": table(
+            ("name", "values"),
+            [(f"`{k}`", ", ".join(f"`{json.dumps(v)}`" for v in v)) for k, v in sorted(SPELLED_OUT.items())],
+        ),
         "limits": table(
             ("limit", "value", "of what"),
             [(f"`{row.name}`", f"{row.default:,}", row.doc) for row in describe(Limits)],  # pyright: ignore[reportArgumentType],
         ),
     }
+
+
+def _without_effect(requests: list[Operation]) -> list[tuple[str, str, str]]:
+    """Return the fields that cannot change an answer, with the requests that have them."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for operation in requests:
+        for name, reason in operation.body.without_effect.items() if operation.body else ():
+            found.setdefault((name, reason), []).append(f"`{operation.path}`")
+    generating = [f"`{o.path}`" for o in requests if o.body and issubclass(o.body, Shared)]
+    return [
+        (f"`{name}`", "all that generate" if paths == generating else ", ".join(paths), reason)
+        for (name, reason), paths in sorted(found.items())
+    ]
 
 
 def _refused(requests: list[Operation]) -> list[tuple[str, str]]:

@@ -337,6 +337,7 @@ def serving(
     kind: str = "decoder",
     keys: Sequence[str] = (),
     hosts: Sequence[str] = (),
+    origins: Sequence[str] = (),
     limits: Limits | None = None,
 ) -> Iterator[Running]:
     """A server with a fake engine, ready, or loading if it is of that kind; ended with the block."""
@@ -353,7 +354,7 @@ def serving(
         sounds=Sounds(limits) if kind == "recognizer" else None,
         limits=limits,
         keys=keys,
-        hosts=Hosts(hosts),
+        hosts=Hosts(hosts, origins),
         log_requests=True,
     )
     started: queue.Queue[tuple[Server, asyncio.AbstractEventLoop, str]] = queue.Queue()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -216,7 +217,7 @@ def test_options_change_the_answer(http: httpx.Client, change: dict[str, Any]) -
     [
         ({"regex": "((((a{0,30}b?){0,30}c?){0,30}d?){0,300}){0,300}"}, "cannot be used"),
         ({"regex": "["}, "Unclosed"),
-        ({"json": {"$ref": "#"}}, "no text matches it"),
+        ({"json": {"$ref": "#"}}, "no text matches it|Circular"),  # the latter since xgrammar 0.2.9
         ({"json": {"type": "nonsense"}}, "nonsense"),
         ({"json": {"allOf": [{"type": "string"}, {"minLength": 2}]}}, "cannot be enforced"),
         (
@@ -226,7 +227,7 @@ def test_options_change_the_answer(http: httpx.Client, change: dict[str, Any]) -
                     "$ref": "#/$defs/a",
                 }
             },
-            "matches",
+            "no text matches it|Circular",
         ),
         ({"grammar": "root ::= other"}, "other"),
         ({"regex": "a" * 70_000}, "70000 bytes"),
@@ -238,7 +239,7 @@ def test_grammars_that_cannot_be_used_are_refused(
     begun = time.monotonic()
     response = http.post("/v1/completions", json={"prompt": "x", "structured_outputs": form})
     assert response.status_code == 400, response.text
-    assert words in response.json()["error"]["message"]
+    assert re.search(words, response.json()["error"]["message"])
     assert time.monotonic() - begun < 30
     assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
 

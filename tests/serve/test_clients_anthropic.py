@@ -188,13 +188,13 @@ def test_arguments_that_are_cut_off_are_said_to_be(http: httpx.Client) -> None:
     [
         ({"messages": []}, "messages"),
         ({"max_tokens": None}, "max_tokens"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"thinking": {"type": "sometimes"}}, "thinking"),
         ({"messages": [{"role": "assistant", "content": "So"}]}, "the model begins its answers itself"),
         ({"tool_choice": {"type": "any"}}, "requests with tools"),
         ({"tools": [ADD], "tool_choice": {"type": "tool"}}, "a name belongs to"),
         ({"tools": [ADD], "tool_choice": {"type": "tool", "name": "sub"}}, "not in tools"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
-        ({"mcp_servers": []}, "mcp_servers"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools"),
+        ({"mcp_servers": [{"type": "url", "url": "x", "name": "x"}]}, "mcp_servers"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "content block 'image' is not supported: this server takes text",

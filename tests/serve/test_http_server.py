@@ -327,7 +327,7 @@ def test_openapi_names_every_field(http: httpx.Client) -> None:
         (b'{"prompt": [1, "a"]}', 400, "prompt"),
         (b'{"prompt": [5000]}', 400, "token id 5000 is out of range"),
         (b'{"prompt": "x", "max_tokens": "5"}', 400, "max_tokens"),
-        (b'{"prompt": "x", "max_tokens": -1}', 400, "max_tokens"),
+        (b'{"prompt": "x", "max_tokens": -2}', 400, "max_tokens"),
         (b'{"prompt": "x", "max_tokens": true}', 400, "max_tokens"),
         (b'{"prompt": "x", "temperature": NaN}', 400, "not valid JSON"),
         (b'{"prompt": "x", "temperature": 1e999}', 400, "out of range"),
@@ -356,7 +356,6 @@ def test_what_is_wrong_is_refused_by_name(http: httpx.Client, body: bytes, statu
     [
         ({"modalities": ["text", "audio"]}, "'modalities' is not supported"),
         ({"audio": {}}, "'audio' is not supported"),
-        ({"store": True}, "store"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
         ({"messages": [{"role": "user"}]}, "content"),

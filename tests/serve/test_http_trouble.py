@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import logging
+import re
 import socket
 import struct
 import threading
@@ -127,7 +128,61 @@ def test_a_foreign_page_does_not_reach_a_server_without_a_key(
     assert [response.status_code for response in asked] == [status] * 4
     if status == 403:
         assert error(asked[0])["code"] == "host_not_allowed"
-        assert "--allowed-host" in error(asked[0])["message"]
+        assert re.search("start it with --allowed-(host|origin) ", error(asked[0])["message"])
+
+
+PREFLIGHT = {
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type",
+}
+
+
+@pytest.mark.parametrize(
+    ("origin", "read"),
+    [
+        ("http://localhost:3000", True),
+        ("http://127.0.0.1:5173", True),
+        ("https://box.example.com", True),  # by --allowed-host
+        ("https://chat.example.org", True),  # by --allowed-origin
+        ("https://chat.example.org.evil.example", False),
+        ("http://chat.example.org", False),
+        ("https://evil.example", False),
+        ("null", False),
+    ],
+)
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_browser_lets_allowed_pages_read_answers(
+    browsed: tuple[Running, Running], keyed: bool, origin: str, read: bool
+) -> None:
+    """The preflight carries no key, and its answer names the page itself, never all."""
+    headers = {"origin": origin} | ({"authorization": "Bearer k"} if keyed else {})
+    with httpx.Client(base_url=browsed[keyed].url) as http:
+        before = http.options("/v1/chat/completions", headers={"origin": origin, **PREFLIGHT})
+        answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=headers)
+        refused = http.post("/v1/completions", json={"prompt": 1}, headers=headers)
+    for response in (before, answer, refused):
+        assert response.headers.get("access-control-allow-origin") == (origin if read else None)
+    assert (before.status_code == 204) == read
+    if read:
+        assert before.headers["access-control-allow-headers"] == PREFLIGHT["access-control-request-headers"]
+        assert answer.status_code == 200
+        assert answer.headers["vary"] == "Origin"
+
+
+@pytest.fixture(scope="module")
+def browsed() -> Iterator[tuple[Running, Running]]:
+    """A server without keys and one with a key, for pages of two places."""
+    names: dict[str, Any] = {"hosts": ["*.example.com"], "origins": ["https://chat.example.org"]}
+    with serving(**names) as without, serving(keys=["k"], **names) as keyed:
+        yield without, keyed
+
+
+def test_a_local_page_is_told_how_it_is_allowed() -> None:
+    with serving(origins=["null"]) as running:
+        assert httpx.get(running.url + "/v1/models", headers={"origin": "null"}).status_code == 200
+    with serving() as running:
+        refused = httpx.get(running.url + "/v1/models", headers={"origin": "null"})
+    assert "start it with --allowed-origin null" in error(refused)["message"]
 
 
 def test_with_a_key_any_name_will_do() -> None:

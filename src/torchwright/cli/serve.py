@@ -63,6 +63,14 @@ def _serve_command() -> ModuleType:
     help="Without a key: a further name by which the server may be called, such as *.example.com. Repeatable.",
 )
 @click.option(
+    "--allowed-origin",
+    "allowed_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="A web page that may call the server from a browser, such as https://chat.example.com; * is every page. "
+    "Pages of this machine may without. Repeatable.",
+)
+@click.option(
     "--max-running",
     type=click.IntRange(min=1),
     default=ENGINE.max_running,

@@ -91,6 +91,10 @@ class ChatTemplate:
         """Whether a list of tools has a place in the prompt."""
         return any("tools" in source for source in self.sources.values())
 
+    def mentions(self, name: str) -> bool:
+        """Check whether any of the templates asks for a variable of this name."""
+        return any(name in source for source in self.sources.values())
+
     @property
     def tagged(self) -> bool:
         """Whether the template says by itself which words are the assistant's."""

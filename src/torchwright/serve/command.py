@@ -67,6 +67,7 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
             url,
             keys=keys,
             hosts=[options.host, *options.allowed_hosts],
+            origins=options.allowed_origins,
             log_requests=options.log_requests,
             begun=begun,
             say=say,

@@ -76,6 +76,7 @@ class ServerOptions:
     api_keys: Sequence[str] = ()
     api_key_file: Path | None = None
     allowed_hosts: Sequence[str] = ()
+    allowed_origins: Sequence[str] = ()
     log_requests: bool = False
     wait_ready: bool = False
     """Serve in the background, and return when requests are taken."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from torchwright.serve.api_error import invalid
-from torchwright.serve.http.guard import held_body, record_of, while_there
+from torchwright.serve.http.guard import IGNORED, held_body, record_of, while_there
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import respond
+from torchwright.serve.log import one_line
 from torchwright.serve.openai.answers import Answer, Facts
 from torchwright.serve.openai.anthropic_answer import MessagesAnswer
 from torchwright.serve.openai.anthropic_request import MessagesRequest
@@ -24,6 +28,9 @@ from torchwright.serve.openai.responses import ResponsesRequest
 from torchwright.serve.openai.room import room_of
 from torchwright.serve.wire.messages import EngineReady
 
+log = logging.getLogger("torchwright.serve")
+NAME_CHARACTERS = 64
+"""Of a field's name, in a header and in the log."""
 TIMING_HEADER = "x-torchwright-timing"
 
 
@@ -124,7 +131,19 @@ async def _read(service: Service, request: Request, kind: type[Generating]) -> t
     model, ready = service.decoder(None) if kind is CompletionRequest else service.chat(None)
     async with held_body(request, service.limits) as body:
         reading = service.reader.generating(kind, body, model, room_of(ready, service.name))
-        return await (reading if service.reader.is_short(body) else while_there(request, reading))
+        found = await (reading if service.reader.is_short(body) else while_there(request, reading))
+    _note_ignored(request, service, found[0].noted)
+    return found
+
+
+def _note_ignored(request: Request, service: Service, names: Sequence[str]) -> None:
+    """Name the fields without effect in the answer's header, and each once in the log."""
+    ignored = record_of(request).ignored = tuple(
+        dict.fromkeys(one_line(name, NAME_CHARACTERS) for name in names)
+    )
+    for name in set(ignored) - service.ignored:
+        service.ignored.add(name)
+        log.info("'%s' is taken without effect; the header %s names such fields", name, IGNORED.decode())
 
 
 def _facts(

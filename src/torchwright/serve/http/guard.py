@@ -40,6 +40,8 @@ GONE = 499
 UNROUTED = {404: "there is no such path", 405: "the method is not for this path"}
 PATH_CHARACTERS = 256
 """Of a request's path, in the log and in errors."""
+IGNORED = b"x-torchwright-ignored"
+"""The header that names the fields of a request that were taken without effect."""
 DISCARDED = 32
 """A body that is too large is read to its end, so that the client reads the refusal, up to so many times the limit."""
 
@@ -57,6 +59,8 @@ class Record:
     user: str | None = None
     prompt_tokens: int | None = None
     new_tokens: int | None = None
+    ignored: tuple[str, ...] = ()
+    """Fields that were taken without effect."""
 
     def __str__(self) -> str:
         facts = [f"{self.method} {self.path} {self.status}", self.reason or "done"]
@@ -102,9 +106,16 @@ class Guard:
                     *message.get("headers", ()),
                     (b"x-request-id", record.id.encode()),
                     (b"x-content-type-options", b"nosniff"),
+                    *self._hosts.cors(Headers(scope=scope)),
                 ]
+                if record.ignored:
+                    message["headers"].append((IGNORED, ", ".join(record.ignored).encode()))
             await send(message)
 
+        if scope["method"] == "OPTIONS" and (preflight := self._hosts.preflight(Headers(scope=scope))):
+            await send_known({"type": "http.response.start", "status": 204, "headers": preflight})
+            await send_known({"type": "http.response.body", "body": b""})
+            return
         fault = await self._fault(scope, receive, send_known, record)
         if fault is not None:
             record.reason = fault.message

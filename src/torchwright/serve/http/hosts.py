@@ -3,6 +3,9 @@
 A page may lead its own name to 127.0.0.1 (DNS rebinding), and then read what a server there answers: its requests name
 the page's host. A page of another site may send requests without reading the answers: they name the page as Origin.
 An address as Host is nobody's name, and a request without either header comes from no browser.
+
+Pages of this machine, and those that are allowed by name, also read the answers: browsers ask for that by the headers
+of CORS, before a request (the preflight) and in its answer.
 """
 
 from __future__ import annotations
@@ -18,13 +21,22 @@ from starlette.datastructures import Headers
 from torchwright.serve.api_error import ApiError
 
 LOOPBACK_NAMES = ("localhost", "*.localhost")
+EXPOSED = "x-request-id, x-torchwright-ignored, retry-after"
+"""Headers of answers that a page's script may read."""
+PREFLIGHT_SECONDS = "600"
+"""How long a browser remembers what it may send: Chromium keeps no more than two hours, and a server is restarted."""
+Pairs = list[tuple[bytes, bytes]]
 
 
 class Hosts:
-    """This machine's names, and those that `names` add, which may be patterns such as *.example.com."""
+    """This machine's names and the names of pages that may call the server.
 
-    def __init__(self, names: Sequence[str] = ()) -> None:
+    `names` and `origins` add to them; both may be patterns, such as *.example.com and https://*.example.com.
+    """
+
+    def __init__(self, names: Sequence[str] = (), origins: Sequence[str] = ()) -> None:
         self._patterns = [name.lower() for name in (*LOOPBACK_NAMES, socket.gethostname(), *names)]
+        self._origins = [origin.lower().rstrip("/") for origin in origins]
 
     def check(self, headers: Headers) -> None:
         """Raise `ApiError` (403) for a request to another host's name, or from another host's page."""
@@ -32,12 +44,42 @@ class Hosts:
         name = _name(f"//{host}")
         if host and _address(name) is None and not self._knows(name):
             raise _refused(f"the host '{host}' is none of this server's names", f"--allowed-host {name}")
-        if origin is None or origin.partition("://")[2] == host:
+        if origin is None or origin.partition("://")[2] == host or self._allows(origin):
             return
+        raise _refused(f"the page {origin} is not this server's", f"--allowed-origin {origin}")
+
+    def cors(self, headers: Headers) -> Pairs:
+        """Return the headers by which a browser lets an allowed page read the answer."""
+        origin = headers.get("origin")
+        if origin is None or not self._allows(origin):
+            return []
+        return [
+            (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"access-control-expose-headers", EXPOSED.encode()),
+            (b"vary", b"Origin"),
+        ]
+
+    def preflight(self, headers: Headers) -> Pairs:
+        """Return the further headers of a preflight's answer; none where the request is no allowed page's preflight."""
+        if "access-control-request-method" not in headers or not self.cors(headers):
+            return []
+        asked = headers.get("access-control-request-headers", "")
+        answer = {
+            "access-control-allow-methods": "GET, POST",
+            "access-control-allow-headers": asked,
+            "access-control-max-age": PREFLIGHT_SECONDS,
+        }
+        if headers.get("access-control-request-private-network") == "true":
+            answer["access-control-allow-private-network"] = "true"
+        return [(name.encode(), value.encode("latin-1")) for name, value in answer.items()]
+
+    def _allows(self, origin: str) -> bool:
+        """Check whether a page's origin is this machine's, or one that was allowed; `null` is one by name alone."""
+        if any(fnmatchcase(origin.lower(), pattern) for pattern in self._origins):
+            return True
         page = _name(origin)
         address = _address(page)
-        if not (address.is_loopback if address else self._knows(page)):
-            raise _refused(f"the page {origin} is not this server's", f"--allowed-host {page}")
+        return address.is_loopback if address else bool(page) and self._knows(page)
 
     def _knows(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._patterns)

@@ -88,7 +88,7 @@ def _read(
         raise invalid(
             f"the request has {len(bare)} bytes beside its prompt, and at most {settings_bytes} are taken"
         )
-    return Read(bare, rows, prompts.param)
+    return Read(bare, rows, prompts.param, body.noted)
 
 
 if __name__ == "__main__":

@@ -43,13 +43,24 @@ def fields(body: type[Body]) -> list[tuple[str, str, str, str]]:
     ]
 
 
+def _taken(body: type[Body]) -> list[tuple[str, str, str, str]]:
+    """Return rows of `HEAD` for what is taken and does nothing: the schema has it, the class does not."""
+    schema = body.model_json_schema()
+    own = {field.alias or name for name, field in body.model_fields.items()}
+    return [
+        (name, _type(found, schema), "null", found["description"])
+        for name, found in schema["properties"].items()
+        if name not in own
+    ]
+
+
 def _section(operation: Operation) -> str:
     path = re.sub(r"\{(\w+):\w+\}", r"{\1}", operation.path)
     also = f" Also: {', '.join(map(escape, operation.also))}." if operation.also else ""
     head = f"<b>{operation.method}</b> <code>{escape(path)}</code> <span>{escape(operation.summary)}</span>"
     if operation.body is None:
         return f"<section><h2>{head}</h2><p>{also.strip()}</p></section>\n"
-    rows = "".join(_row("td", row) for row in fields(operation.body))
+    rows = "".join(_row("td", row) for row in (*fields(operation.body), *_taken(operation.body)))
     table = f"<div><table><thead>{_row('th', HEAD)}</thead><tbody>{rows}</tbody></table></div>"
     told = f"<details><summary>The fields of its body, {operation.body.media_type}.{also}</summary>{table}</details>"
     return f"<section><h2>{head}</h2>{told}</section>\n"
@@ -70,7 +81,8 @@ def _type(schema: dict[str, Any], whole: dict[str, Any]) -> str:
         return ", ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
     if schema.get("type") == "array":
         most = f", at most {schema['maxItems']}" if "maxItems" in schema else ""
-        return f"list of {_type(schema.get('items', {}), whole).partition(',')[0]}{most}"
+        item = _type(schema.get("items", {}), whole)
+        return f"list of {item if 'enum' in schema.get('items', {}) else item.partition(',')[0]}{most}"
     lower = schema.get("minimum", schema.get("exclusiveMinimum"))
     upper = schema.get("maximum", schema.get("exclusiveMaximum"))
     kind = str(schema.get("type", "any"))

@@ -38,6 +38,7 @@ def run(
     *,
     keys: Sequence[str],
     hosts: Sequence[str],
+    origins: Sequence[str],
     log_requests: bool,
     begun: float,
     say: Callable[[str], None],
@@ -58,7 +59,7 @@ def run(
         sounds=Sounds(limits) if target.served_as == "recognizer" else None,
         limits=limits,
         keys=keys,
-        hosts=Hosts(hosts),
+        hosts=Hosts(hosts, origins),
         log_requests=log_requests,
     )
     server = Server(service, url, begun, say)

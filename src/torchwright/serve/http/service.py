@@ -52,6 +52,8 @@ class Service:
     hosts: Hosts = field(default_factory=Hosts)
     """The names that it answers to where it has no keys."""
     log_requests: bool = False
+    ignored: set[str] = field(default_factory=set)
+    """Fields without effect that the log has named."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property

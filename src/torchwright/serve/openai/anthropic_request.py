@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from torchwright.serve.limits import MESSAGES, PARTS, STOPS, TOOLS
-from torchwright.serve.openai.conversation import Tools, prompt_text
+from torchwright.serve.openai.conversation import Tools, prompt_text, template_switches
 from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parse import Body
 from torchwright.serve.openai.parts import (
@@ -27,9 +27,12 @@ from torchwright.serve.openai.parts import (
     Text,
     ToolCall,
 )
-from torchwright.serve.openai.protocol import Shared, Stop
+from torchwright.serve.openai.protocol import HARMLESS, SPELLED_OUT, Shared, Stop
 
-TAKEN = ("text", "tool_use", "tool_result")
+TAKEN = ("text", "tool_use", "tool_result", "thinking", "redacted_thinking")
+RUN_BY_ANTHROPIC = ("web_search", "web_fetch", "code_execution")
+"""How the types of tools begin that Anthropic's server runs; the model answers without them."""
+_OF_AN_ANSWER = "part of an answer that is sent back"
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 """Anthropic's words for how tools are chosen → OpenAI's."""
 
@@ -42,13 +45,30 @@ class CacheControl(Body):
 
 
 class TextBlock(Body):
+    without_effect: ClassVar[dict[str, str]] = {"citations": _OF_AN_ANSWER}
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = None
-    citations: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = None
+
+
+class ThinkingBlock(Body):
+    """The assistant's thinking, for templates that write it again."""
+
+    without_effect: ClassVar[dict[str, str]] = {"signature": _OF_AN_ANSWER}
+    type: Literal["thinking"]
+    thinking: str
+    cache_control: CacheControl | None = None
+
+
+class RedactedThinkingBlock(Body):
+    """Thinking that only Anthropic's server can read: left out."""
+
+    without_effect: ClassVar[dict[str, str]] = {"data": _OF_AN_ANSWER}
+    type: Literal["redacted_thinking"]
 
 
 class ToolUse(Body):
+    without_effect: ClassVar[dict[str, str]] = {"caller": _OF_AN_ANSWER}
     type: Literal["tool_use"]
     id: str
     name: Name
@@ -83,7 +103,9 @@ class ToolResult(Body):
 Block = Annotated[
     Annotated[TextBlock, Tag("text")]
     | Annotated[ToolUse, Tag("tool_use")]
-    | Annotated[ToolResult, Tag("tool_result")],
+    | Annotated[ToolResult, Tag("tool_result")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")],
     Discriminator("type"),
 ]
 
@@ -101,6 +123,8 @@ class Turn(Body):
         kinds = {block.type for block in self.blocks}
         if self.role != "assistant" and "tool_use" in kinds:
             raise PydanticCustomError("tool_use", "only an assistant's message has tool_use blocks")
+        if self.role != "assistant" and kinds & {"thinking", "redacted_thinking"}:
+            raise PydanticCustomError("thinking", "only an assistant's message has thinking blocks")
         if self.role != "user" and "tool_result" in kinds:
             raise PydanticCustomError("tool_result", "only a user's message has tool_result blocks")
         return self
@@ -113,6 +137,12 @@ class Turn(Body):
 
 
 class ToolDefinition(Body):
+    without_effect: ClassVar[dict[str, str]] = {
+        "eager_input_streaming": "arguments are streamed as they are written",
+        "defer_loading": "every tool is given to the model",
+        "allowed_callers": "the model calls every tool itself",
+        "input_examples": "templates have no place for them",
+    }
     name: Name
     input_schema: dict[str, Any]
     """A JSON schema of the arguments."""
@@ -139,8 +169,12 @@ class Metadata(Body):
     user_id: Annotated[str, Field(max_length=256)] | None = None
 
 
-class NoThinking(Body):
-    type: Literal["disabled"]
+class Thinking(Body):
+    without_effect: ClassVar[dict[str, str]] = {
+        "budget_tokens": "max_tokens bounds thinking and answer together",
+        "display": "thinking is shown as the model writes it",
+    }
+    type: Literal["enabled", "adaptive", "disabled"]
 
 
 class OutputFormat(Body):
@@ -150,10 +184,23 @@ class OutputFormat(Body):
 
 class OutputConfig(Body):
     format: OutputFormat | None = None
+    effort: Text | None = None
 
 
 class CountTokensRequest(Body):
     """POST /v1/messages/count_tokens"""
+
+    without_effect: ClassVar[dict[str, str]] = {
+        "context_management": "the conversation is taken as it is sent",
+        "service_tier": "there is one tier; use priority",
+        "inference_geo": "the model runs where this server runs",
+        "speed": "there is one speed",
+    }
+    defaults: ClassVar[dict[str, Sequence[Any]]] = {
+        "service_tier": ("auto", "standard_only"),
+        "mcp_servers": ([],),
+    }
+    dropped_tools: ClassVar[tuple[str, ...]] = RUN_BY_ANTHROPIC
 
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
     """The conversation: roles user, assistant and system; blocks of text, tool_use and tool_result."""
@@ -165,10 +212,10 @@ class CountTokensRequest(Body):
     """Functions that the model may call, with their `input_schema`; there are no built-in ones."""
     tool_choice: ToolChoice | None = None
     """auto (the default with tools), any, none, or a tool by name; any and a name are enforced by a grammar."""
-    thinking: NoThinking | None = None
-    """Only disabled: a model's own switch is set in chat_template_kwargs."""
+    thinking: Thinking | None = None
+    """enabled, adaptive or disabled: the chat template's own switch, where the template has one."""
     output_config: OutputConfig | None = None
-    """`format`: json_schema with a schema, which is always enforced."""
+    """`format`: json_schema with a schema, which is always enforced; `effort`, where the chat template has a switch."""
     chat_template_kwargs: dict[str, Any] = Field({})
     """More variables for the model's chat template, such as enable_thinking (vLLM's name)."""
     cache_control: CacheControl | None = None
@@ -220,7 +267,12 @@ class CountTokensRequest(Body):
 
     def read(self, language: Language) -> Prompts:
         """What is to be continued, or counted; raises `ApiError` (400) where the chat template refuses it."""
-        extra = self.chat_template_kwargs
+        thinking = self.thinking and self.thinking.type != "disabled"
+        effort = self.output_config.effort if self.output_config else None
+        switches = template_switches(
+            self, language.template, "thinking", thinking=thinking
+        ) | template_switches(self, language.template, "output_config.effort", effort=effort)
+        extra = switches | self.chat_template_kwargs
         text = prompt_text(language.template, self.conversation(), self.asked_tools, extra=extra)
         return Prompts([text], "messages", special=language.template.plain)
 
@@ -237,7 +289,10 @@ class MessagesRequest(CountTokensRequest, Shared):
         "messages": [{"role": "user", "content": ""}],
         "system": None,
         "chat_template_kwargs": {},
+        "thinking": None,
     }
+    without_effect: ClassVar[dict[str, str]] = HARMLESS | CountTokensRequest.without_effect
+    defaults: ClassVar[dict[str, Sequence[Any]]] = SPELLED_OUT | CountTokensRequest.defaults
 
     max_tokens: int = Field(ge=1)
     """New tokens at most."""
@@ -263,8 +318,14 @@ def _messages(turn: Turn) -> Iterator[Message]:
             text = ("Error: " if block.is_error else "") + _text(block.content)
             yield Message(role="tool", tool_call_id=block.tool_use_id, content=text)
     said = [block for block in turn.blocks if isinstance(block, TextBlock)]
-    if said or calls:
-        yield Message(role=turn.role, content=_text(said) if said else None, tool_calls=calls or None)
+    thought = [block.thinking for block in turn.blocks if isinstance(block, ThinkingBlock)]
+    if said or calls or thought:
+        yield Message(
+            role=turn.role,
+            content=_text(said) if said else None,
+            tool_calls=calls or None,
+            reasoning_content="\n".join(thought) or None,
+        )
 
 
 def _text(content: str | Sequence[TextBlock]) -> str:

@@ -13,6 +13,7 @@ from torchwright.serve.api_error import invalid
 from torchwright.serve.grammar.compile import GrammarJob
 from torchwright.serve.openai import tools
 from torchwright.serve.openai.calls import CallParser
+from torchwright.serve.openai.parse import Body
 from torchwright.serve.openai.parts import Function, Message
 
 
@@ -81,6 +82,24 @@ def prompt_text(
         raise invalid(error.summary, "messages", "chat_template") from error
 
 
+def template_switches(
+    body: Body, template: ChatTemplate, field: str, *, effort: str | None = None, thinking: bool | None = None
+) -> dict[str, Any]:
+    """Return the chat template's variables for an effort of reasoning and a switch for thinking.
+
+    `field` of `body` asks for them; the request notes it where the template has no such variable.
+    """
+    asked: dict[str, Any] = {}
+    if effort is not None:
+        asked["reasoning_effort"] = effort
+    if thinking is not None or effort == "none":
+        asked["enable_thinking"] = bool(thinking)
+    taken = {name: value for name, value in asked.items() if template.mentions(name)}
+    if asked and not taken:
+        body.noted.append(field)
+    return taken
+
+
 def _plain(message: Message) -> dict[str, Any]:
     """A message as templates know it: text, and arguments of calls as objects."""
     parts = message.content
@@ -91,6 +110,8 @@ def _plain(message: Message) -> dict[str, Any]:
     }
     if message.name is not None:
         plain["name"] = message.name
+    if (thinking := message.reasoning_content or message.reasoning) is not None:
+        plain["reasoning_content"] = thinking
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
     if message.tool_calls:

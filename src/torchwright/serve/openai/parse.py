@@ -1,13 +1,27 @@
-"""From bytes to a checked object: what every request's class has in common, and errors that name the field at fault."""
+"""From bytes to a checked object: what every request's class has in common, and errors that name the field at fault.
+
+A field that the server knows is taken. One that cannot change the answer is taken without effect and noted
+(`Body.without_effect`); one that would change the answer is refused by name (`REFUSED`). Null is a field left out.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from torchwright.serve.api_error import ApiError, invalid
 from torchwright.serve.limits import NESTING
@@ -15,28 +29,19 @@ from torchwright.serve.limits import NESTING
 _NO_STORE = "nothing is stored here"
 _ONE_SPEAKER = "speakers are not told apart"
 _ONE_KIND = "this server takes and gives text"
+_NO_BEAMS = "answers are drawn token by token"
 REFUSED = {
     "audio": _ONE_KIND,
     "modalities": _ONE_KIND,
     "background": _NO_STORE,
     "conversation": _NO_STORE,
     "previous_response_id": f"{_NO_STORE}; send the whole conversation as input",
-    "metadata": _NO_STORE,
-    "prompt_cache_key": "every prompt is looked up in the prefix cache",
-    "prompt_cache_retention": "the prefix cache keeps what fits",
     "best_of": "ask for n and choose",
     "suffix": "the model continues text and fills no gaps",
     "functions": "use tools",
     "function_call": "use tool_choice",
-    "prediction": "speculation is chosen when the server is started",
-    "reasoning": "give the template's own switch in chat_template_kwargs of a chat completion",
-    "reasoning_effort": "give the template's own switch in chat_template_kwargs",
-    "verbosity": "the model has no such switch",
-    "service_tier": "there is one tier; use priority",
-    "safety_identifier": "use user",
     "web_search_options": "there are no built-in tools",
     "include": "there is nothing to include",
-    "max_tool_calls": "there are no built-in tools",
     "truncation": "a prompt that does not fit is refused",
     "dimensions": "embeddings have the model's own size",
     "chunking_strategy": "the model's own windows cut the sound",
@@ -49,8 +54,15 @@ REFUSED = {
     "guided_regex": 'use structured_outputs: {"regex": …}',
     "guided_choice": 'use structured_outputs: {"choice": …}',
     "guided_grammar": 'use structured_outputs: {"grammar": …}',
+    "length_penalty": _NO_BEAMS,
+    "use_beam_search": _NO_BEAMS,
+    "skip_special_tokens": "special tokens are never part of the text",
+    "spaces_between_special_tokens": "special tokens are never part of the text",
+    "include_stop_str_in_output": "stop texts are never part of the answer",
+    "container": "there are no built-in tools",
+    "mcp_servers": "the client calls its tools itself",
 }
-"""Names that OpenAI or older servers know and this one does not take → why, or what to use instead."""
+"""Names that OpenAI, Anthropic or older servers know and that would change the answer → why, or what to use instead."""
 
 
 class Body(BaseModel):
@@ -63,20 +75,70 @@ class Body(BaseModel):
     """What it comes as."""
     refused: ClassVar[dict[str, str]] = {}
     """As `REFUSED`, for this request."""
+    without_effect: ClassVar[dict[str, str]] = {}
+    """Names that are taken and cannot change the answer → why; `noted` lists those that a request has."""
+    defaults: ClassVar[dict[str, Sequence[Any]]] = {}
+    """Names that are taken with these values alone, which say what the server does anyway."""
+    dropped_tools: ClassVar[tuple[str, ...]] = ()
+    """How the types of tools begin that are left out of `tools` and noted: a provider's own server would run them."""
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+    _noted: list[str] = PrivateAttr(default_factory=list)
 
-    @model_validator(mode="before")
+    @property
+    def noted(self) -> list[str]:
+        """Fields of this request that were taken without effect; who finds out later adds to the list."""
+        return self._noted
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _known(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            names = _names(cls)
-            unknown = next((name for name in data if name not in names), None)
-            if unknown is not None:
-                reason = cls.refused.get(unknown) or REFUSED.get(unknown) or ""
-                raise PydanticCustomError("unknown_name", "unknown", {"name": unknown, "reason": reason})
-        return data
+    def _known(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, dict):
+            return handler(data)
+        kept, noted = {}, []
+        for name, value in data.items():
+            if name in _names(cls):
+                if value is not None or name in _required(cls):
+                    kept[name] = value
+            elif not cls._says_nothing(name, value):
+                if name not in cls.without_effect:
+                    reason = cls.refused.get(name) or REFUSED.get(name) or ""
+                    raise PydanticCustomError("unknown_name", "unknown", {"name": name, "reason": reason})
+                noted.append(name)
+        if cls.dropped_tools and isinstance(tools := kept.get("tools"), list):
+            kept["tools"] = [tool for tool in tools if not _begins(tool, cls.dropped_tools)]
+            noted += [f"tools.{tool['type']}" for tool in tools if _begins(tool, cls.dropped_tools)]
+        found = handler(kept)
+        found._noted.extend(noted)
+        for name, value in found:
+            if isinstance(value, Body):
+                found._noted.extend(f"{name}.{field}" for field in value._noted)
+        return found
+
+    @classmethod
+    def _says_nothing(cls, name: str, value: Any) -> bool:
+        """Check for null, or a default spelled out, of a name that is known somewhere."""
+        known = name in cls.without_effect or name in cls.defaults or name in REFUSED or name in cls.refused
+        return known and (value is None or value in cls.defaults.get(name, ()))
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Declare what `_known` takes: null for every optional field, and the fields without effect."""
+        schema = handler(core_schema)
+        own = handler.resolve_ref_schema(schema)
+        properties = own.get("properties", {})
+        for name in properties.keys() - set(own.get("required", ())):
+            properties[name] = _nullable(properties[name])
+        for name, reason in sorted(cls.without_effect.items()):
+            properties.setdefault(name, {"description": f"Without effect: {reason}."})
+        for name, values in sorted(cls.defaults.items()):
+            properties.setdefault(name, {"enum": [*values, None], "description": "What is done anyway."})
+        if properties:
+            own["properties"] = properties
+        return schema
 
 
 Known = TypeVar("Known", bound=Body)
@@ -107,6 +169,26 @@ def checked(kind: type[Known], data: dict[str, Any]) -> Known:
 @cache
 def _names(kind: type[Body]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in kind.model_fields.items())
+
+
+@cache
+def _required(kind: type[Body]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in kind.model_fields.items() if field.is_required())
+
+
+def _begins(tool: Any, types: tuple[str, ...]) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind.startswith(types)
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a field's schema that takes null, too."""
+    branches = schema.get("anyOf")
+    if branches is not None:
+        return schema if {"type": "null"} in branches else schema | {"anyOf": [*branches, {"type": "null"}]}
+    about = {name: schema[name] for name in ("description", "title", "default") if name in schema}
+    bare = {name: value for name, value in schema.items() if name not in about}
+    return {"anyOf": [bare, {"type": "null"}], **about}
 
 
 def _bound_nesting(data: Any) -> None:

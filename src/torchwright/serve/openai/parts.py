@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -82,12 +82,19 @@ class NamedTool(Body):
     function: FunctionName
 
 
+_OF_AN_ANSWER = "part of an answer that is sent back"
+SENT_BACK = {"provider_specific_fields": _OF_AN_ANSWER}
+"""What client libraries leave in an answer's message and send back with it."""
+
+
 class CalledFunction(Body):
+    without_effect: ClassVar[dict[str, str]] = SENT_BACK | {"parsed_arguments": _OF_AN_ANSWER}
     name: Name
     arguments: str
 
 
 class ToolCall(Body):
+    without_effect: ClassVar[dict[str, str]] = SENT_BACK | {"index": _OF_AN_ANSWER}
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -114,17 +121,24 @@ def only_text(value: Any) -> Any:
 class Message(Body):
     """One message of a conversation."""
 
+    without_effect: ClassVar[dict[str, str]] = SENT_BACK | dict.fromkeys(
+        ("parsed", "annotations", "thinking_blocks", "reasoning_details"), _OF_AN_ANSWER
+    )
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(max_length=PARTS, fail_fast=True)] | None = None
     """Text, or a list of text parts; images and audio are refused."""
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=TOOLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """The assistant's thinking, for templates that write it again."""
+    reasoning: str | None = None
+    """Another name of reasoning_content."""
     refusal: None = None
     """As in an answer that is sent back: null."""
     audio: None = None
     function_call: None = None
-    annotations: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -135,8 +149,8 @@ class Message(Body):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise PydanticCustomError("content", "a message needs content, or an assistant's tool_calls")
+        if self.content is None and self.role != "assistant":
+            raise PydanticCustomError("content", "a message needs content, unless it is the assistant's")
         if self.tool_calls and self.role != "assistant":
             raise PydanticCustomError("tool_calls", "only an assistant's message has tool_calls")
         if (self.role == "tool") != (self.tool_call_id is not None):

@@ -14,10 +14,13 @@ from torchwright.serve.grammar.compile import JSON_OBJECT, GrammarCompiler, Gram
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parts import JsonSchemaFormat, ResponseFormat, StructuredOutputs
-from torchwright.serve.openai.protocol import Shared
+from torchwright.serve.openai.protocol import AS_MANY_AS_FIT, Shared
 from torchwright.serve.openai.reading import encode
 from torchwright.serve.openai.room import RequestRoom, check_ids, check_text, room_of
 from torchwright.serve.wire.messages import EngineReady, Grammar, SamplingOptions, Submit
+
+LEAST_TOP_P = 1e-9
+"""For a client's 0: the most likely token alone reaches it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,7 @@ class Wanted:
 
     n: int = 1
     max_tokens: int | None
-    """None: as many as fit."""
+    """None or -1: as many as fit."""
     max_tokens_param: str = "max_tokens"
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -197,7 +200,7 @@ def _room(tokens: int, wanted: Wanted, min_tokens: int, room: RequestRoom, param
     if room.answer is not None:
         return _answer_room(tokens, wanted, min_tokens, room.context, room.answer, param)
     context = room.context
-    asked = wanted.max_tokens
+    asked = None if wanted.max_tokens == AS_MANY_AS_FIT else wanted.max_tokens
     least = 1 if asked is None else asked
     if tokens + least > context:
         raise invalid(
@@ -220,7 +223,12 @@ def _answer_room(tokens: int, wanted: Wanted, min_tokens: int, context: int, ans
     if tokens > context:
         text = f"the model's encoder reads {context} tokens here; the prompt has {tokens}"
         raise invalid(text, param, "context_length_exceeded")
-    most = answer if wanted.max_tokens is None else wanted.max_tokens
+    most = answer if wanted.max_tokens in (None, AS_MANY_AS_FIT) else wanted.max_tokens
+    assert most is not None
+    if not most:
+        raise invalid(
+            f"{wanted.max_tokens_param} 0 is for models without an encoder", wanted.max_tokens_param
+        )
     if most > answer:
         text = f"the model's answers have at most {answer} tokens here; {wanted.max_tokens_param} is {most}"
         raise invalid(text, wanted.max_tokens_param, "context_length_exceeded")
@@ -239,7 +247,7 @@ def _sampling(body: Shared) -> SamplingOptions:
         frequency_penalty=body.frequency_penalty,
         temperature=body.temperature,
         top_k=max(body.top_k, 0),
-        top_p=body.top_p,
+        top_p=max(body.top_p, LEAST_TOP_P),
         min_p=body.min_p,
         logit_bias=body.logit_bias,
         seed=secrets.randbits(63) if body.seed is None else body.seed,

@@ -1,11 +1,13 @@
 """What clients may send: OpenAI's requests, with vLLM's names for what OpenAI does not have.
 
-Every field works. A field of OpenAI's that is not here is refused by name with the reason (`parse.REFUSED`), and so is
-any other name. The OpenAPI document and the table of parameters in the documentation are made from these classes.
+Every field works. A field of OpenAI's that cannot change the answer is taken without effect and noted, one that would
+change the answer is refused by name with the reason (`parse.REFUSED`), and so is any unknown name. The OpenAPI document
+and the tables of parameters in the documentation are made from these classes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
@@ -24,7 +26,7 @@ from torchwright.serve.limits import (
     TOOLS,
     TOP_LOGPROBS,
 )
-from torchwright.serve.openai.conversation import Tools, prompt_text
+from torchwright.serve.openai.conversation import Tools, prompt_text, template_switches
 from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parse import Body
 from torchwright.serve.openai.parts import Message, NamedTool, ResponseFormat, StructuredOutputs, Text, Tool
@@ -44,7 +46,44 @@ def _few(value: Any) -> Any:
     return value
 
 
+_NO_STORE = "nothing is stored here"
+_CACHED = "every prompt is looked up in the prefix cache"
+HARMLESS = {
+    "metadata": _NO_STORE,
+    "store": _NO_STORE,
+    "prompt_cache_key": _CACHED,
+    "prompt_cache_retention": "the prefix cache keeps what fits",
+    "prediction": "speculation is chosen when the server is started",
+    "verbosity": "the model has no such switch",
+    "service_tier": "there is one tier; use priority",
+    "safety_identifier": "user is named in the log",
+    "max_tool_calls": "there are no built-in tools",
+}
+"""Fields of generating requests that cannot change the answer → why."""
+SPELLED_OUT: dict[str, Sequence[Any]] = {
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "verbosity": ("medium",),
+    "modalities": (["text"],),
+    "truncation": ("disabled",),
+    "background": (False,),
+    "best_of": (1,),
+    "suffix": ("",),
+    "include": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+}
+"""Defaults that clients spell out: the server does the same without them."""
+AS_MANY_AS_FIT = -1
+"""As max_tokens: llama.cpp's and LM Studio's word for no limit of its own."""
+
+
 class StreamOptions(Body):
+    without_effect: ClassVar[dict[str, str]] = {"include_obfuscation": "events are not padded"}
+
     include_usage: bool = False
     """Send one more event with the usage, before the end."""
     continuous_usage_stats: bool = False
@@ -54,14 +93,17 @@ class StreamOptions(Body):
 class Shared(Body):
     """What all generating requests have in common."""
 
+    without_effect: ClassVar[dict[str, str]] = HARMLESS
+    defaults: ClassVar[dict[str, Sequence[Any]]] = SPELLED_OUT
+
     model: Text | None = None
     """The served model's name; the served one where it is left out. Another name is a 404."""
     stream: bool = False
     """Send the answer as server-sent events while it is made."""
     temperature: float = Field(1.0, ge=0, le=100)
     """Logits are divided by it; 0 takes the most likely token."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Draw among the fewest tokens that together reach this probability."""
+    top_p: float = Field(1.0, ge=0, le=1)
+    """Draw among the fewest tokens that together reach this probability; 0 takes the most likely one."""
     top_k: int = Field(0, ge=-1, le=2**31)
     """Draw among the k most likely tokens; 0 or -1 is all."""
     min_p: float = Field(0.0, ge=0, le=1)
@@ -141,8 +183,8 @@ class CompletionRequest(Choices):
         | Annotated[list[TokenIds], Field(min_length=1, max_length=PROMPTS, fail_fast=True)]
     )
     """A text, a list of texts, token ids, or a list of lists of token ids."""
-    max_tokens: int = Field(16, ge=0)
-    """New tokens at most; 0 with `echo` scores the prompt."""
+    max_tokens: int = Field(16, ge=AS_MANY_AS_FIT)
+    """New tokens at most; 0 only reads the prompt (and scores it with `echo`), -1 is as many as fit."""
     echo: bool = False
     """Begin the answer with the prompt; with `logprobs` its tokens are scored too."""
     logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
@@ -157,8 +199,6 @@ class CompletionRequest(Choices):
                 "{prompts} prompts times n={n} are more than {most} answers",
                 {"prompts": prompts, "n": self.n, "most": SEQUENCES},
             )
-        if self.max_tokens == 0 and not self.echo:
-            raise PydanticCustomError("no_tokens", "max_tokens 0 is for echo: true")
         return self
 
     EMPTY = {"prompt": ""}  # noqa: RUF012
@@ -174,9 +214,9 @@ class ChatRequest(Choices):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
     """The conversation: roles system, developer, user, assistant and tool; content is text."""
-    max_tokens: int | None = Field(None, ge=1)
-    """New tokens at most; as many as fit where neither this nor max_completion_tokens is given."""
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=AS_MANY_AS_FIT)
+    """New tokens at most; as many as fit where neither this nor max_completion_tokens is given, or for -1."""
+    max_completion_tokens: int | None = Field(None, ge=AS_MANY_AS_FIT)
     """The newer name of max_tokens."""
     logprobs: bool = False
     """Log-probabilities of the answer's tokens."""
@@ -192,8 +232,8 @@ class ChatRequest(Choices):
     """More variables for the model's chat template, such as enable_thinking."""
     add_generation_prompt: bool = True
     """Whether the prompt ends with the beginning of the assistant's message."""
-    store: Literal[False] | None = None
-    """Only false: nothing is stored here."""
+    reasoning_effort: Text | None = None
+    """Given to the chat template where the template has such a switch; "none" turns thinking off where it can."""
 
     @model_validator(mode="after")
     def _chat_consistent(self) -> Self:
@@ -217,11 +257,17 @@ class ChatRequest(Choices):
             )
         return self
 
-    EMPTY = {"messages": [{"role": "user", "content": ""}], "chat_template_kwargs": {}}  # noqa: RUF012
+    EMPTY = {  # noqa: RUF012
+        "messages": [{"role": "user", "content": ""}],
+        "chat_template_kwargs": {},
+        "reasoning_effort": None,
+    }
 
     def read(self, language: Language) -> Prompts:
         template = language.template
-        start, extra = self.add_generation_prompt, self.chat_template_kwargs
+        start = self.add_generation_prompt
+        switches = template_switches(self, template, "reasoning_effort", effort=self.reasoning_effort)
+        extra = switches | self.chat_template_kwargs
         text = prompt_text(
             template, self.messages, self.asked_tools, add_generation_prompt=start, extra=extra
         )

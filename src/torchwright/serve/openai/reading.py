@@ -45,6 +45,8 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
     body: bytes
     prompts: list[bytes] = []
     param: str = ""
+    noted: list[str] = []
+    """Fields that were taken without effect."""
 
 
 class Fault(msgspec.Struct, frozen=True, tag="fault"):
@@ -91,7 +93,9 @@ class BodyReader:
             return found, found.read(language)
         read = await self._apart(ReadingJob(kind.__name__, body, room))
         ids = [array(IDS, prompt).tolist() for prompt in read.prompts]
-        return parse(kind, read.body), Prompts(ids, read.param, special=False)
+        found = parse(kind, read.body)
+        found.noted[:] = read.noted
+        return found, Prompts(ids, read.param, special=False)
 
     async def answer(
         self,

@@ -5,12 +5,13 @@ It becomes a conversation like a chat completion's; its answer is a list of item
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from torchwright.serve.limits import MESSAGES, PARTS, TOOLS
-from torchwright.serve.openai.conversation import Tools, prompt_text
+from torchwright.serve.openai.conversation import Tools, prompt_text, template_switches
 from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parse import Body
 from torchwright.serve.openai.parts import (
@@ -22,22 +23,42 @@ from torchwright.serve.openai.parts import (
     Message,
     Name,
     ResponseFormat,
+    Text,
     TextFormat,
     TextPart,
     ToolCall,
     only_text,
 )
-from torchwright.serve.openai.protocol import Shared
+from torchwright.serve.openai.protocol import HARMLESS, Shared
+
+BUILT_IN = ("web_search",)
+"""Types of tools that OpenAI's server runs; the model answers without them."""
+WITHOUT_DATA = (
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "code_interpreter_call.outputs",
+    "file_search_call.results",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+)
+"""What `include` may ask for: no answer here has any of these."""
+_OF_AN_ANSWER = "part of an answer that is sent back"
 
 
 class InputText(Body):
+    without_effect: ClassVar[dict[str, str]] = dict.fromkeys(("annotations", "logprobs"), _OF_AN_ANSWER)
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[Any] = Field([], max_length=0, fail_fast=True)
-    logprobs: Annotated[list[Any], Field(max_length=0, fail_fast=True)] | None = None
+
+
+class ReasoningText(Body):
+    type: Literal["reasoning_text"]
+    text: str
 
 
 class InputMessage(Body):
+    without_effect: ClassVar[dict[str, str]] = {"phase": _OF_AN_ANSWER}
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[InputText], Field(max_length=PARTS, fail_fast=True)]
@@ -59,19 +80,33 @@ class InputCall(Body):
 class InputCallOutput(Body):
     type: Literal["function_call_output"]
     call_id: str
-    output: str
+    output: str | Annotated[list[InputText], Field(max_length=PARTS, fail_fast=True)]
     id: str | None = None
     status: str | None = None
 
+    _text = field_validator("output", mode="before")(only_text)
+
+
+class InputReasoning(Body):
+    """Reasoning of an answer that is sent back; the assistant's message behind it takes its text."""
+
+    without_effect: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("summary", "encrypted_content", "id", "status", "internal_chat_message_metadata_passthrough"),
+        _OF_AN_ANSWER,
+    )
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(max_length=PARTS, fail_fast=True)] | None = None
+
 
 def _kind(item: Any) -> str:
-    return str(item.get("type", "message")) if isinstance(item, dict) else str(getattr(item, "type", ""))
+    return str(item.get("type") or "message") if isinstance(item, dict) else str(getattr(item, "type", ""))
 
 
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputCallOutput, Tag("function_call_output")],
+    | Annotated[InputCallOutput, Tag("function_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")],
     Discriminator(_kind),
 ]
 
@@ -96,11 +131,23 @@ class FlatSchema(Body):
 
 
 class TextSettings(Body):
+    without_effect: ClassVar[dict[str, str]] = {"verbosity": "the model has no such switch"}
+    defaults: ClassVar[dict[str, Sequence[Any]]] = {"verbosity": ("medium",)}
     format: Annotated[TextFormat | JsonObjectFormat | FlatSchema, Field(discriminator="type")] | None = None
+
+
+class Reasoning(Body):
+    without_effect: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("summary", "generate_summary"), "reasoning is not summarized"
+    )
+    effort: Text | None = None
 
 
 class ResponsesRequest(Shared):
     """POST /v1/responses"""
+
+    without_effect: ClassVar[dict[str, str]] = HARMLESS | {"stream_options": "events are not padded"}
+    dropped_tools: ClassVar[tuple[str, ...]] = BUILT_IN
 
     input: (
         Annotated[str, Field(min_length=1)]
@@ -119,13 +166,18 @@ class ResponsesRequest(Shared):
     """Whether one answer may hold several calls."""
     text: TextSettings | None = None
     """`format`: text, json_object or json_schema, which is always enforced."""
-    store: Literal[False] | None = None
-    """Only false: nothing is stored here."""
+    reasoning: Reasoning | None = None
+    """`effort` is given to the chat template where the template has such a switch."""
+    include: list[Literal[WITHOUT_DATA]] = Field([], max_length=len(WITHOUT_DATA), fail_fast=True)  # type: ignore[valid-type]
+    """What an answer is to hold besides; no answer here has any of it."""
 
-    EMPTY = {"input": " "}  # noqa: RUF012
+    EMPTY = {"input": " ", "reasoning": None, "include": []}  # noqa: RUF012
 
     def read(self, language: Language) -> Prompts:
-        text = prompt_text(language.template, self.messages(), self.asked_tools)
+        effort = self.reasoning.effort if self.reasoning else None
+        extra = template_switches(self, language.template, "reasoning", effort=effort)
+        self.noted.extend(["include"] if self.include else [])
+        text = prompt_text(language.template, self.messages(), self.asked_tools, extra=extra)
         return Prompts([text], "input", special=language.template.plain)
 
     @property
@@ -150,24 +202,33 @@ class ResponsesRequest(Shared):
         """The conversation; calls that follow each other are one assistant's message."""
         found = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
         calls: list[ToolCall] = []
+        thinking: str | None = None
         for item in [self.input] if isinstance(self.input, str) else self.input:
+            if isinstance(item, InputReasoning):
+                thinking = "\n".join(part.text for part in item.content or ()) or None
+                continue
             if isinstance(item, InputCall):
                 function = CalledFunction(name=item.name, arguments=item.arguments)
                 calls.append(ToolCall(id=item.call_id, function=function))
                 continue
             if calls:
-                found.append(Message(role="assistant", tool_calls=calls))
-                calls = []
-            found.append(_message(item))
-        return [*found, Message(role="assistant", tool_calls=calls)] if calls else found
+                found.append(Message(role="assistant", tool_calls=calls, reasoning_content=thinking))
+                calls, thinking = [], None
+            message = _message(item)
+            if message.role == "assistant" and thinking is not None:
+                message, thinking = message.model_copy(update={"reasoning_content": thinking}), None
+            found.append(message)
+        if calls:
+            found.append(Message(role="assistant", tool_calls=calls, reasoning_content=thinking))
+        return found
 
 
 def _message(item: str | InputMessage | InputCallOutput) -> Message:
     if isinstance(item, str):
         return Message(role="user", content=item)
+    content = item.output if isinstance(item, InputCallOutput) else item.content
+    if not isinstance(content, str):
+        content = [TextPart(type="text", text=part.text) for part in content]
     if isinstance(item, InputCallOutput):
-        return Message(role="tool", tool_call_id=item.call_id, content=item.output)
-    if isinstance(item.content, str):
-        return Message(role=item.role, content=item.content)
-    parts = [TextPart(type="text", text=part.text) for part in item.content]
-    return Message(role=item.role, content=parts)
+        return Message(role="tool", tool_call_id=item.call_id, content=content)
+    return Message(role=item.role, content=content)
