@@ -96,6 +96,7 @@ class World:
             deadline=self.now + self.budget.time_seconds,
             clock=lambda: self.now,
             load=lambda: self.load,
+            sampled_load=lambda: Load(running=0, cores=2),
         )
         self.searching = Search(context=context, budget=self.budget, watch=self.events.append, **options)
         return run(self.searching)

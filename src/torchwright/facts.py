@@ -260,6 +260,8 @@ class Fingerprint:
     python: str
     device: DeviceFacts
     threads: int
+    most_threads: int | None = None
+    """Threads that torch had, where fewer were chosen: the machine was busy, or a quota limited it."""
 
 
 @dataclass(frozen=True, kw_only=True)

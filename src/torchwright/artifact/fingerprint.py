@@ -16,9 +16,13 @@ LIBRARIES = ("transformers", "torchao", "safetensors", "tokenizers", "numpy")
 def fingerprint_here(
     device: str | None = None, *, measured: bool = True, threads: int | None = None
 ) -> Fingerprint:
-    """This machine and its versions; `measured=False` leaves out the device's ceilings, which take seconds."""
+    """Describe this machine and its versions.
+
+    `measured=False` leaves out the device's ceilings, which take seconds. `threads` are those that were measured with.
+    """
     found = get_device(device)
     libraries: dict[str, str] = {}
+    most = torch.get_num_threads()
     for name in LIBRARIES:
         try:
             libraries[name] = version(name)
@@ -30,5 +34,6 @@ def fingerprint_here(
         libraries=libraries,
         python=platform.python_version(),
         device=found.facts() if measured else found.identify(),
-        threads=threads or torch.get_num_threads(),
+        threads=threads or most,
+        most_threads=most if threads and threads < most else None,
     )

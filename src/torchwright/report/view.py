@@ -277,7 +277,8 @@ def model_name(recipe: Recipe) -> str:
 def machine(recipe: Recipe) -> str:
     """Device, threads and torch's version in one line."""
     at = recipe.fingerprint
-    threads = f"{at.threads} thread" + ("s" if at.threads != 1 else "")
+    chosen = f"{at.threads} of {at.most_threads}" if at.most_threads else str(at.threads)
+    threads = f"{chosen} thread" + ("s" if (at.most_threads or at.threads) != 1 else "")
     return wording.clean(f"{at.device.name}, {threads}, torch {at.torch}")
 
 

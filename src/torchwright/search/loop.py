@@ -25,6 +25,7 @@ from torchwright.search.state import Outcome, Search, Spent
 from torchwright.techniques.base import Technique, from_step
 from torchwright.trial import client as trial
 from torchwright.trial.client import TrialFailed
+from torchwright.trial.threads import settle_threads
 
 
 def run(search: Search) -> Outcome:
@@ -75,6 +76,9 @@ def _measure_baseline(search: Search) -> None:
     try:
         process = search.baseline.process
         search.spent.append(Spent(steps=(), seconds=clock() - begun))
+        if search.earlier is None and (choice := settle_threads(search.context, search.baseline)):
+            search.notes.append(f"measured with {choice}")
+            search.tell("notice", search.notes[-1])
         search.baseline.turn()
         search.context.patience = estimate.patience(search)
         begun = clock()

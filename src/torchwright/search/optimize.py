@@ -49,13 +49,15 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
     for notice in request.workload.notices():
         watch(Event(kind="notice", text=notice, elapsed=0.0, time_budget=budget.time_seconds))
     _build_kernels(watch, request)
+    threads = earlier.fingerprint.threads if earlier else torch.get_num_threads()
     with interrupts.deferred(), artifact.writing(out) as folder:
         scratch = folder / SCRATCH
         scratch.mkdir()
         context = Context(
             workload=pack(request.workload, scratch),
             device=device.name,
-            threads=torch.get_num_threads(),
+            threads=threads,
+            any_threads=threads < torch.get_num_threads(),
             seed=request.seed,
             scratch=scratch,
             deadline=math.inf,  # until the original is measured

@@ -195,5 +195,5 @@ def _conditions(workload: dict[str, Any], budget: Budget, at: Fingerprint) -> di
         "processor": at.device.name,
         "ISA": " ".join(sorted(at.device.isa)),
         "cores": at.device.cores,
-        "threads": at.threads,
+        "threads": max(at.threads, at.most_threads or 0),
     }

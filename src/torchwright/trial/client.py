@@ -64,6 +64,9 @@ class Context:
     """Seconds of a quiet machine after which a request to an essential process is taken for a hang."""
     clock: Callable[[], float] = field(default=time.monotonic)
     load: Callable[[], Load] = Load.now
+    sampled_load: Callable[[], Load] = Load.sampled
+    any_threads: bool = False
+    """Compile for as many threads as a process has at the call: `threads` are those of a disturbed machine."""
     fork: bool = False
     """Whether trials are forked from a server that has imported torch and unpacked the workload once for all."""
     processes: list[TrialProcess] = field(default_factory=list)
@@ -152,6 +155,7 @@ class TrialProcess:
                 "init",
                 device=context.device,
                 threads=context.threads,
+                any_threads=context.any_threads,
                 seed=context.seed,
                 scratch=str(folder or context.scratch),
                 **workload,

@@ -55,13 +55,15 @@ class Session:
         threads: int,
         seed: int,
         scratch: str,
+        any_threads: bool = False,
         workload: str | None = None,
         path: list[str] | None = None,
     ) -> None:
         """Get the workload, where it is not here already, and the device ready.
 
         This process ends by being killed: what native code leaves among temporary files, unpacked packages above all,
-        lies in `scratch`. Python's own stay where they were, and below them what torch compiles and keeps.
+        lies in `scratch`. Python's own stay where they were, and below them what torch compiles and keeps. With
+        `any_threads` code is compiled for as many threads as its process has at the call.
         """
         import torch
 
@@ -75,6 +77,10 @@ class Session:
             raise self._trouble
         torch.manual_seed(seed)
         torch.set_num_threads(threads)
+        if any_threads:
+            import torch._inductor.config
+
+            torch._inductor.config.cpp.dynamic_threads = True
         self.seed = seed
         self.device, self.workload.device = get_device(device), device
         self.device.start()
@@ -362,6 +368,16 @@ class Session:
     def time(self) -> dict[str, float]:
         """One turn: seconds a call of every case."""
         return self.calls.turn()
+
+    def mean_seconds(self, *, threads: int) -> float:
+        """Mean seconds of a pass on so many threads."""
+        return self.calls.mean_seconds(threads)
+
+    def use_threads(self, *, threads: int) -> None:
+        """Make calls on so many threads from now on."""
+        import torch
+
+        torch.set_num_threads(threads)
 
     def waited(self) -> float:
         """The share of the last turn that a thread of this process, ready to run, waited for a core: others ran."""

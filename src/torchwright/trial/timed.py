@@ -13,6 +13,7 @@ from torchwright.devices.base import Device
 from torchwright.errors import ModelError, TorchwrightError
 from torchwright.measure.clock import Waiting
 from torchwright.measure.page_faults import page_faults
+from torchwright.measure.threads import mean_seconds
 from torchwright.workloads.base import Case, Run, changed_tensors, own_tensors
 
 TURN_SECONDS = 0.02
@@ -69,6 +70,16 @@ class TimedCalls:
                 seconds[case.name] = self._seconds(given) / len(given)
         self.waited = Waiting.now().since(earlier) / (time.perf_counter() - begun)
         return seconds
+
+    def mean_seconds(self, threads: int) -> float:
+        """Mean seconds of a pass over all cases on `threads` threads, for about a tenth of a second."""
+        with torch.inference_mode():
+            return mean_seconds(self._pass, threads)
+
+    def _pass(self) -> None:
+        for case in self.cases:
+            self.run(self._given(case))
+        self._device.synchronize()
 
     def each_once(self) -> dict[str, int]:
         """Make every call; how many pages the kernel gave anew for each."""
