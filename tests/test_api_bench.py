@@ -111,10 +111,11 @@ def test_without_the_options_it_is_the_model_as_it_is(folder: Path, monkeypatch:
 
 
 def test_ceilings_of_a_busy_machine_are_pointed_out(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    busy = Ceilings(read_gb_per_s=30.0, tflops=CEILINGS.tflops, undisturbed=False)
+    busy = Ceilings(read_gb_per_s=30.0, tflops=CEILINGS.tflops, disturbed="machine busy (load 20 on 2 cores)")
     monkeypatch.setattr("torchwright.devices.cpu.CPU.ceilings", lambda self, refresh=False: busy)
     found = api.bench(str(folder), quantize="w8a8", prompt_tokens=4, new_tokens=2)
-    assert "doctor --refresh" in found["notices"][-1]
+    assert "machine busy (load 20 on 2 cores)" in found["notices"][-1]
+    assert found["bound_prefill"] is found["bound_decode"] is None
 
 
 # -------------------------------------------------------------------------------------------------------------- sizes

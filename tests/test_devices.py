@@ -30,8 +30,12 @@ class Toy(Device):
 
     name = "toy"
 
-    def __init__(self, *, undisturbed: bool = True) -> None:
-        self.measured, self.undisturbed = 0, undisturbed
+    def __init__(self) -> None:
+        self.measured = 0
+        self.busy: str | None = None
+        """Why the machine is busy now."""
+        self.disturbed: str | None = None
+        """What a measurement notices."""
 
     @classmethod
     def unavailable(cls) -> str | None:
@@ -42,9 +46,10 @@ class Toy(Device):
 
     def measure(self) -> Ceilings:
         self.measured += 1
-        return Ceilings(
-            read_gb_per_s=10.0 * self.measured, tflops={"float32": 0.5}, undisturbed=self.undisturbed
-        )
+        return Ceilings(read_gb_per_s=10.0 * self.measured, tflops={"float32": 0.5}, disturbed=self.disturbed)
+
+    def disturbance(self) -> str | None:
+        return self.busy
 
     def synchronize(self) -> None: ...
 
@@ -137,18 +142,49 @@ def test_another_torch_or_thread_count_is_measured_apart(cache, monkeypatch):
     assert len(list((cache / "ceilings").iterdir())) == 3
 
 
-def test_figures_of_a_busy_machine_are_soon_measured_again(cache):
-    toy = Toy(undisturbed=False)
-    toy.facts()
-    toy.facts()
-    assert toy.measured == 1
+def made_old(cache: Path) -> None:
     old = time.time() - DISTURBED_SECONDS - 1
     os.utime(kept(cache), (old, old))
-    toy.undisturbed = True
+
+
+def test_nothing_is_measured_on_a_busy_machine(cache):
+    toy = Toy()
+    toy.busy = "machine busy (load 20 on 2 cores)"
+    assert toy.ceilings() == Ceilings(disturbed=toy.busy)
+    assert (toy.facts(), toy.measured) == (toy.identify(), 0)
+    toy.busy = None
+    assert toy.facts().read_gb_per_s == 10.0
+
+
+def test_disturbed_ceilings_are_no_facts_and_are_measured_again_when_it_is_quiet(cache):
+    toy = Toy()
+    toy.disturbed = "machine busy (runs of one measurement are 3.1x apart)"
+    assert toy.facts() == toy.identify()
+    assert toy.ceilings() == Ceilings(read_gb_per_s=10.0, tflops={"float32": 0.5}, disturbed=toy.disturbed)
+    assert toy.measured == 1, "not at every call"
+    made_old(cache)
+    toy.busy = "machine busy (load 20 on 2 cores)"
+    assert toy.ceilings() == Ceilings(read_gb_per_s=10.0, tflops={"float32": 0.5}, disturbed=toy.busy)
+    assert toy.measured == 1, "the machine is still busy"
+    toy.busy = toy.disturbed = None
     assert toy.facts().read_gb_per_s == 20.0
-    os.utime(kept(cache), (old, old))
+    made_old(cache)
     toy.facts()
     assert toy.measured == 2
+
+
+def test_disturbed_ceilings_never_replace_undisturbed_ones(cache):
+    toy = Toy()
+    toy.facts()
+    toy.disturbed = "machine busy"
+    assert toy.ceilings(refresh=True).disturbed
+    assert toy.facts().read_gb_per_s == 10.0
+
+
+def test_a_measurement_notices_lost_cores_and_uneven_runs():
+    assert cpu._disturbed(1.97, 2, 1.2) is None
+    assert cpu._disturbed(1.0, 2, 1.2) == "machine busy (measured on 1.0 of 2 cores)"
+    assert cpu._disturbed(2.0, 2, 5.0) == "machine busy (runs of one measurement are 5.0x apart)"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"ceilings": {}}', '{"ceilings": {"read_gb_per_s": "fast"}}'])
@@ -216,7 +252,7 @@ def test_the_cpu_measures_every_dtype(monkeypatch):
     monkeypatch.setattr(cpu, "_last_level_cache_bytes", lambda: 0)
     threads = torch.get_num_threads()
     ceilings = CPU().measure()
-    assert ceilings.read_gb_per_s > 0
+    assert (ceilings.read_gb_per_s or 0) > 0
     assert {"float32", "bfloat16", "float16"} <= set(ceilings.tflops)
     assert all(rate > 0 for rate in ceilings.tflops.values())
     assert torch.get_num_threads() == threads
@@ -228,7 +264,7 @@ def test_a_processor_without_the_int8_kernel_has_no_int8_ceiling(monkeypatch):
 
     monkeypatch.setattr(cpu, "ROWS", (1,))
     monkeypatch.setattr(cpu, "_int8_linear", refuse)
-    assert set(cpu._matmul_tflops()) == {"float32", "bfloat16", "float16"}
+    assert set(cpu._matmuls()) == {"float32", "bfloat16", "float16"}
 
 
 @pytest.mark.parametrize(
@@ -303,7 +339,7 @@ def test_the_card_is_identified_measured_and_counted():
     facts = device.identify()
     assert facts.isa[0].startswith("sm_")
     ceilings = device.measure()
-    assert ceilings.read_gb_per_s > 0
+    assert (ceilings.read_gb_per_s or 0) > 0
     assert {"float32", "bfloat16", "float16"} <= set(ceilings.tflops)
     assert device.reset_peak_memory()
     before = device.peak_memory_bytes()

@@ -28,12 +28,14 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(doctor, "default_name", lambda: "cpu")
     monkeypatch.setattr(CPU, "measure", lambda self: Ceilings(read_gb_per_s=40.0, tflops={"bfloat16": 0.9}))
+    monkeypatch.setattr(CPU, "disturbance", lambda self: None)
 
 
 def make_diagnosis(**overrides: Any) -> Diagnosis:
     fields: dict[str, Any] = {
         "platform": "Linux, Python 3.11",
         "device": make_device(),
+        "ceilings": Ceilings(read_gb_per_s=40.0, tflops={"bfloat16": 0.9}),
         "devices": (Available(name="cpu", reason=None), Available(name="cuda", reason="no card")),
         "threads": 2,
         "cpu_capability": "AVX512",
@@ -144,13 +146,47 @@ def test_a_technique_that_cannot_be_imported_does_not_stop_the_others(monkeypatc
     )
 
 
+BUSY = "machine busy (load 20 on 2 cores)"
+
+
+@pytest.mark.parametrize(
+    ("ceilings", "reads", "multiplies"),
+    [
+        (Ceilings(disturbed=BUSY), f"not measured: {BUSY}", f"not measured: {BUSY}"),
+        (
+            Ceilings(read_gb_per_s=3.0, tflops={"float32": 0.004}, disturbed=BUSY),
+            f"at least 3 GB/s: {BUSY}",
+            f"at least float32 0.00 TFLOP/s: {BUSY}",
+        ),
+        (
+            Ceilings(read_gb_per_s=40.0, tflops={"float32": 0.9}),
+            "40 GB/s, measured",
+            "0.90 TFLOP/s, measured",
+        ),
+    ],
+)
+def test_ceilings_of_a_busy_machine_are_no_limits(ceilings: Ceilings, reads: str, multiplies: str) -> None:
+    text = text_of(make_diagnosis(ceilings=ceilings))
+    assert reads in text
+    assert multiplies in text
+
+
+def test_disturbed_ceilings_are_not_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = Ceilings(read_gb_per_s=3.0, tflops={"float32": 0.004}, disturbed=BUSY)
+    monkeypatch.setattr(CPU, "measure", lambda self: busy)
+    monkeypatch.setattr(CPU, "disturbance", lambda self: BUSY)
+    found = diagnose(refresh=True)
+    assert found.ceilings == busy
+    assert (found.device.read_gb_per_s, found.device.tflops) == (None, {})
+
+
 def test_what_slows_everything_down_is_noted(monkeypatch):
     monkeypatch.setattr(doctor, "_openmp_runtimes", lambda: ["/a/libgomp.so.1", "/b/libiomp5.so"])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
-    busy = Ceilings(read_gb_per_s=1.0, undisturbed=False)
+    busy = Ceilings(read_gb_per_s=1.0, disturbed="machine busy")
     notes = doctor._notes(dataclasses.replace(CPU().identify(), cores=2), busy)
     assert len(notes) == 3
-    assert "--refresh" in notes[0]
+    assert "when the machine is quiet" in notes[0]
     assert "2 OpenMP runtimes" in notes[1]
     assert "OMP_NUM_THREADS=2" in notes[2]
     assert doctor._version("no-such-package-anywhere") is None

@@ -61,6 +61,11 @@ class Load:
         return self.running >= BUSY_SHARE * self.cores
 
     @property
+    def trouble(self) -> str | None:
+        """The load in words where the machine is busy: "machine busy (load 20 on 2 cores)"."""
+        return f"machine busy ({self})" if self.busy else None
+
+    @property
     def slowdown(self) -> float:
         """Factor by which a thread takes longer than on a core of its own: cores are shared fairly."""
         throttled = 1.0 if self.quota is None else 1 / self.quota

@@ -91,8 +91,10 @@ def bench(
     peak = device.peak_memory_bytes()
     ttft, tpot = (statistics.median(column) for column in zip(*turns, strict=True))
     facts = device.facts()  # after the memory is read, because measuring takes some
-    if not device.ceilings().undisturbed:
-        notices.append("other processes ran while the ceilings were measured: `torchwright doctor --refresh`")
+    if disturbed := device.ceilings().disturbed:
+        notices.append(
+            f"no share of the machine's ceilings: {disturbed}; `torchwright doctor` when it is quiet"
+        )
     result: dict[str, Any] = {
         "runs_as": "native decoder",
         **({} if opened.recipe is None else promise(opened.recipe)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import subprocess
 import tempfile
@@ -62,7 +63,9 @@ class Diagnosis:
 
     platform: str
     device: DeviceFacts
-    """The device that is taken when nobody names one, with its measured ceilings."""
+    """The device that is taken when nobody names one, with its measured ceilings where nothing disturbed them."""
+    ceilings: Ceilings
+    """The ceilings as measured, with what disturbed them."""
     devices: tuple[Available, ...]
     threads: int
     """Threads inside one operator (`torch.get_num_threads`)."""
@@ -85,11 +88,17 @@ def diagnose(*, refresh: bool = False) -> Diagnosis:
     With `refresh` the ceilings are measured again.
     """
     chosen = get_device(default_name())
-    ceilings, device = chosen.ceilings(refresh=refresh), chosen.facts()
+    ceilings = chosen.ceilings(refresh=refresh)
+    device = dataclasses.replace(
+        chosen.identify(),
+        read_gb_per_s=None if ceilings.disturbed else ceilings.read_gb_per_s,
+        tflops={} if ceilings.disturbed else dict(ceilings.tflops),
+    )
     folder = cache_folder()
     return Diagnosis(
         platform=f"{platform.platform()}, Python {platform.python_version()}",
         device=device,
+        ceilings=ceilings,
         devices=tuple(
             Available(name=name, reason=cls.unavailable()) for name, cls in devices if cls.preference >= 0
         ),
@@ -134,10 +143,11 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     row("machine", diagnosis.platform)
     row(device.kind, f"{device.name}, {device.cores} cores, {device.memory_bytes / 2**30:.1f} GiB")
     row("instruction sets", " ".join(device.isa) or "none that kernels ask for")
-    if device.read_gb_per_s is not None:
-        row("reads at most", f"{device.read_gb_per_s:.0f} GB/s, measured")
-    rates = ", ".join(f"{dtype} {rate:.2f}" for dtype, rate in device.tflops.items())
-    row("multiplies at most", f"{rates} TFLOP/s, measured")
+    ceilings = diagnosis.ceilings
+    reads = None if ceilings.read_gb_per_s is None else f"{ceilings.read_gb_per_s:.0f} GB/s"
+    rates = ", ".join(f"{dtype} {rate:.2f}" for dtype, rate in ceilings.tflops.items())
+    row("reads at most", _ceiling(reads, ceilings.disturbed))
+    row("multiplies at most", _ceiling(f"{rates} TFLOP/s" if rates else None, ceilings.disturbed))
     row("threads", f"{diagnosis.threads}; {diagnosis.openmp}; torch uses {diagnosis.cpu_capability}")
     row("versions", ", ".join(f"{name} {found or 'missing'}" for name, found in diagnosis.versions.items()))
     row("compiler", diagnosis.compiler.version or diagnosis.compiler.command, diagnosis.compiler.fault)
@@ -155,6 +165,13 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     if diagnosis.notes:
         parts += [Text(), *(Text(f"Note: {note}", "yellow") for note in diagnosis.notes)]
     return Group(*parts)
+
+
+def _ceiling(rate: str | None, disturbed: str | None) -> str:
+    """A measured rate in words; a disturbed one is a lower bound."""
+    if rate is None:
+        return f"not measured: {disturbed}" if disturbed else "not measured"
+    return f"at least {rate}: {disturbed}" if disturbed else f"{rate}, measured"
 
 
 def _technique(name: str, device: DeviceFacts) -> Available:
@@ -200,9 +217,9 @@ def _openmp_runtimes() -> list[str]:
 
 def _notes(device: DeviceFacts, ceilings: Ceilings) -> list[str]:
     notes: list[str] = []
-    if not ceilings.undisturbed:
+    if ceilings.disturbed:
         notes.append(
-            "the machine was busy while its ceilings were measured; `torchwright doctor --refresh` when it is idle"
+            "the ceilings are not known; `torchwright doctor` measures them when the machine is quiet"
         )
     runtimes = _openmp_runtimes()
     if len(runtimes) > 1:

@@ -127,6 +127,7 @@ def profile(
         return Profile(
             target=subject.name,
             machine=get_device(DEVICE).facts(),
+            disturbed=get_device(DEVICE).ceilings().disturbed,
             threads=context.threads,
             torch=torch.__version__,
             stages=_with_operations(asked.stages),

@@ -223,6 +223,17 @@ def test_names_of_the_users_are_no_markup() -> None:
     assert "print(a[/b])" in text
 
 
+def test_rates_of_a_busy_machine_are_not_shown() -> None:
+    busy = "machine busy (load 20 on 2 cores)"
+    machine = stages.get_device("cpu").identify()
+    profile = values.Profile(
+        target="b", machine=machine, threads=1, torch="2", stages=(), breaks=None, disturbed=busy
+    )
+    console = Console(width=100, file=io.StringIO())
+    console.print(shown(profile))
+    assert f"at most: not measured: {busy}" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -138,12 +139,14 @@ def test_a_small_machine_gets_advice(
 
 
 def test_times_are_predicted_from_measured_ceilings(folder: Path, tmp_path: Path) -> None:
-    from importlib.metadata import version
-
     kept = tmp_path / "cache" / "ceilings"
     kept.mkdir(parents=True)
     measured_on = {"device": {"kind": "cpu"}, "torch": version("torch")}
-    ceilings = {"read_gb_per_s": 10.0, "tflops": {"bfloat16": 1.0, "int8": 2.0}}
+    ceilings: dict[str, Any] = {
+        "read_gb_per_s": 10.0,
+        "tflops": {"bfloat16": 1.0, "int8": 2.0},
+        "disturbed": None,
+    }
     (kept / "a.json").write_text(json.dumps({"measured_on": measured_on, "ceilings": ceilings}))
     found = figures(folder)
     assert found.tpot_s == pytest.approx(found.weight_bytes / 10e9)
@@ -151,6 +154,21 @@ def test_times_are_predicted_from_measured_ceilings(folder: Path, tmp_path: Path
     assert figures(folder, quantize="w8a8").ttft_s == pytest.approx(found.ttft_s / 2)
     # Its 16-bit inputs are multiplied as two digits of 8 bits.
     assert figures(folder, quantize="w4a16").ttft_s == pytest.approx(found.ttft_s)
+
+
+@pytest.mark.parametrize("said", [{"disturbed": "machine busy (load 20 on 2 cores)"}, {"undisturbed": True}])
+def test_nothing_is_predicted_from_disturbed_ceilings(
+    folder: Path, tmp_path: Path, said: dict[str, Any]
+) -> None:
+    """Files of versions that measured on a busy machine do not say so by this name."""
+    kept = tmp_path / "cache" / "ceilings"
+    kept.mkdir(parents=True)
+    measured_on = {"device": {"kind": "cpu"}, "torch": version("torch")}
+    ceilings = {"read_gb_per_s": 0.1, "tflops": {"bfloat16": 0.01}, **said}
+    (kept / "a.json").write_text(json.dumps({"measured_on": measured_on, "ceilings": ceilings}))
+    found = figures(folder)
+    assert (found.tpot_s, found.ttft_s) == (None, None)
+    assert "predicted  nothing: this machine's ceilings are not measured" in str(found)
 
 
 def test_files_that_cannot_be_read_are_named(folder: Path) -> None:

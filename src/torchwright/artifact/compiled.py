@@ -42,7 +42,9 @@ class CompiledCalls:
 
     def packages(self, how: str) -> Ready:
         """The packages of the artifact."""
-        then, now = self.recipe.fingerprint.threads, self.here.threads
+        made = self.recipe.fingerprint
+        # On a busy machine trials run on fewer threads, and compile for any number.
+        then, now = made.most_threads or made.threads, self.here.threads
         if self.manifest.threads is None and then != now:
             self.say(
                 f"compiled for {then} threads, and this process has {now}: weights may lie in blocks that it has to "

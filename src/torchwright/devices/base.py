@@ -21,20 +21,21 @@ from torchwright.process.files import replacing
 
 log = logging.getLogger(__name__)
 
-CEILINGS_FORMAT = 1
-DISTURBED_SECONDS = 600.0
-"""How long figures of a busy machine are believed before they are measured again."""
+CEILINGS_FORMAT = 2
+DISTURBED_SECONDS = 60.0
+"""How old disturbed figures are before they are measured again, once the machine is quiet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
     """How fast a device is at most, as measured here: 1e9 bytes per second, 1e12 operations per second."""
 
-    read_gb_per_s: float
+    read_gb_per_s: float | None = None
+    """None: not measured."""
     tflops: dict[str, float] = field(default_factory=dict)
     """Matrix-multiply rate per dtype name; a multiply and an add are two operations. No entry: it cannot."""
-    undisturbed: bool = True
-    """False: other processes took the device meanwhile, so that the figures are too low."""
+    disturbed: str | None = None
+    """Why the figures are only lower bounds, or were not measured, such as "machine busy (load 20 on 2 cores)"."""
 
 
 class Device(ABC):
@@ -73,6 +74,10 @@ class Device(ABC):
     def measure(self) -> Ceilings:
         """Measure the ceilings in at most three seconds. A fast one of several runs counts."""
 
+    def disturbance(self) -> str | None:
+        """Return why rates measured now would be too low, or None."""
+        return None
+
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until everything that was started on the device is done."""
@@ -86,25 +91,36 @@ class Device(ABC):
         """The most memory held since the last reset: resident for the CPU, reserved from the driver for CUDA."""
 
     def facts(self, *, refresh: bool = False) -> DeviceFacts:
-        """What the device is and how fast at most: `identify` with `ceilings`."""
+        """Describe the device and how fast it is at most: `identify` with `ceilings`.
+
+        Disturbed ceilings are left out, as if they had not been measured: they are no limit.
+        """
         ceilings = self.ceilings(refresh=refresh)
+        if ceilings.disturbed:
+            return self.identify()
         return dataclasses.replace(
             self.identify(), read_gb_per_s=ceilings.read_gb_per_s, tflops=dict(ceilings.tflops)
         )
 
     def ceilings(self, *, refresh: bool = False) -> Ceilings:
-        """The measured ceilings.
+        """Return the measured ceilings, cached in `cache_folder()` per machine, thread count and torch version.
 
-        They are kept in `cache_folder()`, for this machine, thread count and torch version. They are measured when no
-        file has them, when the file's were disturbed and are ten minutes old, or when `refresh` asks for it.
+        On a busy machine nothing is measured, unless `refresh` asks for it. Disturbed ceilings are measured again when
+        the machine is quiet, and never replace undisturbed ones.
         """
         identity = self.identity()
         path = cache_folder() / "ceilings" / f"{_digest(identity)}.json"
-        kept = None if refresh else _read(path)
-        if kept is not None and (kept.undisturbed or time.time() - path.stat().st_mtime < DISTURBED_SECONDS):
-            return kept
+        kept = _read(path)
+        if not refresh:
+            if kept is not None and kept.disturbed is None:
+                return kept
+            if busy := self.disturbance():
+                return dataclasses.replace(kept or Ceilings(), disturbed=busy)
+            if kept is not None and time.time() - path.stat().st_mtime < DISTURBED_SECONDS:
+                return kept
         measured = self.measure()
-        _write(path, identity, measured)
+        if measured.disturbed is None or kept is None or kept.disturbed:
+            _write(path, identity, measured)
         return measured
 
     def identity(self) -> dict[str, object]:
@@ -120,10 +136,18 @@ class Device(ABC):
 def fast_seconds(
     call: Callable[[], object], *, budget: float, synchronize: Callable[[], None], runs: int = 8
 ) -> float:
-    """Seconds of a fast run: one to warm up, then up to `runs` of them while `budget` (seconds) lasts.
+    """Return the lower quartile of `timed_runs`.
 
-    It is the lower quartile: other tenants make runs slower, and a clock that jumps makes a single one too fast.
+    Other tenants make runs slower, and a clock that jumps makes a single one too fast.
     """
+    seconds = timed_runs(call, budget=budget, synchronize=synchronize, runs=runs)
+    return seconds[len(seconds) // 4]
+
+
+def timed_runs(
+    call: Callable[[], object], *, budget: float, synchronize: Callable[[], None], runs: int = 8
+) -> list[float]:
+    """Seconds of runs, fastest first: one to warm up, then up to `runs` of them while `budget` (seconds) lasts."""
     started = time.perf_counter()
     call()
     synchronize()
@@ -136,7 +160,7 @@ def fast_seconds(
         seconds.append(now - before)
         if now - started + seconds[-1] > budget:
             break
-    return sorted(seconds)[len(seconds) // 4]
+    return sorted(seconds)
 
 
 def _digest(identity: dict[str, object]) -> str:
@@ -147,8 +171,8 @@ def _read(path: Path) -> Ceilings | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["ceilings"]
         tflops = {str(dtype): float(rate) for dtype, rate in found["tflops"].items()}
-        undisturbed = bool(found["undisturbed"])
-        return Ceilings(read_gb_per_s=float(found["read_gb_per_s"]), tflops=tflops, undisturbed=undisturbed)
+        disturbed = None if found["disturbed"] is None else str(found["disturbed"])
+        return Ceilings(read_gb_per_s=float(found["read_gb_per_s"]), tflops=tflops, disturbed=disturbed)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -8,14 +8,15 @@ import platform
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from torchwright import system
-from torchwright.cpu_load import cgroup_texts, usable_cores
-from torchwright.devices.base import Ceilings, Device, fast_seconds
+from torchwright.cpu_load import Load, cgroup_texts, usable_cores
+from torchwright.devices.base import Ceilings, Device, timed_runs
 from torchwright.facts import DeviceFacts
 
 MIB = 1 << 20
@@ -49,6 +50,8 @@ FEATURES_K, FEATURES_N = 2048, 4096
 ROWS = (16, 64, 256, 1024)
 LONG_ENOUGH_SECONDS = 0.02
 
+SPREAD = 2.0
+"""Slow runs (upper quartile) against fast ones (lower quartile), from which on something else ran: 1.0 to 1.3 alone."""
 UNDISTURBED_SHARE = 0.8
 """Of the processor time of all threads: measured 0.98 on an idle machine, 0.52 with one other busy process."""
 
@@ -76,12 +79,19 @@ class CPU(Device):
     def measure(self) -> Ceilings:
         started, cpu_started = time.perf_counter(), time.process_time()
         with torch.inference_mode():
-            bandwidth, tflops = _read_bandwidth(), _matmul_tflops()
+            bandwidth, matmuls = _read_bandwidth(), _matmuls()
         # Every thread computes or spins throughout, so less processor time than that is what others took.
-        share = (
-            (time.process_time() - cpu_started) / (time.perf_counter() - started) / torch.get_num_threads()
+        cores = (time.process_time() - cpu_started) / (time.perf_counter() - started)
+        return Ceilings(
+            read_gb_per_s=bandwidth.best / 1e9,
+            tflops={dtype: rate.best / 1e12 for dtype, rate in matmuls.items()},
+            disturbed=_disturbed(
+                cores, torch.get_num_threads(), max(rate.spread for rate in (bandwidth, *matmuls.values()))
+            ),
         )
-        return Ceilings(read_gb_per_s=bandwidth / 1e9, tflops=tflops, undisturbed=share >= UNDISTURBED_SHARE)
+
+    def disturbance(self) -> str | None:
+        return Load.sampled().trouble
 
     def synchronize(self) -> None:
         """Nothing to wait for: CPU operators return when they are done."""
@@ -141,16 +151,39 @@ def usable_memory_bytes() -> int:
 # ------------------------------------------------------------------------------------------------------- measurement
 
 
-def _read_bandwidth() -> float:
+@dataclass(frozen=True)
+class _Rate:
+    """Work per second of fast runs, and how many times slow runs took as long."""
+
+    best: float
+    spread: float
+
+    @classmethod
+    def of(cls, work: float, call: Callable[[], object], budget: float) -> _Rate:
+        seconds = timed_runs(call, budget=budget, synchronize=_no_wait)
+        fast, slow = seconds[len(seconds) // 4], seconds[3 * len(seconds) // 4]
+        return cls(work / fast, slow / fast)
+
+
+def _disturbed(cores: float, threads: int, spread: float) -> str | None:
+    """Why a measurement is disturbed in which `threads` threads had `cores` cores and runs were `spread` apart."""
+    if cores < UNDISTURBED_SHARE * threads:
+        return f"machine busy (measured on {cores:.1f} of {threads} cores)"
+    if spread >= SPREAD:
+        return f"machine busy (runs of one measurement are {spread:.1f}x apart)"
+    return None
+
+
+def _read_bandwidth() -> _Rate:
     """Bytes per second of summing an array that no cache holds."""
     size = min(max(256 * MIB, 4 * _last_level_cache_bytes()), 1024 * MIB, usable_memory_bytes() // 8)
     x = torch.ones(size // 4)
-    return size / fast_seconds(x.sum, budget=0.5, synchronize=_no_wait)
+    return _Rate.of(size, x.sum, budget=0.5)
 
 
-def _matmul_tflops() -> dict[str, float]:
-    """1e12 operations per second of a linear layer 2048 → 4096, for each dtype that has a kernel."""
-    rates: dict[str, float] = {}
+def _matmuls() -> dict[str, _Rate]:
+    """Operations per second of a linear layer 2048 → 4096, for each dtype that has a kernel."""
+    rates: dict[str, _Rate] = {}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         w_NK = torch.ones(FEATURES_N, FEATURES_K, dtype=dtype)
 
@@ -177,15 +210,15 @@ def _int8_linear(rows: int) -> Callable[[], object]:
     )
 
 
-def _rate(make: Callable[[int], Callable[[], object]]) -> float:
-    """1e12 operations per second: the best over growing row counts, until one call is long enough to time."""
-    best = 0.0
+def _rate(make: Callable[[int], Callable[[], object]]) -> _Rate:
+    """Operations per second: the best over growing row counts, until one call is long enough to time."""
+    found: list[_Rate] = []
     for rows in ROWS:
-        seconds = fast_seconds(make(rows), budget=0.15, synchronize=_no_wait)
-        best = max(best, 2 * rows * FEATURES_K * FEATURES_N / seconds / 1e12)
-        if seconds > LONG_ENOUGH_SECONDS:
+        work = 2 * rows * FEATURES_K * FEATURES_N
+        found.append(_Rate.of(work, make(rows), budget=0.15))
+        if work / found[-1].best > LONG_ENOUGH_SECONDS:
             break
-    return best
+    return max(found, key=lambda rate: rate.best)
 
 
 def _no_wait() -> None:

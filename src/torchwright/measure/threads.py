@@ -40,11 +40,8 @@ class ThreadChoice:
 
 def disturbance(load: Load, threads: int) -> str | None:
     """Why `threads` threads may not run at the same time here, or None."""
-    if load.busy:
-        return f"machine busy ({load})"
-    if load.quota is not None and load.quota < threads:
-        return f"CPU quota of {load.quota:g} cores"
-    return None
+    limited = load.quota is not None and load.quota < threads
+    return load.trouble or (f"CPU quota of {load.quota:g} cores" if limited else None)
 
 
 def choose_threads(load: Load, most: int, run: Callable[[int], float]) -> ThreadChoice | None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from torchwright.facts import DeviceFacts
 from torchwright.profile.values import Rate
 
+ABOVE_CEILING = 1.1
+"""No operator computes faster than the machine: from here on the ceiling was measured too low."""
+
 
 def rate(
     operations: float | None, bytes: float | None, seconds: float, dtype: str, device: DeviceFacts
@@ -17,6 +20,8 @@ def rate(
     gb_per_s = bytes / seconds / 1e9 if bytes else None
     tflops = device.tflops.get(dtype)
     by_operations = gflops / (tflops * 1e3) if gflops and tflops else 0.0
+    if by_operations > ABOVE_CEILING:
+        by_operations = 0.0
     by_bytes = gb_per_s / device.read_gb_per_s if gb_per_s and device.read_gb_per_s else 0.0
     share = max(by_operations, by_bytes)
     return Rate(

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from torchwright.profile.rates import ABOVE_CEILING
 from torchwright.profile.values import (
     Breaks,
     GraphBreak,
@@ -50,7 +51,8 @@ def _head(profile: Profile) -> Iterator[Text]:
     rates += [f"{rate * 1e3:,.0f} GFLOP/s {dtype}" for dtype, rate in machine.tflops.items()]
     yield _words(f"Where the time of {profile.target} goes", "bold")
     yield _words(f"{machine.name}, {profile.threads} threads, torch {profile.torch}", "dim")
-    yield _words(f"at most: {', '.join(rates) or 'not measured'}", "dim")
+    reason = f": {profile.disturbed}" if profile.disturbed else ""
+    yield _words(f"at most: {', '.join(rates) or 'not measured' + reason}", "dim")
 
 
 def _kinds(stages: Sequence[ProfiledStage]) -> Table:
@@ -137,7 +139,9 @@ def achieved(rate: Rate | None) -> tuple[str, str]:
         text = f"{_rate(rate.gflops)} GFLOP/s {rate.dtype}"
     else:
         text = f"{_rate(rate.gb_per_s or 0.0)} GB/s"
-    return text, "" if rate.share is None else f"{rate.share:.0%}"
+    if rate.share is None:
+        return text, ""
+    return text, "from cache" if rate.share > ABOVE_CEILING else f"{rate.share:.0%}"
 
 
 def _rate(value: float) -> str:

@@ -160,4 +160,6 @@ class Profile:
     stages: tuple[ProfiledStage, ...]
     breaks: Breaks | None
     """Of the original; None where there is none."""
+    disturbed: str | None = None
+    """Why the machine's rates are not known, such as "machine busy (load 20 on 2 cores)"."""
     trace: str | None = None

@@ -60,7 +60,10 @@ class Preflight:
                 f"{1000 * self.tpot_s:.1f} ms for each further one (measured ceilings, one request)"
             )
         else:
-            lines.append("predicted  nothing yet: `torchwright doctor` measures this machine's ceilings once")
+            lines.append(
+                "predicted  nothing: this machine's ceilings are not measured; `torchwright doctor` measures them "
+                "when it is quiet"
+            )
         return "\n".join([*lines, *([f"advice     {self.advice}"] if self.advice else [])])
 
 
@@ -254,7 +257,7 @@ def _predict(weights: int, parameters: int, scheme: Scheme) -> tuple[float | Non
 
 
 def _ceilings() -> dict[str, Any] | None:
-    """The newest ceilings that were measured with this torch on a CPU."""
+    """Return the newest undisturbed ceilings that were measured with this torch on a CPU."""
     files = sorted(
         cache_folder().glob("ceilings/*.json"), key=lambda file: file.stat().st_mtime, reverse=True
     )
@@ -262,6 +265,9 @@ def _ceilings() -> dict[str, Any] | None:
         found = find_object(file)
         measured_on = found.get("measured_on", {})
         same = measured_on.get("torch") == version("torch")
-        if same and measured_on.get("device", {}).get("kind") == "cpu":
-            return found.get("ceilings")
+        ceilings = found.get("ceilings", {})
+        # Files of earlier versions do not say what disturbed them.
+        undisturbed = ceilings.get("disturbed", "unknown") is None
+        if same and undisturbed and measured_on.get("device", {}).get("kind") == "cpu":
+            return ceilings
     return None

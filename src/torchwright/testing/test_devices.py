@@ -52,7 +52,7 @@ class TestDevice:
 
     def test_ceilings_are_positive(self, device: Device) -> None:
         ceilings = device.measure()
-        assert ceilings.read_gb_per_s > 0
+        assert (ceilings.read_gb_per_s or 0) > 0
         assert all(rate > 0 for rate in ceilings.tflops.values())
 
     def test_memory_is_counted(self, device: Device) -> None:

@@ -266,20 +266,23 @@ def axis_groups(degrees: Sequence[tuple[str, int]]) -> dict[str, tuple[int, int]
 
 
 def this_machine(processes: int) -> Accelerator:
-    """The CPU at hand, divided among `processes`, by the rates that `torchwright doctor` measures.
+    """Describe this machine's CPU, divided among `processes`, by the rates that `torchwright doctor` measures.
 
     Links are gloo's over the loopback interface, of which 2 GB/s and 0.1 ms are a guess.
+    On a busy machine the rates are lower bounds, and `source` says so.
     """
     from torchwright.devices.cpu import CPU
 
-    facts = CPU().facts()
-    rates = {kind: rate * 1e12 / processes for kind, rate in facts.tflops.items()}
+    facts, ceilings = CPU().identify(), CPU().ceilings()
+    if not ceilings.tflops:
+        ceilings = CPU().ceilings(refresh=True)
+    rates = {kind: rate * 1e12 / processes for kind, rate in ceilings.tflops.items()}
     return Accelerator(
         name="cpu",
         memory=facts.memory_bytes / processes,
-        memory_bandwidth=(facts.read_gb_per_s or 10.0) * 1e9 / processes,
+        memory_bandwidth=(ceilings.read_gb_per_s or 10.0) * 1e9 / processes,
         flops={kind: rates[kind] for kind in ("float32", "bfloat16") if kind in rates},
         links=(Link(name="loopback", bandwidth=2e9, latency=1e-4),),
         fused=False,
-        source="measured here",
+        source=f"measured here, at least: {ceilings.disturbed}" if ceilings.disturbed else "measured here",
     )

@@ -322,5 +322,5 @@ class Trainer(Session[Run, TrainingOutcome]):
 
 def _measured_peak(run: Run, device: str) -> float | None:
     """TFLOP/s of this process's device at most, in the type of the run's products."""
-    rates = get_device(device).ceilings().tflops
+    rates = get_device(device).facts().tflops
     return rates.get("float32" if run.precision == "fp32" else "bfloat16")
