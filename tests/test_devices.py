@@ -316,7 +316,7 @@ def test_peak_memory_sees_what_was_freed_and_can_start_afresh():
 
 
 def test_where_the_kernel_tells_nothing_the_peak_is_the_whole_life(monkeypatch):
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **options: object) -> None:
         raise PermissionError
 
     monkeypatch.setattr(cpu.Path, "write_text", refuse)

@@ -128,7 +128,12 @@ def test_perplexity_of_a_hopeless_model() -> None:
 def test_the_measured_peak_is_that_of_the_products_type(
     monkeypatch: pytest.MonkeyPatch, precision: str, peak: float
 ) -> None:
-    ceilings = Ceilings(read_gb_per_s=1.0, tflops={"float32": 2.0, "bfloat16": 8.0})
-    monkeypatch.setattr(loop_trainer, "get_device", lambda name: SimpleNamespace(ceilings=lambda: ceilings))
+    rates = {"float32": 2.0, "bfloat16": 8.0}
+    ceilings = [Ceilings(read_gb_per_s=1.0, tflops=rates)]
+    monkeypatch.setattr(
+        loop_trainer, "get_device", lambda name: SimpleNamespace(ceilings=lambda: ceilings[0])
+    )
     run: Any = SimpleNamespace(precision=precision)
     assert loop_trainer._measured_peak(run, "cpu") == peak
+    ceilings[0] = Ceilings(read_gb_per_s=1.0, tflops=rates, disturbed="machine busy")
+    assert loop_trainer._measured_peak(run, "cpu") is None

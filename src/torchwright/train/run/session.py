@@ -36,6 +36,7 @@ from torchwright.train.run.profiling import told as told_profile
 from torchwright.train.run.run_file import changed_fields
 from torchwright.train.run.signals import Signals
 from torchwright.train.run.step import StepFigures
+from torchwright.train.run.threads import RunThreads, user_chose
 
 Outcome = TypeVar("Outcome", covariant=True)
 
@@ -71,6 +72,8 @@ class Session(ABC, Generic[AnyRun, Outcome]):
         self.metrics = RunMetrics(out if place.first else None, steps=steps, live=live, wandb=run.wandb)
         self.profiler = StepProfiler(profile, out, rank=place.rank, device=place.device)
         self.signals, self.device = Signals(), get_device(place.device)
+        self.threads = RunThreads(fixed=user_chose(run, place))
+        self._told_threads = self.threads.look()
         self.done = 0
         self._since = time.perf_counter(), 0
 
@@ -145,15 +148,18 @@ class Session(ABC, Generic[AnyRun, Outcome]):
         self.profiler.check(self.done, self.last)
         figures = None
         with ExitStack() as left, self.metrics, self.signals.noted():
+            left.callback(self.threads.restore)
             left.callback(self.checkpoints.settle)
             self.metrics.begin(
                 self.done,
                 world=self.place.world,
                 torch=torch.__version__,
+                threads=torch.get_num_threads(),
                 steps=self.last,
                 data=self.data_facts(),
                 run=self.run.model_dump(mode="json"),
             )
+            self._tell_threads(self._told_threads)
             self.begin()
             self._since = time.perf_counter(), self.done
             while self.done < self.last and not (figures and figures.leave):
@@ -166,6 +172,7 @@ class Session(ABC, Generic[AnyRun, Outcome]):
                     beat()
                 if self.done < self.last and not figures.leave:
                     beat(math.inf)
+                    self._tell_threads(self.threads.look())
                     self._between()
                     beat()
             beat(math.inf)
@@ -174,6 +181,12 @@ class Session(ABC, Generic[AnyRun, Outcome]):
                 outcome = self.finish(figures)
             self.metrics.event("end" if self.done == self.last else "left", at=self.done)
             return outcome
+
+    def _tell_threads(self, text: str | None) -> None:
+        """Record that the number of threads changed, where it did."""
+        if text is not None:
+            self.metrics.event("threads", at=self.done, threads=torch.get_num_threads(), reason=text)
+            self.metrics.show(text)
 
     def _write_profile(self) -> None:
         """What the profiled steps spent their time on, where there are some; it takes longer than a step."""

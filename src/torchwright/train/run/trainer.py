@@ -321,6 +321,7 @@ class Trainer(Session[Run, TrainingOutcome]):
 
 
 def _measured_peak(run: Run, device: str) -> float | None:
-    """TFLOP/s of this process's device at most, in the type of the run's products."""
-    rates = get_device(device).facts().tflops
+    """TFLOP/s of this process's device at most, in the type of the run's products; None where it is not known."""
+    ceilings = get_device(device).ceilings()
+    rates = {} if ceilings.disturbed else ceilings.tflops
     return rates.get("float32" if run.precision == "fp32" else "bfloat16")
