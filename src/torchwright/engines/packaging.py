@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from torchwright.engines import compile_package
 from torchwright.engines.call import NotPlain, spec_of
@@ -64,7 +66,16 @@ def changed(program: ExportedProgram, settings: Settings) -> ExportedProgram:
         program = functional(program)
     for rewrite in settings.rewrites:
         rewrite(program.graph_module)
+    name_outputs(program)
     return program
+
+
+def name_outputs(program: ExportedProgram) -> None:
+    """Give the signature the names of the nodes that the graph returns: a rewrite may have replaced the last one."""
+    returned: Any = next(iter(reversed(program.graph.nodes))).args[0]
+    for spec, node in zip(program.graph_signature.output_specs, returned, strict=True):
+        if isinstance(node, Node):
+            spec.arg.name = node.name
 
 
 def described(name: str, program: ExportedProgram) -> CallSpec:
