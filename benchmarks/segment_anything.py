@@ -94,9 +94,9 @@ RUNGS = (
     Rung(name="fused attention", steps=(BF16, "compile", FUSED)),
     Rung(name=f"{TOGETHER} sizes a call", steps=(BF16, COMPILE, FUSED), kind=SeveralPictures),
     Rung(name="mask decoder by products", steps=(DECODER, BF16, "compile", FUSED)),
-    Rung(name="int8 by row", steps=(DECODER, BF16, "compile", FUSED, "int8_rows")),
+    Rung(name="int8 by row", steps=(DECODER, BF16, "compile", FUSED, "int8_dynamic")),
     Rung(name="bf16, memory kept", steps=(KEPT, DECODER, BF16, "compile", FUSED)),
-    Rung(name="int8 by row, memory kept", steps=(KEPT, DECODER, BF16, "compile", FUSED, "int8_rows")),
+    Rung(name="int8 by row, memory kept", steps=(KEPT, DECODER, BF16, "compile", FUSED, "int8_dynamic")),
     Rung(name="CUDA graphs", steps=(DECODER, BF16, COMPILE, FUSED, GRAPHS)),
     Rung(
         name="int8, CUDA graphs", steps=(DECODER, BF16, COMPILE, FUSED, "torchao:config=int8_dynamic", GRAPHS)

@@ -192,7 +192,7 @@ def test_what_slows_everything_down_is_noted(monkeypatch):
     assert doctor._version("no-such-package-anywhere") is None
 
 
-NATIVE = ("native", "packed_convolution", "int8_rows", "dense_attention", "w8a8", "w4a8", "w4a16", "kv8")
+NATIVE = ("native", "packed_convolution", "int8_dynamic", "dense_attention", "w8a8", "w4a8", "w4a16", "kv8")
 
 
 def test_what_runs_on_the_kernels_is_available_where_they_can_be_built(monkeypatch):

@@ -135,7 +135,6 @@ def test_a_search_of_a_users_module_goes_on_where_it_ended(tmp_path: Path):
     (tmp_path / "mine.py").write_text(FACTORY)
     never = (
         "compile",
-        "int8_rows",
         "allocator",
         "fast_math",
         "dense_attention",

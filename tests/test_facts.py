@@ -17,8 +17,18 @@ from torchwright.facts import (
     RooflinePoint,
     Rung,
     Step,
+    current_name,
     to_json,
 )
+
+
+def test_a_former_name_of_a_technique_is_read_as_its_name_today():
+    assert Step(name="int8_rows", options={"skip": ["head"]}) == Step(
+        name="int8_dynamic", options={"skip": ["head"]}
+    )
+    assert Coverage(technique="int8_rows", changed=1, total=2).technique == "int8_dynamic"
+    assert current_name("dtype") == "dtype"
+
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -34,6 +34,7 @@ from torchwright.facts import (
     Recipe,
     RooflinePoint,
     Rung,
+    current_name,
 )
 from torchwright.measure.clock import paired_speedup
 from torchwright.measure.roofline import Work, point
@@ -414,9 +415,8 @@ def _bounds(recipe: Recipe | None, medians: dict[str, float]) -> list[RooflinePo
 
 
 def _known(names: Sequence[str]) -> frozenset[str]:
-    for name in names:
-        techniques.get(name)
-    return frozenset(names)
+    """Return the techniques' names of today. Raises `UnknownName` for a name that nobody registered."""
+    return frozenset(techniques.get(current_name(name)).name for name in names)
 
 
 __all__ = ["bench", "optimize", "optimize_cli", "verify"]

@@ -22,6 +22,14 @@ DISTURBED = 2.0
 
 Objective = Literal["latency", "throughput", "memory"]
 
+RENAMED = {"int8_rows": "int8_dynamic"}
+"""Former names of techniques → names today. Recipes and commands may still hold the former ones."""
+
+
+def current_name(technique: str) -> str:
+    """Return the name that a technique has today, given that name or a former one."""
+    return RENAMED.get(technique, technique)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
@@ -124,6 +132,9 @@ class Coverage:
     skipped: dict[str, str] = field(default_factory=dict[str, str])
     """Module name → why it was left alone."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "technique", current_name(self.technique))
+
     def __str__(self) -> str:
         text = f"{self.changed} of {self.total} {self.unit}"
         return f"{text} through {self.kernel}" if self.kernel else text
@@ -150,6 +161,9 @@ class Step:
 
     name: str
     options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", current_name(self.name))
 
     def __str__(self) -> str:
         """As the command line writes it, but for long lists, which are cut short."""

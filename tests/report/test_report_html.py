@@ -132,12 +132,14 @@ def test_a_row_tells_what_its_own_step_changed() -> None:
     """Not what those before it did, in the recipe that it was tried on."""
     types = Coverage(technique="dtype", changed=0, total=9, unit="types")
     first, second = (
-        Coverage(technique="int8_rows", changed=n, total=9, unit=unit)
+        Coverage(technique="int8_dynamic", changed=n, total=9, unit=unit)
         for n, unit in enumerate(["linears", "later linears"], 1)
     )
     rungs = (
         make_rung(step=Step(name="dtype"), coverage=(types,)),
-        make_rung(step=Step(name="int8_rows", options={"parts": ["vae"]}), coverage=(types, first, second)),
+        make_rung(
+            step=Step(name="int8_dynamic", options={"parts": ["vae"]}), coverage=(types, first, second)
+        ),
     )
     words = Page(render(make_recipe(rungs=rungs))).words
     assert words.count("0 of 9 types") == 1
@@ -148,20 +150,20 @@ def make_ranked_rung(**overrides: Any) -> Any:
     """A quantization that left two of forty layers alone, by what they do to a picture."""
     names = ["transformer.proj_out", "transformer.blocks.0.ff", *(f"vae.{n}" for n in range(8))]
     ranking = tuple(Ranked(name=name, error=0.0133 / (n + 1), whole=True) for n, name in enumerate(names))
-    step = Step(name="int8_rows", options={"skip": names[:2]})
+    step = Step(name="int8_dynamic", options={"skip": names[:2]})
     return make_rung(**({"step": step, "ranking": ranking, "ranked": 40} | overrides))
 
 
 def test_the_layers_that_lose_most_are_named_with_what_they_lose() -> None:
     page = render(make_recipe(rungs=(make_ranked_rung(),)))
     words = " ".join(" ".join(Page(page).words).split())
-    assert "int8_rows: the 2 worst of 40 layers were left alone" in words
+    assert "int8_dynamic: the 2 worst of 40 layers were left alone" in words
     assert "transformer.proj_out 1.33% all that comes out left alone" in words
     assert "vae.0 0.44% all that comes out changed" in words
     assert "30 more lose less" in words
     (found,) = view.rankings(make_recipe(rungs=(make_ranked_rung(),)))
     assert found.said == (
-        "int8_rows: the 2 worst of 40 layers were left alone (transformer.proj_out 1.33%, "
+        "int8_dynamic: the 2 worst of 40 layers were left alone (transformer.proj_out 1.33%, "
         "transformer.blocks.0.ff 0.66% of all that comes out, by itself)"
     )
 

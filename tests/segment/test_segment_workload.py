@@ -174,7 +174,7 @@ def test_its_graphs_are_read_without_trust_and_take_any_prompt(tmp_path: Path, m
     workload = from_target(str(folder), points="3x3")
     target = make_target(workload, get_device("cpu").identify())
     target.properties.add("compiled")
-    names = ["mask_decoder", "dtype", "int8_rows", *(["grid_attention"] if make is tiny_sam else [])]
+    names = ["mask_decoder", "dtype", "int8_dynamic", *(["grid_attention"] if make is tiny_sam else [])]
     apply_steps(target, [Step(name=name, options={}) for name in names])
     if make is tiny_sam2:
         assert "no attention of the model" in str(GridAttention().refuse(target))

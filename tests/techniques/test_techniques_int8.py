@@ -25,9 +25,11 @@ from torchwright.engines.sensitivity import rank_modules
 from torchwright.errors import UnknownName
 from torchwright.facts import Step
 from torchwright.kernels.cpu import build
+from torchwright.techniques.int8_static import Int8Static
 from torchwright.techniques.shared.int8 import (
     Int8Layer,
     activation_range,
+    calibrated_on,
     largest_activation,
     quantize_weight,
 )
@@ -68,13 +70,12 @@ def target_of(model: nn.Module, x: torch.Tensor, *steps: Step) -> Any:
 STATIC = (Step(name="int8_static"), Step(name="compile"))
 
 
-@pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("layer", "shape"), [(nn.Linear(48, 40), (6, 48)), (nn.Conv2d(8, 24, 3, 2, 1), (2, 8, 9, 9))]
 )
 def test_a_layer_computes_on_rounded_weights_and_inputs(
-    layer: nn.Module, shape: Any, dtype: torch.dtype, static: bool
+    layer: nn.Module, shape: Any, dtype: torch.dtype
 ) -> None:
     x = torch.randn(shape).to(dtype)
     low, high = (end.item() for end in x.float().aminmax())
@@ -90,11 +91,54 @@ def test_a_layer_computes_on_rounded_weights_and_inputs(
         expected = wide(rounded)
         wide.weight.copy_(original)
         layer.to(dtype)
-        got = Int8Layer(layer, (scale, zero) if static else None)(x)
+        got = Int8Layer(layer, (scale, zero))(x)
     assert got.dtype == dtype
     # One step of the input for ties that fall the other way, and the body's own rounding.
     tolerance = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 2e-2}[dtype]
     assert ((got.double() - expected).norm() / expected.norm()).item() < tolerance
+
+
+ROWS = {
+    "plain": 1.0,
+    "100x": 100.0,
+    "1e30": 1e30,
+    "1e-30": 1e-30,
+    "zeros": 0.0,
+    "NaN": float("nan"),
+    "infinity": float("inf"),
+}
+"""Name → factor of one row."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("factor", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.Linear(512, 64), (8, 512)), (nn.Conv2d(16, 24, 3, 2, 1), (8, 16, 9, 9))]
+)
+def test_every_row_has_a_scale_of_its_own(
+    layer: nn.Module, shape: Any, factor: float, dtype: torch.dtype
+) -> None:
+    x = torch.randn(shape)
+    x[2] *= factor
+    layer, x = layer.to(dtype), x.to(dtype)
+    with torch.no_grad():
+        exact, got = layer(x).double(), Int8Layer(layer, None)(x).double()
+    for row, wanted in zip(got, exact, strict=True):
+        assert row.isfinite().all() == wanted.isfinite().all()
+        assert not wanted.isfinite().all() or (row - wanted).norm() <= 0.03 * wanted.norm()
+
+
+def test_static_layers_are_ranked_by_the_scale_of_the_whole_input() -> None:
+    """A token of large values takes the resolution from its neighbours, as in the calibrated layer."""
+    layer, x = nn.Linear(64, 16), torch.randn(8, 64)
+    even = Int8Static().module_error(layer, x)
+    x[0] *= 100
+    error = Int8Static().module_error(layer, x)
+    with torch.no_grad():
+        found, wanted = calibrated_on(layer, x)(x), layer(x)
+    assert even is not None
+    assert error == pytest.approx(float((found - wanted).norm() / wanted.norm()), rel=1e-3)
+    assert (found[1:] - wanted[1:]).norm() > 10 * even * wanted[1:].norm()
 
 
 def test_who_reads_a_layers_weight_finds_its_type_and_its_values() -> None:
@@ -147,11 +191,10 @@ class Columns(nn.Module):
 
 
 @pytest.mark.parametrize("free", [False, True])
-@pytest.mark.parametrize("technique", ["int8_static", "int8_dynamic"])
-def test_what_is_added_to_an_8_bit_layer_is_handed_to_it_row_after_row(technique: str, free: bool) -> None:
+def test_what_is_added_to_an_8_bit_layer_is_handed_to_it_row_after_row(free: bool) -> None:
     """oneDNN takes its reference kernel for anything else."""
     x = torch.randn(2, 32, 12)
-    target = target_of(Columns(), x, Step(name=technique), Step(name="compile"))
+    target = target_of(Columns(), x, *STATIC)
     tokens = torch.export.Dim("tokens", min=2, max=64)
     program = torch.export.export(target.model, (x,), dynamic_shapes=({2: tokens} if free else None,))
     program = functional(program)
@@ -318,9 +361,9 @@ class Routed(nn.Module):
         return torch.cat([x, self.expert(x[:0])])
 
 
-@pytest.mark.parametrize(("name", "left"), [("int8_static", 1), ("int8_rows", 0)])
+@pytest.mark.parametrize(("name", "left"), [("int8_static", 1), ("int8_dynamic", 0)])
 def test_layers_called_by_name_or_on_no_rows_are_calibrated(name: str, left: int) -> None:
-    if name == "int8_rows" and (missing := build.load_fault()):
+    if name == "int8_dynamic" and (missing := build.load_fault()):
         pytest.skip(missing)
     x = torch.randn(8, 32)
     ranking = rank_modules(target_of(Routed(), x), (Step(name=name),))
@@ -332,7 +375,7 @@ def test_layers_called_by_name_or_on_no_rows_are_calibrated(name: str, left: int
         assert ((target.model(x) - expected).norm() / expected.norm()).item() < 0.05
 
 
-@pytest.mark.parametrize("name", ["int8_static", "int8_dynamic", "int8_rows", "int4_weight_only"])
+@pytest.mark.parametrize("name", ["int8_static", "int8_dynamic", "int4_weight_only"])
 def test_a_layer_to_skip_that_is_not_there_is_refused(name: str) -> None:
     steps = Step(name=name, options={"skip": ["secnd"]}), Step(name="compile")
     with pytest.raises(UnknownName, match=f"{name}:skip 'secnd'; did you mean 'second'"):
@@ -385,9 +428,9 @@ print(*(each.name for each in rank_modules(target, [parse_step(sys.argv[1])])))
 """
 
 
-@pytest.mark.parametrize("step", ["int8_rows", "int4_weight_only", "int8_dynamic"])
+@pytest.mark.parametrize("step", ["int8_dynamic", "int4_weight_only"])
 def test_modules_are_ranked_in_a_process_that_has_done_nothing_else(step: str) -> None:
-    """As a search asks for it; int8_rows found no kernels there, and was never tried with layers left alone."""
+    """A search asks in such a process, where packed 8-bit layers once found no kernels."""
     if fault := build.load_fault():
         pytest.skip(fault)
     done = subprocess.run(

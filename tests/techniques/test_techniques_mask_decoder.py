@@ -182,12 +182,12 @@ def test_a_hook_on_what_would_not_be_called_is_called(name: str) -> None:
 
 
 def test_eight_bits_leave_the_picture_to_it() -> None:
-    """`int8_rows` after it changes layers of tokens alone, and the masks stay near."""
+    """`int8_dynamic` after it changes layers of tokens alone, and the masks stay near."""
     model, given = Answers(random(sam), True), inputs(1, 3, 1)
     target = target_of(model, *given)
     target.properties.add("compiled")
     apply_steps(
-        target, [MaskDecoder().step(), *(Step(name=name, options={}) for name in ("dtype", "int8_rows"))]
+        target, [MaskDecoder().step(), *(Step(name=name, options={}) for name in ("dtype", "int8_dynamic"))]
     )
     assert sum(isinstance(module, TokensAsk) for module in target.model.modules()) == 3
     with torch.no_grad():

@@ -123,10 +123,11 @@ def test_every_layer_of_an_encoder_is_quantized_and_projections_are_one(rows_ker
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
     model = nn.TransformerEncoder(layer, 2).eval()
     target = make_target(ModuleWorkload(model, torch.randn(2, 16, 64)), get_device("cpu").facts())
-    steps = ("dtype", "int8_rows", "dense_attention", "compile")
+    steps = ("dtype", "int8_dynamic", "dense_attention", "compile")
     apply_steps(target, [Step(name=name) for name in steps])
     rows, attentions = (
-        next(c for c in target.coverage if c.technique == name) for name in ("int8_rows", "dense_attention")
+        next(c for c in target.coverage if c.technique == name)
+        for name in ("int8_dynamic", "dense_attention")
     )
     assert (rows.changed, rows.total, attentions.changed) == (12, 12, 2)
     programs = export(target.model, target.workload.graphs(torch.float32))

@@ -42,7 +42,6 @@ techniques: Registry[type[Technique]] = Registry(
         "packed_convolution": "torchwright.techniques.packed_convolution:PackedConvolution",
         "int8_static": "torchwright.techniques.int8_static:Int8Static",
         "int8_dynamic": "torchwright.techniques.int8_dynamic:Int8Dynamic",
-        "int8_rows": "torchwright.techniques.int8_rows:Int8Rows",
         "int8_weight_only": "torchwright.techniques.int8_weight_only:Int8WeightOnly",
         "int4_weight_only": "torchwright.techniques.int4_weight_only:Int4WeightOnly",
         "torchao": "torchwright.techniques.torchao:TorchAO",

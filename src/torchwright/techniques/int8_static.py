@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import nn
 
 from torchwright.techniques.base import Target
 from torchwright.techniques.shared.batchnorm import fold
-from torchwright.techniques.shared.int8 import LAYERS, Int8Layer, observe_inputs
+from torchwright.techniques.shared.int8 import LAYERS, Int8Layer, calibrated_on, observe_inputs
 from torchwright.techniques.shared.int8_layers import Int8Layers, Replacement
+from torchwright.techniques.shared.wrapping import stand_in_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +42,8 @@ class Int8Static(Int8Layers):
             return Int8Layer(layer, ranges[layer])
 
         return replacement
+
+    def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
+        if self.stand_in(module) is None:
+            return None
+        return stand_in_error(module, calibrated_on(module, x), x)

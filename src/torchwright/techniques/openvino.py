@@ -14,7 +14,7 @@ from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared import half
 from torchwright.techniques.shared.batchnorm import fold
 from torchwright.techniques.shared.engine import FLOAT32_GAIN, REPLACED, hand_over, missing, writes
-from torchwright.techniques.shared.int8 import LAYERS, Int8Layer
+from torchwright.techniques.shared.int8 import LAYERS, calibrated_on
 from torchwright.techniques.shared.int8_layers import EPSILON
 from torchwright.techniques.shared.wrapping import known_names, named, relative_error
 
@@ -112,7 +112,7 @@ class RunOpenVino(Technique):
         if self.precision != "int8" or type(module) not in LAYERS:
             return None
         layer: Any = module
-        return relative_error(layer.forward(x).float(), Int8Layer(layer, None)(x).float())
+        return relative_error(layer.forward(x).float(), calibrated_on(layer, x)(x).float())
 
     def stand_in(self, module: nn.Module) -> nn.Module | None:
         if not self.autocast or not isinstance(module, self._layers()):

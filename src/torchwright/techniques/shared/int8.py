@@ -5,7 +5,8 @@ runs anywhere, slowly; compiled with freezing on an x86 CPU the pattern becomes 
 `qconv_pointwise` with the weight packed ahead of time, and the following activation and re-quantization fused in.
 Activations between layers keep the model's own type, float32 or bfloat16; `int8_graph.py` joins what they share.
 
-Weights: symmetric, one scale per output channel. Activations: asymmetric uint8, one scale per tensor.
+Weights: symmetric, one scale per output channel. Activations: asymmetric uint8; one scale per tensor that calibration
+has fixed, or one per row that the call finds.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from torchwright.techniques.base import Target
 from torchwright.techniques.shared.wrapping import layer_input
 
 ops = torch.ops.quantized_decomposed
-EPSILON = 1e-5
 LAYERS = (nn.Linear, nn.Conv2d)
+SMALLEST_STEP = 1e-38
+"""About the smallest normal float32: rows of smaller steps become zeros."""
 BODIES = (torch.float32, torch.bfloat16)
 """Types in which Inductor matches the layer around the integers; another type computes in float32."""
 REGISTER = "_register_quantization_weight_pack_pass"
@@ -73,7 +75,8 @@ def activation_range(low: float, high: float) -> tuple[float, int]:
 class Int8Layer(nn.Module):
     """A linear layer or 2-D convolution on 8-bit weights and activations.
 
-    `activation` is (scale, zero point) of its input, or None to choose them at every call.
+    `activation` is (scale, zero point) of its input. With None each call takes those of each row: a token of a linear
+    layer's input, a picture of a convolution's. oneDNN has no kernel for scales per row.
     """
 
     def __init__(self, layer: nn.Module, activation: tuple[float, int] | None) -> None:
@@ -105,10 +108,7 @@ class Int8Layer(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         x, top = input, self.largest
         if self.activation is None:
-            wide = x.float()
-            scale, zero = ops.choose_qparams.tensor(wide, 0, top, EPSILON, torch.uint8)
-            q = ops.quantize_per_tensor.tensor(wide, scale, zero, 0, top, torch.uint8)
-            wide = ops.dequantize_per_tensor.tensor(q, scale, zero, 0, top, torch.uint8)
+            wide = round_rows(x.float(), top, 1 if self.convolution is None else 3)
         else:
             scale, zero = self.activation
             q = ops.quantize_per_tensor.default(x, scale, zero, 0, top, torch.uint8)
@@ -121,6 +121,25 @@ class Int8Layer(nn.Module):
         else:
             y = nn.functional.conv2d(wide, weight, bias, **self.convolution)
         return y if body == x.dtype else y.to(x.dtype)
+
+
+def round_rows(x: torch.Tensor, top: int, dims: int) -> torch.Tensor:
+    """Round each row, the last `dims` dimensions of x, to `top` equal steps from its minimum to its maximum.
+
+    The range includes zero. A row that holds NaN or infinity becomes NaN.
+    """
+    rows = tuple(range(-dims, 0))
+    low = x.amin(rows, keepdim=True).clamp_max(0.0)
+    high = x.amax(rows, keepdim=True).clamp_min(0.0)
+    step = (high / top - low / top).clamp_min(SMALLEST_STEP)
+    zero = torch.round(-low / step)
+    return (torch.round(x / step) + zero).clamp(0, top).sub(zero) * step
+
+
+def calibrated_on(layer: nn.Module, x: torch.Tensor) -> Int8Layer:
+    """Return the 8-bit layer whose activation scale is that of the input `x`."""
+    low, high = x.detach().float().aminmax()
+    return Int8Layer(layer, activation_range(low.item(), high.item()))
 
 
 def register_patterns() -> None:

@@ -14,18 +14,19 @@ from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
 from torchwright.engines.call import spec_of
 from torchwright.engines.package import Package
+from torchwright.engines.packaging import changed
 from torchwright.engines.program import compile_program, export, functional, read_programs, write_programs
 from torchwright.facts import Step
 from torchwright.kernels.cpu import build
 from torchwright.kernels.limits import LONGEST
-from torchwright.techniques.int8_rows import Int8Rows, RowLinear
+from torchwright.techniques.int8_dynamic import Int8Dynamic, RowLinear
 from torchwright.techniques.shared.encoder_graph import drop_masks, fuse_layers
 from torchwright.workloads.module import ModuleWorkload
 
 pytestmark = pytest.mark.skipif(bool(build.load_fault()), reason="the kernels are not built here")
 STEPS = (
     Step(name="dtype"),
-    Step(name="int8_rows"),
+    Step(name="int8_dynamic"),
     Step(name="dense_attention"),
     Step(name="compile"),
 )
@@ -61,10 +62,10 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-def exported(model: nn.Module, x: torch.Tensor) -> tuple[Any, Any]:
-    """A target after STEPS, and its functional graph before it is rewritten."""
+def exported(model: nn.Module, x: torch.Tensor, steps: tuple[Step, ...] = STEPS) -> tuple[Any, Any]:
+    """A target after the steps, and its functional graph before it is rewritten."""
     target = make_target(ModuleWorkload(model.eval(), (x,)), get_device("cpu").identify())
-    apply_steps(target, STEPS)
+    apply_steps(target, steps)
     cases = target.workload.cases(target.compute_dtype)
     return target, functional(export(target.model, cases)[cases[0].name])
 
@@ -165,6 +166,31 @@ def test_what_a_graph_calls_survives_a_file_and_the_compiler(tmp_path: Any) -> N
         assert relative(package.run([x]), wanted) < RESULT_ERROR
 
 
+class Ends(nn.Module):
+    """The last operator is one that joins the layer before it."""
+
+    def __init__(self, last: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.last = nn.Linear(64, 64), last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x, self.linear(x))
+
+
+@pytest.mark.parametrize("last", [torch.add, lambda x, y: F.relu(y), lambda x, y: x + F.relu(y)])
+def test_a_graph_may_end_where_layers_are_joined(last: Any, tmp_path: Any) -> None:
+    """A block that ends in a residual addition could not be written: its signature named the old addition."""
+    x = torch.randn(4, 64)
+    target, program = exported(Ends(last), x, (Step(name="int8_dynamic"), Step(name="compile")))
+    program = changed(program, target.settings)
+    assert not calls(program, "aten.add")
+    assert not calls(program, "aten.relu")
+    write_programs(tmp_path, {"forward": program})
+    with torch.no_grad():
+        found = read_programs(tmp_path)["forward"].module()(x)
+        assert relative(found, target.workload.build()(x)) < RESULT_ERROR
+
+
 def test_attention_that_the_kernel_does_not_take_is_named() -> None:
     class Causal(nn.Module):
         def __init__(self) -> None:
@@ -189,8 +215,8 @@ def test_attention_that_the_kernel_does_not_take_is_named() -> None:
 
 
 def test_a_layer_that_is_too_wide_for_the_kernel_is_not_ranked() -> None:
-    assert Int8Rows().module_error(nn.Linear(LONGEST + 1, 1), torch.randn(2, LONGEST + 1)) is None
-    error = Int8Rows().module_error(nn.Linear(64, 16), torch.randn(2, 64))
+    assert Int8Dynamic().module_error(nn.Linear(LONGEST + 1, 1), torch.randn(2, LONGEST + 1)) is None
+    error = Int8Dynamic().module_error(nn.Linear(64, 16), torch.randn(2, 64))
     assert error is not None
     assert 0 < error < RESULT_ERROR
 
@@ -210,7 +236,7 @@ def test_a_layer_that_is_read_and_not_called_stays() -> None:
     model, x = ReadsWeights().eval(), torch.randn(8, 64)
     target = make_target(ModuleWorkload(model, x), get_device("cpu").facts())
     apply_steps(target, STEPS[:2] + STEPS[3:])
-    (coverage,) = [c for c in target.coverage if c.technique == "int8_rows"]
+    (coverage,) = [c for c in target.coverage if c.technique == "int8_dynamic"]
     assert (coverage.changed, coverage.total) == (1, 2)
     assert coverage.skipped == {"read": "it is not called on the example inputs"}
     with torch.no_grad():
