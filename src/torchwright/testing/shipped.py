@@ -57,12 +57,15 @@ class Ready:
     """What an engine that is `apart` has written."""
 
 
-def prepared(workload: Workload, steps: Sequence[Step], name: str, folder: Path) -> Ready:
-    """The model with these steps, prepared by the engine `name` and, where it is `apart`, opened from its files."""
-    cls = engines.get(name)
+def prepared(workload: Workload, steps: Sequence[Step], name: str | None, folder: Path) -> Ready:
+    """Prepare the model with these steps by the engine `name`, or by the one that the steps ask for.
+
+    An engine that is `apart` is opened from its files.
+    """
     target = make_target(workload, get_device("cpu").identify())
     takes = probe(target.model, workload.cases(torch.float32)[0])
     apply_steps(target, steps)
+    cls = engines.get(name or target.settings.engine)
     engine = cls.prepare(target, folder if cls.apart else None)
     if cls.apart:
         engine = cls.opened(folder, engine.calls, "cpu")

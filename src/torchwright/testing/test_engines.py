@@ -24,6 +24,7 @@ from torchwright.techniques.base import techniques
 from torchwright.testing.examples import example
 from torchwright.testing.forks import check_in_child
 from torchwright.testing.models import Counter, Parts, Perceptron
+from torchwright.testing.rows import check_rows
 from torchwright.testing.shipped import Ready, RunsBy, prepared, ship
 from torchwright.workloads.base import Case, Workload
 from torchwright.workloads.module import ModuleWorkload
@@ -212,6 +213,10 @@ class TestEngine:
         strided = with_tensors(case, [_strided(tensor) for tensor in tensors_of(case)])
         check_same(engine.expected(case), engine.ready.engine(strided))
 
+    @torch.inference_mode()
+    def test_rows_do_not_influence_each_other(self, engine: Prepared) -> None:
+        check_engine_rows(engine, engine.ready.engine)
+
     def test_calls_from_several_threads_do_not_mix(self, engine: Prepared) -> None:
         if not isinstance(engine.ready.workload, ModuleWorkload):
             pytest.skip("its model has a state")
@@ -268,6 +273,11 @@ class TestArtifact:
             assert strides[0] == strides[1]
             assert not any(tensor.requires_grad for tensor in _tensors(found))
 
+    @torch.inference_mode()
+    def test_rows_do_not_influence_each_other(self, engine: Prepared) -> None:
+        for model in _models(engine):
+            check_engine_rows(engine, lambda case, model=model: model(*case.args, **case.kwargs))
+
     @pytest.mark.parametrize("rows", [1, 3, 11])
     def test_another_batch(self, engine: Prepared, rows: int) -> None:
         """It answers rightly, or says in words that it was prepared for other calls."""
@@ -302,6 +312,20 @@ class TestArtifact:
                         engine.loaded(way)
                 finally:
                     file.write_bytes(whole)
+
+
+def check_engine_rows(engine: Prepared, run: Callable[[Case], Any]) -> None:
+    case, batched = engine.case, engine.ready.takes.batched
+    tensors = tensors_of(case)
+    if not batched or len(tensors[batched[0]]) < 2:
+        pytest.skip("its calls have no rows beside each other")
+    check_rows(
+        lambda given: engine.expected(with_tensors(case, given)),
+        lambda given: run(with_tensors(case, given)),
+        tensors,
+        batched,
+        ERROR,
+    )
 
 
 def check_same(wanted: Any, found: Any) -> None:

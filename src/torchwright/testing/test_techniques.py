@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import functools
 import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ from torch import nn
 
 from torchwright.devices import get_device
 from torchwright.engines.apply import apply_steps, make_target
+from torchwright.engines.takes import with_tensors
 from torchwright.errors import RefusedTechnique
+from torchwright.facts import Step
 from torchwright.techniques.base import (
     Phase,
     Target,
@@ -26,9 +30,14 @@ from torchwright.techniques.base import (
     techniques,
 )
 from torchwright.testing.models import MODELS
+from torchwright.testing.rows import check_rows
+from torchwright.testing.shipped import prepared
 from torchwright.workloads.module import ModuleWorkload
 
 NAMES = techniques.names()
+ROWS = 4
+"""Of the batches whose rows must not influence each other."""
+COMPILER = Step(name="compile")
 
 
 def make(model: str) -> tuple[Target, Any]:
@@ -151,6 +160,75 @@ class TestOnModels:
                 assert output.shape == expected.shape
                 assert output.dtype == torch.float32
                 assert relative_error(expected, output) <= cls.tolerance
+
+    def test_rows_do_not_influence_each_other(self, name: str, model: str) -> None:
+        """One row 100 times as large, or of NaN: the others stay within the tolerance. No engine runs them here."""
+        cls = techniques.get(name)
+        for technique in (cls(), *cls().variants(make(model)[0])):
+            workload, fresh = make_rows(model)
+            original = _original(workload)
+            target = make_target(workload, get_device("cpu").identify())
+            target.properties |= {"compiled", "exportable"} & technique.needs
+            if try_to_apply(target, technique) is not None or target.settings.engine != "eager":
+                continue
+
+            def run(given: Sequence[torch.Tensor], adapted: nn.Module = target.model) -> Any:
+                return adapted(*given)
+
+            with torch.no_grad():
+                check_rows(original, run, fresh, range(len(fresh)), cls.tolerance)
+
+
+@pytest.mark.sweep
+@pytest.mark.filterwarnings("ignore")  # in a trial's process nobody sees what libraries say
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_do_not_influence_each_other_where_an_engine_runs_them(
+    name: str, model: str, tmp_path: Path
+) -> None:
+    """As `TestOnModels` has it, compiled or converted: by the engine that the technique asks for or needs."""
+    cls = techniques.get(name)
+    for i, technique in enumerate(dict.fromkeys((cls(), *cls().variants(make(model)[0])))):
+        workload, fresh = make_rows(model)
+        steps = in_order([technique.step(), *([COMPILER] if "compiled" in technique.needs else [])])
+        (tmp_path / str(i)).mkdir()
+        torch.compiler.reset()
+        try:
+            ready = prepared(workload, steps, None, tmp_path / str(i))
+        except RefusedTechnique:
+            continue
+        if ready.engine.name == "eager":
+            continue
+        (case,) = workload.cases(ready.target.compute_dtype)
+
+        def run(given: Sequence[torch.Tensor], ready: Any = ready, case: Any = case) -> Any:
+            return ready.engine(with_tensors(case, given))
+
+        with torch.inference_mode():
+            check_rows(_original(workload), run, fresh, range(len(fresh)), cls.tolerance)
+
+
+def make_rows(model: str) -> tuple[ModuleWorkload, list[torch.Tensor]]:
+    """A workload of ROWS rows of one of the models, and other inputs for it."""
+    torch.manual_seed(0)
+    build, inputs = MODELS[model]
+
+    def rows() -> list[torch.Tensor]:
+        parts = [inputs() for _ in range(ROWS)]
+        return [torch.cat(tensors)[:ROWS] for tensors in zip(*parts, strict=True)]
+
+    return ModuleWorkload(build(), tuple(rows())), rows()
+
+
+def _original(workload: ModuleWorkload) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
+    """Return what calls the original model in float64."""
+    model = workload.build().double()
+
+    def run(given: Sequence[torch.Tensor]) -> torch.Tensor:
+        with torch.no_grad():
+            return model(*(_double(x) for x in given))
+
+    return run
 
 
 def try_to_apply(target: Target, technique: Technique) -> str | None:
