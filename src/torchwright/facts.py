@@ -190,9 +190,10 @@ class Rung:
     step: Step
     kept: bool
     reason: str
-    status: Literal["kept", "dropped", "refused", "failed", "removed", "untried", "skipped"]
+    status: Literal["kept", "dropped", "refused", "failed", "removed", "untried", "skipped", "inconclusive"]
     """`refused`: it cannot run or pay, with the number as reason; `removed`: kept first, then found not to contribute;
-    `untried`: the time budget left nothing measured of it; `skipped`: by experience it was not worth measuring."""
+    `untried`: the time budget left nothing measured of it; `skipped`: by experience it was not worth measuring;
+    `inconclusive`: the ends of its interval are more than twice apart, so that noise may be all of its gain."""
     speedup: Interval | None = None
     """Against the best recipe so far (marginal)."""
     total_speedup: Interval | None = None
@@ -214,11 +215,16 @@ class Rung:
     """Seconds from the beginning of the search to this verdict; None in recipes of before."""
 
     @property
+    def was_slow(self) -> bool:
+        """Check whether the speed alone decided against it, or noise did."""
+        return self.status in ("dropped", "inconclusive")
+
+    @property
     def undecided(self) -> bool:
         """Whether nothing was measured of it, or so much went on beside it that it may pay all the same."""
         found = self.speedup
         hidden = found is not None and found.busy and found.low <= 1.0 < found.high / CLEARLY
-        return self.status == "untried" or (self.status == "dropped" and hidden)
+        return self.status in ("untried", "inconclusive") or (self.status == "dropped" and hidden)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 
@@ -500,3 +501,84 @@ def test_at_the_end_only_the_best_candidate_is_alive(world: World):
     world.gain = product(half=2.0, fuse=2.0, fold=0.9)
     outcome = world.search(step("fold"), step("half"), step("fuse"))
     assert world.alive == [(), outcome.best.steps]
+
+
+# ---------------------------------------------------------------------------------------------------- noise
+
+
+def noisy(name: str, spread: float) -> Callable[[frozenset[str], int], float]:
+    """A machine on which the turns of one step vary by `spread` either way."""
+    return lambda names, turn: spread if name in names and turn % 2 else 1 / spread if name in names else 1.0
+
+
+def test_an_interval_whose_ends_are_more_than_twice_apart_keeps_nothing(world: World):
+    """`kept float16 1.13x [1.13, 213.53]` was printed."""
+    world.gain, world.later = product(half=15.0), noisy("half", 13.0)
+    world.waited = lambda names, turn: 0.9
+    outcome = world.search(step("half"))
+    found = row(outcome, "half")
+    assert (found.status, found.undecided, found.kept) == ("inconclusive", True, False)
+    assert found.speedup.low > 1.0
+    assert found.speedup.high > 2 * found.speedup.low
+    assert "inconclusive, noise may be all of it" in found.reason
+    assert outcome.best is world.searching.baseline
+
+
+def test_noise_is_not_kept_for_being_asked_for(world: World):
+    world.gain, world.later = product(half=15.0), noisy("half", 13.0)
+    assert rows(world.search(wanted=(step("half"),))) == {"half": "inconclusive"}
+
+
+def test_noise_that_ends_is_outlasted_by_more_rounds(world: World):
+    world.gain = product(half=3.0)
+    world.later = lambda names, turn: (20.0, 0.3)[turn % 2] if "half" in names and turn < 16 else 1.0
+    found = row(world.search(step("half")), "half")
+    assert found.status == "kept"
+    assert found.speedup.high <= 2 * found.speedup.low
+
+
+def test_noise_around_something_slower_is_not_measured_for_long(world: World):
+    world.gain = product(half=0.1)
+    world.later = lambda names, turn: (1.0, 3.0)[turn % 2] if "half" in names else 1.0
+    found = row(world.search(step("half")), "half")
+    assert (found.status, found.undecided) == ("dropped", False)
+
+
+def test_an_inconclusive_step_is_measured_again_by_resume(world: World):
+    world.gain, world.later = product(half=15.0), noisy("half", 13.0)
+    first = world.search(step("half"))
+    world.later = lambda names, turn: 1.0
+    assert rows(world.resume(first, step("half"))) == {"half": "kept"}
+
+
+def test_what_was_asked_for_and_is_slower_says_so(world: World):
+    world.gain = product(fold=0.78)
+    world.later = lambda names, turn: (1.0, 0.7)[turn % 4 == 0] if "fold" in names else 1.0
+    found = row(world.search(wanted=(step("fold"),)), "fold")
+    assert found.status == "kept"
+    assert found.reason == f"{found.speedup.value:.2f}x: slower, kept because requested"
+
+
+@pytest.mark.parametrize("waited", [0.0, 0.9], ids=["quiet", "busy"])
+def test_the_times_of_the_summary_have_the_ratio_of_the_summary(world: World, waited: float):
+    """ "231 ms → 166 ms 1.01x" was printed: medians of either side, beside the median of the paired ratios."""
+    slow = [1.0, 1.0, 1.0, 3.0, 3.0]
+    world.gain = product(half=1.3)
+    world.later = lambda names, turn: slow[turn % 5] * (1.2 if names and turn % 2 else 1.0)
+    world.waited = lambda names, turn: waited
+    outcome = world.ship(step("half"))
+    assert names(outcome) == ["half"]
+    assert outcome.baseline.seconds / outcome.final.seconds == pytest.approx(outcome.speedup.value)
+    assert sum(case.seconds * case.repeat for case in outcome.final.cases) == pytest.approx(
+        outcome.final.seconds
+    )
+
+
+def test_a_last_comparison_that_is_all_noise_ships_the_original_and_decides_nothing(world: World):
+    world.gain = product(half=2.0)
+    real = noisy("half", 4.0)
+    world.later = lambda names, turn: real(names, turn) if len(world.started) > 2 else 1.0
+    outcome = world.ship(step("half"))
+    assert outcome.best.steps == ()
+    assert (row(outcome, "half").status, row(outcome, "half").undecided) == ("inconclusive", True)
+    assert any(note.endswith("in the last comparison: inconclusive") for note in outcome.notes)

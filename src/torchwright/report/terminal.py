@@ -45,6 +45,7 @@ _STYLE = {
     "refused": "dim",
     "failed": "red",
     "removed": "yellow",
+    "inconclusive": "magenta",
     "untried": "magenta",
     "skipped": "dim",
 }
@@ -138,7 +139,7 @@ class LiveProgress:
             parts.append(Text(f"… {len(self._rungs) - room} earlier", style="dim"))
         if self._rungs:
             table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-            table.add_column(no_wrap=True, width=len("removed"))
+            table.add_column(no_wrap=True, width=max(map(len, _STYLE)))
             table.add_column(no_wrap=True, overflow="ellipsis", ratio=2)
             table.add_column(no_wrap=True, width=len("10.00x"), justify="right")
             table.add_column(no_wrap=True, overflow="ellipsis", ratio=3, style="dim")

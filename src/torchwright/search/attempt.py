@@ -9,7 +9,7 @@ from dataclasses import replace
 from torchwright.errors import TorchwrightError
 from torchwright.facts import Interval, Quality, Ranked, Rung, Step
 from torchwright.search import choose, estimate
-from torchwright.search.compare import compare, mebibytes, worth
+from torchwright.search.compare import compare, is_noise, mebibytes, worth
 from torchwright.search.state import Search, Spent, Uncompiled
 from torchwright.techniques.base import Technique, compiles, from_step, in_order
 from torchwright.trial import client as trial
@@ -142,12 +142,14 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
     if _is_undecided(comparison.marginal):
         comparison = compare(search, candidate, final=True)
     verdict = worth(search, step, candidate, comparison)
-    noisy = _asked_for(search, step) and comparison.marginal.high > 1.0
-    if verdict is not None and not noisy:
-        search.record(step, candidate, comparison, "dropped", verdict)
+    gain, noise = comparison.marginal, is_noise(search, comparison)
+    if verdict is not None and (noise or gain.high <= 1.0 or not _asked_for(search, step)):
+        search.record(step, candidate, comparison, "inconclusive" if noise else "dropped", verdict)
         candidate.close()
         return False
-    reason = f"{comparison.marginal.value:.2f}x faster" if verdict is None else f"asked for; {verdict}"
+    reason = f"{gain.value:.2f}x faster" if verdict is None else f"asked for; {verdict}"
+    if verdict is not None and gain.value < 1.0:
+        reason = f"{gain.value:.2f}x: slower, kept because requested"
     if search.budget.objective == "memory":
         reason = f"{mebibytes(search.best.memory - candidate.memory)} less memory"
     if swapped:
@@ -161,7 +163,7 @@ def _judge(search: Search, step: Step, candidate: Candidate, swapped: tuple[Step
     company = [other for other in candidate.steps if other != step and other not in search.best.steps]
     search.rungs = [
         replace(rung, kept=True, status="kept", reason=f"{rung.reason}; kept for {step}")
-        if rung.step in company and rung.status == "dropped"
+        if rung.step in company and rung.was_slow
         else rung
         for rung in search.rungs
     ]
@@ -257,7 +259,7 @@ def _ground(technique: Technique, steps: Sequence[Step]) -> tuple[Step, ...]:
 
 def _is_undecided(gain: Interval) -> bool:
     """Whether noise hides what may be a gain: a longer comparison costs less than another trial."""
-    return gain.low <= 1.0 < gain.high and (gain.disturbed or gain.value >= PROMISING)
+    return gain.high > 1.0 and (gain.disturbed or (gain.low <= 1.0 and gain.value >= PROMISING))
 
 
 def _failed(search: Search, step: Step, failure: TrialFailed, started: float) -> bool:

@@ -490,7 +490,7 @@ def in_company(search: Search, technique: Technique, step: Step) -> tuple[Step, 
     best = [kept for kept in search.best.steps if not technique.replaces(from_step(kept))]
     for rung in search.rungs:
         other = from_step(rung.step)
-        if rung.status != "dropped" or rung.speedup is None or not missing <= other.gives:
+        if not rung.was_slow or rung.speedup is None or not missing <= other.gives:
             continue
         together = in_order([*best, rung.step, step])
         if other.enables and _hold_together(search, together):
@@ -556,7 +556,7 @@ def second_chances(search: Search) -> list[Step]:
     return [
         rung.step
         for rung in search.rungs
-        if rung.status == "dropped"
+        if rung.was_slow
         and rung.speedup is not None
         and rung.speedup.high > COMPANY
         and "compiled" not in from_step(rung.step).gives

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from torchwright.facts import Step
+from torchwright.facts import Interval, Step
 from torchwright.measure.clock import Rounds, paired_speedup
 from torchwright.search.state import FINISH_SHARE, Comparison, Search
 from torchwright.techniques.base import from_step
@@ -44,6 +44,8 @@ def worth(search: Search, step: Step, candidate: Candidate, comparison: Comparis
     gain, least = comparison.marginal, from_step(step).least_gain
     if gain.high <= 1.0:
         return f"{gain}: slower"
+    if is_noise(search, comparison):
+        return f"{gain}: inconclusive, noise may be all of it"
     if gain.low <= 1.0:
         return f"{gain}: no gain outside the noise"
     return f"{gain}: less than the {least:.2f}x that it must bring" if gain.value < least else None
@@ -80,6 +82,11 @@ def compare(search: Search, candidate: Candidate, *, final: bool = False) -> Com
     return Comparison(marginal=marginal, total=total)
 
 
+def is_noise(search: Search, comparison: Comparison) -> bool:
+    """Check whether a candidate's interval is too wide to keep it: its ends are more than twice apart."""
+    return search.budget.objective != "memory" and _hides_gain(comparison.marginal)
+
+
 def spares_original(search: Search) -> bool:
     """Whether a turn of the original takes so long that trials do without once something is kept."""
     return search.best is not search.baseline and turn_seconds(search.baseline) > SPARED_SECONDS
@@ -103,6 +110,9 @@ def _take_rounds(
         spent = search.context.clock() - begun
         expected = spent / len(rounds.all)
         best, candidate = contestants[-2:]
+        counted = [(best.seconds(row[-2]), candidate.seconds(row[-1])) for row in rounds.counted]
+        if len(counted) > 1 and _hides_gain(paired_speedup(*zip(*counted, strict=True))):
+            continue  # only more rounds can tell noise from a gain
         ratios = [best.seconds(row[-2]) / candidate.seconds(row[-1]) for row in rounds.quiet]
         clear = _is_clear(ratios)
         decided = not final and (clear or (faster and statistics.median(ratios or [1.0]) < 1.0))
@@ -134,6 +144,11 @@ def turn_seconds(candidate: Candidate) -> float:
 
 def mebibytes(count: float) -> str:
     return f"{count / 2**20:.0f} MiB"
+
+
+def _hides_gain(gain: Interval) -> bool:
+    """Check whether an interval that may be a gain is too wide to decide anything."""
+    return gain.disturbed and gain.high > 1.0
 
 
 def _is_clear(ratios: Sequence[float]) -> bool:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from torchwright.engines.base import Way
 from torchwright.errors import TorchwrightError
-from torchwright.facts import Interval, Quality, Step
+from torchwright.facts import Interval, Measurement, Quality, Step
 from torchwright.search import estimate
 from torchwright.search.attempt import counts, ranked
-from torchwright.search.compare import ROUNDS, NoTime, compare, turn_seconds, worth
+from torchwright.search.compare import ROUNDS, NoTime, compare, is_noise, turn_seconds, worth
 from torchwright.search.state import Comparison, Outcome, Search
 from torchwright.techniques.base import from_step, in_order
 from torchwright.trial import client as trial
@@ -93,7 +94,8 @@ def _beside(search: Search, rival: Candidate, proven: Comparison) -> tuple[Compa
     gain = comparison.marginal
     reason = worth(search, rival.steps[-1], rival, comparison)
     likely = gain.high if gain.busy else gain.value  # where others ran the value is the low end
-    if reason is not None and search.budget.objective != "memory" and gain.low <= 1.0 < likely:
+    close = gain.low <= 1.0 < likely or is_noise(search, comparison)
+    if reason is not None and search.budget.objective != "memory" and close:
         return comparison, f"{gain}: no gain outside the noise, and {totals}", behind
     return comparison, reason or str(gain), reason is not None
 
@@ -123,7 +125,7 @@ def _still_contributes(search: Search, candidate: Candidate, comparison: Compari
         return True
     if search.budget.objective == "memory":
         return candidate.memory > search.best.memory
-    return comparison.marginal.value < 1.0
+    return comparison.marginal.value < 1.0 or is_noise(search, comparison)
 
 
 def judge_again(search: Search) -> None:
@@ -288,7 +290,7 @@ def settle(search: Search, forms: Sequence[Form]) -> tuple[Outcome, Form | None,
     """
     search.tell("stage", "the artifact, loaded in a fresh process, against the original")
     promised = search.proven.total.value if search.best is not search.baseline else 1.0
-    last = forms[-1] if forms else None
+    last, noise = forms[-1] if forms else None, False
     for form in forms:
         if form.itself:
             with suppress(TrialFailed):  # its process may be lost: the turns of the search are enough
@@ -300,6 +302,9 @@ def settle(search: Search, forms: Sequence[Form]) -> tuple[Outcome, Form | None,
             candidate = form.start()
             total = _compared(search, candidate).total
             enough = 1.0 if form is last or search.best is search.baseline else NEARLY * promised
+            if noise := search.budget.objective != "memory" and total.disturbed and total.high > 1.0:
+                _not_held(search, form, candidate, f"was {total} in the last comparison: inconclusive")
+                continue
             if _holds(search, total, enough):
                 total = _over_processes(search, form, candidate, total)
             if held := _holds(search, total, enough):
@@ -318,21 +323,24 @@ def settle(search: Search, forms: Sequence[Form]) -> tuple[Outcome, Form | None,
             claimed = ORIGINAL if search.best is search.baseline else total
             return outcome_now(search, claimed, candidate), form, candidate
         _not_held(search, form, candidate, f"was {total} in the last comparison")
-    return give_up(search), None, None
+    return give_up(search, noise=noise), None, None
 
 
-def give_up(search: Search) -> Outcome:
-    """Return to the original."""
+def give_up(search: Search, *, noise: bool = False) -> Outcome:
+    """Return to the original; `noise` says that nothing is known of the recipe."""
     if search.best is not search.baseline:
         search.notes.append("no form of the recipe held in the last comparison: the original is returned")
-        return_to_original(search, "slower than the original at the end")
+        reason = "inconclusive" if noise else "slower than the original"
+        return_to_original(search, f"{reason} at the end", "inconclusive" if noise else "removed")
     return outcome_now(search, ORIGINAL)
 
 
-def return_to_original(search: Search, reason: str) -> None:
+def return_to_original(
+    search: Search, reason: str, status: Literal["removed", "inconclusive"] = "removed"
+) -> None:
     """Remove every kept step for that reason, and let go of all candidates but the original."""
     search.rungs = [
-        replace(rung, kept=False, status="removed", reason=reason) if rung.kept else rung
+        replace(rung, kept=False, status=status, reason=reason) if rung.kept else rung
         for rung in search.rungs
     ]
     if search.rival is not None:
@@ -349,7 +357,7 @@ def _compared(search: Search, candidate: Candidate) -> Comparison:
     search.baseline = search.best = candidate.original or baseline
     try:
         comparison = compare(search, candidate, final=True)
-        if comparison.total.low < 1.0 < comparison.total.high:
+        if comparison.total.high > 1.0 and (comparison.total.low < 1.0 or comparison.total.disturbed):
             comparison = compare(search, candidate, final=True)
         baseline.turns = search.baseline.turns  # what is printed is what was compared
     finally:
@@ -364,7 +372,7 @@ def _over_processes(search: Search, form: Form, candidate: Candidate, total: Int
     process cannot show that.
     """
     found = [(total, list(candidate.turns), list(search.baseline.turns))]
-    while len(found) < PROCESSES and (other := form.again()):
+    while len(found) < PROCESSES and not found[-1][0].busy and (other := form.again()):
         try:
             found.append((_compared(search, other).total, list(other.turns), list(search.baseline.turns)))
         finally:
@@ -408,7 +416,7 @@ def outcome_now(search: Search, speedup: Interval, final: Candidate | None = Non
     return Outcome(
         best=search.best,
         baseline=baseline,
-        final=baseline if measured is search.baseline else measured.measurement(),
+        final=baseline if measured is search.baseline else _agreeing(measured, baseline, speedup),
         speedup=speedup,
         rungs=tuple(search.rungs),
         description=search.description,
@@ -416,6 +424,18 @@ def outcome_now(search: Search, speedup: Interval, final: Candidate | None = Non
         notes=tuple(search.notes),
         more_seconds=search.more_seconds,
     )
+
+
+def _agreeing(candidate: Candidate, baseline: Measurement, speedup: Interval) -> Measurement:
+    """Return a candidate's times in proportion to the original's by the paired ratio that is claimed.
+
+    The medians of two columns of turns have another ratio than the median of the paired ones where the machine's speed
+    changes between rounds: "231 ms → 166 ms 1.01x" contradicts itself.
+    """
+    found = candidate.measurement()
+    factor = baseline.seconds / speedup.value / found.seconds
+    cases = tuple(replace(case, seconds=factor * case.seconds) for case in found.cases)
+    return replace(found, seconds=factor * found.seconds, cases=cases)
 
 
 def _time_for_a_turn(search: Search, candidate: Candidate) -> bool:
