@@ -44,6 +44,19 @@ def test_threads_that_wait_for_each_other_are_not_taken(load: Load, reason: str)
     assert disturbance(load, 2) == reason
 
 
+def test_no_more_threads_are_tried_than_a_quota_grants() -> None:
+    tried: list[int] = []
+
+    def run(threads: int) -> float:
+        tried.append(threads)
+        return 1 / threads
+
+    found = choose_threads(Load(running=0, cores=48, quota=7.65), 48, run)
+    assert found is not None
+    assert (found.threads, set(tried)) == (7, {1, 2, 4, 7})
+    assert str(choose_threads(LIMITED, 2, unasked)) == "1 of 2 threads: CPU quota of 0.5 cores"
+
+
 def test_a_busy_machine_keeps_the_threads_that_pay() -> None:
     found = choose_threads(Load(running=2, cores=4), 4, {1: 4.0, 2: 2.1, 4: 1.3}.__getitem__)
     assert found is not None

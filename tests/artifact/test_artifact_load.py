@@ -10,6 +10,7 @@ import pytest
 import torchwright as tw
 from folders import causal, save
 from language_artifacts import native_artifact
+from torchwright.artifact.load import quota_notice
 from torchwright.decoder.native import NativeModel
 from torchwright.decoder.packed import FORMS, TENSORS
 from torchwright.errors import ArtifactError
@@ -52,3 +53,9 @@ def test_what_fails_in_whole_files_is_told_as_it_is(written: Path, monkeypatch: 
     monkeypatch.setattr(NativeModel, "load", fail)
     with pytest.raises(ArtifactError, match="the decoder cannot be read"):
         tw.load(written)
+
+
+def test_threads_beyond_a_cpu_quota_are_pointed_out() -> None:
+    assert quota_notice(2, None) is quota_notice(2, 2.0) is None
+    assert "2 threads share a CPU quota of 0.5 cores" in (quota_notice(2, 0.5) or "")
+    assert "OMP_NUM_THREADS=3 " in (quota_notice(8, 3.5) or "")

@@ -14,6 +14,7 @@ from torch import nn
 from torchwright.artifact import folder as artifact
 from torchwright.artifact.folder import Manifest
 from torchwright.artifact.ways import Ways
+from torchwright.cpu_load import cpu_quota, whole_cores
 from torchwright.engines.door import Door
 from torchwright.engines.eager import Eager
 from torchwright.engines.module import OptimizedModule
@@ -99,6 +100,9 @@ def _load(
             checked()
         ready = ways.best(model)
     device = ways.device
+    threads = manifest.threads or torch.get_num_threads()
+    if device == "cpu" and (notice := quota_notice(threads, cpu_quota())):
+        ways.notices.append(notice)
     run = ready.run if ready.door is not None else on_threads(ready.run, manifest.threads)
     run = class_of(recipe.workload).front(run, recipe.workload)
     answers = ready.answers or as_model(
@@ -114,6 +118,16 @@ def _load(
     )
     _self_test(path, call_as_user(loaded, device), manifest, ready.tolerance)
     return loaded
+
+
+def quota_notice(threads: int, quota: float | None) -> str | None:
+    """Return what to do where a CPU quota grants fewer cores than there are threads; None where it does not."""
+    if quota is None or threads <= quota:
+        return None
+    return (
+        f"{threads} threads share a CPU quota of {quota:g} cores, and wait for each other: OMP_NUM_THREADS="
+        f"{whole_cores(threads, quota)} or torch.set_num_threads({whole_cores(threads, quota)}) runs faster"
+    )
 
 
 def call_as_user(loaded: Loaded, device: str) -> Run:

@@ -53,7 +53,10 @@ def choose_threads(load: Load, most: int, run: Callable[[int], float]) -> Thread
     reason = disturbance(load, most)
     if reason is None or most == 1:
         return None
-    return ThreadChoice(threads=fastest(calibrate(counts(most), run)), most=most, reason=reason)
+    # A quota of 7.65 cores is 7 threads: with one more, all wait while the group is throttled.
+    tried = counts(min(most, load.threads))
+    threads = fastest(calibrate(tried, run)) if len(tried) > 1 else tried[0]
+    return ThreadChoice(threads=threads, most=most, reason=reason)
 
 
 def counts(most: int) -> list[int]:

@@ -21,7 +21,7 @@ def settle_threads(context: Context, original: Candidate) -> ThreadChoice | None
         lambda threads: process.ask("mean_seconds", threads=threads),
     )
     if choice is not None:
-        context.any_threads = True
+        context.any_threads = choice.threads < choice.most
         context.threads = choice.threads
         process.ask("use_threads", threads=choice.threads)
     return choice
