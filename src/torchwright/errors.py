@@ -130,8 +130,8 @@ def _rebuild(
     return cls(summary, found=found, allowed=allowed, next=next, facts=facts)
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something; after a heading ("…:") the line below it, too."""
+def first_line(error: BaseException | str) -> str:
+    """Return the first line of an error's text that says something; after a heading ("…:") the line below it, too."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     heading = len(lines) > 1 and lines[0].endswith(":")
     return " ".join(lines[: 1 + heading])[:300] if lines else "no message"

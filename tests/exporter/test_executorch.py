@@ -14,6 +14,7 @@ from torchwright.engines.takes import tensors_of
 from torchwright.errors import RefusedTechnique
 from torchwright.exporter.executorch import MODEL, ExecuTorch
 from torchwright.exporter.export import export
+from torchwright.exporter.process import COMPLAINT
 from torchwright.exporter.reference import EXAMPLE, calls_of
 from torchwright.exporter.subject import make_subject
 from torchwright.workloads.accuracy import relative_error
@@ -163,3 +164,26 @@ def test_versions_that_do_not_go_together_are_refused(
     monkeypatch.setattr("torchwright.exporter.executorch.version", lambda name: executorch)
     reason = ExecuTorch.unavailable()
     assert reason is None if said is None else re.match(said, reason or "")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_installed")
+def test_an_operator_without_a_kernel_is_named_before_the_package_is_written(tmp_path: Path) -> None:
+    """The runtime says "error 0x14" when it loads such a package."""
+
+    class Sorted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sort(x)[0]
+
+    model = nn.Sequential(nn.Identity(), Sorted()).eval()
+    with pytest.raises(RefusedTechnique, match=r"aten\.sort in 1 \(.*no kernel for aten::sort"):
+        export(model, torch.randn(4, 3), to="executorch", out=tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_line_of_a_runtimes_log_that_says_what_is_wrong_is_found() -> None:
+    log = (
+        "[cpuinfo_utils.cpp:87] Failed to open midr file\n[method.cpp:12] begins\n"
+        "[op_add.cpp:40] In function operator(), Check failed (a == b): sizes\n[method.cpp:99] it failed\n"
+    )
+    assert COMPLAINT.findall(log)[0] == "In function operator(), Check failed (a == b): sizes"

@@ -16,8 +16,9 @@ from torchwright.devices import get_device
 from torchwright.engines.layout import lay_out_rows
 from torchwright.engines.package import Package
 from torchwright.engines.program import CHECK_LEAST, compile_program
-from torchwright.errors import RefusedTechnique, first_line
+from torchwright.errors import RefusedTechnique
 from torchwright.exporter.base import GraphTarget, Run, Written
+from torchwright.exporter.operators import refused_graph
 from torchwright.exporter.pt2 import profiled
 from torchwright.exporter.sizes import widen
 from torchwright.measure.toolchain import compiler_fault
@@ -81,9 +82,7 @@ class Aoti(GraphTarget):
         except OSError:
             raise
         except Exception as error:  # of Inductor, at what it does not know
-            raise RefusedTechnique(
-                "AOTInductor cannot compile this model", found=first_line(error)
-            ) from error
+            raise refused_graph("AOTInductor cannot compile this model", program, error) from error
         return Written(
             operators=_operators(folder / MODEL),
             notes=(

@@ -11,8 +11,9 @@ import torch
 
 from torchwright.engines.converted import Converted
 from torchwright.engines.program import ignore_library_warnings
-from torchwright.errors import RefusedTechnique, TorchwrightError, first_line
+from torchwright.errors import TorchwrightError
 from torchwright.exporter.base import GraphTarget, Run, Written
+from torchwright.exporter.operators import refused_graph
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -44,9 +45,7 @@ class ConvertedTarget(GraphTarget):
         except (TorchwrightError, OSError):
             raise
         except Exception as error:  # of the other library, at what it does not know
-            raise RefusedTechnique(
-                f"{cls.runtime} cannot take this model", found=first_line(error.__cause__ or error)
-            ) from error
+            raise refused_graph(f"{cls.runtime} cannot take this model", program, error) from error
         return cls.written(folder)
 
     @classmethod

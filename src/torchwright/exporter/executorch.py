@@ -25,6 +25,7 @@ from torchwright.exporter.executorch_language import (
 )
 from torchwright.exporter.executorch_read import contents, write_layers
 from torchwright.exporter.executorch_times import fallen_back
+from torchwright.exporter.operators import refused_graph
 from torchwright.exporter.sizes import widen
 from torchwright.quiet import quiet_libraries
 
@@ -121,7 +122,7 @@ def _convert(subject: Subject, precision: str, folder: Path, allowed: float) -> 
     if precision != "int8":
         return _lower(graph.program, {}, folder, lowering)
     assert lowering.quantizer is not None
-    with ignore_library_warnings(), quiet_libraries(), _refusing():
+    with ignore_library_warnings(), quiet_libraries(), _refusing(graph.program):
         quantizer = lowering.quantizer()
         program, parting = quantized(graph.program, graph.spec, subject.target, quantizer, allowed)
     return replace(_lower(program, {}, folder, lowering), parting=str(parting or ""))
@@ -129,7 +130,7 @@ def _convert(subject: Subject, precision: str, folder: Path, allowed: float) -> 
 
 def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path, lowering: Lowering) -> Written:
     """Write the program, delegated as far as the delegate goes; `methods` give constants."""
-    with ignore_library_warnings(), quiet_libraries(), _refusing():
+    with ignore_library_warnings(), quiet_libraries(), _refusing(program):
         from executorch.devtools.backend_debug import get_delegation_info
         from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 
@@ -148,6 +149,8 @@ def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path, lowe
         # A cache is written to where it lies, and not copied for it.
         lowered = edge.to_executorch(ExecutorchBackendConfig(run_reinplace_pass=bool(methods)))
         planned = _planned(lowered)
+        if (missing := _without_kernel(lowered)) and lowering is DELEGATES[FIRST]:
+            raise refused_graph("ExecuTorch's runtime cannot take this model", program, "; ".join(missing))
         write_layers(folder, lowered)
     (folder / MODEL).write_bytes(lowered.buffer)
     alone = {
@@ -165,9 +168,20 @@ def _lower(program: ExportedProgram, methods: dict[str, Any], folder: Path, lowe
         notes=(
             *lowering.notes,
             *(f"not delegated: {name}, {count} times" for name, count in alone.items()),
+            *missing,
             *(f"not delegated, and its time is not known: {name}" for name in untimed),
         ),
     )
+
+
+def _without_kernel(program: Any) -> list[str]:
+    """Name the operators for which the runtime here has no kernel: it says no more than "error 0x14" when it loads."""
+    from executorch.runtime import Runtime
+
+    there = set(Runtime.get().operator_registry.operator_names)
+    plans = program.executorch_program.execution_plan
+    called = {f"{one.name}.{one.overload}".rstrip(".") for plan in plans for one in plan.operators}
+    return [f"no kernel for {name}" for name in sorted(called - there)]
 
 
 def _planned(program: Any) -> dict[str, int]:
@@ -194,16 +208,14 @@ def _planned(program: Any) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _refusing() -> Iterator[None]:
-    """What ExecuTorch does not know, as a refusal."""
+def _refusing(program: ExportedProgram) -> Iterator[None]:
+    """Raise what ExecuTorch does not know of a graph as a refusal that names the operator."""
     try:
         yield
     except (TorchwrightError, OSError):
         raise
     except Exception as error:
-        raise RefusedTechnique(
-            "ExecuTorch cannot take this model", found=f"{type(error).__name__}: {first_line(error)}"
-        ) from error
+        raise refused_graph("ExecuTorch cannot take this model", program, error) from error
 
 
 def _minor(full: str) -> str:

@@ -27,6 +27,7 @@ from torchwright.engines.program import ignore_library_warnings
 from torchwright.engines.real_constants import real_constants
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.exporter.base import GraphTarget, Run, Values, Written
+from torchwright.exporter.operators import refused_graph
 from torchwright.exporter.pt2 import save
 from torchwright.exporter.reference import operator_keys
 from torchwright.json_file import read_json, typed
@@ -102,7 +103,10 @@ class LiteRt(GraphTarget):
                 real_constants(program)
             save(program, graph)
             names.write_text(json.dumps(keys), encoding="utf-8")
-            said = _converted(graph, names, folder / MODEL)
+            try:
+                said = _converted(graph, names, folder / MODEL)
+            except RefusedTechnique as error:
+                raise refused_graph(error.summary, program, error.found or "no message") from error
         given = [
             spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT
         ]

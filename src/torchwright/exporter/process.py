@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import tempfile
@@ -16,6 +17,12 @@ from torchwright.trial.fork_server import start
 
 SECONDS = 300.0
 """What takes longer is stopped."""
+COMPLAINT = re.compile(
+    r"^\[(?!cpuinfo)[\w.]+:\d+\] (.*(?:not found|[Cc]heck failed|[Uu]nsupported|[Ff]ailed).*)$", re.MULTILINE
+)
+"""A line of ExecuTorch's log that says what is wrong."""
+LONGEST = 300
+"""Characters of it."""
 
 
 class RunFailed(Exception):
@@ -61,9 +68,18 @@ class Runner:
             answer = json.loads(self._connection.recv_bytes())
         except (EOFError, ConnectionError) as error:
             raise RunFailed(self._death()) from error
+        for kind in ("failed", "refused"):
+            if kind in answer and (reason := self._complaint()):
+                answer[kind] = f"{answer[kind]} ({reason})"
         if "failed" in answer:
             raise RunFailed(answer["failed"])
         return answer
+
+    def _complaint(self) -> str:
+        """Return what the runtime has logged of its last failure: its error has a number alone (ExecuTorch)."""
+        self._log.seek(0)
+        said = COMPLAINT.findall(self._log.read().decode("utf-8", "replace"))
+        return said[0][:LONGEST] if said else ""
 
     def close(self) -> None:
         system.kill_all(self._process)
