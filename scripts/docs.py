@@ -33,6 +33,7 @@ from torchwright.serve.limits import Limits
 from torchwright.serve.openai.parse import REFUSED
 from torchwright.serve.openai.protocol import SPELLED_OUT, Shared
 from torchwright.techniques.base import describe
+from torchwright.techniques.properties import PROPERTIES
 
 WIDTH = 100
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -55,6 +56,9 @@ def main() -> int:
         BUILTINS: json.dumps(listed, indent=1, allow_nan=False) + "\n",
         ROOT / "docs" / "techniques.md": techniques_page(rows),
         ROOT / "docs" / "cli.md": cli_page(),
+        ROOT / "docs" / "plugins.md": with_blocks(
+            ROOT / "docs" / "plugins.md", {"properties": properties_table()}
+        ),
         ROOT / "docs" / "serve.md": with_blocks(ROOT / "docs" / "serve.md", serve_blocks()),
     }
     faults = [fault for path, text in pages.items() for fault in settle(path, text, check)]
@@ -65,6 +69,13 @@ def main() -> int:
         else f"{len(pages)} generated pages, all links and named scripts are in step with the code"
     )
     return 1 if faults else 0
+
+
+def properties_table() -> str:
+    """One row for each property that a technique may name."""
+    return table(
+        ("property", "the model has it if"), [(f"`{name}`", text) for name, text in PROPERTIES.items()]
+    )
 
 
 def techniques_page(rows: list[dict[str, Any]]) -> str:

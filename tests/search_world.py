@@ -48,6 +48,8 @@ class World:
     memory: Callable[[frozenset[str]], int] = lambda names: 1000 * 2**20
     faulting: Callable[[frozenset[str]], float] = lambda names: 0.0
     """Seconds of a recipe's pass that fresh pages take."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Name of a step → why the model, once it is built, does not allow it."""
     fails: dict[str, Exception] = field(default_factory=dict)
     """Name of a step → what starting a recipe with it raises."""
     cost: dict[str, float] = field(default_factory=dict)
@@ -246,6 +248,10 @@ class Process:
         )
         drop, high = drop if isinstance(drop, tuple) else (drop, drop)
         return make_quality(drop, high, metric=self.world.metric, samples=self.world.samples)
+
+    def refusals(self, *, steps: tuple[Step, ...], given: frozenset[str]) -> list[tuple[Step, str | None]]:
+        assert self.turns == 0, "what was asked for is checked before the original is timed"
+        return [(step, self.world.refused.get(step.name)) for step in steps]
 
     def describe(self, *, names: tuple[str, ...] | None) -> Description:
         self.world.asked.append(names)

@@ -162,6 +162,16 @@ def test_every_verb_and_option_has_a_help_text():
 # ---------------------------------------------------------------------------------------------------------- optimize
 
 
+def test_only_names_all_that_is_tried(api, capsys):
+    assert main(["optimize", "--quiet", "--only", "dtype:dtype=bfloat16", "--only", "compile"]) == 0
+    assert api.calls[0][1]["only"] == ["dtype:dtype=bfloat16", "compile"]
+    assert main(["optimize", "--only", "crash", "--quiet"]) == 1
+    assert "crash was asked for and not measured" in capsys.readouterr().err
+    for other in ("--with", "--without"):
+        assert main(["optimize", "--only", "dtype", other, "compile"]) == 2
+        assert f"{other} would say otherwise" in capsys.readouterr().err
+
+
 def test_optimize_takes_its_defaults_from_the_budget(api):
     assert main(["optimize", "--quiet"]) == 0
     (args, passed), budget = api.calls[0], Budget()
@@ -193,6 +203,7 @@ def test_optimize_passes_every_option_on(api, tmp_path):
     assert passed == {
         "max_drop": 0.05, "objective": "memory", "time_budget": 20.0, "batch": 2, "prompt_tokens": 64, "new_tokens": 8,
         "tokens": 40, "eval_text": str(text), "with_steps": ["dtype:dtype=bfloat16", "compile"], "without": ["threads"],
+        "only": [],
         "device": "cpu", "out": f"{tmp_path}/out", "seed": 7, "resume": True, "exhaustive": True,
         "settings": ("alpha=2", "beta-x=y"), "audio": (str(talk),), "reference": (str(text),),
         "images": str(pictures), "points": "4x2", "steps": 20, "size": "512x768", "prompts": str(text),

@@ -145,6 +145,7 @@ def optimize_cli(
     prompts: str | None = None,
     settings: Sequence[str] = (),
     with_steps: Sequence[str],
+    only: Sequence[str] = (),
     without: Sequence[str],
     device: str | None,
     out: str | None,
@@ -154,8 +155,8 @@ def optimize_cli(
     on_event: Callable[[Event], None],
     command: str,
 ) -> Result:
-    """`torchwright optimize`."""
-    wanted = [parse_step(text) for text in with_steps]
+    """Run `torchwright optimize`. `only` takes the place of `with_steps` and excludes all others."""
+    wanted = [parse_step(text) for text in only or with_steps]
     never = _known(without)
     options: dict[str, Any] = {"batch": batch, "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
     options |= {"tokens": tokens, "eval_text": eval_text, "images": images, "points": points}
@@ -173,6 +174,7 @@ def optimize_cli(
         budget=Budget(max_drop=max_drop, objective=objective, time_seconds=time_budget),
         device=device,
         wanted=wanted,
+        only=bool(only),
         without=never,
         seed=seed,
         resume=folder if resume else None,

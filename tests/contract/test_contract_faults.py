@@ -10,6 +10,7 @@ import torch
 
 from torchwright.techniques.base import techniques
 from torchwright.testing.examples import perceptron
+from torchwright.testing.test_techniques import TestDeclaration as Declaration
 from torchwright.testing.test_techniques import TestOnModels as Techniques
 from torchwright.testing.test_workloads import TestWorkload as Workloads
 from torchwright.workloads.module import ModuleWorkload
@@ -60,3 +61,27 @@ def test_a_technique_that_loses_more_than_it_declares(monkeypatch: pytest.Monkey
     monkeypatch.setattr(techniques.get("dtype"), "tolerance", 1e-9)
     with pytest.raises(AssertionError):
         Techniques().test_apply_keeps_what_the_model_computes("dtype", "mlp")
+
+
+@pytest.mark.parametrize(
+    ("declared", "names", "said"),
+    [
+        ("needs", {"flaot_weights"}, "unknown property 'flaot_weights'; did you mean 'float_weights'"),
+        ("needs", {"something_else"}, "unknown property 'something_else'"),
+        ("removes", {"eagre"}, "did you mean 'eager'"),
+        ("gives", {"compield"}, "did you mean 'compiled'"),
+    ],
+)
+def test_a_technique_that_misspells_a_property(
+    declared: str, names: set[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(techniques.get("dtype"), declared, frozenset(names))
+    with pytest.raises(AssertionError, match=said):
+        Declaration().test_properties_are_known("dtype")
+
+
+def test_a_technique_may_give_a_property_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(techniques.get("dtype"), "gives", frozenset({"tabulated"}))
+    monkeypatch.setattr(techniques.get("threads"), "needs", frozenset({"tabulated"}))
+    for name in ("dtype", "threads"):
+        Declaration().test_properties_are_known(name)

@@ -92,6 +92,12 @@ BUDGET = Budget()
     metavar="TECH[:opt=value,…]",
     help="Try this technique first; an error if it cannot run here, exit 1 if it fails. Repeatable.",
 )
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="TECH[:opt=value,…]",
+    help="Try this technique and no other that --only does not name; errors as of --with. Repeatable.",
+)
 @click.option("--without", multiple=True, metavar="TECH", help="Never try this technique. Repeatable.")
 @device_option
 @click.option(
@@ -127,6 +133,7 @@ def command(
     model: str | None,
     settings: tuple[str, ...],
     with_steps: tuple[str, ...],
+    only: tuple[str, ...],
     without: tuple[str, ...],
     every: bool,
     quiet: bool,
@@ -138,6 +145,9 @@ def command(
     Each technique is tried in a fresh process. The waterfall at the end says what each one gained, what it cost, and
     why it was kept or not. The result is written to a folder, the artifact.
     """
+    if only and (with_steps or without):
+        both = "--with" if with_steps else "--without"
+        raise click.UsageError(f"--only names all that is tried, and {both} would say otherwise")
     with importing():
         from torchwright import api
     from torchwright.report.terminal import LiveProgress, waterfall
@@ -147,13 +157,14 @@ def command(
             model,
             settings=settings,
             with_steps=list(with_steps),
+            only=list(only),
             without=list(without),
             on_event=progress,
             command=shlex.join(["torchwright", *sys.argv[1:]]),
             **options,
         )
     facts = {"path": str(result.path), "recipe": dataclasses.asdict(result.recipe)}
-    failed = api.asked_and_failed(result, with_steps, facts)
+    failed = api.asked_and_failed(result, only or with_steps, facts)
     if not as_json:
         console().print(waterfall(result.recipe, artifact=str(result.path), every=every))
     elif failed is None:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import DeviceFacts, Step
-from torchwright.techniques.base import Target, from_step, in_order
+from torchwright.techniques.base import Target, from_step, in_order, techniques
 from torchwright.workloads.base import Workload
 
 DISCOVERED = frozenset({"sdpa", "exportable"})
@@ -24,6 +25,41 @@ def make_target(workload: Workload, device: DeviceFacts) -> Target:
     target = Target(model=model, workload=workload, device=device, properties=set())
     target.properties = _properties(target)
     return target
+
+
+def seen_target(model: nn.Module, workload: Workload, device: DeviceFacts) -> Target:
+    """Return a target to look at, not to change: the model is the caller's own."""
+    target = Target(model=model, workload=workload, device=device, properties=set())
+    target.properties = _properties(target)
+    return target
+
+
+def refusal(target: Target, step: Step, given: frozenset[str]) -> str | None:
+    """Return why `step` cannot run on an original, or None. Other steps may give the properties in `given`.
+
+    What only running the model shows (`DISCOVERED`) is taken for granted.
+    """
+    technique = from_step(step)
+    if reason := technique.available(target.device):
+        return reason
+    have = frozenset(target.properties) | DISCOVERED
+    lacks = technique.required - have
+    if missing := lacks - given:
+        named = ", ".join(sorted(missing)).replace("_", " ")
+        return f"the model has no: {named}{_givers(missing, have)}"
+    if lacks:  # what it would say of the original is not true of the model that it gets
+        return None
+    seen = replace(target, properties=target.properties | DISCOVERED)
+    reasons = [
+        form.refuse(seen) for form in (technique.variants(seen) if technique.is_open else (technique,))
+    ]
+    return reasons[0] if reasons and all(reasons) else None
+
+
+def _givers(lacking: frozenset[str], have: frozenset[str]) -> str:
+    """Name the techniques that would give a model with the properties `have` all that is lacking."""
+    found = [name for name, cls in techniques if lacking <= cls.gives and cls.needs <= have]
+    return f"; ask for {' or '.join(found)} too" if found else ""
 
 
 def apply_steps(target: Target, steps: Sequence[Step]) -> None:

@@ -19,6 +19,7 @@ from torchwright.errors import RefusedTechnique, TorchwrightError
 from torchwright.facts import Step
 from torchwright.process import interrupts
 from torchwright.search import choose, components, estimate, experience, resume
+from torchwright.search.asked import given_by, raise_refused
 from torchwright.search.attempt import attempt, lost_uncompiled
 from torchwright.search.finish import drop_one, finish, judge_again, meet_rival, return_to_original
 from torchwright.search.state import Outcome, Search, Spent
@@ -76,6 +77,7 @@ def _measure_baseline(search: Search) -> None:
     try:
         process = search.baseline.process
         search.spent.append(Spent(steps=(), seconds=clock() - begun))
+        _check_asked(search)
         if search.earlier is None and (choice := settle_threads(search.context, search.baseline)):
             search.notes.append(f"measured with {choice}")
             search.tell("notice", search.notes[-1])
@@ -93,6 +95,13 @@ def _measure_baseline(search: Search) -> None:
     except BaseException:
         search.baseline.close()
         raise
+
+
+def _check_asked(search: Search) -> None:
+    """Raise `RefusedTechnique` for a step asked for by name that the model, now built, does not allow."""
+    if search.wanted:
+        given = given_by(search.wanted, search.only, search.without)
+        raise_refused(search.baseline.process.ask("refusals", steps=search.wanted, given=given))
 
 
 def _recall(search: Search) -> None:

@@ -20,6 +20,7 @@ from torchwright.process import interrupts
 from torchwright.quiet import errors_alone
 from torchwright.report import html
 from torchwright.search import experience, resume
+from torchwright.search.asked import check_asked
 from torchwright.search.claim import claim
 from torchwright.search.loop import run
 from torchwright.search.save import make_recipe
@@ -45,6 +46,7 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
         raise WorkloadError(f"a budget of {budget}", allowed="max_drop of 0 or more, time above 0 seconds")
     check_described(request.workload)
     device = get_device(request.device)
+    check_asked(request, device)
     earlier = resume.read(request.resume, request, device.name) if request.resume else None
     for notice in request.workload.notices():
         watch(Event(kind="notice", text=notice, elapsed=0.0, time_budget=budget.time_seconds))

@@ -29,6 +29,7 @@ from torchwright.techniques.base import (
     parse_step,
     techniques,
 )
+from torchwright.techniques.properties import PROPERTIES, misspelled
 from torchwright.testing.models import MODELS
 from torchwright.testing.rows import check_rows
 from torchwright.testing.shipped import prepared
@@ -101,6 +102,16 @@ class TestDeclaration:
             assert isinstance(properties, frozenset)
             assert all(isinstance(word, str) and word.isidentifier() for word in properties)
             assert not properties & set(NAMES) - {name}, "no technique names another"
+
+    def test_properties_are_known(self, name: str) -> None:
+        """What it needs or removes is a property that models have or a technique gives; what it gives is no typo."""
+        cls = techniques.get(name)
+        given = {word for _, other in techniques for word in other.gives if other is not cls}
+        needed = {word for _, other in techniques for word in other.needs if other is not cls}
+        own, others = PROPERTIES.keys() | cls.gives, PROPERTIES.keys() | given
+        faults = misspelled(cls.needs | cls.removes, own | given, must_exist=True)
+        faults += misspelled(cls.gives, others | needed, must_exist=False)
+        assert not faults, f"{name}: {'; '.join(faults)}"
 
     def test_steps_round_trip(self, name: str) -> None:
         for technique in options(name):

@@ -86,6 +86,13 @@ class Session:
         self.device.start()
         self.threads = threads
 
+    def refusals(self, *, steps: tuple[Any, ...], given: frozenset[str]) -> list[tuple[Any, str | None]]:
+        """Return each of `steps` with the reason why it cannot run on the original, or None."""
+        from torchwright.engines.apply import refusal
+
+        self._build()
+        return [(step, refusal(self.target, step, given)) for step in steps]
+
     def describe(self, *, names: tuple[str, ...] | None = None) -> Description:
         """What can be tried on the original here: properties, variants with refusals, kernel times, operations."""
         from torchwright.engines.describe import describe_target
