@@ -144,7 +144,7 @@ def test_layers_that_cannot_be_packed_are_listed() -> None:
         "layers.rows": "10 outputs are not a multiple of 16",
         "layers.columns": "48 inputs are not a multiple of the group of 64",
         "layers.asked": "left alone by option",
-        "attention.out_proj": "a NonDynamicallyQuantizableLinear, whose weight others may read",
+        "attention.out_proj": "a NonDynamicallyQuantizableLinear is read by its owner, not called",
     }
     assert (coverage.changed, coverage.total) == (1, 5)
     assert target.model(torch.randn(2, 3, 64)).shape == (2, 3, 32)

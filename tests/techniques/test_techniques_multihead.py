@@ -102,7 +102,9 @@ def test_whole_transformers_of_torch(norm_first: bool) -> None:
 
 def test_what_computes_something_else_is_left_alone() -> None:
     class Subclass(nn.MultiheadAttention):
-        pass
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            attended, weights = super().forward(*args, **kwargs)
+            return attended.relu(), weights
 
     hooked = attention()
     hooked.register_forward_hook(lambda *_: None)

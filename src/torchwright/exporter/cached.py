@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from torchwright.errors import RefusedTechnique, first_line
+from torchwright.layer_types import computes_as
 from torchwright.workloads.huggingface import cache_keyword
 
 ATTENTION = "torchwright_cached"
@@ -152,7 +153,7 @@ def narrowed(model: Any) -> tuple[nn.Module, bool]:
     model = copy.deepcopy(model)
     embedding = model.get_input_embeddings()
     half = embedding.weight.detach().to(torch.bfloat16)
-    if not isinstance(embedding, nn.Embedding) or not torch.equal(half.float(), embedding.weight):
+    if not computes_as(embedding, (nn.Embedding,)) or not torch.equal(half.float(), embedding.weight):
         return model, False
     embedding.weight = nn.Parameter(half, requires_grad=False)
     embedding.register_forward_hook(lambda module, args, output: output.float())

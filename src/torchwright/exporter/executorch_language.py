@@ -16,6 +16,7 @@ from torchwright.errors import RefusedTechnique
 from torchwright.exporter.base import Run
 from torchwright.exporter.cached import Cached, narrowed
 from torchwright.hub.folder import read_config
+from torchwright.layer_types import overridden
 from torchwright.workloads.base import Case
 
 if TYPE_CHECKING:
@@ -83,13 +84,17 @@ def _methods(config: dict[str, Any], length: int, piece: int) -> dict[str, Any]:
 
 
 def _quantize(model: nn.Module) -> tuple[str, ...]:
-    """Linear layers of 4-bit weights in groups, their inputs in 8 bits row by row; those that stay as they are."""
+    """Quantize linear layers: 4-bit weights in groups, 8-bit inputs per token. Returns the layers left alone."""
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerGroup, quantize_
 
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    fitting = {name for name, module in linears.items() if module.in_features % GROUP == 0}
+    fitting = {
+        name
+        for name, module in linears.items()
+        if module.in_features % GROUP == 0 and not overridden(module, (nn.Linear,))
+    }
     if not fitting:
-        raise RefusedTechnique(f"no linear layer's inputs are a multiple of {GROUP}")
+        raise RefusedTechnique(f"no linear layer has inputs in a multiple of {GROUP} and torch's own forward")
     config = Int8DynamicActivationIntxWeightConfig(
         weight_dtype=torch.int4, weight_granularity=PerGroup(GROUP)
     )

@@ -21,6 +21,7 @@ from torchwright.exporter.compressed import Layout
 from torchwright.exporter.formats import stored_names
 from torchwright.hub.checkpoint import QUANTIZATION, Checkpoint
 from torchwright.hub.folder import model_files, read_config
+from torchwright.layer_types import overridden
 from torchwright.scheme import GROUPS
 from torchwright.workloads.huggingface import load_model, quiet_transformers
 
@@ -129,7 +130,7 @@ def _linears(subject: Subject) -> set[str]:
     names = {
         name.removeprefix(prefix)
         for name, module in subject.original.named_modules()
-        if isinstance(module, nn.Linear)
+        if overridden(module, (nn.Linear,)) is None
     }
     return names - {"lm_head"}
 

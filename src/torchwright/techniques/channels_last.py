@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from torchwright.facts import Coverage
+from torchwright.layer_types import overridden
 from torchwright.techniques.base import Phase, Target
 from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.techniques.shared.wrapping import named
@@ -32,8 +33,9 @@ class ChannelsLast(ForParts):
     def refuse(self, target: Target) -> str | None:
         if fault := super().refuse(target):
             return fault
-        if not self._layers(target):
-            return f"{', '.join(self.parts) or 'the model'} has no 2-D convolution"
+        layers = [layer for name, layer in named(target.model, CONVOLUTIONS) if self.covers(name)]
+        if all(overridden(layer, CONVOLUTIONS) for layer in layers):
+            return f"{', '.join(self.parts) or 'the model'} has no 2-D convolution of torch's own class"
         leaves = [
             pytree.tree_leaves((case.args, case.kwargs))
             for case in target.workload.cases(target.compute_dtype)
@@ -44,23 +46,24 @@ class ChannelsLast(ForParts):
         return None
 
     def apply(self, target: Target) -> None:
-        layers = self._layers(target)
-        for layer in layers:
-            layer.to(memory_format=torch.channels_last)
+        found = [(name, layer) for name, layer in named(target.model, CONVOLUTIONS) if self.covers(name)]
+        # A subclass's forward may view its weight as it lies.
+        skipped = {name: why for name, layer in found if (why := overridden(layer, CONVOLUTIONS))}
+        for name, layer in found:
+            if name not in skipped:
+                layer.to(memory_format=torch.channels_last)
         if not self.parts:  # a component's first convolution turns what it is given
             target.model = ChannelsLastInputs(target.model)
         target.coverage.append(
             Coverage(
                 technique=self.name,
-                changed=len(layers),
-                total=len(layers),
+                changed=len(found) - len(skipped),
+                total=len(found),
                 unit="2-D convolutions",
                 kernel="channels-last",
+                skipped=skipped,
             )
         )
-
-    def _layers(self, target: Target) -> list[Any]:
-        return [layer for name, layer in named(target.model, CONVOLUTIONS) if self.covers(name)]
 
 
 class ChannelsLastInputs(nn.Module):

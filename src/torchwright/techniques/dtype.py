@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from torchwright.facts import Coverage
+from torchwright.layer_types import computes_as
 from torchwright.techniques.base import Phase, Target
 from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.techniques.shared.half import LAYERS, Lower, lower
@@ -133,8 +134,7 @@ class Autocast(nn.Module):
         modules = list(self.inner.modules())
         readers = Counter(id(tensor) for module in modules for tensor in module._parameters.values())
         for layer in modules:
-            plain = type(layer) in LAYERS and "forward" not in vars(layer)
-            for tensor in layer._parameters.values() if plain else ():
+            for tensor in layer._parameters.values() if computes_as(layer, LAYERS) else ():
                 if tensor is not None and readers[id(tensor)] == 1:
                     tensor.data = tensor.data.to(self.dtype)
 

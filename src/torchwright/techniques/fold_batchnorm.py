@@ -10,8 +10,9 @@ import torch
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.shared.batchnorm import FOLDABLE, NORMS, fold
-from torchwright.techniques.shared.wrapping import outputs, worst_error
+from torchwright.techniques.shared.batchnorm import FOLDABLE, fold
+from torchwright.techniques.shared.rest_of_norm import NORMS
+from torchwright.techniques.shared.wrapping import named, outputs, worst_error
 
 TOLERANCE = 1e-3
 """Largest relative error of any output after folding, in float32."""
@@ -27,9 +28,9 @@ class FoldBatchNorm(Technique):
     removes: ClassVar[frozenset[str]] = frozenset({"batch_norm"})
 
     def refuse(self, target: Target) -> str | None:
-        if not any(isinstance(m, NORMS) for m in target.model.modules()):
+        if not any(named(target.model, NORMS)):
             return "the model has no batch norm"
-        if not any(isinstance(m, FOLDABLE) for m in target.model.modules()):
+        if not any(named(target.model, FOLDABLE)):
             return "the model has no convolution or linear layer to fold a batch norm into"
         return None
 

@@ -18,8 +18,9 @@ from torchwright.facts import Coverage, DeviceFacts
 from torchwright.kernels.cpu import build
 from torchwright.kernels.gpu import operators as gpu
 from torchwright.kernels.limits import LANES, LARGEST_HEAD
+from torchwright.layer_types import attached
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.shared.wrapping import attached, of_classes, replace_where
+from torchwright.techniques.shared.wrapping import of_classes, replace_where
 
 KNOWN = frozenset(
     f"transformers.models.{module}.{name}"

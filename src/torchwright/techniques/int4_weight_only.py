@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
+from torchwright.layer_types import deviation, overridden
 from torchwright.quiet import quiet_import
 from torchwright.techniques.base import Phase, Target
 from torchwright.techniques.shared.for_parts import ForParts
@@ -71,17 +72,19 @@ class Int4WeightOnly(ForParts):
         return replace(self, skip=tuple(sorted({*self.skip, *map(plain_name, names)})))
 
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
-        if type(module) is not nn.Linear or _shape_fault(module, self.group_size):
+        layer: Any = module
+        if overridden(layer, (nn.Linear,)) or _shape_fault(layer, self.group_size):
             return None
-        w_NK = module.weight.detach().float()
+        w_NK = layer.weight.detach().float()
         error_NK = dequantize(*quantize(w_NK, self.group_size, self.rounding), self.group_size) - w_NK
         exact = F.linear(x.float(), w_NK)
         return float(F.linear(x.float(), error_NK).norm() / exact.norm().clamp_min(1e-12))
 
     def stand_in(self, module: nn.Module) -> nn.Module | None:
-        if type(module) is not nn.Linear or _shape_fault(module, self.group_size):
+        layer: Any = module
+        if overridden(layer, (nn.Linear,)) or _shape_fault(layer, self.group_size):
             return None
-        return Int4Linear.of(module, self.group_size, self.rounding)
+        return Int4Linear.of(layer, self.group_size, self.rounding)
 
     def apply(self, target: Target) -> None:
         layers = {name: each for name, each in named(target.model, nn.Linear) if self.covers(name)}
@@ -223,8 +226,8 @@ def skips(model: nn.Module, technique: Int4WeightOnly) -> dict[str, str]:
             continue
         if name in asked:
             reasons[name] = "left alone by option"
-        elif type(layer) is not nn.Linear:
-            reasons[name] = f"a {type(layer).__name__}, whose weight others may read"
+        elif reason := deviation(layer, (nn.Linear,)):
+            reasons[name] = reason
         elif fault := _shape_fault(layer, technique.group_size):
             reasons[name] = fault
     return reasons

@@ -18,8 +18,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchwright.facts import Coverage
+from torchwright.layer_types import attached, computes_as
 from torchwright.techniques.base import Phase, Target, Technique
-from torchwright.techniques.shared.wrapping import attached, of_classes, replace_module, replace_where
+from torchwright.techniques.shared.wrapping import of_classes, replace_module, replace_where
 
 TRANSFORMERS = frozenset(
     f"transformers.models.{module}.{name}TwoWayTransformer"
@@ -232,6 +233,7 @@ def _attentions(model: nn.Module) -> list[tuple[str, Any, type[TokensAsk | Place
 def _reason(layer: Any) -> str | None:
     """Why a layer is left as it is, or None."""
     projections = [getattr(layer, name, None) for name in ("q_proj", "k_proj", "v_proj")]
-    if any(type(each) is not nn.Linear or each.bias is None for each in (*projections, _out(layer))):
+    layers = (*projections, _out(layer))
+    if any(each is None or not computes_as(each, (nn.Linear,)) or each.bias is None for each in layers):
         return "its projections are no plain linear layers with a bias"
     return attached(layer)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from torchwright.facts import DeviceFacts, Step
+from torchwright.layer_types import overridden
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared import half
 from torchwright.techniques.shared.batchnorm import fold
@@ -109,7 +110,7 @@ class RunOpenVino(Technique):
         )
 
     def module_error(self, module: nn.Module, x: torch.Tensor) -> float | None:
-        if self.precision != "int8" or type(module) not in LAYERS:
+        if self.precision != "int8" or overridden(module, LAYERS):
             return None
         layer: Any = module
         return relative_error(layer.forward(x).float(), calibrated_on(layer, x)(x).float())

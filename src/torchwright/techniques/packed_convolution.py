@@ -19,10 +19,11 @@ from torchwright.facts import Coverage, DeviceFacts
 from torchwright.kernels import conv
 from torchwright.kernels.cpu import build
 from torchwright.kernels.limits import LANES
+from torchwright.layer_types import deviation, overridden
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.batchnorm import fold
 from torchwright.techniques.shared.convolution_graph import fuse_convolutions
-from torchwright.techniques.shared.wrapping import attached, layer_input, named, replace_module
+from torchwright.techniques.shared.wrapping import layer_input, named, replace_module
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 KINDS = (nn.Conv2d, nn.Linear)
@@ -96,6 +97,8 @@ class PackedConvolution(Technique):
             if isinstance(layer, nn.Linear):
                 if not reason:
                     replace_module(target.model, layer, PackedLinear(layer))
+            elif overridden(layer, KINDS):
+                continue  # its forward may view the weight as it lies
             elif reason:
                 layer.to(memory_format=torch.channels_last)
             else:
@@ -249,17 +252,17 @@ def _padding(layer: nn.Conv2d) -> list[int] | None:
 
 def _reason_of_linear(layer: nn.Linear) -> str | None:
     """Why a linear layer is none for these kernels, or cannot be replaced."""
-    if type(layer) is not nn.Linear:
-        return f"a {type(layer).__name__} may compute something else"
+    if reason := deviation(layer, (nn.Linear,)):
+        return reason
     if layer.weight.dtype != torch.float32 or torch.ops.torchwright.isa() not in VECTORS:
         return "oneDNN's takes no longer"
-    return attached(layer)
+    return None
 
 
 def _reason(layer: Any) -> str | None:
     """Why a convolution is none for these kernels, or cannot be replaced."""
-    if type(layer) is not nn.Conv2d:
-        return f"a {type(layer).__name__} may compute something else"
+    if reason := deviation(layer, (nn.Conv2d,)):
+        return reason
     if layer.weight.dtype not in TYPES:
         return f"its weight is {layer.weight.dtype}"
     padding = _padding(layer)
@@ -277,4 +280,4 @@ def _reason(layer: Any) -> str | None:
         return "its groups are more than a channel, or give more than one"
     elif layer.groups < LANES or layer.kernel_size[1] not in WIDTHS:
         return f"it has fewer than {LANES} channels, or a window {layer.kernel_size[1]} wide"
-    return attached(layer)
+    return None

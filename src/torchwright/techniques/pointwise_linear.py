@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from torchwright.facts import Coverage, DeviceFacts
+from torchwright.layer_types import deviation
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.batchnorm import fold
-from torchwright.techniques.shared.wrapping import attached, linear_of, named, replace_where
+from torchwright.techniques.shared.wrapping import linear_of, named, replace_where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,4 @@ def _reason(layer: Any) -> str | None:
         return f"its window is {layer.kernel_size[0]} x {layer.kernel_size[1]}"
     if layer.stride != (1, 1) or layer.groups != 1 or layer.padding not in ((0, 0), "same", "valid"):
         return "it has a stride, a padding or groups"
-    if type(layer) is not nn.Conv2d:
-        return f"a {type(layer).__name__} may compute something else"
-    return attached(layer)
+    return deviation(layer, (nn.Conv2d,))

@@ -12,6 +12,7 @@ from torch import nn
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
+from torchwright.layer_types import deviation
 from torchwright.quiet import quiet_import
 from torchwright.techniques.base import Phase, Target, Technique
 from torchwright.techniques.shared.int8 import quantize_weight
@@ -112,13 +113,9 @@ class Sparse24(Technique):
             return f"narrower than {self.min_features} features"
         if N % ROWS or K % COLUMNS:
             return f"{N} × {K} is not a multiple of {ROWS} × {COLUMNS}"
-        if self.bits == 8:
-            return (
-                None
-                if type(layer) is nn.Linear
-                else f"a {type(layer).__name__}, whose weight others may read"
-            )
-        if dtype is not None and layer.weight.dtype not in DTYPES:
+        if reason := deviation(layer, (nn.Linear,)):
+            return reason
+        if self.bits == 16 and dtype is not None and layer.weight.dtype not in DTYPES:
             return f"{str(layer.weight.dtype).removeprefix('torch.')} has no sparse kernel; float16 and bfloat16 do"
         return None
 

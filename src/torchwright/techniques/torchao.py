@@ -12,6 +12,7 @@ from torch import nn
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
+from torchwright.layer_types import overridden
 from torchwright.quiet import quiet_import
 from torchwright.techniques.base import Phase, Target
 from torchwright.techniques.shared.for_parts import ForParts
@@ -141,7 +142,11 @@ class TorchAO(ForParts):
     def _takes(self, module: nn.Module) -> bool:
         """Whether the format has a place for a module's weight; torchao itself leaves others alone."""
         block = BLOCKS.get(self.config, 1)
-        return type(module) is nn.Linear and not any(side % block for side in module.weight.shape)
+        # Hooks stay: torchao changes the weight and keeps the layer.
+        if overridden(module, (nn.Linear,)):
+            return False
+        weight: Any = module.weight
+        return not any(side % block for side in weight.shape)
 
     def retreat(self, names: tuple[str, ...]) -> Self:
         return replace(self, skip=tuple(sorted({*self.skip, *map(plain_name, names)})))

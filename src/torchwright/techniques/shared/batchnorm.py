@@ -1,4 +1,10 @@
-"""Folding each batch norm into the convolution or linear layer before it, where that is the same function."""
+"""Fold each batch norm into the convolution or linear layer before it, where that is the same function.
+
+Classes decide nothing here, because subclasses compute more than their base (timm's `BatchNormAct2d` applies an
+activation, its `Conv2dSame` pads, its `StdConv2d` standardizes its weight). A layer takes a batch norm if one call of
+the model shows that its output is a product of its own weight and bias; of a batch norm's subclass what follows
+`F.batch_norm` stays (`rest_of_norm.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,18 +16,31 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
+from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from torchwright.techniques.shared.wrapping import has_hooks, named, replace_module
+from torchwright.layer_types import attached
+from torchwright.techniques.shared.rest_of_norm import NORMS, rest_of_norm
+from torchwright.techniques.shared.wrapping import named, replace_module
 from torchwright.workloads.base import Case
 
 PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 FOLDABLE = (*PLAIN, *TRANSPOSED, nn.Linear)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+PRODUCTS = frozenset(
+    {
+        F.conv1d,
+        F.conv2d,
+        F.conv3d,
+        F.conv_transpose1d,
+        F.conv_transpose2d,
+        F.conv_transpose3d,
+        F.linear,
+    }
+)
+"""Functions of (input, weight, bias) whose output channels scale with those of weight and bias."""
 
 
 @dataclass(kw_only=True)
@@ -40,7 +59,7 @@ class Folded:
 
 
 def fold(model: nn.Module, cases: Sequence[Case]) -> Folded:
-    """Fold what can be folded in `model`; one call on the first case shows which layer each batch norm follows."""
+    """Fold the batch norms of `model` that can be; a call on the first case shows which layer each one follows."""
     norms = dict(named(model, NORMS))
     folded = Folded(replaced=[], skipped={}, total=len(norms))
     trace = trace_calls(model, cases[0])
@@ -49,7 +68,11 @@ def fold(model: nn.Module, cases: Sequence[Case]) -> Folded:
         if layer is None:
             folded.skipped[name] = reason
             continue
-        for old, new in ((layer, _fuse(layer, norm)), (norm, nn.Identity())):
+        rest = rest_of_norm(norm)
+        if rest is None:
+            folded.skipped[name] = f"a {type(norm).__name__} does not begin with its batch norm"
+            continue
+        for old, new in ((layer, _fuse(layer, norm)), (norm, rest)):
             replace_module(model, old, new)
             folded.replaced.append((old, new))
     return folded
@@ -64,10 +87,12 @@ class NormTrace:
     calls: Counter[nn.Module] = field(default_factory=Counter)
     shared: set[nn.Module | None] = field(default_factory=set)
     """Layers whose output is read by more than their batch norm."""
+    other: set[nn.Module] = field(default_factory=set)
+    """Layers that gave something else than a product of their weight and bias."""
     dims: dict[nn.Module, int] = field(default_factory=dict)
 
     def layer_before(self, norm: Any) -> tuple[Any, str]:
-        """The layer that `norm` can be folded into, or None and the reason."""
+        """Return the layer that `norm` can be folded into, or None and the reason."""
         layer = self.source.get(norm)
         if self.calls[norm] == 0:
             return None, "it is not called on the example inputs"
@@ -81,8 +106,12 @@ class NormTrace:
             return None, "something else reads the output of the layer before it"
         if norm.training or norm.running_mean is None:
             return None, "it normalizes by the statistics of the batch"
-        if parametrize.is_parametrized(layer) or has_hooks(layer) or has_hooks(norm):
-            return None, "a parametrization or a hook is attached to it or to the layer before it"
+        if reason := attached(norm):
+            return None, reason
+        if reason := attached(layer):
+            return None, f"the layer before it: {reason}"
+        if layer in self.other:
+            return None, f"the layer before it, a {type(layer).__name__}, computes something else"
         if isinstance(layer, TRANSPOSED) and layer.groups > 1:
             return None, "the layer before it is a transposed convolution in groups"
         if isinstance(layer, nn.Linear) and self.dims[layer] != 2:
@@ -93,6 +122,7 @@ class NormTrace:
 def trace_calls(model: nn.Module, case: Case) -> NormTrace:
     """Run one case and watch the layers and batch norms in it."""
     trace = NormTrace()
+    product: tuple[Any, ...] = (None, None, None)  # the last one: output, weight and bias
     made: dict[int, tuple[nn.Module, weakref.ref[torch.Tensor]]] = {}
     inside: list[nn.Module] = []
 
@@ -104,10 +134,17 @@ def trace_calls(model: nn.Module, case: Case) -> NormTrace:
         def __torch_function__(self, func, types, args=(), kwargs=None):
             if not inside and getattr(func, "__name__", "") not in ("__get__", "dim", "size"):
                 trace.shared |= {maker(leaf) for leaf in pytree.tree_leaves((args, kwargs or {}))}
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            if func in PRODUCTS:
+                nonlocal product
+                product = result, *_weight_and_bias(*args, **(kwargs or {}))
+            return result
 
-    def layer_done(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def layer_done(module: Any, args: tuple[Any, ...], output: Any) -> None:
         trace.calls[module] += 1
+        own = output, module._parameters.get("weight"), module._parameters.get("bias")
+        if any(one is not other for one, other in zip(product, own, strict=True)):
+            trace.other.add(module)
         if isinstance(output, torch.Tensor):
             made[id(output)] = module, weakref.ref(output)
             trace.dims[module] = output.dim()
@@ -138,6 +175,13 @@ def trace_calls(model: nn.Module, case: Case) -> NormTrace:
             handle.remove()
     trace.shared |= {maker(leaf) for leaf in pytree.tree_leaves(result)}
     return trace
+
+
+def _weight_and_bias(
+    input: Any, weight: Any, bias: Any = None, *rest: Any, **settings: Any
+) -> tuple[Any, Any]:
+    """The two arguments of any of `PRODUCTS`."""
+    return weight, bias
 
 
 def _fuse(layer: Any, norm: Any) -> nn.Module:

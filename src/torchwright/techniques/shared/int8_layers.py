@@ -11,6 +11,7 @@ from torch import nn
 
 from torchwright.errors import RefusedTechnique
 from torchwright.facts import Coverage, DeviceFacts
+from torchwright.layer_types import deviation, overridden
 from torchwright.techniques.base import Phase, Settings, Target
 from torchwright.techniques.shared.for_parts import ForParts
 from torchwright.techniques.shared.int8 import Int8Layer, register_patterns
@@ -117,7 +118,7 @@ class Int8Layers(ForParts):
         return stand_in_error(module, self.stand_in(module), x)
 
     def stand_in(self, module: nn.Module) -> nn.Module | None:
-        if not isinstance(module, self.kinds) or _read_by_owner(module):
+        if overridden(module, self.kinds):
             return None
         replaced = self.replace_layer(module)
         return None if isinstance(replaced, str) else replaced
@@ -134,12 +135,12 @@ def quantizable(
         reason = ""
         if name in skip:
             reason = "left in float: among the most sensitive"
+        elif why := deviation(module, kinds):
+            reason = why
         elif isinstance(module, nn.Conv2d) and (
             module.padding_mode != "zeros" or isinstance(module.padding, str)
         ):
             reason = "the padding is not a number of zeros"
-        elif _read_by_owner(module):
-            reason = f"a {type(module).__name__} is read by its owner, not called"
         elif module.weight.dtype not in FLOATS:
             reason = f"its weight is {module.weight.dtype}"
         yield name, module, reason
@@ -168,8 +169,3 @@ def fewest_rows(
         for handle in handles:
             handle.remove()
     return rows
-
-
-def _read_by_owner(module: nn.Module) -> bool:
-    """Whether it is a linear layer whose owner reads the weight instead of calling the layer."""
-    return isinstance(module, nn.Linear) and type(module) is not nn.Linear

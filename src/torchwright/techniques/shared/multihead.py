@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchwright.techniques.shared.wrapping import attached, linear_of, named, replace_module
+from torchwright.layer_types import deviation
+from torchwright.techniques.shared.wrapping import linear_of, named, replace_module
 
 
 def separate_heads(model: nn.Module) -> dict[str, str]:
@@ -26,11 +27,11 @@ def separate_heads(model: nn.Module) -> dict[str, str]:
 
 
 def _reason(module: Any) -> str | None:
-    if type(module) is not nn.MultiheadAttention:
-        return f"a {type(module).__name__} may compute something else"
+    if reason := deviation(module, (nn.MultiheadAttention,)):
+        return reason
     if module.bias_k is not None or module.add_zero_attn:
         return "it attends to keys that are not in its inputs"
-    return attached(module)
+    return None
 
 
 class SeparateHeads(nn.Module):

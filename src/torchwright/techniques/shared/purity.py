@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from torchwright.layer_types import deviation
 from torchwright.techniques.shared.source import NotRewritten, bound_names
 
 OPERATORS = (
@@ -270,6 +271,8 @@ def _module_reason(module: nn.Module) -> str | None:
     for part in module.modules():
         if not type(part).__module__.startswith("torch.nn.modules"):
             return f"runs the code of {type(part).__name__}, which is not looked into"
+        if reason := deviation(part, (type(part),)):
+            return f"is called with more around it: {reason}"
         if isinstance(part, FAILING):
             return "fails for an index out of range"
         if isinstance(part, STATEFUL) and part.training:

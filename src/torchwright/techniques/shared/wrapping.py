@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -31,7 +30,10 @@ def plain_name(name: str) -> str:
 
 
 def named(model: nn.Module, kind: type[nn.Module] | tuple[type[nn.Module], ...]) -> Iterator[tuple[str, Any]]:
-    """Every module of this kind under its plain name, those shared only once."""
+    """List the modules of this kind and of its subclasses under their plain names, those shared only once.
+
+    A subclass may compute something else: ask `layer_types.deviation` before a module is replaced.
+    """
     return ((plain_name(name), module) for name, module in model.named_modules() if isinstance(module, kind))
 
 
@@ -64,18 +66,6 @@ def layer_input(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def part_of(model: nn.Module, name: str) -> nn.Module:
     """The module of this name, whatever `model` was wrapped into since."""
     return next(module for found, module in model.named_modules() if plain_name(found) == name)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether calling it does more than its forward."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def attached(module: nn.Module) -> str | None:
-    """Why a module cannot be replaced by another of the same weights, or None."""
-    if has_hooks(module) or parametrize.is_parametrized(module):
-        return "a hook or a parametrization is attached to it"
-    return None
 
 
 def linear_of(weight_NK: torch.Tensor, bias_N: torch.Tensor | None) -> nn.Linear:

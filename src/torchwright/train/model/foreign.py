@@ -18,6 +18,7 @@ from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture
 from torchwright.decoder.families import read_decoder_config
 from torchwright.errors import ModelError
 from torchwright.hub.folder import model_files, read_config
+from torchwright.layer_types import overridden
 from torchwright.train.model.attention import visible
 from torchwright.train.model.fill import whole
 from torchwright.train.model.four_bit import FourBitLinear
@@ -159,16 +160,17 @@ def keeps_apart(model: Foreign) -> bool:
 
 
 def linear_names(model: Foreign) -> Iterator[str]:
-    """The linear layers (`nn.Linear`, GPT-2's `Conv1D`) within the model's stack of layers that can have an adapter.
+    """List the linear layers (`nn.Linear`, GPT-2's `Conv1D`) within the model's layers that can have an adapter.
 
-    In a state-space mixer that is `in_proj`: its fused kernels take the other weights without calling their layers.
+    A subclass with a forward of its own has none: the merged weight would not compute what both compute. Of a
+    state-space mixer only `in_proj` has one: its fused kernels take the other weights without calling their layers.
     """
     with quiet_transformers():
         from transformers.pytorch_utils import Conv1D
 
     inside = set(model.layers.modules())
     for name, module in model.named_modules():
-        if module not in inside or not isinstance(module, nn.Linear | Conv1D):
+        if module not in inside or overridden(module, (nn.Linear, Conv1D)):
             continue
         parent, _, last = name.rpartition(".")
         in_mixer = any(isinstance(beside, nn.Conv1d) for beside in model.get_submodule(parent).children())

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torchwright.errors import ModelError
+from torchwright.layer_types import computes_as
 from torchwright.train.model.fill import fill, whole
 from torchwright.train.model.four_bit import BLOCK, FourBit, FourBitLinear, FourBits
 
@@ -145,7 +146,7 @@ def freeze(
         return
     for name in linears:
         linear = model.get_submodule(name)
-        if not isinstance(linear, nn.Linear) or linear.in_features % BLOCK:
+        if not computes_as(linear, (nn.Linear,)) or linear.in_features % BLOCK:
             raise ModelError(
                 f"'{four_bits}' keeps rows of matrices in blocks of {BLOCK} weights",
                 found=f"{name} is {type(linear).__name__} with {sides(linear)[0]} inputs",
@@ -161,7 +162,7 @@ def add_adapters(model: nn.Module, names: Iterable[str], **options: Any) -> None
         layer: Any = model.get_submodule(name)
         adapter = Adapter(layer, **options)
         layer.add_module(NAME, adapter)
-        if type(layer) is nn.Linear and adapter.magnitude is None and adapter.dropout is None:
+        if computes_as(layer, (nn.Linear,)) and adapter.magnitude is None and adapter.dropout is None:
             layer.forward = partial(adapter.adapted, layer)
         else:
             layer.register_forward_hook(adapter.applied)
