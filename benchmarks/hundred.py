@@ -186,6 +186,7 @@ def one(
             "claim": triple(result.speedup),
             "search_s": round(result.recipe.search_seconds, 1),
             "tried": tried(result),
+            "wrong": [str(rung.step) for rung in result.steps if rung.wrong],
             "fresh_loss": fresh_loss(start, model, loaded, fresh),
         }
         ours = ready(OURS, loaded)

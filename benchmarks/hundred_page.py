@@ -57,7 +57,8 @@ def wrong(row: Row) -> list[str]:
     loss = row["fresh_loss"]
     if isinstance(loss, str):
         return [f"another batch: {loss}"]
-    return [f"off by {loss:.2%} on fresh inputs"] if loss > SLACK * row["budget"] else []
+    off = [f"off by {loss:.2%} on fresh inputs"] if loss > SLACK * row["budget"] else []
+    return off + [f"the rewrite of {step} is wrong" for step in row.get("wrong", ())]
 
 
 def slower(row: Row) -> list[str]:

@@ -73,6 +73,7 @@ def row(**changes: Any) -> dict[str, Any]:
     [
         ({}, []),
         ({"fresh_loss": 0.02}, ["off by 2.00% on fresh inputs"]),
+        ({"wrong": ["fold_batchnorm"]}, ["the rewrite of fold_batchnorm is wrong"]),
         ({"fresh_loss": "ValueError: shape"}, ["another batch: ValueError: shape"]),
         ({"over": {"original": [0.9, 0.8, 0.97]}}, ["0.90x of the original's speed"]),
         ({"over": {"original": [0.9, 0.8, 0.99]}}, []),

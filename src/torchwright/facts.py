@@ -211,6 +211,8 @@ class Rung:
     """How many layers there were."""
     earlier: bool = False
     """Its figures are of the run that this one continues."""
+    wrong: bool = False
+    """The loss is so far beyond the technique's own that its rewrite is wrong for this model: a fault to report."""
     ended_seconds: float | None = None
     """Seconds from the beginning of the search to this verdict; None in recipes of before."""
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from search_techniques import Half
 from search_world import Process, World, fake_world, lossy, names, product, row, rows, step, tried
 from torchwright.errors import RefusedTechnique
-from torchwright.facts import Budget, Step
+from torchwright.facts import Budget, Step, to_json
 from torchwright.techniques.base import from_step
 
 
@@ -134,6 +135,25 @@ def test_a_loss_a_hair_over_the_budget_does_not_look_equal_to_it(world: World):
     world.gain, world.drop = product(half=2.0), lambda steps: 0.010003 * bool(steps)
     outcome = world.search(step("half"))
     assert row(outcome, "half").reason == "error rises by 1.0003% (up to 1.0003%), the budget is 1.00%"
+
+
+def test_a_loss_that_no_rounding_explains_is_a_wrong_rewrite_to_report(world: World):
+    world.drop = lossy(fold=0.89)
+    outcome = world.search(step("fold"))
+    assert row(outcome, "fold").wrong
+    assert row(outcome, "fold").reason.endswith(
+        "; the rewrite of fold is wrong for this model: please report"
+    )
+    assert '"wrong": true' in to_json(row(outcome, "fold"))
+
+
+@pytest.mark.parametrize(("loss", "wrong"), [(0.05, False), (0.9, False), (2.6, True)])
+def test_what_declares_a_loss_is_not_suspected_for_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, loss: float, wrong: bool
+):
+    monkeypatch.setattr(Half, "tolerance", 0.25)
+    world.drop = lossy(half=loss)
+    assert row(world.search(step("half")), "half").wrong is wrong
 
 
 def test_an_implausible_improvement_is_refused(world: World):

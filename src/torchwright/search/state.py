@@ -334,7 +334,14 @@ class Search:
         return tuple(other for other in self.best.steps if other != step)
 
     def record(
-        self, step: Step, candidate: Candidate, comparison: Comparison | None, status: Any, reason: str
+        self,
+        step: Step,
+        candidate: Candidate,
+        comparison: Comparison | None,
+        status: Any,
+        reason: str,
+        *,
+        wrong: bool = False,
     ) -> None:
         """A row for a candidate, with what was measured of it."""
         if comparison:
@@ -361,6 +368,7 @@ class Search:
                 compile_seconds=compiled,
                 payback_calls=payback,
                 coverage=candidate.prepared.coverage,
+                wrong=wrong,
             )
         )
 

@@ -70,6 +70,10 @@ class RunOpenVino(Technique):
         return self.autocast
 
     @property
+    def expected_loss(self) -> float:
+        return self.tolerance if self.epsilon else Technique.tolerance
+
+    @property
     def epsilon(self) -> float:
         return EPSILONS[self.precision] * (AUTOCAST if self.autocast else 1.0)
 
