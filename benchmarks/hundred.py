@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import starmap, zip_longest
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,13 @@ from torchwright.facts import Interval, Recipe
 from torchwright.workloads.accuracy import relative_error
 from torchwright.workloads.module import ModuleWorkload
 
+Peers = dict[str, Iterator[tuple[str, nn.Module]]]
+"""Group → its contenders by name, of which the fastest within the budget counts."""
 ONE = "_one"
 PRECISIONS = ("f32", "bf16")
 GLANCES = 3
 """Timings by which the fastest of the peers is chosen."""
-LIBRARIES = ("torch", "transformers", "torchvision", "diffusers", "openvino", "nncf", "onnxruntime")
+LIBRARIES = ("torch", "transformers", "torchvision", "timm", "diffusers", "openvino", "nncf", "onnxruntime")
 """Those that have a model, an engine or a peer here."""
 SEARCHES = 10
 """Times its search that one architecture may take in all."""
@@ -158,7 +160,14 @@ def death(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def one(
-    folder: str, name: str, max_drop: float, time_budget: float, alone: bool, recipes: Path | None = None
+    folder: str,
+    name: str,
+    max_drop: float,
+    time_budget: float,
+    alone: bool,
+    recipes: Path | None = None,
+    *,
+    peers_of: Callable[[nn.Module], Peers] | None = None,
 ) -> Row:
     model, inputs = hundred_models.make_several(name)
     artifact = f"{folder}/artifact"
@@ -194,7 +203,7 @@ def one(
             return row | {"failure": f"loaded: {ours.failure}"}
         peers: dict[str, turns.Contender] = {}
         if not alone:
-            groups = {BY_HAND: by_hand(model), OPENVINO: by_openvino(model)}
+            groups = (peers_of or all_peers)(model)
             for group, members in groups.items():
                 row[group], fastest = best(starmap(ready, members), max_drop)
                 if fastest:
@@ -209,6 +218,10 @@ def keep(name: str, recipe: Recipe, folder: Path) -> None:
     file = folder / f"{name}.json"
     file.with_suffix(".part").write_text(json.dumps(found))
     file.with_suffix(".part").rename(file)
+
+
+def all_peers(model: nn.Module) -> Peers:
+    return {BY_HAND: by_hand(model), OPENVINO: by_openvino(model)}
 
 
 def by_hand(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -1,9 +1,9 @@
 """A hundred architectures: name → what it is, how it is cut, and a factory of (module, example inputs).
 
-Sizes are those that transformers and torchvision publish as defaults (those of the base checkpoint). Where a model
-would not fit beside its copies its depth is cut, and the row says so. Weights are random: layer scales that training
-begins near zero are half, so that no block is idle, and batch norms have the statistics of the example. Nothing is
-downloaded, nothing of Torchwright imported.
+Sizes are those that transformers, torchvision and timm publish as defaults (those of the base checkpoint). Where a
+model would not fit beside its copies its depth is cut, and the row says so. Weights are random: layer scales that
+training begins near zero are half, so that no block is idle, and batch norms have the statistics of the example.
+Nothing is downloaded, nothing of Torchwright imported.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from outside_modules import settle
+from timm_import import import_timm
 
 Inputs = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
 BATCH, OTHER_BATCH, TOKENS = 2, 3, 64
@@ -31,7 +32,19 @@ LATENT = 64
 """Latent pixels of a side of a denoiser's picture."""
 IDLE = 0.01
 """Layer scales up to this begin near zero."""
-SCALES = ("layer_scale", "layer_scale_parameter", "lambda_1", "lambda_2", "lambda1", "gamma_1", "gamma_2")
+SCALES = (
+    "layer_scale",
+    "layer_scale_parameter",
+    "lambda_1",
+    "lambda_2",
+    "lambda1",
+    "gamma_1",
+    "gamma_2",
+    "gamma1",
+    "gamma2",
+    "gamma",
+    "skipinit_gain",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +59,8 @@ class Entry:
     """What is smaller than published."""
 
 
+TIMM = "timm."
+"""Before timm's names, of which torchvision has some, too."""
 MODELS: dict[str, Entry] = {}
 
 
@@ -63,6 +78,9 @@ def make(
         for key, parameter in model.named_parameters():
             if key.rpartition(".")[2] in SCALES and parameter.abs().max() <= IDLE:
                 parameter.fill_(0.5)
+            # timm begins with the last norm of a block, and some heads, at zero.
+            elif key.endswith("weight") and not parameter.any():
+                parameter.fill_(0.5) if parameter.dim() == 1 else parameter.normal_(std=0.02)
     settle(model, example)
     if (batch, inputs) == (BATCH, 0):
         return model, example
@@ -540,6 +558,62 @@ _torchvision(
 )
 _torchvision("vision", "r3d_18", 3, 8, 112, 112, path="torchvision.models.video")
 _torchvision("vision", "r2plus1d_18", 3, 8, 112, 112, path="torchvision.models.video")
+
+
+# timm
+
+
+def add_timm(name: str) -> None:
+    def build(batch: int, **others: Any) -> tuple[nn.Module, Inputs]:
+        model = import_timm().create_model(name, **others)
+        return model, (torch.randn(batch, *model.pretrained_cfg["input_size"]),)
+
+    MODELS[f"{TIMM}{name}"] = Entry(kind="timm", make=build)
+
+
+for name in (
+    "resnetv2_50",
+    "resnetv2_50x1_bit",
+    "seresnet50",
+    "ecaresnet50t",
+    "resnest14d",
+    "res2net50_26w_4s",
+    "skresnet18",
+    "dpn68",
+    "dla34",
+    "cspresnet50",
+    "ese_vovnet19b_dw",
+    "nf_resnet50",
+    "dm_nfnet_f0",
+    "gernet_s",
+    "efficientnetv2_rw_t",
+    "tf_efficientnetv2_b0",
+    "tf_mixnet_s",
+    "tf_mobilenetv3_large_100",
+    "mobilenetv4_conv_small",
+    "ghostnetv2_100",
+    "lcnet_100",
+    "rexnet_100",
+    "repvgg_a0",
+    "mobileone_s0",
+    "fastvit_t8",
+    "xception41",
+    "inception_next_tiny",
+    "convnextv2_tiny",
+    "caformer_s18",
+    "mixer_s32_224",
+    "resmlp_12_224",
+    "gmlp_s16_224",
+    "coatnet_0_224",
+    "efficientformer_l1",
+    "edgenext_small",
+    "cait_xxs24_224",
+    "xcit_nano_12_p16_224",
+    "volo_d1_224",
+    "botnet26t_256",
+    "eva02_tiny_patch14_224",
+):
+    add_timm(name)
 
 
 # diffusers: a step at 512 x 512 pixels, which guidance calls on two rows
