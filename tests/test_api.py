@@ -130,8 +130,10 @@ def test_inputs_that_the_model_rejects_are_said_in_words(doubled: None):
 
 
 def test_what_is_no_module_is_said_in_words():
-    with pytest.raises(ModelError, match="the model is a function"):
+    with pytest.raises(ModelError, match=r"the model is a function.*Next: torchwright\.compile_numpy"):
         tw.optimize(lambda x: x, X)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ModelError, match=r"Next: give an instance: Linear\("):
+        tw.optimize(nn.Linear, X)  # pyright: ignore[reportArgumentType]
 
 
 # ------------------------------------------------------------------------------------------------- result

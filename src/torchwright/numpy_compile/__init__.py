@@ -7,8 +7,10 @@ would have returned, or that it is faster. ``compile_numpy`` adds both. The jour
 2. A new key goes through the *check* (check.py): the original runs on the real arguments (original.py), compiled
    candidates (program.py) run on the same arguments, their results are compared (compare.py), and all of them
    are timed in turn.
-3. The winner serves every later call with that key (wrapper.py). If none agrees and is faster, the original serves.
-4. A served call may run only graphs that went through the check. A guard miss (a new shape, a new Python
+3. A graph is compiled only if NumPy's operations in it (operations.py) are known to be torch's for every kind of value:
+   semantics.py looks them up in a table, or asks probe.py, which runs them on the values of domain.py.
+4. The winner serves every later call with that key (wrapper.py). If none agrees and is faster, the original serves.
+5. A served call may run only graphs that went through the check. A guard miss (a new shape, a new Python
    value) sends the call back to the check; too many of those and the original serves for good.
 
 Graphs that write into an argument are refused, so a failed compiled call can always be repeated by the

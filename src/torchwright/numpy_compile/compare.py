@@ -32,6 +32,8 @@ class Deviation:
 
     rtol: float | None = None
     atol: float | None = None
+    scale: float = 0.0
+    """The largest magnitude that went in: sums that cancel are off by its rounding."""
     problems: list[str] = field(default_factory=list)
     dtype_differences: list[str] = field(default_factory=list)
     outside: list[Place] = field(default_factory=list)
@@ -69,15 +71,21 @@ class Deviation:
         worst = float(difference.max())
         self.error = max(self.error, worst / largest if largest else worst)
         relative = RTOL[ref.dtype.name] if self.rtol is None else self.rtol
-        absolute = ATOL_EPS * float(np.finfo(ref.dtype).eps) * largest if self.atol is None else self.atol
+        absolute = (
+            ATOL_EPS * float(np.finfo(ref.dtype).eps) * max(largest, self.scale)
+            if self.atol is None
+            else self.atol
+        )
         if (difference > absolute + relative * np.abs(ref)).any():
             self.outside.append(at)
             self.problems.append(f"{where}: off by up to {worst:.3g} (largest value {largest:.3g})")
 
 
-def compare(reference: Any, result: Any, rtol: float | None = None, atol: float | None = None) -> Deviation:
-    """``result`` beside NumPy's ``reference``: types, structure, dtypes, shapes and values."""
-    found = Deviation(rtol, atol)
+def compare(
+    reference: Any, result: Any, rtol: float | None = None, atol: float | None = None, scale: float = 0.0
+) -> Deviation:
+    """Compare ``result`` with NumPy's ``reference``: types, structure, dtypes, shapes and values."""
+    found = Deviation(rtol, atol, scale)
     if structure(reference) != structure(result):
         found.problems.append(
             f"NumPy returned {_type_text(reference)}, the compiled function {_type_text(result)}"

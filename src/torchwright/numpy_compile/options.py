@@ -37,7 +37,9 @@ class Options:
     measure: bool = True
     """False serves compiled code wherever it agrees, without timing it."""
     measure_seconds: float = 2.0
-    """Most time to spend on timing in one first call."""
+    """Most time to spend on timing in one first call; three rounds may take as long as compiling did."""
+    progress: bool = True
+    """Print one line to stderr where compiling takes longer than two seconds."""
 
     def __post_init__(self) -> None:
         for name, low in (("threads", 1), ("rtol", 0), ("atol", 0), ("measure_seconds", 0)):
@@ -69,3 +71,4 @@ class OptionFields(TypedDict, total=False):
     strict: bool
     measure: bool
     measure_seconds: float
+    progress: bool

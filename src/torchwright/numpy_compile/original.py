@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import pickle
 import time
 import warnings
 from collections.abc import Callable
@@ -28,15 +29,14 @@ class Original:
 def run_original(fn: Callable, call: ArrayCall) -> Original:
     """Run ``fn`` once on the real arguments, watching for side effects."""
     pristine = [array.copy() for array in call.arrays]
-    drawn = np.random.get_state(legacy=False)
+    drawn = _random_states(fn)
     started = time.perf_counter()
     result = fn(*call.args, **call.kwargs)
     seconds = time.perf_counter() - started
-    now = np.random.get_state(legacy=False)
     refusal = _outside_store(fn)
     if not all(map(_same_bytes, call.arrays, pristine)):
         refusal = "it writes into an argument"
-    elif str(drawn) != str(now) or not np.array_equal(drawn["state"].get("key"), now["state"].get("key")):
+    elif drawn != _random_states(fn):
         refusal = refusal or "it draws from np.random, whose stream compiled code does not follow"
     return Original(result, seconds, refusal)
 
@@ -53,6 +53,21 @@ def time_original(fn: Callable, call: ArrayCall) -> float:
 def numpy_errors_are_trapped() -> bool:
     """Whether NumPy would raise, or call back, where compiled code does nothing."""
     return not set(np.geterr().values()) <= {"warn", "ignore"}
+
+
+def _random_states(fn: Callable) -> list[bytes]:
+    """The states of np.random and of the generators that ``fn`` reads as globals or enclosing names."""
+    inner = inspect.unwrap(fn)
+    code = getattr(inner, "__code__", None)
+    outer: list[Any] = []
+    if code is not None:
+        outer = [inner.__globals__.get(name) for name in code.co_names]
+        outer += [value for _, value in sorted(inspect.getclosurevars(inner).nonlocals.items())]
+    states = [pickle.dumps(np.random.get_state())]
+    for generator in outer:
+        if isinstance(generator, np.random.Generator | np.random.RandomState):
+            states.append(pickle.dumps(generator))
+    return states
 
 
 def _outside_store(fn: Callable) -> str | None:

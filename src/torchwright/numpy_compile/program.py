@@ -18,14 +18,16 @@ import numpy as np
 import torch
 
 from torchwright.engines.compiler_caches import use_private_caches
+from torchwright.numpy_compile import semantics
 from torchwright.numpy_compile.call import ArrayCall
+from torchwright.numpy_compile.operations import Step, steps
 from torchwright.numpy_compile.report import ProgramRefused, first_line
 from torchwright.numpy_compile.tree import Path, leaves, map_leaves
 
 _SERIAL = itertools.count()
 _SETTINGS_LOCK = threading.RLock()
 """Held while a process-wide setting is changed, so that no second Python thread saves, and restores, our value."""
-_SAFE_INDUCTOR = {
+SAFE_INDUCTOR = {
     # With g++ < 13, loading a kernel linked with unsafe maths sets flush-to-zero in the calling thread: NumPy
     # itself would lose its subnormals. Contraction to FMA changes argmin and comparisons near ties.
     "cpp.enable_unsafe_math_opt_flag": False,
@@ -65,6 +67,8 @@ class Program:
         self.graphs = 0
         self.breaks: dict[str, int] = {}
         self.compile_seconds = 0.0
+        self.dtype_differences: list[str] = []
+        """Operations whose results have another dtype than NumPy's."""
         self._arrays_0d: frozenset[Path] = frozenset()
         self._scalars: frozenset[Path] = frozenset()
         self._refusal: str | None = None
@@ -87,7 +91,7 @@ class Program:
         try:
             with (
                 warnings.catch_warnings(),
-                inductor_config.patch({**_SAFE_INDUCTOR, "cpp.threads": self.variant.threads}),
+                inductor_config.patch({**SAFE_INDUCTOR, "cpp.threads": self.variant.threads}),
                 # A hit in this cache would skip the look at the graph for writes into arguments.
                 functorch_config.patch(enable_autograd_cache=False),
                 dynamo_config.patch(
@@ -146,19 +150,33 @@ class Program:
         if self._checking != threading.get_ident():
             raise Unchecked
         self.graphs += 1
+        self._require_numpys_operations(list(steps(graph.graph)))
         return compile_fx(graph, example_inputs, inner_compile=self._inner_compile)
+
+    def _require_numpys_operations(self, found: list[Step]) -> None:
+        """Refuse a graph with an operation that torch computes otherwise than NumPy, before it is compiled."""
+        self.dtype_differences = [step.dtype_difference for step in found if step.dtype_difference]
+        if self.dtype_differences:
+            self._refuse(f"another dtype than NumPy: {self.dtype_differences[0]}")
+        reason = next((step.refusal for step in found if step.refusal), "") or semantics.first_difference(
+            found
+        )
+        if reason:
+            self._refuse(reason)
+
+    def _refuse(self, reason: str) -> None:
+        self._refusal = reason
+        raise ProgramRefused(reason)
 
     def _inner_compile(self, graph: Any, example_inputs: Any, **options: Any) -> Any:
         from torch._inductor.compile_fx import compile_fx_inner
 
         for node in graph.graph.nodes:
             if str(node.target).removeprefix("aten.") in DIVISIONS and _may_trap(node):
-                self._refusal = f"this release of torch ends the process where {node.name} divides by zero"
-                raise ProgramRefused(self._refusal)
+                self._refuse(f"this release of torch ends the process where {node.name} divides by zero")
             writes = node.op == "call_function" and node.target is torch.ops.aten.copy_.default
             if writes and node.args[0].op == "placeholder":
-                self._refusal = "it writes into an argument"
-                raise ProgramRefused(self._refusal)
+                self._refuse("it writes into an argument")
         return compile_fx_inner(graph, example_inputs, **options)
 
 

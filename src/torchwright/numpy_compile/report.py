@@ -20,9 +20,10 @@ class NumpyReport:
     reason: str
     signature: str = ""
     speedup: float | None = None
-    """Median over rounds of time of the original / time of the best candidate, also when it lost; see ``busy``."""
+    """Median over at least three rounds of time of the original / time of the best candidate, also when it lost; None
+    where there were fewer. See ``busy``."""
     speedup_interval: tuple[float, float] | None = None
-    """95% interval of ``speedup``; None with fewer than three rounds."""
+    """95% interval of ``speedup``."""
     busy: bool = False
     """Others ran while it was timed: ``speedup`` is the low end of its interval."""
     numpy_ms: float | None = None
@@ -41,21 +42,22 @@ class NumpyReport:
     max_relative_error: float | None = None
     """Largest |compiled - NumPy| over the largest |NumPy| of the same result."""
     edge_differences: tuple[str, ...] = ()
-    """Where the function leaves NumPy on values that the first call did not hold (NaN, infinity, zero, negative);
-    a notice, except under ``strict``."""
+    """Where the compiled function leaves NumPy on values that the first call did not hold: NumPy serves."""
     candidates: tuple[str, ...] = ()
     rechecks: int = 0
     """Guard misses after the first call, each compared with NumPy before it was allowed to serve."""
 
     def __str__(self) -> str:
         lines = [f"{self.function}{self.signature}: {self.status} serves: {self.reason}"]
-        if self.speedup is not None:
-            span = "" if self.speedup_interval is None else " [{:.2f}, {:.2f}]".format(*self.speedup_interval)
+        if self.speedup is not None and self.speedup_interval is not None:
             lines.append(
-                f"  speed-up {self.speedup:.2f}x{span}: NumPy {self.numpy_ms:.3f} ms, compiled"
+                "  speed-up {:.2f}x [{:.2f}, {:.2f}]: ".format(self.speedup, *self.speedup_interval)
+                + f"NumPy {self.numpy_ms:.3f} ms, compiled"
                 f" {self.compiled_ms:.3f} ms on {self.threads} thread(s), {self.rounds} paired round(s)"
                 + (", measured on a busy machine" if self.busy else "")
             )
+        elif self.compiled_ms is not None:
+            lines.append(f"  one run each: NumPy {self.numpy_ms:.3f} ms, compiled {self.compiled_ms:.3f} ms")
         if self.compile_seconds:
             lines.append(
                 f"  compiled in {self.compile_seconds:.1f} s; {self.graphs} graph(s),"

@@ -19,6 +19,7 @@ from torchwright.numpy_compile.narrow import in_float64, narrowed
 from torchwright.numpy_compile.options import OptionFields, Options
 from torchwright.numpy_compile.original import numpy_errors_are_trapped, run_original
 from torchwright.numpy_compile.program import Program, Unchecked
+from torchwright.numpy_compile.progress import announced
 from torchwright.numpy_compile.report import NumpyReport, ProgramRefused, first_line
 from torchwright.numpy_compile.tensors import as_arrays, as_tensors, has_tensors
 
@@ -121,7 +122,8 @@ class CompiledNumpy:
     def _first_call(self, call: ArrayCall) -> Any:
         original = run_original(self._original, call)
         if not numpy_errors_are_trapped():  # compiled code raises none: judge on a call without traps
-            self._report, program = self._check.judge(call, original)
+            with announced(f"{self.__name__}{call.pretty()}", shown=self.options.progress):
+                self._report, program = self._check.judge(call, original)
             self._decisions[call.key] = _Decision(self._report, program)
             if call.key != call.key_of_any_text:
                 self._texts[call.key_of_any_text] += 1
@@ -146,7 +148,9 @@ class CompiledNumpy:
                 f"recompile storm: {decision.rechecks} guard misses; keep Python values and shapes steadier,"
                 " pass scalars as 0-d arrays, or try dynamic=True"
             )
-        refusal = refusal or self._check.verify(call, original.result, program).refusal
+        if refusal is None:
+            with announced(f"{self.__name__}{call.pretty()}", shown=self.options.progress):
+                refusal = self._check.verify(call, original.result, program).refusal
         if refusal is not None:
             self._demote(decision, refusal)
             return original.result
@@ -181,7 +185,7 @@ def compile_numpy(fn: Callable[..., Any] | None = None, **options: Unpack[Option
     arguments, assigns outer names or draws from ``np.random`` is recognised and stays with NumPy.
     Where an argument is a torch tensor on the CPU, results are tensors; neither way copies their memory.
     ``options`` are the fields of ``Options``: threads, device, float32, rtol, atol, dynamic, strict, measure,
-    measure_seconds. Without ``fn`` it returns a decorator.
+    measure_seconds, progress. Without ``fn`` it returns a decorator.
 
     Raises TorchwrightError for options that are out of range, a device that is not there, tensors on several
     devices, and a tensor that NumPy cannot read. Whatever ``fn``

@@ -36,6 +36,15 @@ Inputs = Any
 """A tuple of positional arguments, a dict of keyword arguments, a single tensor, or a list of any of these."""
 
 
+def _next_step(model: Any) -> str | None:
+    """What to type instead of a model that is no module."""
+    if isinstance(model, type):
+        return f"give an instance: {model.__name__}(…)"
+    if callable(model):
+        return "torchwright.compile_numpy(function) for NumPy code; for torch code, call it in a module's forward"
+    return None
+
+
 class ModuleWorkload(Workload):
     """A module with its inputs. Metric: relative error of its outputs, top-1 agreement, or the user's own.
 
@@ -63,7 +72,9 @@ class ModuleWorkload(Workload):
         source: str = "",
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise ModelError(f"the model is a {type(model).__name__}", allowed="a torch.nn.Module")
+            raise ModelError(
+                f"the model is a {type(model).__name__}", allowed="a torch.nn.Module", next=_next_step(model)
+            )
         if task not in ("regression", "classification"):
             raise WorkloadError(f"unknown task '{task}'", allowed="regression, classification")
         self.trains = model.training
