@@ -183,7 +183,9 @@ def growth(x):
 
 @pytest.mark.parametrize("fn", [nearest_whole, fraction, side, direction, growth])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_an_operation_that_differs_on_values_which_the_first_call_lacked_stays_with_numpy(fn, dtype):
+def test_an_operation_that_differs_on_values_which_the_first_call_lacked_stays_with_numpy(
+    fn: Any, dtype: Any
+):
     first = (np.floor(rng().random(400) * 5) + rng().random(400) * 0.45 + 0.01).astype(dtype)
     later = np.array([-0.6, -1.5, 0.5, 2.5, 1e-10, np.nan, np.inf, -0.0, 1e30, 1e-40]).astype(dtype)
     compiled = compile_numpy(fn, measure=False)

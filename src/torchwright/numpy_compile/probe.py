@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchwright.engines.compiler_caches import use_private_caches
 from torchwright.numpy_compile import domain
 from torchwright.numpy_compile.compare import RTOL
 from torchwright.numpy_compile.program import SAFE_INDUCTOR
@@ -187,6 +188,7 @@ def _agree(wanted: Any, found: Any) -> Any:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    use_private_caches()
     torch.set_default_dtype(torch.float64)  # the variant of a program that divides integers as NumPy does
     torch.set_num_threads(1)
     print(json.dumps(differences(json.load(sys.stdin))))
