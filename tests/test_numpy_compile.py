@@ -188,7 +188,7 @@ def test_an_operation_that_differs_on_values_which_the_first_call_lacked_stays_w
 ):
     first = (np.floor(rng().random(400) * 5) + rng().random(400) * 0.45 + 0.01).astype(dtype)
     later = np.array([-0.6, -1.5, 0.5, 2.5, 1e-10, np.nan, np.inf, -0.0, 1e30, 1e-40]).astype(dtype)
-    compiled = compile_numpy(fn, measure=False)
+    compiled: Any = compile_numpy(fn, measure=False)
     for x in (first, first, later, -later):
         with np.errstate(all="ignore"):
             np.testing.assert_array_equal(compiled(x), fn(x))

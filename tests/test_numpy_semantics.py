@@ -185,7 +185,7 @@ def same(wanted: Any, found: Any) -> bool:
 
 @pytest.mark.slow
 @settings(
-    max_examples=40,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
