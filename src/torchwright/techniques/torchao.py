@@ -60,8 +60,8 @@ class TorchAO(ForParts):
         "int4_hqq",
     ] = "int8_dynamic"
     """Weights and activations: NVIDIA's 4-bit floats, float8 by blocks of 32 (MX) or by rows, int8 by tokens; or
-    weights alone: int4 (by half-quadratic quantization: `int4_hqq`), float8, int8. `nvfp4` scales its blocks by one more
-    number for the whole call: a NaN in one row reaches all rows."""
+    weights alone: int4 (by half-quadratic quantization: `int4_hqq`), float8, int8. `nvfp4` scales its blocks by one
+    more number for the whole call: a NaN in one row reaches all rows."""
     skip: tuple[str, ...] = ()
     """Names of layers that stay in floating point."""
 
