@@ -5,7 +5,9 @@ from torchwright.testing.test_engines import (
     TestDeclaration,
     TestEngine,
     engine,
+    numbers,
     registered,
+    test_numbers_are_pytorchs_or_an_error_says_why,
     test_what_changes_its_inputs_is_refused_or_changes_them,
 )
 
@@ -14,6 +16,8 @@ __all__ = [
     "TestDeclaration",
     "TestEngine",
     "engine",
+    "numbers",
     "registered",
+    "test_numbers_are_pytorchs_or_an_error_says_why",
     "test_what_changes_its_inputs_is_refused_or_changes_them",
 ]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +15,11 @@ import torch
 from torch import nn
 
 from torchwright.artifact import folder as artifact
-from torchwright.artifact.folder import GENERAL, ROWS, Manifest
+from torchwright.artifact.folder import GENERAL, ONE, ROWS, Manifest
 from torchwright.engines.base import OTHER_MACHINE_ERROR, SAME_MACHINE_ERROR, Ready
 from torchwright.engines.call import spec_of
 from torchwright.engines.door import CompiledCall, Door
-from torchwright.engines.graphs import GraphCall, Later
+from torchwright.engines.graphs import GraphCall, Later, graph_in
 from torchwright.engines.package import Package
 from torchwright.engines.spec import CallSpec
 from torchwright.facts import Fingerprint, Recipe
@@ -90,11 +91,17 @@ class CompiledCalls:
         layouts = self.manifest.layouts
         door = self.door(
             [
-                Package(folder / file, self._spec(name, programs), layouts)
+                Package(folder / file, self._spec(name, programs), layouts, self._graph_for(name))
                 for name, file in self._files(programs)
             ]
         )
         return Ready(how=how, run=door.run, door=door, tolerance=tolerance)
+
+    def _graph_for(self, name: str) -> Callable[[], CompiledCall] | None:
+        """Makes the graph that answers calls outside a package's guards; None where the artifact has none."""
+        if not (self.path / "programs.json").is_file() or (name == ONE and self.manifest.any_sizes is None):
+            return None
+        return functools.partial(graph_in, self.path, GENERAL if name == ONE else name, self.manifest.layouts)
 
     def _files(self, programs: dict[str, Any] | None) -> list[tuple[str, str]]:
         """(name of the call, file of its package) of what is compiled, or of what can be compiled from `programs`."""

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torchwright.engines.base import Engine, Kept, Ready, Way, engines
 from torchwright.engines.conversion import shared
 from torchwright.engines.door import Door
+from torchwright.engines.graphs import graph_in
 from torchwright.engines.package import Package
 from torchwright.engines.spec import CallSpec, package_file
 
@@ -39,7 +41,10 @@ class Aot(Engine):
     @classmethod
     def opened(cls, folder: Path, calls: tuple[CallSpec, ...], device: str) -> Self:
         engine = cls(calls)
-        packages = [Package(folder / package_file(i), spec) for i, spec in enumerate(calls)]
+        packages = [
+            Package(folder / package_file(i), spec, fallback=functools.partial(graph_in, folder, spec.name))
+            for i, spec in enumerate(calls)
+        ]
         engine.door = Door(packages, strict=True, device=device)
         return engine
 

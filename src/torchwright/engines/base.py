@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
-from torchwright.engines.spec import CallSpec
+from torchwright.engines.spec import CallSpec, NumberDomain
 from torchwright.errors import TorchwrightError
 from torchwright.registry import Registry
 
@@ -107,6 +107,8 @@ class Engine:
     whole: ClassVar[bool] = False
     """Whether its artifact is plain data of a whole model: it is read while its checksums are compared, takes any size
     of call, and needs no module of the caller's."""
+    domain: ClassVar[NumberDomain] = NumberDomain()
+    """The numbers that it computes as PyTorch does; calls outside of them are answered by the fallback."""
     cache: ClassVar[tuple[str, ...]] = ()
     """Files of compiled code that `keep` may leave in NATIVE, for `restore`."""
     calls: tuple[CallSpec, ...] = ()

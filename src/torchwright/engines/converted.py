@@ -28,8 +28,10 @@ from torchwright.engines.call import parameters_of, written
 from torchwright.engines.conversion import shared
 from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.graph_check import structure
+from torchwright.engines.graphs import GraphCall, graph_in
+from torchwright.engines.guards import Check, Fallback, guards_of
 from torchwright.engines.packaging import changed, described
-from torchwright.engines.program import FreeSizes, dynamic_shapes, export_one
+from torchwright.engines.program import FreeSizes, dynamic_shapes, export_one, write_programs
 from torchwright.engines.real_constants import real_constants
 from torchwright.engines.results import arranged, call_result
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec, Takes
@@ -43,6 +45,9 @@ from torchwright.workloads.base import Case
 if TYPE_CHECKING:
     from torchwright.techniques.base import Target
 
+FORWARD = "forward"
+CALL, FALLBACK = "call-", "fallback-"
+"""The library's files, and folders with the graphs in PyTorch's own operators, for calls outside the number domain."""
 OTHERS = ", other sizes"
 """What a call with free sizes is called after the one at the example's."""
 ROUNDING = 1e-3
@@ -132,17 +137,21 @@ class Converted(Engine):
         graph = _free_sizes(target, case, only=only)
         if graph is not None:
             try:
-                spec = cls._one(target, graph, file)
+                spec = cls._one(target, case, graph, file)
                 if not spec.sizes or (spec := cls._checked(target, case, spec, file)):
                     return spec
             except RefusedTechnique:
                 if case.dynamic is None:
                     raise
-        return cls._one(target, _graph(target, case), file)
+        return cls._one(target, case, _graph(target, case), file)
 
     @classmethod
-    def _one(cls, target: Target, graph: tuple[ExportedProgram, CallSpec], file: Path) -> CallSpec:
+    def _one(
+        cls, target: Target, case: Case, graph: tuple[ExportedProgram, CallSpec], file: Path
+    ) -> CallSpec:
         program, spec = graph
+        spec = replace(spec, guards=guards_of(program, tensors_of(case), cls.domain))
+        _write_fallback(file.parent / file.name.replace(CALL, FALLBACK), program)
         with cls._refusing():
             cls.write(program, spec, file, target)
         return spec
@@ -198,9 +207,10 @@ class Converted(Engine):
         indices = {spec.name + OTHERS: index for index, spec in enumerate(calls)}
         for index, spec in enumerate(calls):
             # The only call's was called otherwise once.
-            file = _file(folder, indices.get(spec.name, 0) if spec.sizes else index)
+            place = indices.get(spec.name, 0) if spec.sizes else index
+            file = _file(folder, place)
             start = _later(cls.reader, file, spec) if spec.sizes and not at_once else cls.reader(file, spec)
-            found.append(ConvertedCall(spec, start))
+            found.append(ConvertedCall(spec, start, None if at_once else _graph_in(_fallback(folder, place))))
         return found
 
     def __call__(self, case: Case) -> Any:
@@ -228,13 +238,17 @@ class Converted(Engine):
 
     def keep(self, folder: Path) -> str | None:
         (folder / self.name).mkdir()
-        for file in self._files():
+        graphs = [_fallback(self.folder, index) for index in self._indices()]
+        for file in (*self._files(), *(graph for graph in graphs if graph.is_dir())):
             copy = shutil.copytree if file.is_dir() else shutil.copy2
             copy(file, folder / self.name / file.name)
 
     def _files(self) -> list[Path]:
         """What was converted; temporary files lie there, too."""
-        return [_file(self.folder, index) for index in range(sum(not spec.sizes for spec in self.calls))]
+        return [_file(self.folder, index) for index in self._indices()]
+
+    def _indices(self) -> range:
+        return range(sum(not spec.sizes for spec in self.calls))
 
     @classmethod
     def load(cls, kept: Kept) -> Ready | None:
@@ -251,8 +265,11 @@ class Converted(Engine):
 class ConvertedCall:
     """One converted graph behind a door. It has as many threads as PyTorch has at the call."""
 
-    def __init__(self, spec: CallSpec, start: Callable[[int], Infer]) -> None:
-        self.spec, self._start = spec, start
+    def __init__(
+        self, spec: CallSpec, start: Callable[[int], Infer], fallback: Callable[[], GraphCall] | None = None
+    ) -> None:
+        self.spec, self._start, self._make_fallback = spec, start, fallback
+        self._check, self._fallback = Check(spec.guards), Fallback(fallback)
         self._by_threads: dict[int, Infer] = {}
         self._one_at_a_time = threading.Lock()
         self.build = call_result(structure(spec.nesting), (), spec.results)
@@ -265,13 +282,17 @@ class ConvertedCall:
 
     def at_any_size(self) -> ConvertedCall:
         """The same, called as the one at the example's sizes; its file is read anew."""
-        return ConvertedCall(replace(self.spec, name=self.spec.name.removesuffix(OTHERS)), self._start)
+        return ConvertedCall(
+            replace(self.spec, name=self.spec.name.removesuffix(OTHERS)), self._start, self._make_fallback
+        )
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
         threads = torch.get_num_threads()
         infer = self._by_threads.get(threads) or self._started(threads)
-        arrays = infer([tensor.detach().contiguous().numpy() for tensor in tensors])
-        return self.build(self._leaves([torch.from_numpy(array) for array in arrays]))
+        given = [tensor.detach().contiguous().numpy() for tensor in tensors]
+        if (why := self._check(given)) is not None:
+            return self._fallback.run(tensors, why)
+        return self.build(self._leaves([torch.from_numpy(array) for array in infer(given)]))
 
     def _started(self, threads: int) -> Infer:
         with self._one_at_a_time:
@@ -303,8 +324,29 @@ def _later(
     return lambda threads: reader(file, spec)(threads)
 
 
+def _write_fallback(folder: Path, program: ExportedProgram) -> None:
+    """Keep a graph before the library's converter changes it; nothing where no file can keep it."""
+    folder.mkdir(exist_ok=True)
+    try:
+        write_programs(folder, {FORWARD: program})
+    except RefusedTechnique:
+        shutil.rmtree(folder)
+
+
+def _graph_in(folder: Path) -> Callable[[], GraphCall] | None:
+    """The graph in PyTorch's operators, read when it is first needed; None where an older artifact has none."""
+    if not folder.is_dir():
+        return None
+
+    return lambda: graph_in(folder, FORWARD)
+
+
 def _file(folder: Path, index: int) -> Path:
-    return folder / f"call-{index}"
+    return folder / f"{CALL}{index}"
+
+
+def _fallback(folder: Path, index: int) -> Path:
+    return folder / f"{FALLBACK}{index}"
 
 
 def _remove(path: Path) -> None:

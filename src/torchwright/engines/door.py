@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 
 from torchwright.engines.alike import Alike
 from torchwright.engines.call import Binder, is_array, numbered, seen
-from torchwright.engines.spec import CallSpec, NotHeld, Takes, TensorSpec
+from torchwright.engines.spec import CallSpec, NotHeld, OutsideDomain, Takes, TensorSpec
 from torchwright.errors import SlowerCall, TorchwrightError, WorkloadError
 from torchwright.kernels.cpu.threads import torch_threads
 from torchwright.workloads.base import Case
@@ -132,6 +132,8 @@ class Door:
         self._recent = recent
         try:
             return self._guarded(way, tensors)
+        except OutsideDomain as error:  # of this call's values: the next may be within
+            return self._outside(args, kwargs, error)
         except NotHeld:
             if self.original is None:
                 raise
@@ -153,7 +155,18 @@ class Door:
             return self(*case.args, **case.kwargs)
         tensors: list[torch.Tensor] = []
         seen((case.args, case.kwargs), [], tensors)
-        return self._guarded(self._by_name[case.name].run, tensors)
+        try:
+            return self._guarded(self._by_name[case.name].run, tensors)
+        except OutsideDomain as error:
+            return self._outside(case.args, case.kwargs, error)
+
+    def _outside(self, args: Any, kwargs: Any, error: OutsideDomain) -> Any:
+        """The original's answer to a call with values that the engine does not compute as PyTorch does."""
+        if self.original is None:
+            raise error
+        self._say("domain", f"the original: {error.found}", args, kwargs)
+        with torch.no_grad():
+            return self.original(*args, **kwargs)
 
     def _guarded(self, way: Way, tensors: list[torch.Tensor]) -> Any:
         """Compiled code computes in its own types, records nothing for gradients, and cannot be traced."""
@@ -386,8 +399,7 @@ class Door:
     def _say(self, way: str, how: str, *call: Any) -> None:
         if way not in self._said:
             self._said.add(way)
-            text = f"a call {signature(call, {})} goes a slower way: {how} (said once for all such calls)"
-            warnings.warn(text, SlowerCall, stacklevel=_outside())
+            say_slower(how, signature(call, {}))
 
     def _refused(self, args: Any, kwargs: Any, why: str = "") -> WorkloadError:
         return WorkloadError(
@@ -397,6 +409,12 @@ class Door:
             next="optimize with a list of inputs that has every shape; or tw.load(DIR, original=MODEL), "
             "which takes what is left",
         )
+
+
+def say_slower(how: str, call: str = "") -> None:
+    """Warn that a call takes a slower path; the caller sees to it that this is said once."""
+    text = f"a call {call} goes a slower way: {how} (said once for all such calls)".replace("  ", " ")
+    warnings.warn(text, SlowerCall, stacklevel=_outside())
 
 
 def untraceable(what: str) -> TorchwrightError:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx.graph import CodeGen
 
+from torchwright.engines.call import spec_of
 from torchwright.engines.results import call_result
 from torchwright.engines.spec import CallSpec, NotHeld
 
@@ -63,6 +65,14 @@ class Later:
         if self._call is None:
             self._call = self._make()
         return self._call
+
+
+def graph_in(folder: Path, name: str, layouts: Sequence[tuple[int, ...] | None] = ()) -> GraphCall:
+    """A graph of a folder that this user trusts, run operator by operator."""
+    from torchwright.engines.program import read_programs  # which imports the exporter
+
+    program = read_programs(folder, trust=True, names=(name,))[name]
+    return GraphCall(program, spec_of(name, program), layouts)
 
 
 _TENSOR = object()

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from torchwright.engines.base import NATIVE, Engine, Kept, Ready, Way
 from torchwright.engines.compiler_caches import use_private_caches
+from torchwright.engines.guards import holds_nan
 from torchwright.engines.machine_code import keep_machine_code, restore_machine_code
 from torchwright.engines.program import ignore_library_warnings
 from torchwright.errors import RefusedTechnique, TorchwrightError, first_line
@@ -54,13 +55,20 @@ class Jit(Engine):
         return cls(target.model, target.settings)
 
     def __call__(self, case: Case) -> Any:
-        if self.settings.parts and case.part not in self.settings.parts:
+        if (self.settings.parts and case.part not in self.settings.parts) or self._drops_nan(case):
             return self._model(*case.args, **case.kwargs)
         with torch._inductor.config.patch(self.settings.inductor), ignore_library_warnings():
             outputs = self._compiled(*case.args, **case.kwargs)
         if self.settings.mode == GRAPHS_RECORDED:
             return pytree.tree_map_only(torch.Tensor, torch.clone, outputs)
         return outputs
+
+    def _drops_nan(self, case: Case) -> bool:
+        """Check for NaN in the inputs: with freezing, oneDNN computes layers with their ReLU, which drops it."""
+        return bool(self.settings.inductor.get("freezing")) and any(
+            isinstance(leaf, torch.Tensor) and leaf.is_cpu and leaf.is_floating_point() and holds_nan(leaf)
+            for leaf in pytree.tree_leaves((case.args, case.kwargs))
+        )
 
     def check(self) -> None:
         """Raise `RefusedTechnique` where Dynamo compiled nothing in this process, and runs the original in silence."""

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 
 from torchwright.engines.converted import Converted, Infer
 from torchwright.engines.program import ignore_library_warnings
-from torchwright.engines.spec import SIZE, TENSOR, CallSpec
+from torchwright.engines.spec import SIZE, TENSOR, CallSpec, NumberDomain
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.json_file import read_bytes
 from torchwright.techniques.onnxruntime import LIBRARIES
@@ -37,6 +37,8 @@ class OnnxRuntime(Converted):
     name: ClassVar[str] = "onnxruntime"
     how: ClassVar[str] = "ONNX Runtime"
     libraries: ClassVar[tuple[str, ...]] = LIBRARIES
+    # Sign and Gelu of NaN and infinity are not PyTorch's, and Gather counts negative indices from the end.
+    domain: ClassVar[NumberDomain] = NumberDomain(values="finite", checks_indices=False)
 
     @classmethod
     def convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:

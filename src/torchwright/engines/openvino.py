@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 
 from torchwright.engines.converted import Converted, Infer
 from torchwright.engines.openvino_graph import PRODUCTS, check_ir, keep_float32
-from torchwright.engines.spec import SIZE, TENSOR, CallSpec
+from torchwright.engines.spec import SIZE, TENSOR, CallSpec, NumberDomain
 from torchwright.engines.takes import tensors_of
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.json_file import read_bytes, read_json
@@ -53,6 +53,9 @@ class OpenVino(Converted):
     name: ClassVar[str] = "openvino"
     how: ClassVar[str] = "OpenVINO"
     libraries: ClassVar[tuple[str, ...]] = LIBRARIES
+    # Its plugin for CPUs computes int64 in 32 bits, drops NaN in ReLU, Clamp, Maximum and Softmax, and reads zeros or
+    # other rows for indices out of range.
+    domain: ClassVar[NumberDomain] = NumberDomain(integer_bits=32, values="finite", checks_indices=False)
 
     @classmethod
     def convert(cls, program: ExportedProgram, spec: CallSpec, file: Path, target: Target) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import threading
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from torchwright.engines.door import CompiledCall
+from torchwright.engines.guards import Check, Fallback
 from torchwright.engines.results import call_result
 from torchwright.engines.spec import CallSpec
 from torchwright.errors import ArtifactError, TorchwrightError
@@ -27,11 +29,18 @@ class Package:
     """One compiled graph. Raises `ArtifactError` where the file cannot be loaded.
 
     `layouts` has, for each output tensor, the order of its dimensions in memory where the original's is another than
-    the compiled code's, else None.
+    the compiled code's, else None. `fallback` makes what answers calls outside the guards of `spec`.
     """
 
-    def __init__(self, path: Path, spec: CallSpec, layouts: Sequence[tuple[int, ...] | None] = ()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        spec: CallSpec,
+        layouts: Sequence[tuple[int, ...] | None] = (),
+        fallback: Callable[[], CompiledCall] | None = None,
+    ) -> None:
         self.spec = spec
+        self._check, self._fallback = Check(spec.guards) if spec.guards else None, Fallback(fallback)
         self._one_at_a_time = threading.Lock()
         _register_operators(path)
         # Linux gives AMX's tiles to a process that has asked. The compiler asks where it compiles, and oneDNN where it
@@ -61,6 +70,8 @@ class Package:
     def run(self, tensors: list[torch.Tensor]) -> Any:
         # One call runs at a time. The loader sees to that, too, but holds the interpreter's lock while it waits, and
         # the call that runs may need that lock to free a tensor.
+        if self._check is not None and (why := self._check(self._arrays(tensors))) is not None:
+            return self._fallback.run(tensors, why)
         if self._lost:
             raise TorchwrightError(
                 "the compiled code cannot run in this process",
@@ -70,6 +81,15 @@ class Package:
         with self._one_at_a_time:
             outputs = self._loader.boxed_run(tensors)
         return self.build(outputs)
+
+    def _arrays(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """The tensors as dense arrays, without a copy: NumPy has no bfloat16."""
+        return [
+            (tensor.float() if tensor.dtype == torch.bfloat16 else tensor.detach())
+            .permute(spec.order)
+            .numpy()
+            for tensor, spec in zip(tensors, self.spec.tensors, strict=True)
+        ]
 
 
 def _register_operators(path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ from torch.fx import Node
 
 from torchwright.engines import compile_package
 from torchwright.engines.call import NotPlain, spec_of
+from torchwright.engines.guards import compiled_domain, guards_of
 from torchwright.engines.layout import lay_out_additions, lay_out_rows
 from torchwright.engines.program import compile_program, export, functional, write_programs
 from torchwright.engines.spec import CallSpec, package_file
+from torchwright.engines.takes import tensors_of
 from torchwright.errors import RefusedTechnique
 from torchwright.techniques.base import Settings, Target
+from torchwright.workloads.base import Case
 
 
 def build_packages(target: Target, folder: Path) -> list[CallSpec]:
@@ -33,7 +37,10 @@ def build_packages(target: Target, folder: Path) -> list[CallSpec]:
     programs = {
         name: rewritten(program, target.settings) for name, program in export(target.model, cases).items()
     }
-    specs = [described(name, program) for name, program in programs.items()]
+    specs = [
+        guarded(described(case.name, programs[case.name]), programs[case.name], case, target)
+        for case in cases
+    ]
     write_programs(folder, programs)
     packages = list(enumerate(programs.items()))
     inductor = target.settings.inductor
@@ -76,6 +83,15 @@ def name_outputs(program: ExportedProgram) -> None:
     for spec, node in zip(program.graph_signature.output_specs, returned, strict=True):
         if isinstance(node, Node):
             spec.arg.name = node.name
+
+
+def guarded(spec: CallSpec, program: ExportedProgram, case: Case, target: Target) -> CallSpec:
+    """A call that is compiled, with the guards of its number domain. `case` is the example's."""
+    if target.device.kind != "cpu":
+        return spec
+    freezing = bool(target.settings.inductor.get("freezing"))
+    domain = compiled_domain(program, freezing=freezing)
+    return replace(spec, guards=guards_of(program, tensors_of(case), domain))
 
 
 def described(name: str, program: ExportedProgram) -> CallSpec:

@@ -34,6 +34,35 @@ class NotHeld(WorkloadError):
     """A graph with free sizes that does not hold for the sizes of a call."""
 
 
+class OutsideDomain(NotHeld):
+    """A call with values that an engine does not compute as PyTorch does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumberDomain:
+    """The numbers that an engine computes as PyTorch does."""
+
+    integer_bits: Literal[32, 64] = 64
+    """Of arithmetic with int64."""
+    values: Literal["any", "numbers", "finite"] = "any"
+    """Of floating-point inputs: `numbers` excludes NaN, `finite` infinity as well."""
+    checks_indices: bool = True
+    """Whether an index out of range raises an error, as it does in PyTorch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """The values of one input that an engine answers as PyTorch does; the dispatcher checks them at every call."""
+
+    tensor: int
+    """Its index among the call's tensors."""
+    values: Literal["any", "numbers", "finite"] = "any"
+    """`numbers` excludes NaN, `finite` infinity as well."""
+    least: float | None = None
+    most: float | None = None
+    """Bounds, both inclusive; of an input of integers they are whole numbers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
     """One tensor of a call."""
@@ -71,6 +100,8 @@ class CallSpec:
     """For each of its results, flat: `TENSOR`, `SIZE`, or the `repr` of a constant; empty where all are tensors."""
     nesting: str = ""
     """Of its results, as pytree writes it in JSON; empty where what runs the call knows it."""
+    guards: tuple[Guard, ...] = ()
+    """Checked before the call: outside of them the fallback answers."""
 
     def bind(self, shapes: Sequence[Sequence[int]]) -> dict[str, int] | None:
         """The sizes by name, or None where the shapes are not this call's."""

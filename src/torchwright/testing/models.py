@@ -127,3 +127,27 @@ class Counter(nn.Module):
     def forward(self, x_BE: torch.Tensor, seen_E: torch.Tensor) -> torch.Tensor:
         seen_E += x_BE.sum(0)
         return x_BE * 2
+
+
+class Numbers(nn.Module):
+    """Operators that libraries compute otherwise for NaN, infinity, large integers and indices out of range."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(100, 8), nn.Linear(8, 8)
+
+    def forward(
+        self, x_BE: torch.Tensor, ids_BT: torch.Tensor, hashes_BT: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        rows_BE = self.table(ids_BT).sum(1)
+        return {
+            "layer": F.relu(self.layer(x_BE)),
+            "relu": F.relu(x_BE),
+            "clamp": x_BE.clamp(-1, 1),
+            "softmax": x_BE.softmax(-1),
+            "largest": x_BE.amax(-1),
+            "lesser": torch.minimum(x_BE, rows_BE),
+            "rows": rows_BE,
+            "hashed": self.table(hashes_BT % 100).sum(1),
+            "doubled": hashes_BT + hashes_BT,
+        }

@@ -23,7 +23,7 @@ from torchwright.facts import Step
 from torchwright.techniques.base import techniques
 from torchwright.testing.examples import example
 from torchwright.testing.forks import check_in_child
-from torchwright.testing.models import Counter, Parts, Perceptron
+from torchwright.testing.models import Counter, Numbers, Parts, Perceptron
 from torchwright.testing.rows import check_rows
 from torchwright.testing.shipped import Ready, RunsBy, prepared, ship
 from torchwright.workloads.base import Case, Workload
@@ -188,6 +188,52 @@ def test_what_changes_its_inputs_is_refused_or_changes_them(name: str, tmp_path:
     with torch.inference_mode():
         ready.engine(Case(name="forward", args=(x, own), fixed=True))
     torch.testing.assert_close(own, x.sum(0))
+
+
+NUMBERS: dict[str, Callable[[list[torch.Tensor]], list[torch.Tensor]]] = {
+    "NaN": lambda t: [_with_value(t[0], torch.nan), *t[1:]],
+    "infinity": lambda t: [_with_value(t[0], torch.inf), *t[1:]],
+    "negative infinity": lambda t: [_with_value(t[0], -torch.inf), *t[1:]],
+    "subnormal": lambda t: [t[0] * 1e-42, *t[1:]],
+    "large integers": lambda t: [t[0], t[1], t[2] + 2**40],
+    "the least integer": lambda t: [t[0], t[1], _with_value(t[2], -(2**63))],
+    "an index too large": lambda t: [t[0], _with_value(t[1], 100), t[2]],
+    "a negative index": lambda t: [t[0], _with_value(t[1], -1), t[2]],
+}
+"""What an engine may compute otherwise."""
+
+
+@pytest.fixture(scope="module", params=[name for name in NAMES if name not in OWN_MAKERS])
+def numbers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    _skip_where_unavailable(request.param)
+    torch.manual_seed(0)
+    inputs = torch.randn(4, 8), torch.randint(0, 100, (4, 3)), torch.randint(0, 10_000, (4, 3))
+    folder = tmp_path_factory.mktemp("numbers")
+    (folder / "prepared").mkdir()
+    steps = [Step(name=RunsBy.name, options={"engine": request.param})]
+    try:
+        ready = prepared(ModuleWorkload(Numbers(), inputs), steps, request.param, folder / "prepared")
+    except RefusedTechnique as refusal:
+        pytest.skip(f"{request.param} refuses this model: {refusal.reason}")
+    return Prepared(ready=ready, folder=folder, shipped={})
+
+
+@quietly
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_are_pytorchs_or_an_error_says_why(numbers: Prepared, kind: str) -> None:
+    """Also those that the example did not hold."""
+    case = numbers.ready.workload.cases(torch.float32)[0]
+    case = with_tensors(case, NUMBERS[kind](tensors_of(case)))
+    try:
+        expected = numbers.expected(case)
+    except IndexError:
+        with torch.inference_mode(), pytest.raises((IndexError, RuntimeError, TorchwrightError)):
+            numbers.ready.engine(case)
+        return
+    with torch.inference_mode():
+        found = numbers.ready.engine(case)
+    for name, wanted in expected.items():
+        torch.testing.assert_close(found[name], wanted, equal_nan=True, rtol=1e-3, atol=1e-5, msg=name)
 
 
 @quietly
@@ -369,6 +415,13 @@ def _other(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_floating_point():
         return tensor.flip(-1) if tensor.dim() else tensor
     return torch.empty_like(tensor).copy_(torch.randn(tensor.shape))
+
+
+def _with_value(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    """A copy with this value in its second row."""
+    tensor = tensor.clone()
+    tensor[1, ::2] = value
+    return tensor
 
 
 def _strided(tensor: torch.Tensor) -> torch.Tensor:

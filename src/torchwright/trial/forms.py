@@ -24,7 +24,7 @@ from torchwright.artifact.folder import GENERAL, ONE, ONE_PACKAGE, ROWS, ROWS_PA
 from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.graphs import GraphCall
 from torchwright.engines.package import Package
-from torchwright.engines.packaging import described, rewritten
+from torchwright.engines.packaging import described, guarded, rewritten
 from torchwright.engines.program import (
     FreeSizes,
     compile_program,
@@ -108,7 +108,13 @@ def build_forms(
     programs = {
         name: rewritten(program, target.settings) for name, program in export(target.model, cases).items()
     }
-    forms = Forms(calls=tuple(described(name, program) for name, program in programs.items()))
+    own = {case.name: case for case in cases}
+    forms = Forms(
+        calls=tuple(
+            guarded(described(name, program), program, own[name], target)
+            for name, program in programs.items()
+        )
+    )
     wanted: list[tuple[str, FreeSizes, float]] = []
     if len(cases) == 1 and cases[0].dynamic is None:
         if takes.batched and rows_seconds is not None:
@@ -124,6 +130,7 @@ def build_forms(
                 )
                 found[name], programs[name] = described(name, program), program
                 if name == ROWS:
+                    found[name] = guarded(found[name], program, cases[0], target)
                     rows_seconds = seconds - (time.monotonic() - begun)
         except TimeIsUp:
             forms = _noted(forms, f"{name}: the export was not done after {seconds:.0f} s")
@@ -156,8 +163,10 @@ def build_one_row(
     """
     try:
         with time_limit(seconds):
-            program = export_one(target.model, with_rows(case, takes.batched, 1), None)
-            spec = described(ONE, rewritten(program, target.settings))
+            program = rewritten(
+                export_one(target.model, with_rows(case, takes.batched, 1), None), target.settings
+            )
+            spec = guarded(described(ONE, program), program, case, target)
             compile_program(program, folder / ONE_PACKAGE, target.settings.inductor)
     except TimeIsUp:
         return None, f"{ONE}: not compiled after {seconds:.0f} s"

@@ -1,0 +1,484 @@
+# pyright: basic
+"""Ranges of the integers in an exported graph: where they leave 32 bits, and where an index leaves its tensor.
+
+Interval arithmetic from the ranges of the inputs. `widest` finds the widest ranges of the inputs for which nothing
+does; a call within them needs no check of what the graph computes in between.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+Range = tuple[int, int]
+INT32: Range = (-(2**31), 2**31 - 1)
+INDEXED = {
+    "aten.embedding": (0, 1, False),
+    "aten.index_select": (0, 2, False),
+    "aten.gather": (0, 2, False),
+    "aten.index": (0, 1, True),
+    "aten.index_put": (0, 1, True),
+    "aten.scatter": (0, 2, False),
+    "aten.take_along_dim": (0, 1, False),
+}
+"""Operator → the argument that is indexed, the index, and whether PyTorch takes negative ones."""
+KEPT = frozenset(
+    {
+        "_to_copy",
+        "_unsafe_view",
+        "alias",
+        "amax",
+        "amin",
+        "chunk",
+        "clone",
+        "contiguous",
+        "detach",
+        "diagonal",
+    }
+    | {"dropout", "expand", "expand_as", "flatten", "flip", "gather", "index", "index_select", "lift_fresh"}
+    | {
+        "lift_fresh_copy",
+        "max",
+        "min",
+        "movedim",
+        "narrow",
+        "permute",
+        "repeat",
+        "repeat_interleave",
+        "reshape",
+    }
+    | {
+        "roll",
+        "select",
+        "slice",
+        "sort",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "swapaxes",
+        "t",
+        "to",
+        "values",
+    }
+    | {"take_along_dim", "tensor_split", "transpose", "type_as", "unbind", "unflatten", "unfold", "unsqueeze"}
+    | {"view", "view_as"}
+)
+"""Their results hold values of their first argument and no others."""
+TRUTH = frozenset(
+    {"all", "any", "eq", "ge", "gt", "isfinite", "isinf", "isnan", "le", "lt", "ne"}
+    | {"logical_and", "logical_not", "logical_or", "logical_xor"}
+)
+
+
+class TooWide(Exception):
+    """An operator whose integers may need more than 32 bits."""
+
+
+class OutOfBounds(Exception):
+    """An operator whose index may lie outside of what it indexes, and the inputs that the index depends on."""
+
+    def __init__(self, node: fx.Node, inputs: frozenset[fx.Node]) -> None:
+        super().__init__(node.name)
+        self.node, self.inputs = node, inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What must hold of every integer of a graph."""
+
+    bits: int = 64
+    indices: bool = True
+    """Indices lie within what they index."""
+    but: frozenset[fx.Node] = frozenset()
+    """Operators whose indices are not looked at."""
+
+
+class IntegerRanges:
+    """The integers of one graph, and the inputs that they depend on."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self._nodes = list(program.graph.nodes)
+        kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+        held = {**program.state_dict, **program.constants}
+        self.inputs: list[fx.Node] = []
+        self._constants: dict[fx.Node, Range] = {}
+        self.sources: dict[fx.Node, frozenset[fx.Node]] = {}
+        for node in self._nodes:
+            if node.op != "placeholder":
+                # A size is no value: what is computed of sizes depends on no input.
+                if str(node.target).startswith("aten.sym_"):
+                    self.sources[node] = frozenset()
+                else:
+                    self.sources[node] = frozenset().union(*(self.sources[n] for n in node.all_input_nodes))
+                continue
+            spec = kinds.get(node.name)
+            user = spec is not None and spec.kind is InputKind.USER_INPUT
+            is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
+            self.sources[node] = frozenset([node]) if user and is_tensor else frozenset()
+            if user and is_tensor:
+                self.inputs.append(node)
+            elif not user and spec is not None:
+                value = held.get(str(spec.target))
+                if isinstance(value, torch.Tensor) and _is_whole(value) and value.numel():
+                    self._constants[node] = int(value.min()), int(value.max())
+
+    def check(self, given: dict[fx.Node, Range], rules: Rules) -> None:
+        """Raise `TooWide` or `OutOfBounds` at the first node that breaks a rule for inputs in these ranges."""
+        found: dict[fx.Node, Range | None] = {}
+        for node in self._nodes:
+            found[node] = self._range(node, given, found)
+            if not self.sources[node]:
+                continue
+            if rules.indices and node.op == "call_function" and node not in rules.but:
+                self._check_index(node, found)
+            value, limits = node.meta.get("val"), found[node]
+            whole = isinstance(value, torch.Tensor) and _is_whole(value)
+            if rules.bits == 32 and whole and limits and not _within(limits, INT32):
+                raise TooWide(str(node.target))
+
+    def _range(
+        self, node: fx.Node, given: dict[fx.Node, Range], found: dict[fx.Node, Range | None]
+    ) -> Range | None:
+        """The range of a node's values; None where nothing is known of it."""
+        if node in given:
+            return given[node]
+        if node in self._constants:
+            return self._constants[node]
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.dtype == torch.bool:
+            return 0, 1
+        if isinstance(value, int | torch.SymInt):
+            size = _hint(value)
+            return None if size is None else (size, size)
+        if node.op != "call_function":
+            return None
+        rule = _rule(node)
+        if rule is None:
+            return None
+        try:
+            return rule(node, lambda argument: _of(argument, found))
+        except (TypeError, ValueError, IndexError, OverflowError):  # an argument without a range
+            return None
+
+    def _check_index(self, node: Any, found: dict[fx.Node, Range | None]) -> None:
+        known = INDEXED.get(_name(node))
+        if known is None:
+            return
+        table, place, negative = known
+        indexed = node.args[table].meta["val"]
+        indices = node.args[place] if isinstance(node.args[place], list | tuple) else [node.args[place]]
+        dims = range(len(indices)) if negative else [_dim(node)]
+        for dim, index in zip(dims, indices, strict=False):
+            if not isinstance(index, fx.Node) or not self.sources[index]:
+                continue
+            if index.meta["val"].dtype == torch.bool:
+                continue
+            size, limits = _hint(indexed.shape[dim]), found[index]
+            low = -size if negative and size is not None else 0
+            if limits is None or size is None or limits[0] < low or limits[1] >= size:
+                raise OutOfBounds(node, self.sources[index])
+
+
+def widest(
+    ranges: IntegerRanges, example: dict[fx.Node, Range], full: dict[fx.Node, Range], rules: Rules
+) -> dict[fx.Node, Range]:
+    """The widest ranges of the inputs, around the example's, that keep the rules.
+
+    Raises `TooWide` or `OutOfBounds` where the example's own do not.
+    """
+    given = dict(example)
+    ranges.check(given, rules)
+
+    def holds(node: fx.Node, limits: Range) -> bool:
+        try:
+            ranges.check(given | {node: limits}, rules)
+        except (TooWide, OutOfBounds):
+            return False
+        return True
+
+    for node in example:
+        low, high = given[node]
+        high = _last(high, full[node][1], lambda most, low=low, node=node: holds(node, (low, most)))
+        low = -_last(-low, -full[node][0], lambda least, high=high, node=node: holds(node, (-least, high)))
+        given[node] = low, high
+    return given
+
+
+def _last(good: int, end: int, holds: Callable[[int], bool]) -> int:
+    """The last number from `good` to `end` that holds, if all before it do."""
+    if good >= end or holds(end):
+        return max(good, end)
+    while end - good > 1:
+        middle = (good + end) // 2
+        good, end = (middle, end) if holds(middle) else (good, middle)
+    return good
+
+
+# ------------------------------------------------------------------------------------------------- operators
+
+_Of = Callable[[Any], Range]
+
+
+def _of(argument: Any, found: dict[fx.Node, Range | None]) -> Range:
+    """The range of an argument. Raises `TypeError` where it has none."""
+    if isinstance(argument, fx.Node):
+        limits = found.get(argument)
+        if limits is None:
+            raise TypeError
+        return limits
+    if isinstance(argument, bool | int):
+        return int(argument), int(argument)
+    raise TypeError
+
+
+def _rule(node: fx.Node) -> Callable[[fx.Node, _Of], Range | None] | None:
+    name = _name(node).removeprefix("aten.")
+    name = name if name.startswith("__") else name.rstrip("_")
+    if name in RULES:
+        return RULES[name]
+    if name in KEPT:
+        return lambda node, of: _cast(node, of(node.args[0]))
+    if name in TRUTH:
+        return lambda node, of: (0, 1)
+    if node.target is operator.getitem:
+        return _item
+    return None
+
+
+def _cast(node: fx.Node, limits: Range) -> Range | None:
+    """A value that is brought to a narrower type wraps: nothing is known of it then."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and _is_whole(value) and value.dtype != torch.bool:
+        info = torch.iinfo(value.dtype)
+        return limits if info.min <= limits[0] and limits[1] <= info.max else (info.min, info.max)
+    return limits
+
+
+def _item(node: Any, of: _Of) -> Range | None:
+    """A result of several: positions from sort, topk and max, or values of the first argument."""
+    parent, place = node.args[0], node.args[1]
+    assert isinstance(parent, fx.Node)
+    name = _name(parent).removeprefix("aten.")
+    if name in ("sort", "topk", "max", "min", "kthvalue", "mode", "cummax") and place == 1:
+        return _position(parent, of)
+    return of(parent.args[0])
+
+
+def _position(node: Any, of: _Of) -> Range | None:
+    value = node.args[0].meta["val"]
+    dim = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
+    if _name(node) in ("aten.topk", "aten.kthvalue"):
+        dim = node.args[2] if len(node.args) > 2 else -1
+    if _name(node) == "aten.sort" and dim is None:
+        dim = -1
+    size = value.numel() if dim is None else value.shape[dim]
+    hint = _hint(size)
+    return None if hint is None else (0, max(0, hint - 1))
+
+
+def _corners(compute: Callable[[int, int], int]) -> Callable[[fx.Node, _Of], Range]:
+    def rule(node: Any, of: _Of) -> Range:
+        scale = node.kwargs.get("alpha", 1)
+        (a, b), (c, d) = of(node.args[0]), of(node.args[1])
+        if not isinstance(scale, int):
+            raise TypeError
+        values = [compute(x, y * scale) for x in (a, b) for y in (c, d)]
+        return min(values), max(values)
+
+    return rule
+
+
+def _remainder(node: Any, of: _Of) -> Range:
+    (a, b), (c, d) = of(node.args[0]), of(node.args[1])
+    if c <= 0:
+        raise ValueError  # of a negative divisor, or by zero
+    return (a, b) if a >= 0 and b < c else (0, d - 1)
+
+
+def _floor_divide(node: Any, of: _Of) -> Range:
+    if node.kwargs.get("rounding_mode", "floor") not in ("floor", "trunc") or of(node.args[1])[0] <= 0:
+        raise ValueError
+    (a, b), (c, d) = of(node.args[0]), of(node.args[1])
+    values = [x // y for x in (a, b) for y in (c, d)]
+    return min(values), max(values) + 1  # `trunc` rounds negative quotients up
+
+
+def _negated(node: Any, of: _Of) -> Range:
+    a, b = of(node.args[0])
+    return -b, -a
+
+
+def _absolute(node: Any, of: _Of) -> Range:
+    a, b = of(node.args[0])
+    return (0 if a <= 0 <= b else min(abs(a), abs(b))), max(abs(a), abs(b))
+
+
+def _clamp(node: Any, of: _Of) -> Range:
+    name = _name(node)
+    low = node.args[1] if len(node.args) > 1 else node.kwargs.get("min")
+    high = node.args[2] if len(node.args) > 2 else node.kwargs.get("max")
+    if name == "aten.clamp_max":
+        low, high = None, low
+    try:
+        a, b = of(node.args[0])
+    except TypeError:
+        a, b = -math.inf, math.inf
+    if low is not None:
+        a, b = max(a, of(low)[0]), max(b, of(low)[1])
+    if high is not None:
+        a, b = min(a, of(high)[0]), min(b, of(high)[1])
+    return int(a), int(b)
+
+
+def _lesser(node: Any, of: _Of) -> Range:
+    (a, b), (c, d) = of(node.args[0]), of(node.args[1])
+    return min(a, c), min(b, d)
+
+
+def _greater(node: Any, of: _Of) -> Range:
+    (a, b), (c, d) = of(node.args[0]), of(node.args[1])
+    return max(a, c), max(b, d)
+
+
+def _union(*ranges: Range) -> Range:
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+
+def _where(node: Any, of: _Of) -> Range:
+    return _union(of(node.args[1]), of(node.args[2]))
+
+
+def _filled(node: Any, of: _Of) -> Range:
+    return _union(of(node.args[0]), of(node.args[2]))
+
+
+def _joined(node: Any, of: _Of) -> Range:
+    return _union(*(of(part) for part in node.args[0]))
+
+
+def _padded(node: Any, of: _Of) -> Range:
+    fill = node.args[2] if len(node.args) > 2 else 0
+    return _union(of(node.args[0]), of(int(fill)))
+
+
+def _sum(node: Any, of: _Of) -> Range:
+    """The sum, or the running sum, of as many values as the reduced dimensions hold."""
+    a, b = of(node.args[0])
+    value = node.args[0].meta["val"]
+    dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    dims = range(value.dim()) if dims is None or dims == [] else dims if isinstance(dims, list) else [dims]
+    count = math.prod(_hint(value.shape[dim]) or 0 for dim in dims)
+    return min(a, a * count, 0), max(b, b * count, 0)
+
+
+def _arange(node: Any, of: _Of) -> Range:
+    ends = [of(argument) for argument in node.args[:2]]
+    low, high = ((0, 0), ends[0]) if len(ends) == 1 else ends
+    return min(low[0], high[0]), max(low[1], high[1])
+
+
+def _full(node: Any, of: _Of) -> Range:
+    return of(int(node.args[1]))
+
+
+def _bucket(node: Any, of: _Of) -> Range:
+    boundaries = node.args[1].meta["val"] if _name(node) == "aten.bucketize" else node.args[0].meta["val"]
+    return 0, int(_hint(boundaries.shape[-1]) or 0)
+
+
+def _bits(node: Any, of: _Of) -> Range:
+    """Of numbers that are not negative the result needs no more bits than they do."""
+    (a, b), (c, d) = of(node.args[0]), of(node.args[1])
+    if min(a, c) < 0:
+        raise ValueError
+    return 0, min(b, d) if "and" in _name(node) else (1 << max(b, d).bit_length()) - 1
+
+
+def _constant(low: int, high: int) -> Callable[[fx.Node, _Of], Range]:
+    return lambda node, of: (low, high)
+
+
+RULES: dict[str, Callable[[fx.Node, _Of], Range | None]] = {
+    "add": _corners(lambda x, y: x + y),
+    "sub": _corners(lambda x, y: x - y),
+    "rsub": _corners(lambda x, y: y - x),
+    "mul": _corners(lambda x, y: x * y),
+    "neg": _negated,
+    "abs": _absolute,
+    "remainder": _remainder,
+    "fmod": _remainder,
+    "floor_divide": _floor_divide,
+    "div": _floor_divide,
+    "clamp": _clamp,
+    "clamp_min": _clamp,
+    "clamp_max": _clamp,
+    "minimum": _lesser,
+    "maximum": _greater,
+    "where": _where,
+    "masked_fill": _filled,
+    "cat": _joined,
+    "stack": _joined,
+    "constant_pad_nd": _padded,
+    "pad": _padded,
+    "sum": _sum,
+    "cumsum": _sum,
+    "arange": _arange,
+    "full": _full,
+    "full_like": _full,
+    "zeros": _constant(0, 0),
+    "zeros_like": _constant(0, 0),
+    "new_zeros": _constant(0, 0),
+    "ones": _constant(1, 1),
+    "ones_like": _constant(1, 1),
+    "new_ones": _constant(1, 1),
+    "sign": _constant(-1, 1),
+    "one_hot": _constant(0, 1),
+    "argmax": _position,
+    "argmin": _position,
+    "argsort": _position,
+    "bucketize": _bucket,
+    "searchsorted": _bucket,
+    "bitwise_and": _bits,
+    "bitwise_or": _bits,
+    "bitwise_xor": _bits,
+    "__lshift__": _corners(lambda x, y: x << y),
+    "bitwise_left_shift": _corners(lambda x, y: x << y),
+    "bitwise_right_shift": _corners(lambda x, y: x >> y),
+}
+
+
+def _name(node: fx.Node) -> str:
+    """Such as `aten.add`."""
+    text = str(node.target)
+    return text.rpartition(".")[0] if text.startswith("aten.") else text
+
+
+def _dim(node: Any) -> int:
+    if _name(node) == "aten.embedding":
+        return 0
+    dim = node.args[2] if _name(node) == "aten.take_along_dim" and len(node.args) > 2 else node.args[1]
+    assert isinstance(dim, int)
+    return dim
+
+
+def _hint(size: Any) -> int | None:
+    """The size that a graph was exported with."""
+    if isinstance(size, int):
+        return size
+    return size.node.hint if isinstance(size, torch.SymInt) else None
+
+
+def _within(limits: Range, others: Range) -> bool:
+    return others[0] <= limits[0] and limits[1] <= others[1]
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
