@@ -191,7 +191,7 @@ def test_an_operation_that_differs_on_values_which_the_first_call_lacked_stays_w
     compiled: Any = compile_numpy(fn, measure=False)
     for x in (first, first, later, -later):
         with np.errstate(all="ignore"):
-            np.testing.assert_array_equal(compiled(x), fn(x))
+            np.testing.assert_array_equal(compiled(x), fn(x))  # pyright: ignore[reportArgumentType]
     assert compiled.report.status == "original"
     assert "differs in torch" in compiled.report.reason or "another dtype" in compiled.report.reason
     with pytest.raises(TorchwrightError, match="cannot be served"):

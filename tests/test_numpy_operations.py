@@ -54,6 +54,7 @@ def test_functions_that_torch_implements_by_one_another_keep_numpys_names() -> N
         (lambda x: x.sum(axis=0, keepdims=True), (X,), "np.sum(a, axis=-1): float64"),
         (lambda x: np.std(x, ddof=1), (X,), "np.std(a, ddof=1): float64"),
         (lambda x: np.clip(x, 0.25, None), (X,), "np.clip(a, 1, None): float64"),
+        (lambda n: np.clip(n, 0, 1000), (N.astype("int8"),), "np.clip(a, 1, 1000): int8"),
         (lambda x: np.max(x), (X,), "np.max(a): float64"),
     ],
 )

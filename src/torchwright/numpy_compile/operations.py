@@ -234,7 +234,7 @@ def _of_function(node: torch.fx.Node, name: str) -> Operation | None:
             continue
         if option == "axis":
             options[option] = "-1"
-        elif name == "clip" and isinstance(value, int | float) and math.isfinite(value):
+        elif name == "clip" and dtype is not None and _is_plain_bound(value, np.dtype(dtype)):
             options[option] = {"a_min": "1", "min": "1"}.get(
                 option, "3"
             )  # any bounds between the probe values
@@ -247,6 +247,13 @@ def _of_function(node: torch.fx.Node, name: str) -> Operation | None:
         return Operation(f"np.clip(a, {bounds[0]}, {bounds[1]})", (dtype,))
     called = ", ".join(["a", *(f"{option}={text}" for option, text in sorted(options.items()))])
     return Operation(f"np.{name}({called})", (dtype,))
+
+
+def _is_plain_bound(value: Any, dtype: np.dtype) -> bool:
+    """Check for a bound that the dtype can hold; torch wraps an integer that is out of its range."""
+    if dtype.kind in "iu":
+        return type(value) is int and np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def repr_of(value: Any) -> str | None:
