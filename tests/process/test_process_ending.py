@@ -88,10 +88,13 @@ from torchwright.process.interrupts import handled
 ending.GRACE_SECONDS = 0.3
 
 with handled(leave=lambda interrupt: os._exit(9)):
+    read, write = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(write, b"x")
         time.sleep(60)
         os._exit(0)
+    os.read(read, 1)
     print(0, flush=True)
     os.kill(child, signal.SIGTERM)
     os.waitpid(child, 0)

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     the user can mend (one paragraph, no traceback), 130 Ctrl-C. With `--json` an error is printed as JSON on
     standard output too.
     """
-    from torchwright.process.interrupts import Interrupted, handled
+    from torchwright.process.interrupts import Interrupted, handled, leave_now
 
     if arguments is None:
         from torchwright.cli.streams import tolerate_encodings
@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Interrupted as interrupt:
             print(interrupt, file=sys.stderr)
             return interrupt.exit_code
-        return exit_code(run, words)
+        code = exit_code(run, words)
+        leave_now()
+        return code
 
 
 def _leave(words: list[str], interrupt: Interrupted) -> NoReturn:

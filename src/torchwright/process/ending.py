@@ -18,7 +18,7 @@ from pathlib import Path
 
 from torchwright import system
 
-GRACE_SECONDS = 2.0
+GRACE_SECONDS = 1.5
 """How long the main thread may take to unwind. The end itself fits in what is left of five seconds."""
 
 _unfinished: set[Path] = set()
@@ -54,7 +54,7 @@ def watched(ours: Callable[[int], bool], leave: Callable[[int], object]) -> Gene
     """
     hear, tell = socket.socketpair()
     tell.setblocking(False)
-    os.register_at_fork(after_in_child=_hear_nothing)
+    os.register_at_fork(before=_pause, after_in_parent=_go_on, after_in_child=_hear_nothing)
     before = signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
     thread = threading.Thread(target=_wait, args=(hear, ours, leave), name="signals", daemon=True)
     thread.start()
@@ -91,7 +91,22 @@ def end(number: int, leave: Callable[[int], object]) -> None:
     leave(number)
 
 
+_paused: list[int] = []
+"""The descriptor that hears of signals, while the main thread forks."""
+
+
+def _pause() -> None:
+    with contextlib.suppress(ValueError):  # not the main thread
+        _paused.append(signal.set_wakeup_fd(-1))
+
+
+def _go_on() -> None:
+    if _paused:
+        signal.set_wakeup_fd(_paused.pop(), warn_on_full_buffer=False)
+
+
 def _hear_nothing() -> None:
     """In a forked child: its signals are not ours. The socket would carry them to the parent."""
-    with contextlib.suppress(ValueError):  # not the main thread of the child
+    _paused.clear()
+    with contextlib.suppress(ValueError):
         signal.set_wakeup_fd(-1)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -71,6 +72,10 @@ class Handler:
         if self._leave is not None and not self.told:
             self._leave(interrupt)
         os._exit(interrupt.exit_code)
+
+    @property
+    def is_command(self) -> bool:
+        return self._leave is not None
 
     def check(self) -> None:
         """Raise `Interrupted` for a signal that came."""
@@ -167,6 +172,17 @@ def only_note() -> None:
     if handler is not None:
         handler.deferrals += 1
         handler.told = True
+
+
+def leave_now() -> None:
+    """After an interrupt that was told, end the command without Python's own end: with torch that takes seconds."""
+    handler = _current()
+    if handler is None or not handler.told or handler.noted is None or not handler.is_command:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    ending.end(handler.noted, handler.leave)
 
 
 def _current() -> Handler | None:
