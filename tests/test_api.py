@@ -7,6 +7,7 @@ import gc
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from in_process import trials_in_process
 from torchwright import api
 from torchwright.artifact.folder import report_path
 from torchwright.cli import main
+from torchwright.cpu_load import Load
 from torchwright.errors import (
     ArtifactError,
     Inconclusive,
@@ -30,6 +32,7 @@ from torchwright.errors import (
 )
 from torchwright.facts import Interval
 from torchwright.report import view
+from torchwright.trial.client import Context
 from torchwright.trial.session import Session
 from torchwright.workloads import accuracy
 
@@ -360,6 +363,24 @@ def test_verify_measures_again_and_holds_it_against_the_recipe(
     with pytest.raises(RegressionFound, match=r"over its accuracy budget.*up to 50.00%.*5.00%") as over:
         api.verify(result.path)
     assert over.value.facts["drop_high"] == 0.5
+
+
+def test_verify_on_a_busy_machine_is_not_measured_and_no_regression(
+    doubled: None, factory: str, monkeypatch: pytest.MonkeyPatch
+):
+    result = optimized(factory)
+    monkeypatch.setattr("torchwright.trial.session.Session.waited", lambda session: 0.9)
+    busy = partial(Context, load=lambda: Load(running=20, cores=2))
+    monkeypatch.setattr("torchwright.remade.Context", busy)
+    slow = Interval(value=1.1, low=1.0, high=1.2)
+    with monkeypatch.context() as patch:
+        patch.setattr("torchwright.api.paired_speedup", lambda before, after: slow)
+        with pytest.raises(Inconclusive, match="was not measured: machine busy, load 20 on 2 cores") as found:
+            api.verify(result.path)
+    assert found.value.exit_code == 3
+    assert (found.value.facts["verdict"], found.value.facts["busy"]) == ("inconclusive", "load 20 on 2 cores")
+    assert found.value.facts["turns"] == 4 * 27
+    assert api.verify(result.path)["verdict"] == "holds"
 
 
 def test_what_holds_no_model_is_verified_and_timed_on_the_factorys(
