@@ -251,9 +251,8 @@ class Search:
         self.end = self.begun + self.budget.time_seconds
 
     def start_budget(self) -> None:
-        """Start the time budget: the original is measured."""
+        """Start the time budget: the original is measured, and so is the recipe that is continued."""
         self.start = self.context.clock()
-        self.original_seconds = self.start - self.begun
         self.end = self.start + self.budget.time_seconds
         self.context.deadline = self.end - self.budget.time_seconds * FINISH_SHARE
         self.last_moment = self.end + self.budget.time_seconds * OVERRUN_SHARE
