@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,7 +137,7 @@ class IntegerRanges:
             found[node] = self._range(node, given, found)
             if not self.sources[node]:
                 continue
-            if rules.indices and node.op == "call_function" and node not in rules.but:
+            if rules.indices and node not in rules.but:
                 self._check_index(node, found)
             value, limits = node.meta.get("val"), found[node]
             whole = isinstance(value, torch.Tensor) and _is_whole(value)
@@ -168,8 +168,21 @@ class IntegerRanges:
         except (TypeError, ValueError, IndexError, OverflowError):  # an argument without a range
             return None
 
-    def _check_index(self, node: Any, found: dict[fx.Node, Range | None]) -> None:
-        known = INDEXED.get(_name(node))
+    def tables(self, given: fx.Node) -> list[int]:
+        """Return the sizes of the dimensions that are indexed by values computed from an input."""
+        indices = [index for node in self._nodes for index in self._indices(node)]
+        return [size for index, size, _ in indices if given in self.sources[index] and size is not None]
+
+    def _check_index(self, node: fx.Node, found: dict[fx.Node, Range | None]) -> None:
+        for index, size, negative in self._indices(node):
+            limits = found[index]
+            low = -size if negative and size is not None else 0
+            if limits is None or size is None or limits[0] < low or limits[1] >= size:
+                raise OutOfBounds(node, self.sources[index])
+
+    def _indices(self, node: Any) -> Iterator[tuple[fx.Node, int | None, bool]]:
+        """Yield an operator's indices that depend on an input: the index, the indexed size, negative ones allowed."""
+        known = INDEXED.get(_name(node)) if node.op == "call_function" else None
         if known is None:
             return
         table, place, negative = known
@@ -177,14 +190,8 @@ class IntegerRanges:
         indices = node.args[place] if isinstance(node.args[place], list | tuple) else [node.args[place]]
         dims = range(len(indices)) if negative else [_dim(node)]
         for dim, index in zip(dims, indices, strict=False):
-            if not isinstance(index, fx.Node) or not self.sources[index]:
-                continue
-            if index.meta["val"].dtype == torch.bool:
-                continue
-            size, limits = _hint(indexed.shape[dim]), found[index]
-            low = -size if negative and size is not None else 0
-            if limits is None or size is None or limits[0] < low or limits[1] >= size:
-                raise OutOfBounds(node, self.sources[index])
+            if isinstance(index, fx.Node) and self.sources[index] and index.meta["val"].dtype != torch.bool:
+                yield index, _hint(indexed.shape[dim]), negative
 
 
 def widest(

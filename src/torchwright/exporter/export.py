@@ -29,7 +29,7 @@ from torchwright.exporter.package import (
     size_of,
     writing_export,
 )
-from torchwright.exporter.reference import calls_of, write_reference, write_settings
+from torchwright.exporter.reference import calls_of, without_rows, write_reference, write_settings
 from torchwright.exporter.subject import Subject, check_repeats, make_subject
 from torchwright.exporter.verify import elsewhere, verify
 from torchwright.facts import Event
@@ -200,7 +200,7 @@ def _write(
     graph = subject.graph
     check_repeats(subject)
     tell("the original's answers, at both ends of its sizes")
-    calls = calls_of(subject)
+    calls = [*calls_of(subject), *without_rows(subject)]
     write_reference(folder / REFERENCE, graph.program, calls)
     tell(f"converting it for {target.runtime}")
     written = target.write(subject, precision, folder / PACKAGE)

@@ -58,13 +58,13 @@ class Runner:
             self.close()
             raise
 
-    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
-        """The answer; raises `RunFailed`."""
+    def ask(self, what: str, *, within: float = SECONDS, **arguments: Any) -> dict[str, Any]:
+        """Return the answer. Raises `RunFailed` after a crash, or `within` seconds."""
         interrupts.check()
         try:
             self._connection.send_bytes(json.dumps({"do": what, **arguments}).encode())
-            if not interrupts.answered(self._connection, SECONDS):
-                raise RunFailed(f"not done after {SECONDS:.0f} s")
+            if not interrupts.answered(self._connection, within):
+                raise RunFailed(f"not done after {within:.0f} s")
             answer = json.loads(self._connection.recv_bytes())
         except (EOFError, ConnectionError) as error:
             raise RunFailed(self._death()) from error

@@ -21,6 +21,7 @@ from torchwright.engines.spec import CallSpec
 from torchwright.engines.takes import tensors_of, with_tensors
 from torchwright.errors import ArtifactError
 from torchwright.exporter.base import Run
+from torchwright.exporter.probes import ZERO_ROWS
 from torchwright.exporter.subject import CALL, Subject
 from torchwright.json_file import read_json, typed
 from torchwright.profile.breaks import FRAME, is_users
@@ -77,6 +78,23 @@ def calls_of(subject: Subject) -> list[Call]:
             continue
         found.append(Call(name=name, sizes=sizes, tensors=tensors_of(case), outputs=outputs))
     return found
+
+
+def without_rows(subject: Subject) -> list[Call]:
+    """Return the call with zero rows, where the number of rows is free and the original takes none."""
+    spec, tensors = subject.graph.spec, tensors_of(subject.case)
+    rows = {tensor.shape[0] for tensor in spec.tensors if tensor.shape and isinstance(tensor.shape[0], str)}
+    bound = spec.bind([tensor.shape for tensor in tensors])
+    if not rows or bound is None:
+        return []
+    sizes = bound | {str(name): 0 for name in rows}
+    case = with_tensors(
+        subject.case, [resized(t, s.shape, sizes) for t, s in zip(tensors, spec.tensors, strict=True)]
+    )
+    try:
+        return [Call(name=ZERO_ROWS, sizes=sizes, tensors=tensors_of(case), outputs=subject.answer(case))]
+    except Exception:  # of the model, which takes no such call itself
+        return []
 
 
 def resized(tensor: torch.Tensor, shape: Sequence[int | str], sizes: dict[str, int]) -> torch.Tensor:

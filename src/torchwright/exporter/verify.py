@@ -16,6 +16,17 @@ from torchwright.errors import WorkloadError
 from torchwright.exporter.base import ExportTarget, exports
 from torchwright.exporter.locate import keep_errors, locate
 from torchwright.exporter.package import PACKAGE, REFERENCE, Export, size_of
+from torchwright.exporter.probes import (
+    PATIENCE,
+    ZERO_ROWS,
+    Answer,
+    Limit,
+    Probe,
+    holds_for,
+    limit_at,
+    limits_of,
+    unknown,
+)
 from torchwright.exporter.process import RunFailed, Runner
 from torchwright.exporter.reference import EXAMPLE, PAST, Call, read_calls
 from torchwright.measure.clock import DISTURBED_SHARE, paired_speedup
@@ -74,7 +85,7 @@ def verify(
         }
     calls = read_calls(folder / REFERENCE)
     report: dict[str, Any] = {"allowed": allowed, "size_bytes": size_of(folder / PACKAGE)}
-    parting = None
+    parting, limits, domain = None, list[Limit](), dict[str, Any]()
     with folders.temporary() as scratch, Package(folder, scratch) as package:
         tell(f"running it in {target.runtime}, in a process of its own")
         tried = [package.tried(0, calls[0], allowed)]
@@ -93,20 +104,29 @@ def verify(
                 keep_errors(folder, package.ask, scratch, named=target.named)
         if tried[0].outcome != CRASHED:
             tell("calling it at both ends of its sizes, and one past them")
-            tried += [package.tried(index, call, allowed) for index, call in enumerate(calls) if index]
+            tried += [
+                package.tried(index, call, allowed)
+                for index, call in enumerate(calls)
+                if index and call.name != ZERO_ROWS
+            ]
+        if tried[0].outcome == RIGHT and _has_graph(folder):
+            tell("probing it with NaN, infinity, large integers and indices out of range")
+            limits = _limits(package, folder, scratch, calls, allowed)
+            domain = {"holds_for": holds_for(limits), "limits": [str(limit) for limit in limits]}
     wrong = [row for row in tried if row.outcome != RIGHT and (row.call, row.outcome) != (PAST, REFUSED)]
     findings = [*(f"{name} is not as it was written" for name in changed), *_sizes(tried)]
     if parting is not None:
         findings.append(str(parting))
     elif tried[0].outcome == WRONG and export.parting:
         findings.append(f"{export.parting} (in the graph that was converted)")
-    return report | {
+    said = {
         "calls": [asdict(row) for row in tried],
         "largest_error": max((row.error for row in tried if row.error is not None), default=None),
         "findings": findings,
         "parting": asdict(parting) if parting else None,
         "verdict": "differs" if wrong or changed else "holds",
     }
+    return report | said | domain
 
 
 def elsewhere(target: type[ExportTarget], delegate: str) -> str | None:
@@ -115,10 +135,10 @@ def elsewhere(target: type[ExportTarget], delegate: str) -> str | None:
 
 
 class Package:
-    """A package in a process of its own, which is started again after a crash."""
+    """A package in a process of its own, or with `reference` its graph; it is started again after a crash."""
 
-    def __init__(self, folder: Path, scratch: Path) -> None:
-        self._folder, self._scratch = folder, scratch
+    def __init__(self, folder: Path, scratch: Path, *, reference: bool = False) -> None:
+        self._folder, self._scratch, self._reference = folder, scratch, reference
         self._runner: Runner | None = None
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
@@ -131,7 +151,7 @@ class Package:
 
     @property
     def runner(self) -> Runner:
-        self._runner = self._runner or Runner(self._folder, self._scratch)
+        self._runner = self._runner or Runner(self._folder, self._scratch, reference=self._reference)
         return self._runner
 
     def tried(self, index: int, call: Call, allowed: float) -> Tried:
@@ -150,6 +170,15 @@ class Package:
         right = error <= allowed
         return Tried(call=call.name, sizes=call.sizes, outcome=RIGHT if right else WRONG, error=error)
 
+    def answer(self, what: str, **arguments: Any) -> Answer:
+        """Return the answer to a probe, or to a call that is outside of the package's sizes."""
+        out = self._scratch / ("eager" if self._reference else "exported")
+        try:
+            answer = self.ask(what, within=PATIENCE, out=str(out), **arguments)
+        except RunFailed as error:
+            return Answer(crashed=str(error))
+        return Answer(refused=answer["refused"]) if "refused" in answer else Answer(outputs=read_tree(out))
+
     def close(self) -> None:
         if self._runner is not None:
             self._runner.close()
@@ -160,6 +189,29 @@ class Package:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _limits(
+    package: Package, folder: Path, scratch: Path, calls: Sequence[Call], allowed: float
+) -> list[Limit]:
+    """Probe the package, and call it with zero rows, which it may refuse: the least that it promises is one."""
+    try:
+        limits = _probed(package, folder, scratch, allowed)
+    except RunFailed as error:  # of the graph: the package was answered
+        limits = [unknown(str(error))]
+    for index, call in enumerate(calls):
+        if call.name == ZERO_ROWS:
+            answer = package.answer("answer", call=index)
+            limit = limit_at(ZERO_ROWS, (), Answer(outputs=call.outputs), answer, allowed)
+            limits += [limit] if limit is not None and not answer.refused else []
+    return limits
+
+
+def _probed(package: Package, folder: Path, scratch: Path, allowed: float) -> list[Limit]:
+    with Package(folder, scratch, reference=True) as eager:
+        probes = [Probe(**probe) for probe in eager.ask("probes")["probes"]]
+        ask = lambda side: lambda probe: side.answer("probe", probe=asdict(probe))
+        return limits_of(probes, ask(eager), ask(package), allowed)
 
 
 def _measured(package: Package, folder: Path, scratch: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from torchwright.errors import first_line
 from torchwright.exporter.base import exports
 from torchwright.exporter.locate import smallest
 from torchwright.exporter.package import EXPORT, PACKAGE, REFERENCE, Export
+from torchwright.exporter.probes import Probe, probes_of
 from torchwright.exporter.reference import calling, eager, read_calls, read_graph, read_settings
 from torchwright.json_file import read_json, typed
 from torchwright.measure.clock import Waiting
@@ -53,7 +55,8 @@ class Session:
         self.before = self.device.peak_memory_bytes()
         begun = time.perf_counter()
         if reference:
-            self.run = eager(read_graph(self.folder / REFERENCE, trust=True))
+            self.program = read_graph(self.folder / REFERENCE, trust=True)
+            self.run = eager(self.program)
         elif artifact is not None:
             own = load(artifact, trust=True).model  # its user's own, or trusted: `export` has seen to that
             self.run = calling(own, read_graph(self.folder / REFERENCE, trust=True))
@@ -63,9 +66,20 @@ class Session:
         return {"seconds": time.perf_counter() - begun}
 
     def answer(self, call: int, out: str) -> dict[str, Any]:
-        """The outputs of a call, written to `out`; or what the runtime says against it."""
+        """Write the outputs of a call to `out`, or return the runtime's error."""
+        return self._answer([tensor.clone() for tensor in self.calls[call].tensors], out)
+
+    def probes(self) -> dict[str, Any]:
+        """Return the probes of the graph's inputs."""
+        return {"probes": [asdict(probe) for probe in probes_of(self.program, self.calls[0].tensors)]}
+
+    def probe(self, probe: dict[str, Any], out: str) -> dict[str, Any]:
+        """Answer the example's call with a probe in it, as `answer` does."""
+        return self._answer(Probe(**probe).applied(self.calls[0].tensors), out)
+
+    def _answer(self, tensors: list[torch.Tensor], out: str) -> dict[str, Any]:
         try:
-            outputs = self.run([tensor.clone() for tensor in self.calls[call].tensors])
+            outputs = self.run(tensors)
         except Exception as error:  # of the runtime, in whatever way it refuses
             return {"refused": f"{type(error).__name__}: {first_line(error)}"}
         write_tree(Path(out), outputs)
