@@ -154,8 +154,18 @@ def test_nan_is_seen_where_infinities_meet(dtype: torch.dtype) -> None:
 
 
 def test_guards_are_said_in_words() -> None:
-    guards = (Guard(tensor=0, values="finite"), Guard(tensor=1, least=0, most=9))
-    assert in_words(guards) == ["NaN or infinity in input 0", "values in input 1 outside 0 to 9"]
+    guards = (
+        Guard(tensor=0, values="finite"),
+        Guard(tensor=1, least=0, most=9),
+        Guard(tensor=2, values="finite"),
+        Guard(tensor=3, values="numbers", least=-1.5, most=2.0),
+    )
+    assert in_words([*guards, guards[0]]) == [
+        "NaN or infinity in input 0, 2",
+        "numbers outside 0 to 9 in input 1",
+        "NaN in input 3",
+        "numbers outside -1.5 to 2.0 in input 3",
+    ]
 
 
 def test_only_a_frozen_layer_with_an_activation_drops_nan() -> None:

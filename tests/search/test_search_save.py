@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from torchwright.engines.spec import CallSpec, Guard
 from torchwright.facts import CaseTime, Rate
-from torchwright.search.save import _rates
+from torchwright.search.save import Contents, _rates, domain_notes
 from torchwright.workloads.language import LanguageWorkload
 
 
@@ -31,3 +32,17 @@ def test_rates_are_those_of_the_calls_before_and_after() -> None:
         Rate(name="prefill_tokens_per_s", before=400.0, after=800.0),
         Rate(name="decode_tokens_per_s", before=50.0, after=200.0),
     )
+
+
+def test_the_calls_that_guards_keep_from_the_engine_are_noted() -> None:
+    guards = (Guard(tensor=0, values="finite"), Guard(tensor=1, least=0, most=99))
+    guarded, free = (
+        CallSpec(name="call", structure={"tuple": []}, tensors=(), guards=said) for said in (guards, ())
+    )
+    manifest: dict[str, Any] = {"engine": "openvino", "calls": (guarded, free, guarded)}
+    assert domain_notes(Contents(manifest=manifest)) == [
+        "PyTorch's own operators answer calls with NaN or infinity in input 0; numbers outside 0 to 99 in input 1: "
+        "openvino is not right there"
+    ]
+    assert not domain_notes(Contents(manifest={"engine": "jit", "calls": (free,)}))
+    assert not domain_notes(Contents(manifest={"engine": "eager"}))

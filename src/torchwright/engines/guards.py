@@ -181,8 +181,13 @@ class Fallback:
 
 
 def in_words(guards: Sequence[Guard]) -> list[str]:
-    """The calls that guards keep from an engine, for the report."""
-    said = {"numbers": "NaN", "finite": "NaN or infinity"}
-    found = [f"{said[guard.values]} in input {guard.tensor}" for guard in guards if guard.values != "any"]
-    bounded = [guard for guard in guards if guard.least is not None]
-    return found + [f"values in input {g.tensor} outside {g.least} to {g.most}" for g in bounded]
+    """Return the calls that guards keep from an engine, for the report; inputs with the same guard together."""
+    inputs: dict[str, list[str]] = {}
+    for guard in dict.fromkeys(guards):
+        if guard.values != "any":
+            said = "NaN" if guard.values == "numbers" else "NaN or infinity"
+            inputs.setdefault(f"{said} in input", []).append(str(guard.tensor))
+        if guard.least is not None:
+            said = f"numbers outside {guard.least} to {guard.most} in input"
+            inputs.setdefault(said, []).append(str(guard.tensor))
+    return [f"{said} {', '.join(dict.fromkeys(where))}" for said, where in inputs.items()]

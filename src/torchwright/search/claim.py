@@ -26,7 +26,7 @@ from torchwright.report.pictures import Row
 from torchwright.search import estimate
 from torchwright.search.compare import FEWEST_ROUNDS, ROUNDS, one_round, turn_seconds
 from torchwright.search.finish import ORIGINAL, Form, give_up, outcome_now, settle
-from torchwright.search.save import Contents, ways, write_contents
+from torchwright.search.save import Contents, domain_notes, ways, write_contents
 from torchwright.search.state import OVERRUN_SHARE, Outcome, Search
 from torchwright.trial import client as trial
 from torchwright.trial.client import Candidate, TrialFailed
@@ -196,6 +196,7 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     folder, contents = shipping.made[name]
     runs_as = shipping.how.get(name, view.OWN_MODULE if name == "module" else "")
     found = Claim(outcome=outcome, folder=folder, contents=contents, runs_as=runs_as)
+    search.notes += domain_notes(contents)
     if outcome.speedup.disturbed:
         search.notes.append(disturbed(outcome.speedup, workload))
     if candidate is not None:

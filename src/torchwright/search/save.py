@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torchwright.artifact import folder as artifact
 from torchwright.engines.apply import reshaped
 from torchwright.engines.base import Way, engines
+from torchwright.engines.guards import in_words
 from torchwright.engines.program import GRAPHS, TENSORS
 from torchwright.engines.spec import CallSpec, Takes
 from torchwright.errors import RefusedTechnique
@@ -94,6 +95,17 @@ def calibration_notes(outcome: Outcome, workload: Workload) -> list[str]:
         for step in outcome.best.steps
         if from_step(step).calibrates
     ]
+
+
+def domain_notes(contents: Contents) -> list[str]:
+    """Report the calls that the guards of the kept engine leave to PyTorch's own operators."""
+    said = in_words([guard for call in contents.manifest.get("calls", ()) for guard in call.guards])
+    engine = contents.manifest["engine"]
+    return (
+        [f"PyTorch's own operators answer calls with {'; '.join(said)}: {engine} is not right there"]
+        if said
+        else []
+    )
 
 
 def write_contents(folder: Path, scratch: Path, search: Search, workload: Workload, way: Way) -> Contents:
