@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -31,8 +30,9 @@ from torch.utils import _pytree as pytree
 
 from torchwright.engines.alike import Alike
 from torchwright.engines.call import Binder, is_array, numbered, seen
+from torchwright.engines.messages import say_slower, signature, text_of, untraceable
 from torchwright.engines.spec import CallSpec, NotHeld, OutsideDomain, Takes, TensorSpec
-from torchwright.errors import SlowerCall, TorchwrightError, WorkloadError
+from torchwright.errors import WorkloadError
 from torchwright.kernels.cpu.threads import torch_threads
 from torchwright.workloads.base import Case
 from torchwright.workloads.rows import Pieces
@@ -411,20 +411,6 @@ class Door:
         )
 
 
-def say_slower(how: str, call: str = "") -> None:
-    """Warn that a call takes a slower path; the caller sees to it that this is said once."""
-    text = f"a call {call} goes a slower way: {how} (said once for all such calls)".replace("  ", " ")
-    warnings.warn(text, SlowerCall, stacklevel=_outside())
-
-
-def untraceable(what: str) -> TorchwrightError:
-    return TorchwrightError(
-        f"{what} cannot look into an optimized model",
-        found="its code is compiled already",
-        next="trace the original; torch.compile takes a model with this one inside",
-    )
-
-
 def _sized(spec: TensorSpec, sizes: Mapping[str, int], rows: Any = None) -> Output:
     shape: list[Any] = [sizes[size] if isinstance(size, str) else size for size in spec.shape]
     if rows is not None:
@@ -473,34 +459,3 @@ def _layout_fix(
     if apart or tensor.is_neg() or tensor.device.type != device.type:
         return lambda t: torch.empty_strided(t.shape, wanted, dtype=t.dtype, device=device).copy_(t)
     return torch.resolve_conj if tensor.is_complex() else None  # a conjugate looks like what it is of
-
-
-def _outside() -> int:
-    """The stack level of the first caller outside of this package and torch."""
-    import sys
-
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(
-        ("torchwright.", "torch.")
-    ):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def signature(args: Any, kwargs: dict[str, Any]) -> str:
-    """The types and shapes of a call's tensors, and its other values, as text."""
-    parts = [_leaf(value) for value in pytree.tree_leaves(args)]
-    for key, value in sorted(kwargs.items()):
-        parts.append(f"{key}=" + "+".join(_leaf(leaf) for leaf in pytree.tree_leaves(value)))
-    return "(" + ", ".join(parts) + ")"
-
-
-def text_of(spec: CallSpec) -> str:
-    """What a compiled call takes, as `signature` writes it; sizes that may vary by their names."""
-    return "(" + ", ".join(f"{t.dtype}[{', '.join(map(str, t.shape))}]" for t in spec.tensors) + ")"
-
-
-def _leaf(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{_name(value.dtype)}{list(value.shape)}"
-    return repr(value)[:60]

@@ -16,8 +16,9 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from torchwright.engines.door import CompiledCall, say_slower
+from torchwright.engines.door import CompiledCall
 from torchwright.engines.integer_ranges import IntegerRanges, OutOfBounds, Range, Rules, TooWide, widest
+from torchwright.engines.messages import say_slower
 from torchwright.engines.spec import Guard, NumberDomain, OutsideDomain
 from torchwright.errors import RefusedTechnique
 

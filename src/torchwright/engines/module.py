@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from torchwright.engines import opaque
-from torchwright.engines.door import Door, untraceable
+from torchwright.engines.door import Door
+from torchwright.engines.messages import untraceable
 from torchwright.errors import TorchwrightError
 
 

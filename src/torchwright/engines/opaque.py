@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 import torch
 from torch.utils import _pytree as pytree
 
-from torchwright.engines.door import Door, untraceable
+from torchwright.engines.door import Door
+from torchwright.engines.messages import untraceable
 from torchwright.engines.spec import SIZE, TENSOR
 
 _doors: weakref.WeakValueDictionary[int, Door] = weakref.WeakValueDictionary()
