@@ -110,6 +110,16 @@ def test_integers_that_index_nothing_are_probed_at_the_end_of_32_bits() -> None:
     ]
 
 
+def test_each_table_is_probed_past_its_end() -> None:
+    two = Whole(lambda x: F.embedding(x, torch.ones(200, 2)) + torch.ones(150, 2)[x % 150])
+    assert [probe.value for probe in probes_of(torch.export.export(two, (IDS,)), (IDS,))] == [
+        -1,
+        150,
+        200,
+        WIDE,
+    ]
+
+
 def test_what_the_example_holds_is_not_probed() -> None:
     own = X.clone()
     own[3, 3], own[2, 2] = math.nan, -math.inf

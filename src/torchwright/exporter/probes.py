@@ -25,6 +25,8 @@ WIDE = 2**32 + 3
 """Needs more than 32 bits, and would pass for 3 in them."""
 LARGEST = 2**31 - 1
 """An index that is out of range in any table of which the size is not known."""
+TABLES = 4
+"""Sizes of tables past which an input of indices is probed."""
 SUBNORMAL = "subnormal numbers"
 ALL = "every number that was probed"
 UNKNOWN = "other numbers"
@@ -102,11 +104,11 @@ def probes_of(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> list
             }
             values: list[Value] = [value for value, holds in own.items() if not bool(holds.any())]
         elif tensor.dtype != torch.bool and not tensor.is_complex():
-            table = min(ranges.tables(ranges.inputs[index]), default=LARGEST)
+            ends = sorted(set(ranges.tables(ranges.inputs[index])))[:TABLES] or [LARGEST]
             info, least, most = torch.iinfo(tensor.dtype), int(tensor.min()), int(tensor.max())
             values = [
                 value
-                for value in dict.fromkeys((-1, table, WIDE))
+                for value in (-1, *ends, WIDE)
                 if info.min <= value <= info.max and not least <= value <= most
             ]
         else:
