@@ -26,7 +26,7 @@ BUNDLED = Path(__file__).parents[2] / "src/torchwright/bundled"
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchwright.hub.gguf.folder.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("torchwright.paths.cache_folder", lambda: tmp_path / "cache")
 
 
 @pytest.fixture(scope="module")
