@@ -27,6 +27,7 @@ from torchwright.errors import (
     ModelError,
     RefusedTechnique,
     RegressionFound,
+    TrainingMode,
     UnknownName,
     WorkloadError,
 )
@@ -72,7 +73,7 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def optimize(inputs: Any = X, model: nn.Module | None = None, **options: Any) -> Any:
     options = {"techniques": ["dtype"], "max_drop": 0.05, "time_budget": 60.0} | options
-    return tw.optimize(model or Mlp(), inputs, **options)
+    return tw.optimize(model or Mlp().eval(), inputs, **options)
 
 
 # ------------------------------------------------------------------------------------------- the surface
@@ -139,6 +140,30 @@ def test_what_is_no_module_is_said_in_words():
         tw.optimize(nn.Linear, X)  # pyright: ignore[reportArgumentType]
 
 
+def test_a_name_is_optimized_as_on_the_command_line(doubled: None, factory: str):
+    result = optimize(None, factory)
+    assert result.recipe.workload["model"] == factory
+    again = optimize(None, result.path, time_budget=60.0)
+    assert again.recipe.workload == result.recipe.workload
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "error", "words"),
+    [
+        ("bundled", {"inputs": X}, WorkloadError, "inputs= cannot be combined with the model 'bundled'"),
+        ("bundled", {"task": "classification"}, WorkloadError, "task= cannot be combined"),
+        ("bundled", {"batchh": 3}, WorkloadError, "the option batchh"),
+        ("nowhere", {}, ModelError, "there is no model at nowhere"),
+        (Mlp().eval(), {"inputs": X, "max_dorp": 0.1}, UnknownName, "did you mean 'max_drop'"),
+    ],
+)
+def test_what_does_not_go_with_a_target_is_refused(
+    target: Any, options: dict[str, Any], error: type[Exception], words: str
+):
+    with pytest.raises(error, match=words):
+        tw.optimize(target, **options)
+
+
 # ------------------------------------------------------------------------------------------------- result
 
 
@@ -146,7 +171,8 @@ def test_the_callers_model_is_the_same_to_the_last_bit(doubled: None):
     model = Mlp().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     random, threads = torch.get_rng_state(), torch.get_num_threads()
-    optimize(X, model)
+    with pytest.warns(TrainingMode):
+        optimize(X, model)
     assert model.training
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -256,7 +282,7 @@ def test_a_metric_that_is_none_is_said_in_words(doubled: None, metric: Any, word
         ({"without": ["compil"]}, UnknownName, "did you mean 'compile'"),
         ({"device": "gpu"}, tw.TorchwrightError, "gpu"),
         ({"task": "guess"}, WorkloadError, "regression, classification"),
-        ({"max_drop": -1.0}, WorkloadError, "max_drop of 0 or more"),
+        ({"max_drop": -1.0}, WorkloadError, "is not a share.*zero or more"),
         ({"time_budget": 0.0}, WorkloadError, "time above 0 seconds"),
     ],
 )

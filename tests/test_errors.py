@@ -10,6 +10,8 @@ from torchwright.errors import (
     TechniqueFailed,
     TorchwrightError,
     UnknownName,
+    abbreviated,
+    shown,
     unknown,
 )
 
@@ -78,3 +80,42 @@ def test_unknown_suggests_nothing_where_nothing_is_near():
 def test_one_handler_catches_them_all():
     with pytest.raises(TorchwrightError, match="damaged"):
         raise ArtifactError("the artifact is damaged")
+
+
+def test_no_clause_prints_more_than_a_screen_of_a_value():
+    error = TorchwrightError("s" * 10_000, found="f" * 10_000, allowed="a" * 10_000)
+    assert len(error.summary) <= errors.MOST_OF_VALUE
+    assert error.found is not None
+    assert len(error.found) <= errors.MOST_OF_VALUE
+    assert error.found.endswith("(10,000 characters)")
+    assert len(str(error)) < 2 * errors.MOST_OF_VALUE + errors.MOST_OF_CHOICES + 100
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+
+
+@pytest.mark.parametrize("most", [60, 500])
+@pytest.mark.parametrize(
+    "value",
+    ["x" * 10_000, list(range(10_000)), {str(n): n for n in range(10_000)}, 10**400, [["y" * 9_000] * 9] * 9],
+    ids=["text", "list", "dict", "number", "nested"],
+)
+def test_a_value_is_shown_short(value: object, most: int):
+    assert 0 < len(shown(value, most)) <= most
+
+
+def test_small_values_are_shown_whole_and_tensors_by_their_shape():
+    import numpy as np
+    import torch
+
+    assert shown({"a": [1, "b"]}) == "{'a': [1, 'b']}"
+    assert shown([torch.zeros(3, 4, dtype=torch.int64)]) == "[Tensor int64[3, 4]]"
+    assert shown(np.zeros((2, 2), np.float32)) == "ndarray float32[2, 2]"
+    assert abbreviated("short") == "short"
+
+
+def test_a_value_whose_repr_fails_is_shown_all_the_same():
+    class Broken:
+        def __repr__(self) -> str:
+            raise ValueError("no")
+
+    assert "Broken" in shown(Broken())

@@ -29,7 +29,7 @@ from torchwright.diffusion.diffuser import Diffuser
 from torchwright.diffusion.load import load_diffuser
 from torchwright.errors import ArtifactError, ModelError, WorkloadError, unknown
 from torchwright.facts import Recipe
-from torchwright.hub.folder import read_config, resolve
+from torchwright.hub.folder import Wanted, read_config, resolve
 from torchwright.hub.text_stream import TextStream
 from torchwright.hub.trained import trained_scheme
 from torchwright.kernels import ops
@@ -41,6 +41,10 @@ from torchwright.workloads.language import BUNDLED
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 NEW_TOKENS = 64
+WANTED = Wanted(
+    "a language model's folder, a GGUF file, a hub id, or the artifact of a language model",
+    "leave the model out to take the bundled one",
+)
 """Tokens to generate where nobody says how many, or as many as fit."""
 NARROWING = ("top_k", "top_p", "min_p")
 """Sampling options that mean something only where tokens are drawn."""
@@ -158,7 +162,7 @@ def open_model(
             notices += (f"runs as {loaded.how}; {recipe.speedup} was measured as {recipe.runs_as}",)
     else:
         _check_target(target, dtype)
-        folder, recipe = resolve(str(BUNDLED if target is None else target)), None
+        folder, recipe = resolve(str(BUNDLED if target is None else target), WANTED), None
         languages = {"language": language, "source_language": source_language}
         described = read_config(folder)
         if stack_family(described) is not None or described.get("is_encoder_decoder") is True:

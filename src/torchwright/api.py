@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import statistics
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +24,9 @@ from torchwright.errors import (
     Inconclusive,
     RegressionFound,
     TechniqueFailed,
+    TrainingMode,
     WorkloadError,
+    unknown,
 )
 from torchwright.facts import (
     VERIFY_RETRIES,
@@ -46,8 +50,10 @@ from torchwright.search.experience import TABLE
 from torchwright.search.optimize import optimize as run_optimize
 from torchwright.search.result import Result
 from torchwright.search.state import Request
+from torchwright.share import share
 from torchwright.techniques.base import from_step, parse_step, techniques
 from torchwright.trial.client import TrialProcess
+from torchwright.workloads.base import Workload
 from torchwright.workloads.detect import from_target, settings_of
 from torchwright.workloads.module import ModuleWorkload
 
@@ -57,10 +63,10 @@ BUSY_TIMES = 4
 
 
 def optimize(
-    model: nn.Module,
-    inputs: Any,
+    model: nn.Module | str | Path,
+    inputs: Any = None,
     *,
-    max_drop: float = Budget.max_drop,
+    max_drop: float | str = Budget.max_drop,
     metric: Callable[[Any], float] | None = None,
     higher_is_better: bool = True,
     task: str = "regression",
@@ -75,13 +81,18 @@ def optimize(
     seed: int = 0,
     resume: Result | str | Path | None = None,
     exhaustive: bool = False,
+    **options: Any,
 ) -> Result:
     """Find the fastest way to run `model` on this machine within an accuracy budget.
 
+    `model` is a module with its `inputs`, or what the command line names: a model's folder, a hub id, an artifact,
+    `package.module:factory`, `file.py:factory`, or `"bundled"`. These bring inputs and metric of their own; `options`
+    are then the workload's, such as `batch=8`, as `torchwright workloads` lists them.
+
     `inputs` is a tuple of positional arguments, a dict of keyword arguments, a tensor, or a list of these for several
-    shapes. The budget `max_drop` is held against the upper end of the metric's 95% interval. The metric is the relative
-    error of the outputs. With `task="classification"` it is the share of rows whose top-1 answer changed. With
-    `metric`, a callable of model → float, it is the loss relative to the original's value.
+    shapes. The budget `max_drop`, such as 0.05 or "5%", is held against the upper end of the metric's 95% interval. The
+    metric is the relative error of the outputs. With `task="classification"` it is the share of rows whose top-1 answer
+    changed. With `metric`, a callable of model → float, it is the loss relative to the original's value.
 
     `time_budget` is for the search once the original is measured: seconds, or a text such as `"2m"`. `techniques`
     names the only ones to try, as `name` or `name:option=value`; `without` names those never to try. The progress is
@@ -93,17 +104,28 @@ def optimize(
     slower way, said once as a `SlowerCall` warning; with `on_new_shape="error"` they are refused. `dynamic` says which
     sizes vary, in `torch.export`'s form of `dynamic_shapes`; without it the number of rows is found by itself.
 
-    The caller's model is never changed. Trials run in fresh processes, to which the model travels by cloudpickle.
+    The caller's model is never changed. Of a model in training mode, wholly or in part, the `eval()` copy is optimized,
+    with a `TrainingMode` warning and a note in the report. Trials run in fresh processes, to which the model travels by
+    cloudpickle.
 
     Raises `TorchwrightError` (its children say which) for inputs, names or a metric that cannot be used, and for a
     model that fails on its own inputs; `ArtifactError` for a search that cannot be continued here.
     """
-    workload = ModuleWorkload(
-        model, inputs, metric=metric, higher_is_better=higher_is_better, task=task, dynamic=dynamic
-    )
+    judged = {"metric": metric, "higher_is_better": higher_is_better, "task": task, "dynamic": dynamic}
+    if isinstance(model, str | Path):
+        workload = _named_workload(str(model), inputs, judged, options)
+    else:
+        _refuse_unknown(options)
+        workload = ModuleWorkload(model, inputs, **judged)
+    if isinstance(workload, ModuleWorkload) and workload.training_notice:
+        warnings.warn(workload.training_notice, TrainingMode, stacklevel=2)
     request = Request(
         workload=workload,
-        budget=Budget(max_drop=max_drop, objective=objective, time_seconds=duration.seconds(time_budget)),
+        budget=Budget(
+            max_drop=share(max_drop, "max_drop"),
+            objective=objective,
+            time_seconds=duration.seconds(time_budget),
+        ),
         device=device,
         wanted=[parse_step(text) for text in techniques or ()],
         only=techniques is not None,
@@ -119,12 +141,42 @@ def optimize(
         try:
             with LiveProgress(quiet=not progress) as show:
                 recipe = run_optimize(request, out, show)
-            result = Result(out, recipe, original=workload.model, on_new_shape=on_new_shape)
+            original = workload.model if isinstance(workload, ModuleWorkload) else None
+            result = Result(out, recipe, original=original, on_new_shape=on_new_shape)
         except BaseException:
             keep.remove()
             raise
         weakref.finalize(result, keep.remove)
     return result
+
+
+def _named_workload(target: str, inputs: Any, judged: dict[str, Any], options: dict[str, Any]) -> Workload:
+    """The workload of a target in words. Raises `WorkloadError` for what only goes with a module."""
+    given = [name for name, value in judged.items() if value != _DEFAULTS[name].default]
+    given += ["inputs"] if inputs is not None else []
+    if given:
+        raise WorkloadError(
+            f"{', '.join(f'{name}=' for name in given)} cannot be combined with the model '{target}'",
+            found="a name of a model, which brings its own inputs and metric",
+            allowed="with a torch.nn.Module",
+        )
+    return _workload_of_target(target, options)
+
+
+def _workload_of_target(target: str | None, options: dict[str, Any]) -> Workload:
+    """The workload of an artifact, or of a model as the command line names it."""
+    if target and is_artifact(target):
+        recipe, _ = artifact.open_artifact(Path(target))
+        return workload_of(Path(target), recipe, trust=False, **options)
+    return from_target(None if target == "bundled" else target, **options)
+
+
+def _refuse_unknown(options: dict[str, Any]) -> None:
+    for name in options:
+        raise unknown("option of tw.optimize with a module", name, _DEFAULTS.keys() - {"options"})
+
+
+_DEFAULTS = inspect.signature(optimize).parameters
 
 
 def optimize_cli(
@@ -165,11 +217,7 @@ def optimize_cli(
     options |= {"steps": steps, "size": size, "prompts": prompts}
     options |= {name: list(files) for name, files in (("audio", audio), ("reference", reference)) if files}
     options |= settings_of(settings)
-    if target and is_artifact(target):
-        recipe, _ = artifact.open_artifact(Path(target))
-        workload = workload_of(Path(target), recipe, trust=False, **options)
-    else:
-        workload = from_target(target, **options)
+    workload = _workload_of_target(target, options)
     folder = Path(out) if out else Path(default_out(target))
     request = Request(
         workload=workload,

@@ -14,15 +14,24 @@ TorchwrightError                 a user can mend it: one paragraph, exit code 2,
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 from typing import Any
+
+MOST_OF_VALUE = 500
+"""Characters of a user's value, or of another library's message, in an error: a screen of a terminal holds more."""
+MOST_OF_CHOICES = 2000
+"""Characters of what is allowed: names of ours, or the calls that a model was compiled for."""
+ITEMS = 6
+"""Items of a list, a dict or a set that `shown` writes."""
 
 
 class TorchwrightError(Exception):
     """A fault that the user can mend.
 
     `summary` says what was asked and why it failed; `found`, `allowed` and `next` are optional clauses that
-    `str()` joins into one paragraph. `facts` is what was measured all the same: `--json` prints it with the error.
+    `str()` joins into one paragraph. `summary` and `found` are cut at `MOST_OF_VALUE` characters. `facts` is
+    what was measured all the same: `--json` prints it with the error.
     """
 
     exit_code = 2
@@ -36,8 +45,9 @@ class TorchwrightError(Exception):
         next: str | None = None,
         facts: dict[str, Any] | None = None,
     ) -> None:
-        summary = _written(summary)
+        summary = abbreviated(_written(summary))
         found, allowed, next = (text and _written(text) for text in (found, allowed, next))
+        found, allowed = found and abbreviated(found), allowed and abbreviated(allowed, MOST_OF_CHOICES)
         self.summary, self.found, self.allowed, self.next = summary, found, allowed, next
         self.facts = facts or {}
         parts = [_sentence(summary)]
@@ -102,8 +112,40 @@ class Inconclusive(TorchwrightError):
     exit_code = 3
 
 
+class TrainingMode(UserWarning):
+    """A model given in training mode: its `eval()` copy was optimized or exported, which may answer differently."""
+
+
 class SlowerCall(UserWarning):
     """An optimized model was called in a way that nothing was compiled for, and answered by a slower one."""
+
+
+class _Short(reprlib.Repr):
+    """`repr` of which no part is long; a tensor or an array is its type, dtype and shape."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = most
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = self.maxdeque = ITEMS
+
+    def repr1(self, x: Any, level: int) -> str:
+        dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
+        if isinstance(x, type) or dtype is None or shape is None:
+            return super().repr1(x, level)
+        return f"{type(x).__name__} {str(dtype).removeprefix('torch.')}[{', '.join(map(str, shape))}]"
+
+
+def shown(value: Any, most: int = MOST_OF_VALUE) -> str:
+    """Return the `repr` of a user's value for a message, at most so many characters; large values are not walked."""
+    return abbreviated(_Short(most).repr(value), most)
+
+
+def abbreviated(text: str, most: int = MOST_OF_VALUE) -> str:
+    """Return a text as it is, or its beginning and how long it is."""
+    if len(text) <= most:
+        return text
+    tail = f"… ({len(text):,} characters)"
+    return text[: max(0, most - len(tail))] + tail if most > 2 * len(tail) else text[: most - 1] + "…"
 
 
 def unknown(kind: str, name: str, known: Iterable[str], next: str | None = None) -> UnknownName:

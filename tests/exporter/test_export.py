@@ -283,13 +283,6 @@ def test_a_missing_runtime_is_named_with_what_installs_it(monkeypatch: pytest.Mo
         tw.export(*small(), to="onnx")
 
 
-def test_a_model_that_trains_is_refused(tmp_path: Path) -> None:
-    model, inputs = small()
-    with pytest.raises(ModelError, match=r"training mode.*model\.eval\(\)"):
-        tw.export(model.train(), inputs, to="pt2", out=tmp_path / "out")
-    assert not any(tmp_path.iterdir())
-
-
 def test_outputs_that_are_no_numbers_are_refused_with_their_module(tmp_path: Path) -> None:
     model, inputs = small()
     model.get_parameter("blocks.1.up.bias").data[0] = float("nan")

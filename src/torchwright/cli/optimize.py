@@ -11,10 +11,10 @@ import click
 
 from torchwright.cli.options import (
     Duration,
+    Share,
     all_option,
     device_option,
     eval_text_option,
-    finite,
     images_option,
     json_option,
     points_option,
@@ -37,12 +37,11 @@ BUDGET = Budget()
 @click.argument("model", required=False)
 @click.option(
     "--max-drop",
-    type=click.FloatRange(min=0),
+    type=Share(),
     metavar="DROP",
     default=BUDGET.max_drop,
     show_default=True,
-    callback=finite,
-    help="Most that the metric may lose; 0.01 is one per cent.",
+    help="Most that the metric may lose: 0.01 or 1%.",
 )
 @click.option(
     "--objective",

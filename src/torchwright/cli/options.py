@@ -12,6 +12,7 @@ import click
 from torchwright.duration import seconds
 from torchwright.errors import WorkloadError
 from torchwright.scheme import ASKED
+from torchwright.share import share
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -131,6 +132,18 @@ class Duration(click.ParamType[float]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
             return seconds(value)
+        except WorkloadError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Share(click.ParamType[float]):
+    """A share such as 0.05 or 5%; `torchwright.share` reads it."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return share(value, str(param.human_readable_name) if param else "the share")
         except WorkloadError as error:
             self.fail(str(error), param, ctx)
 

@@ -161,11 +161,11 @@ def _opened(model: str, dtype: str | None, *, trust: bool) -> Segmenter | ClassS
         from torchwright.artifact.load import load
         from torchwright.hub.folder import resolve
         from torchwright.segment.base import Segmenter
-        from torchwright.segment.load import load_class_segmenter, load_segmenter, names_classes
+        from torchwright.segment.load import WANTED, load_class_segmenter, load_segmenter, names_classes
         from torchwright.segment.semantic import ClassSegmenter
 
     if not is_artifact(model):
-        opened = load_class_segmenter if names_classes(resolve(model)) else load_segmenter
+        opened = load_class_segmenter if names_classes(resolve(model, WANTED)) else load_segmenter
         return opened(model, torch.bfloat16 if dtype == "bf16" else torch.float32)
     if dtype is not None:
         raise click.UsageError("--dtype is for models that no search has been through.")

@@ -132,11 +132,12 @@ def _from_words(
     model: str, data: tuple[str, ...], out: Path, options: dict[str, Any], how: dict[str, Any], *, show: bool
 ) -> Any:
     with importing():
-        from torchwright.hub.folder import resolve
+        from torchwright.hub.folder import Wanted, resolve
         from torchwright.train.kinds import kind_of_model, verb
         from torchwright.train.run import torchrun
 
-        words = verb(kind_of_model(resolve(model)), "words")
+        wanted = Wanted("the Hugging Face folder or hub id of a model that is to be trained")
+        words = verb(kind_of_model(resolve(model, wanted)), "words")
     text, train = words(model, data, world=torchrun.started() or 1, **options)
     if show:
         click.echo(text, err=True)

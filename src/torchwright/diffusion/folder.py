@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.errors import ModelError, unknown
-from torchwright.hub.folder import read_object, resolve
+from torchwright.hub.folder import Wanted, read_object, resolve
 
 INDEX = "model_index.json"
 MODELS = ("unet", "transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3")
@@ -85,7 +85,7 @@ def open_pipeline(source: str | Path) -> PipelineFolder:
     Raises `UnknownName` for a pipeline that is not in `FAMILIES`, `ModelError` for a folder without model_index.json,
     for a component that is missing, and for one of another library than diffusers and transformers.
     """
-    path = resolve(str(source))
+    path = resolve(str(source), Wanted("a folder as diffusers saves a pipeline, or the hub id of one"))
     if not is_pipeline(path):
         raise ModelError(
             f"{source} has no {INDEX}" if path.exists() else f"there is no folder {source}",

@@ -11,7 +11,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchwright.engines.spec import CallSpec
-from torchwright.errors import SlowerCall, TorchwrightError
+from torchwright.errors import SlowerCall, TorchwrightError, abbreviated, shown
+
+MOST_OF_LEAF = 60
+"""Characters of one value in the text of a call."""
 
 
 def say_slower(how: str, call: str = "") -> None:
@@ -44,7 +47,7 @@ def signature(args: Any, kwargs: dict[str, Any]) -> str:
     parts = [_leaf(value) for value in pytree.tree_leaves(args)]
     for key, value in sorted(kwargs.items()):
         parts.append(f"{key}=" + "+".join(_leaf(leaf) for leaf in pytree.tree_leaves(value)))
-    return "(" + ", ".join(parts) + ")"
+    return abbreviated("(" + ", ".join(parts) + ")")
 
 
 def text_of(spec: CallSpec) -> str:
@@ -55,4 +58,4 @@ def text_of(spec: CallSpec) -> str:
 def _leaf(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return repr(value)[:60]
+    return shown(value, MOST_OF_LEAF)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +17,7 @@ from torch import nn
 
 from torchwright.answer import is_artifact
 from torchwright.artifact import folder as artifact
-from torchwright.errors import RefusedTechnique, RegressionFound, WorkloadError
+from torchwright.errors import RefusedTechnique, RegressionFound, TrainingMode, WorkloadError
 from torchwright.exporter.base import ExportTarget, exports
 from torchwright.exporter.budget import Budget
 from torchwright.exporter.package import (
@@ -95,8 +96,9 @@ def export(
     `max_size` bytes on disk and `max_memory` bytes of a process; all are written and verified for that.
 
     Raises `UnknownName` for a target that does not exist, `RefusedTechnique` for one that cannot run here or cannot
-    take the model, with the line of the model's own source that it stumbles over, and `ModelError` for a model in
-    training mode or with outputs that are no numbers. Outputs that differ are in the report, and raise nothing.
+    take the model, with the line of the model's own source that it stumbles over, and `ModelError` for a model
+    with outputs that are no numbers. Outputs that differ are in the report, and raise nothing. Of a model in training
+    mode the `eval()` copy is exported, with a `TrainingMode` warning and a note in the report.
     """
     target = exports.get(to)
     if reason := target.unavailable() or target.unwritable():
@@ -125,6 +127,8 @@ def export(
     with interrupts.deferred(), writing_export(path) as folder, folders.temporary() as scratch:
         tell("building the model")
         workload, steps = _workload(model, inputs, dynamic, trust, settings)
+        for notice in workload.notices():
+            on_event(Event(kind="notice", text=notice, elapsed=0.0, time_budget=SECONDS))
         own = _loadable(model, trust)
         format = target.format_of(steps) if precision is None else None
         if format is not None and format.precision not in target.precisions(delegate):
@@ -216,7 +220,7 @@ def _write(
         operators=written.operators,
         carried=subject.carried,
         left=subject.left,
-        notes=(*frozen, *written.notes),
+        notes=(*subject.notices, *frozen, *written.notes),
         planned=written.planned,
         seconds=written.seconds,
         parting=written.parting,
@@ -244,7 +248,10 @@ def _workload(
             raise WorkloadError(
                 "a module is exported with example inputs", next="tw.export(model, inputs, to=…)"
             )
-        return ModuleWorkload(model, inputs, dynamic=dynamic), ()
+        workload = ModuleWorkload(model, inputs, dynamic=dynamic)
+        if workload.training_notice:
+            warnings.warn(workload.training_notice, TrainingMode, stacklevel=3)
+        return workload, ()
     if inputs is not None or dynamic is not None:
         raise WorkloadError("inputs= and dynamic= are for a module", found=f"{model}, which has its own")
     if is_artifact(str(model)):

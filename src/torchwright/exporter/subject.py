@@ -84,6 +84,8 @@ class Subject:
     carried: tuple[str, ...] = ()
     left: dict[str, str] = field(default_factory=dict)
     """Steps of the recipe that stay behind, each with its reason."""
+    notices: tuple[str, ...] = ()
+    """The workload's notices, such as that the model was in training mode."""
 
     @cached_property
     def graph(self) -> Graph:
@@ -123,18 +125,13 @@ def make_subject(
 ) -> Subject:
     """What a workload's first call needs to be exported, with those of `steps` that travel, or whose format does.
 
-    A language model is exported as prompt → logits. Raises `ModelError` for a model that is still training, or whose
-    outputs are no numbers. `fixed` is why the graph is to be for the example's sizes alone.
+    A language model is exported as prompt → logits. Raises `ModelError` for a model whose outputs are NaN. `fixed` is
+    the reason why the graph is for the example's sizes alone.
     """
     folder = getattr(workload, "folder", None)
-    name = workload.label
+    name, notices = workload.label, workload.notices()
     if isinstance(workload, LanguageWorkload):
         workload = _prompt(workload)
-    if getattr(workload, "trains", False):
-        raise ModelError(
-            f"{name} is in training mode: dropout and batch norms would be exported as they train",
-            next="call model.eval() first",
-        )
     device = get_device("cpu").identify()
     original = make_target(workload, device).model
     case = _at_most(most, workload.cases(torch.float32)[0])
@@ -159,6 +156,7 @@ def make_subject(
         format=format,
         carried=tuple(map(str, carried if own is None else [*carried, own])),
         left=left,
+        notices=notices,
     )
     _check_numbers(subject)
     return subject

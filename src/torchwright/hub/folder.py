@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,25 @@ LAYERS = re.compile(r"(layers?|depth)$")
 MOST_LAYERS = 2_000
 """To build what a stranger's configuration describes takes milliseconds a layer, with or without weights."""
 TARGETS = "a Hugging Face folder, a GGUF file, a hub id, package.module:factory, or an artifact folder"
+OFFLINE = (
+    "LocalEntryNotFoundError",
+    "OfflineModeIsEnabled",
+    "ConnectionError",
+    "ConnectTimeout",
+    "ConnectError",
+)
+"""What huggingface_hub raises, or its cause is, when it reaches no hub."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The models that a caller of `resolve` takes, for the error about one that is not there."""
+
+    allowed: str
+    next: str | None = None
+
+
+ANY_MODEL = Wanted(TARGETS, "leave the model out to take the bundled one")
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -45,11 +66,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises `ModelError` when the folder or the file is not there or is not JSON, or describes too many layers.
     """
     if not folder.exists():
-        raise ModelError(
-            f"there is no model at {folder}",
-            allowed=TARGETS,
-            next="`torchwright optimize` with no model runs the bundled one",
-        )
+        raise _missing(folder, ANY_MODEL)
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(
@@ -77,14 +94,27 @@ def _depths(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
             yield str(key), value
 
 
-def resolve(target: str) -> Path:
-    """A local folder for a path, a GGUF file, a training run's folder or a hub id, which is downloaded by
-    transformers' own library.
+def resolve(target: str, wanted: Wanted = ANY_MODEL) -> Path:
+    """Return the local folder of a path, a GGUF file, a training run's folder or a hub id.
 
-    Raises `ModelError` when it is none of them.
+    A hub id is downloaded by huggingface_hub. Raises `ModelError` when `target` is none of them; the error names what
+    the caller takes.
     """
     path = Path(target)
-    return local(path) if path.exists() or not is_hub_id(target) else download(target, allowed=TARGETS)
+    if path.exists():
+        return local(path)
+    if is_hub_id(target):
+        return download(target, allowed=wanted.allowed)
+    raise _missing(path, wanted)
+
+
+def _missing(path: Path, wanted: Wanted) -> ModelError:
+    """The error for a path that does not exist, with the nearest name in the same folder."""
+    parent = path.parent
+    names = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.7)
+    hint = f"; did you mean {parent / near[0]}?" if near else ""
+    return ModelError(f"there is no model at {path}{hint}", allowed=wanted.allowed, next=wanted.next)
 
 
 def local(path: Path) -> Path:
@@ -104,11 +134,35 @@ def download(name: str, *, allowed: str) -> Path:
 
         return Path(snapshot_download(name, allow_patterns=list(FETCHED)))
     except Exception as error:  # the library's own, and its network's
+        if _is_offline(error):
+            raise ModelError(
+                f"there is no folder '{name}', and the hub id '{name}' cannot be downloaded: the hub is offline here",
+                found="HF_HUB_OFFLINE is set, and the model is not in the hub's cache"
+                if _offline_asked()
+                else "no connection to the hub, and the model is not in its cache",
+                allowed=allowed,
+                next="download the model on a machine with a connection, and pass its folder",
+            ) from error
         raise ModelError(
             f"'{name}' is neither a folder here nor a model that the hub gave",
             found=f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}",
             allowed=allowed,
         ) from error
+
+
+def _is_offline(error: BaseException | None) -> bool:
+    """Check whether an error, or what caused it, says that the hub was not reached."""
+    while error is not None:
+        if any(kind.__name__ in OFFLINE for kind in type(error).__mro__):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _offline_asked() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def model_files(folder: Path, *, weights: bool, parts: Sequence[str] = ()) -> dict[str, Path]:

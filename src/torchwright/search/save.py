@@ -67,7 +67,7 @@ def make_recipe(
         fingerprint=fingerprint,
         search_seconds=outcome.seconds,
         roofline=_roofline(outcome, fingerprint.device),
-        notes=(*outcome.notes, *calibration_notes(outcome, workload)),
+        notes=(*workload.notices(), *outcome.notes, *calibration_notes(outcome, workload)),
         engine=outcome.best.prepared.engine,
         rates=_rates(outcome, workload, asked),
         more_seconds=outcome.more_seconds,

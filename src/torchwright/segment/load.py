@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchwright.errors import ModelError, first_line, unknown
-from torchwright.hub.folder import read_config, resolve
+from torchwright.hub.folder import Wanted, read_config, resolve
 from torchwright.segment.base import Segmenter
 from torchwright.segment.network import Network
 from torchwright.segment.sam import Sam
@@ -22,6 +22,9 @@ FAMILIES: dict[str, type[Segmenter]] = {
 }
 """By `model_type` of config.json. To add one, write a `Segmenter` and put it here."""
 DTYPES = (torch.float32, torch.bfloat16)
+WANTED = Wanted(
+    "the folder or hub id of a SAM, a SAM 2 or a SegFormer of transformers, or an artifact of one"
+)
 
 
 def load_segmenter(folder: str | Path, dtype: torch.dtype = torch.float32) -> Segmenter:
@@ -33,7 +36,7 @@ def load_segmenter(folder: str | Path, dtype: torch.dtype = torch.float32) -> Se
     configurations that cannot be used.
     """
     _check_dtype(dtype)
-    path = resolve(str(folder))
+    path = resolve(str(folder), WANTED)
     if names_classes(path):
         raise ModelError(f"{folder} takes no prompts: it names classes", next="tw.load_class_segmenter")
     family, config = family_of(path)
@@ -49,7 +52,7 @@ def load_class_segmenter(folder: str | Path, dtype: torch.dtype = torch.float32)
     Raises `ModelError` for another model, and for files that cannot be used.
     """
     _check_dtype(dtype)
-    path = resolve(str(folder))
+    path = resolve(str(folder), WANTED)
     if not names_classes(path):
         raise ModelError(f"{folder} is no model for semantic segmentation", next="tw.load_segmenter")
     preparation, model = preparation_of(path), open_classifier(path)

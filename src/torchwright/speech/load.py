@@ -9,7 +9,7 @@ import torch
 
 from torchwright.decoder.precision import Precision, read_precision
 from torchwright.errors import ModelError, unknown
-from torchwright.hub.folder import read_config, resolve
+from torchwright.hub.folder import Wanted, read_config, resolve
 from torchwright.speech.base import Recognizer
 from torchwright.speech.bundled import bundled
 from torchwright.speech.families import FAMILIES
@@ -22,6 +22,10 @@ from torchwright.workloads.huggingface import load_model
 NATIVE: dict[str, NativeFamily] = {"whisper": WHISPER, "moonshine": MOONSHINE}
 """Families that Torchwright's own layers compute."""
 DTYPES = (torch.float32, torch.bfloat16)
+WANTED = Wanted(
+    "the folder or hub id of a Whisper or Moonshine of transformers, or an artifact of one",
+    "leave the model out to take the bundled one, which knows a few hundred English words",
+)
 
 
 def load_speech(
@@ -41,7 +45,7 @@ def load_speech(
     """
     if dtype not in (None, *DTYPES):
         raise ModelError(f"dtype {dtype}", allowed=", ".join(map(str, DTYPES)))
-    path = bundled() if folder is None else resolve(str(folder))
+    path = bundled() if folder is None else resolve(str(folder), WANTED)
     cls = family(path)
     return cls(path, _model(cls.model_type, path, dtype, read_precision(quantize)))
 

@@ -22,6 +22,7 @@ from typing import Any, Self
 from torchwright import system
 from torchwright.cpu_load import Load
 from torchwright.engines.base import engines
+from torchwright.errors import abbreviated
 from torchwright.facts import CaseTime, Measurement, Quality, Step
 from torchwright.process import interrupts
 from torchwright.trial.fork_server import Forked, ForkServer, start
@@ -37,6 +38,7 @@ class TrialFailed(Exception):
     """A trial that crashed, hung, ran out of memory or raised: the reason, in words."""
 
     def __init__(self, reason: str, *, details: str = "", timed_out: bool = False) -> None:
+        reason = abbreviated(reason)
         super().__init__(reason)
         self.reason, self.details, self.timed_out = reason, details, timed_out
 

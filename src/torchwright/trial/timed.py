@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from torchwright.devices.base import Device
-from torchwright.errors import ModelError, TorchwrightError
+from torchwright.errors import ModelError, TorchwrightError, first_line
 from torchwright.measure.clock import Waiting
 from torchwright.measure.page_faults import page_faults
 from torchwright.measure.threads import mean_seconds
@@ -50,7 +50,7 @@ class TimedCalls:
                         raise
                     raise ModelError(
                         f"the model fails on its own inputs (call '{case.name}')",
-                        found=f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}",
+                        found=f"{type(error).__name__}: {first_line(error)}",
                         next="call the model on these inputs yourself first",
                     ) from error
                 self._once[case.name] = once

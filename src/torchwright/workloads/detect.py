@@ -10,12 +10,14 @@ from typing import Any
 
 from torchwright.errors import ArtifactError, ModelError, WorkloadError
 from torchwright.workloads.base import Workload, blaming, class_of, workloads
+from torchwright.workloads.factory import names_factory, refuse_python_file
 
 
 def from_target(target: str | None, **options: Any) -> Workload:
     """The workload of a model as the command line names it.
 
-    `target` is None (the bundled language model), `package.module:factory`, a Hugging Face folder or a hub id.
+    `target` is None (the bundled language model), `package.module:factory`, `file.py:factory`, a Hugging Face folder, a
+    hub id, or the name of a workload that brings a model of its own.
     `options` are the workload's own, such as batch, prompt_tokens, new_tokens, eval_text, tokens; None leaves an
     option at the workload's default.
 
@@ -25,11 +27,14 @@ def from_target(target: str | None, **options: Any) -> Workload:
     given = {key: value for key, value in options.items() if value is not None}
     if target is None:
         return _make(workloads.get("language"), "the bundled language model", None, given)
-    if _names_factory(target):
+    if names_factory(target):
         from torchwright.workloads.module import from_factory
 
         _refuse_options(workloads.get("module"), target, given, positional=2)
         return from_factory(target)
+    refuse_python_file(target)
+    if target in workloads.names() and not Path(target).exists():
+        return _by_workload_name(target, given)
     from torchwright.hub.folder import resolve
 
     folder = resolve(target)
@@ -39,6 +44,18 @@ def from_target(target: str | None, **options: Any) -> Workload:
         workload = _make(cls, target, folder, given)
     workload.label = target
     return workload
+
+
+def _by_workload_name(name: str, options: dict[str, Any]) -> Workload:
+    """The workload of that name on its bundled model. Raises `ModelError` if it has none."""
+    cls = workloads.get(name)
+    if name != "language":
+        raise ModelError(
+            f"'{name}' is the name of a workload that brings no model of its own",
+            allowed="language, which brings the bundled model; or a model's folder, hub id or package.module:factory",
+            next=f"pass the folder of one of these: {cls.supports}" if cls.supports else None,
+        )
+    return _make(cls, "the bundled language model", None, options)
 
 
 def settings_of(words: Sequence[str]) -> dict[str, Any]:
@@ -190,7 +207,7 @@ def kind_of(folder: Path) -> type[Workload]:
 def _module(description: dict[str, Any], label: str, trust: bool) -> Workload:
     from torchwright.workloads.module import from_factory
 
-    if not _names_factory(label) or description.get("metric"):
+    if not names_factory(label) or description.get("metric"):
         what = (
             f"with the metric '{description['metric']}'"
             if description.get("metric")
@@ -225,9 +242,3 @@ def _refuse_options(cls: type[Workload], what: str, options: dict[str, Any], *, 
 
 def _options(cls: type[Workload], *, positional: int) -> list[str]:
     return list(inspect.signature(cls).parameters)[positional:]
-
-
-def _names_factory(target: str) -> bool:
-    """Whether `target` reads as package.module:factory, and is no path that happens to hold a colon."""
-    module, colon, attribute = target.partition(":")
-    return bool(colon) and attribute.isidentifier() and all(map(str.isidentifier, module.split(".")))

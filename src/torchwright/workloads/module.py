@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import collections
-import importlib
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from torchwright.errors import ModelError, TorchwrightError, WorkloadError
+from torchwright.errors import ModelError, TorchwrightError, WorkloadError, shown
 from torchwright.facts import Quality
 from torchwright.workloads import accuracy
 from torchwright.workloads.base import (
@@ -28,7 +25,9 @@ from torchwright.workloads.base import (
     own_tensors,
     to_device,
 )
+from torchwright.workloads.factory import find_factory
 from torchwright.workloads.huggingface import register_recorded
+from torchwright.workloads.training_mode import training_notice
 
 CALIBRATING = 4
 """One of so many inputs, and one at least, calibrates."""
@@ -77,8 +76,8 @@ class ModuleWorkload(Workload):
             )
         if task not in ("regression", "classification"):
             raise WorkloadError(f"unknown task '{task}'", allowed="regression, classification")
-        self.trains = model.training
-        """Whether the model was given in training mode; its copy here is not."""
+        self.training_notice = training_notice(model)
+        """What to report if the model is in training mode; the copy here is not."""
         self.model = fresh(model)
         self.inputs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, normalise(inputs))
         self._shape_of = _numbered([_layout(*call) for call in self.inputs])
@@ -195,6 +194,9 @@ class ModuleWorkload(Workload):
     def properties(self, model: nn.Module) -> set[str]:
         return {"several_shapes"} if self._shapes > 1 else set()
 
+    def notices(self) -> tuple[str, ...]:
+        return (self.training_notice,) if self.training_notice else ()
+
     def made_again(self) -> bool:
         return self._from_factory and self.metric is None
 
@@ -254,24 +256,12 @@ def normalise(inputs: Inputs) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
 
 
 def from_factory(target: str) -> ModuleWorkload:
-    """The workload of `package.module:factory`; the factory returns a module and example inputs.
+    """Return the workload of `package.module:factory` or `file.py:factory`.
 
-    Raises `ModelError` with the reason when the module, the factory or its result is not to be had.
+    The factory returns a module and example inputs. Raises `ModelError` with the reason if the module, the factory or
+    its result is missing or unusable.
     """
-    module_name, _, attribute = target.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(
-            0, here
-        )  # and there it stays: trial processes import the same modules by the same path
-    try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # importing runs the user's code
-        raise ModelError(
-            f"'{target}' cannot be imported",
-            found=f"{type(error).__name__}: {error}",
-            allowed="package.module:factory, found from the current folder or installed",
-        ) from error
+    factory = find_factory(target)
     try:
         result = factory()
     except TorchwrightError:
@@ -336,7 +326,7 @@ def _numbered(values: Sequence[str]) -> list[int]:
 def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     def shape(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
-            return repr(value)[:60]
+            return shown(value, 60)
         return [str(value.dtype).removeprefix("torch."), *value.shape]
 
     leaves = pytree.tree_leaves
