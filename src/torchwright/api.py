@@ -43,7 +43,7 @@ from torchwright.facts import (
 from torchwright.measure.clock import Rounds, paired_speedup
 from torchwright.measure.roofline import Work, point
 from torchwright.process import folders, interrupts
-from torchwright.remade import MEASURE_SECONDS, trials, workload_of
+from torchwright.remade import MEASURE_SECONDS, from_factory, trials, workload_of
 from torchwright.report.terminal import LiveProgress
 from torchwright.search.claim import Beside, original_beside
 from torchwright.search.experience import TABLE
@@ -300,7 +300,9 @@ def verify(
         if original is None:
             original = TrialProcess(context, essential=True)
             original.ask("prepare", steps=())
-        count, most, verdict = 0, retries + 1, "inconclusive"
+        # Without the user's module the artifact's own graph is the original: there is nothing to be faster than.
+        speedup, verdict = recipe.speedup, "inconclusive" if workload.has_model else "holds"
+        count, most = 0, retries + 1
         while verdict == "inconclusive" and count < most:
             count += 1
             tell(f"timing both in turn, {count} of {most} times at most")
@@ -409,7 +411,12 @@ def bench(
             given = {name: value for name, value in options.items() if value is not None}
             return decode_bench.bench(target, where, trust=trust, **(searched | given))
         batched, rows = _other_rows(target, recipe, manifest, options)
-        workload = workload_of(Path(target), recipe, trust=trust, cases_only=manifest.self_contained)
+        own = (
+            manifest.measured_on_module and from_factory(recipe) and (trust or artifact.is_own(Path(target)))
+        )
+        workload = workload_of(
+            Path(target), recipe, trust=trust, cases_only=manifest.self_contained and not own
+        )
     elif any(value is not None for value in decoder.values()):
         return decode_bench.bench(target, where, **decoder, **options)
     else:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from torchwright.artifact import folder as artifact
+from torchwright.engines.program import GRAPHS, read_programs
 from torchwright.errors import ArtifactError, TorchwrightError
 from torchwright.facts import Recipe
 from torchwright.hub.folder import WEIGHTS
@@ -20,6 +21,7 @@ from torchwright.trial.client import Context, TrialFailed
 from torchwright.trial.travel import pack
 from torchwright.workloads.base import Workload, class_of
 from torchwright.workloads.detect import from_description
+from torchwright.workloads.factory import names_factory
 from torchwright.workloads.module import ModuleWorkload
 
 MEASURE_SECONDS = 600.0
@@ -34,11 +36,11 @@ def workload_of(
     `cases_only` makes do with the self-test's inputs where only calls are needed; `options` replace the recipe's.
     """
     if class_of(recipe.workload).from_code:
-        if cases_only and (path / "selftest.json").is_file():
-            from torchwright.artifact.tree import read_self_test
-
-            kept = read_self_test(path / "selftest")
-            return ModuleWorkload(nn.Identity(), [kept["args"] if kept["args"] else kept["kwargs"]])
+        has_calls = (path / "selftest.json").is_file()
+        if cases_only and has_calls:
+            return CallsOnly(path)
+        if has_calls and not recipe.steps and not from_factory(recipe) and (path / GRAPHS).is_file():
+            return KeptGraph(path, recipe, trust=trust)
         if not (trust or artifact.is_own(path)):
             raise ArtifactError(
                 f"{path} names a factory to run ({recipe.workload.get('model')}), and somebody else made it",
@@ -53,6 +55,40 @@ def workload_of(
         trust=trust or artifact.is_own(path),
         **options,
     )
+
+
+def from_factory(recipe: Recipe) -> bool:
+    """Whether a recipe's module comes from a factory that can be called again."""
+    return names_factory(str(recipe.workload.get("model"))) and not recipe.workload.get("metric")
+
+
+class CallsOnly(ModuleWorkload):
+    """The inputs of an artifact's self-test, for timing what the artifact runs."""
+
+    has_model = False
+
+    def __init__(self, path: Path) -> None:
+        from torchwright.artifact.tree import read_self_test
+
+        kept = read_self_test(path / "selftest")
+        super().__init__(nn.Identity(), [kept["args"] if kept["args"] else kept["kwargs"]])
+
+
+class KeptGraph(CallsOnly):
+    """The original as the artifact keeps it, its exported graph: nothing else of a module is in a file."""
+
+    def __init__(self, path: Path, recipe: Recipe, *, trust: bool) -> None:
+        super().__init__(path)
+        self.label, self.task = (
+            str(recipe.workload.get("model")),
+            str(recipe.workload.get("task") or self.task),
+        )
+        self._path, self._trust = path, trust or artifact.is_own(path)
+
+    def build(self) -> nn.Module:
+        programs = read_programs(self._path, trust=self._trust)
+        program = programs.get(artifact.GENERAL) or next(iter(programs.values()))
+        return program.module(check_guards=False)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from torchwright.engines.door import CompiledCall, Door
 from torchwright.engines.graphs import GraphCall, Later, graph_in
 from torchwright.engines.package import Package
 from torchwright.engines.spec import CallSpec
+from torchwright.errors import first_line
 from torchwright.facts import Fingerprint, Recipe
 from torchwright.paths import file_digest, private_cache
 from torchwright.process import folders
@@ -65,8 +66,11 @@ class CompiledCalls:
         if compiled:
             fault = compiler_fault(self.here.device)
             if fault is None:
-                with self._recompiled(programs) as folder:
-                    return self._behind_door(folder, programs, "recompiled graphs", OTHER_MACHINE_ERROR)
+                try:
+                    with self._recompiled(programs) as folder:
+                        return self._behind_door(folder, programs, "recompiled graphs", OTHER_MACHINE_ERROR)
+                except Exception as error:  # of Inductor or the C++ compiler, at a graph of another version
+                    fault = f"compiling the graphs failed ({type(error).__name__}: {first_line(error)})"
             self.say(f"running uncompiled: {fault}")
         layouts = self.manifest.layouts
         door = self.door(

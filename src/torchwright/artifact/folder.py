@@ -97,6 +97,11 @@ class Manifest:
     files: dict[str, str] = field(default_factory=dict)
     """Relative path → SHA-256 in hexadecimal; everything but this file and the signature."""
 
+    @property
+    def measured_on_module(self) -> bool:
+        """Whether the recipe was measured on the caller's module. With `self_contained` a graph answers without it."""
+        return self.way == "module" or not self.self_contained
+
 
 def packages(names: Sequence[str], rows: str, one_row: CallSpec | None) -> list[tuple[str, str]]:
     """(name of the call, file of its package) of what is compiled; `names` are those of the example's calls."""

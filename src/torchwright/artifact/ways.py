@@ -70,6 +70,11 @@ class Ways:
             return self._replay(model)
         ready = self.engine.load(self)
         if ready is not None:
+            if self.manifest.measured_on_module:
+                self.say(
+                    "the exported graph answers; the recipe was measured on the caller's module: "
+                    "tw.load(DIR, model=…)"
+                )
             return ready
         if not self.manifest.self_contained:
             raise ArtifactError(

@@ -309,11 +309,13 @@ def runs_as(recipe: Recipe) -> str:
 
 
 def needs_module(recipe: Recipe, artifact: str | None = None) -> str | None:
-    """What to say of an artifact that holds no model; None for one that does. `artifact` is its folder."""
+    """How to load an artifact that was measured on the caller's module; None for another. `artifact` is its folder."""
     if recipe.runs_as != OWN_MODULE:
         return None
     folder = "DIR" if artifact is None else repr(wording.clean(artifact))
     then = "replays the recipe on your own module" if recipe.steps else "takes your own module"
+    if recipe.holds_graph:
+        return f"tw.load({folder}) runs the exported graph; tw.load({folder}, model=…) {then}"
     return f"the artifact holds no model: tw.load({folder}, model=…) {then}"
 
 

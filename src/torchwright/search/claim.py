@@ -109,7 +109,8 @@ class _Shipping:
         folder, work = self.scratch / f"as-{name}", self.scratch / f"for-{name}"
         folder.mkdir()
         work.mkdir()
-        contents = write_contents(folder, work, search, self.workload, name)
+        graphs = self.made.get("graphs") if name == "module" else None
+        contents = write_contents(folder, work, search, self.workload, name, graphs)
         search.notes += contents.notes
         self.made[name] = folder, contents
 
@@ -187,6 +188,7 @@ def claim(search: Search, workload: Workload, scratch: Path, provisional: Provis
     if form is None:
         *_, name = ways(search.best, workload)
         _forget(shipping, name)
+        _forget(shipping, "graphs")  # of a recipe that did not hold
     else:
         name = form.name
     if candidate is None:

@@ -92,8 +92,13 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
                 ) from failure
             finally:
                 search.close_all()
+        manifest = claimed.contents.manifest
         recipe = replace(
-            provisional(claimed.outcome), runs_as=claimed.runs_as, rows=claimed.rows, process=claimed.process
+            provisional(claimed.outcome),
+            runs_as=claimed.runs_as,
+            rows=claimed.rows,
+            process=claimed.process,
+            holds_graph=manifest["way"] == "module" and manifest["self_contained"],
         )
         for name in (artifact.RECIPE, artifact.MANIFEST, artifact.SIGNATURE):
             (claimed.folder / name).unlink(missing_ok=True)
@@ -102,7 +107,7 @@ def optimize(request: Request, out: Path, watch: Watch) -> Recipe:
         shutil.rmtree(scratch)
         interrupts.check()
         (folder / artifact.REPORT).write_text(html.render(recipe, claimed.pictures), encoding="utf-8")
-        unsigned = artifact.finish(folder, recipe, claimed.contents.manifest)
+        unsigned = artifact.finish(folder, recipe, manifest)
         if unsigned:
             search.tell("notice", unsigned)
     return recipe

@@ -33,7 +33,7 @@ class Result:
         from torchwright.artifact.load import load
 
         manifest = artifact.open_artifact(self.path)[1]
-        own = None if manifest.self_contained else self._original
+        own = self._original if manifest.measured_on_module else None
         loaded = load(
             self.path, model=own, original=self._original, trust=True, on_new_shape=self._on_new_shape
         )

@@ -32,6 +32,8 @@ GENERAL_EXPORTS = 5.0
 OTHER_SIZES = "other sizes"
 DOUBTFUL = 0.25
 """Share of the budget from which on what answers other sizes is judged, too: MPT lost 2.2 times as much there."""
+OF_GRAPHS = ("calls", "rows", "by_rows", "any_rows", "one_row", "any_sizes", "takes", "layouts")
+"""Fields of the manifest that say how graphs are called."""
 LATE_SHARE = 0.1
 """Of the time budget: by how much compiling for other numbers of rows may overrun it."""
 
@@ -108,11 +110,18 @@ def domain_notes(contents: Contents) -> list[str]:
     )
 
 
-def write_contents(folder: Path, scratch: Path, search: Search, workload: Workload, way: Way) -> Contents:
-    """Everything of an artifact but recipe, report and manifest, in one form.
+def write_contents(
+    folder: Path,
+    scratch: Path,
+    search: Search,
+    workload: Workload,
+    way: Way,
+    graphs: tuple[Path, Contents] | None = None,
+) -> Contents:
+    """Write one form of an artifact, all but its recipe, report and manifest.
 
-    `scratch` is a place for what is compiled for it. Raises `RefusedTechnique` for a form that the model does not
-    allow, `TrialFailed` where making it fails.
+    `scratch` is a folder for compiled code. `graphs` is the same recipe's form of that name, if it was written. Raises
+    `RefusedTechnique` for a form that the model does not allow, `TrialFailed` if it cannot be made.
     """
     best = search.best
     native = folder / artifact.NATIVE
@@ -144,12 +153,35 @@ def write_contents(folder: Path, scratch: Path, search: Search, workload: Worklo
                 # Without a call for every size, that of the one example answers other numbers of rows in pieces.
                 contents.manifest["rows"] = "pieces" if takes.pieces and len(calls) == 1 else "fixed"
         contents.notes += _kept(best, folder, needed=way == "native")
+        if way == "module" and workload.called_as_is():
+            _carry_graphs(folder, scratch, search, contents, graphs)
     if not any(native.iterdir()):
         native.rmdir()
     for name, file in workload.files(weights=way == "rebuild").items():
         (folder / artifact.MODEL / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(file, folder / artifact.MODEL / name)
     return contents
+
+
+def _carry_graphs(
+    folder: Path, scratch: Path, search: Search, contents: Contents, graphs: tuple[Path, Contents] | None
+) -> None:
+    """Add the exported graphs to a recipe for the caller's module: the artifact then answers without the module.
+
+    `graphs` were written before. A model that torch.export does not take is noted.
+    """
+    if graphs is not None:
+        written, earlier = graphs
+        for name in (GRAPHS, TENSORS):
+            shutil.copy2(written / name, folder / name)
+        contents.manifest |= {name: earlier.manifest[name] for name in OF_GRAPHS}
+    else:
+        try:
+            _write_forms(folder, scratch, search, contents, compiled=False)
+        except (RefusedTechnique, TrialFailed) as failure:
+            contents.notes.append(f"no graph of the model is in the artifact: {failure.reason}")
+            return
+    contents.manifest["self_contained"] = True
 
 
 def _judged_calls(search: Search, contents: Contents) -> tuple[CallSpec, ...]:

@@ -186,7 +186,7 @@ class Session:
 
         start = time.perf_counter()
         recipe, manifest = open_artifact(Path(path))
-        own = None if manifest.self_contained else self.workload.build()
+        own = self.workload.build() if manifest.measured_on_module and self.workload.has_model else None
         loaded = load(path, model=own, trust=trust, process=process)
         self.dtype = getattr(torch, manifest.dtype)
         self._as_asked, self.workload = self.workload, reshaped(self.workload, recipe.steps)

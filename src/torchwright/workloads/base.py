@@ -157,6 +157,8 @@ class Workload(ABC):
     opens: ClassVar[frozenset[str]] = frozenset()
     """Options that name files outside of the model's folder, by which it is judged. They are not opened for a
     stranger's artifact."""
+    has_model: ClassVar[bool] = True
+    """Whether `build` gives the user's own model, and not a stand-in for it."""
     label: str = ""
     """What the user called the model."""
     device: str = "cpu"
