@@ -6,3 +6,5 @@ import os
 
 # OpenMP's threads spin while they wait, for what another process's threads would compute on the same processor.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Tests of other processes are other programs to a search: what it chooses does not depend on them.
+os.environ.setdefault("TORCHWRIGHT_ASSUME_QUIET", "1")

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from torchwright import cpu_load
-from torchwright.cpu_load import Load, cpu_quota, physical_cores, whole_cores
+from torchwright.cpu_load import QUIET, Load, cpu_quota, physical_cores, whole_cores
 
 CPUS = len(cpu_load.affinity())
+
+
+@pytest.fixture(autouse=True)
+def _read_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(QUIET, raising=False)
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -34,6 +39,15 @@ def machine(running: int, cpus: int = CPUS) -> dict[str, str]:
 
 def load_of(root: Path) -> Load:
     return Load.sampled(root, root / "none", sleep=lambda seconds: None)
+
+
+def test_a_machine_that_is_said_to_be_quiet_has_no_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, machine(25) | thread("7", "self", "R"))
+    assert load_of(tmp_path).busy
+    monkeypatch.setenv(QUIET, "1")
+    assert load_of(tmp_path).running == 0.0
 
 
 def test_runnable_threads_of_other_programs_are_the_load(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from torchwright import system
-from torchwright.cpu_load import Load, cgroup_texts, usable_cores
+from torchwright.cpu_load import Load, assumed_quiet, cgroup_texts, usable_cores
 from torchwright.devices.base import Ceilings, Device, timed_runs
 from torchwright.facts import DeviceFacts
 
@@ -85,7 +85,9 @@ class CPU(Device):
         return Ceilings(
             read_gb_per_s=bandwidth.best / 1e9,
             tflops={dtype: rate.best / 1e12 for dtype, rate in matmuls.items()},
-            disturbed=_disturbed(
+            disturbed=None
+            if assumed_quiet()
+            else _disturbed(
                 cores, torch.get_num_threads(), max(rate.spread for rate in (bandwidth, *matmuls.values()))
             ),
         )
