@@ -13,7 +13,7 @@ from pathlib import Path
 PROC, CGROUPS, CPUS = Path("/proc"), Path("/sys/fs/cgroup"), Path("/sys/devices/system/cpu")
 
 QUIET = "TORCHWRIGHT_ASSUME_QUIET"
-"""Environment variable: 1 takes the machine as quiet whatever else runs, so that tests do not depend on their company."""
+"""Environment variable: 1 takes the machine as quiet whatever else runs. Tests set it: they run next to each other."""
 BUSY_SHARE = 0.4
 """Runnable threads of other programs per core from which on the machine is busy. One busy neighbour on two cores is
 0.5 and halves the speed of a parallel region; samples of the run queue vary by about 0.1."""
