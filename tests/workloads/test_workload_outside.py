@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 
 import outside_workload
 from in_process import trials_in_process
-from torchwright import api
+from torchwright import api, registry
 from torchwright.answer import open_model
 from torchwright.cli import main
 from torchwright.errors import ArtifactError, WorkloadError
@@ -59,6 +60,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         monkeypatch.setenv("PYTHONPATH", path)
         monkeypatch.delitem(sys.modules, "outside_package", raising=False)
         workloads.names()  # what else is installed has been looked for
+        monkeypatch.setattr(registry, "_installed", entry_points)  # a process looks once
         known = {**workloads._targets, "letters": f"outside_package:{name}"}
         monkeypatch.setattr(workloads, "_targets", known)
         monkeypatch.setattr(workloads, "_loaded", dict(workloads._loaded))

@@ -65,7 +65,7 @@ def differences(operations: Iterable[Operation]) -> dict[Operation, str]:
 @functools.cache
 def table() -> dict[str, str]:
     """The verdicts that come with this package; none for other versions."""
-    data = json.loads(TABLE.read_text())
+    data = json.loads(TABLE.read_text(encoding="utf-8"))
     return data["differences"] if data["versions"] == versions() else {}
 
 
@@ -77,7 +77,7 @@ def probe(operations: list[Operation], seconds: float = PROBE_SECONDS) -> list[s
             [sys.executable, "-m", "torchwright.numpy_compile.probe"],
             input=request,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=seconds,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
@@ -114,4 +114,4 @@ def _keep(found: dict[str, str]) -> None:
     with contextlib.suppress(OSError):
         _cache_file().parent.mkdir(parents=True, exist_ok=True)
         with replacing(_cache_file()) as beside:
-            beside.write_text(json.dumps(_cached() | found, indent=0, sort_keys=True))
+            beside.write_text(json.dumps(_cached() | found, indent=0, sort_keys=True), encoding="utf-8")
