@@ -255,9 +255,9 @@ def test_optimize_json_is_the_recipe_and_where_it_lies(api, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("optimize --max-drop nan", "not a finite number"),
-        ("optimize --max-drop inf", "not a finite number"),
-        ("optimize --max-drop -1", "not in the range"),
+        ("optimize --max-drop nan", "is not a share"),
+        ("optimize --max-drop inf", "is not a share"),
+        ("optimize --max-drop -1", "is not a share"),
         ("optimize --time-budget 0", "not in the range"),
         ("optimize --time-budget soon", "'soon' is no time. Allowed: 90s, 2m, 1h"),
         ("optimize --batch 0", "not in the range"),
