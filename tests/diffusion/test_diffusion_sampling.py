@@ -195,7 +195,7 @@ def test_weights_in_pickles_are_not_opened(tmp_path: Path) -> None:
 def test_a_folder_without_an_index_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no model_index\.json"):
         open_pipeline(tmp_path)
-    with pytest.raises(ModelError, match="no folder"):
+    with pytest.raises(ModelError, match="there is no model at"):
         open_pipeline(tmp_path / "nowhere")
 
 

@@ -381,7 +381,7 @@ class TestFactories:
         ("name", "body", "target", "words"),
         [
             ("tw_a", "", "tw_missing:make", r"'tw_missing:make' cannot be imported.*No module named"),
-            ("tw_b", "", "tw_b:make", r"cannot be imported.*no attribute 'make'"),
+            ("tw_b", "", "tw_b:make", r"cannot be imported: tw_b has no 'make'"),
             ("tw_c", "", "tw_c:", "cannot be imported"),
             ("tw_d", "def make(:\n", "tw_d:make", "cannot be imported.*SyntaxError"),
             ("tw_e", "1 / 0\n", "tw_e:make", "cannot be imported.*ZeroDivisionError"),

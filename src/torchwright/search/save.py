@@ -102,12 +102,10 @@ def calibration_notes(outcome: Outcome, workload: Workload) -> list[str]:
 def domain_notes(contents: Contents) -> list[str]:
     """Report the calls that the guards of the kept engine leave to PyTorch's own operators."""
     said = in_words([guard for call in contents.manifest.get("calls", ()) for guard in call.guards])
+    if not said:
+        return []
     engine = contents.manifest["engine"]
-    return (
-        [f"PyTorch's own operators answer calls with {'; '.join(said)}: {engine} is not right there"]
-        if said
-        else []
-    )
+    return [f"PyTorch's own operators answer calls with {'; '.join(said)}: {engine} is not right there"]
 
 
 def write_contents(
