@@ -368,7 +368,7 @@ class Recipe:
     runs_as: str = ""
     """What was measured in the last comparison, loaded in a fresh process: `speedup` is of this."""
     holds_graph: bool = False
-    """Whether an artifact for the caller's module also holds the exported graph, which answers without the module."""
+    """True if an artifact for the caller's module also holds the exported graph, which answers without the module."""
     rows: tuple[RowsTime, ...] = ()
     rates: tuple[Rate, ...] = ()
     process: ProcessGain | None = None

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 CEILINGS_FORMAT = 2
 DISTURBED_SECONDS = 60.0
-"""How old disturbed figures are before they are measured again, once the machine is quiet."""
+"""Age of disturbed figures at which they are measured again, once the machine is quiet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Ceilings:
     tflops: dict[str, float] = field(default_factory=dict)
     """Matrix-multiply rate per dtype name; a multiply and an add are two operations. No entry: it cannot."""
     disturbed: str | None = None
-    """Why the figures are only lower bounds, or were not measured, such as "machine busy (load 20 on 2 cores)"."""
+    """Reason for lower bounds, or for no figures, such as "machine busy (load 20 on 2 cores)"."""
 
 
 class Device(ABC):

@@ -168,7 +168,7 @@ class _Rate:
 
 
 def _disturbed(cores: float, threads: int, spread: float) -> str | None:
-    """Why a measurement is disturbed in which `threads` threads had `cores` cores and runs were `spread` apart."""
+    """Return the reason for a disturbance: `threads` threads had `cores` cores, and runs were `spread` apart."""
     if cores < UNDISTURBED_SHARE * threads:
         return f"machine busy (measured on {cores:.1f} of {threads} cores)"
     if spread >= SPREAD:

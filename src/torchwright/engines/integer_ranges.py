@@ -92,7 +92,7 @@ class OutOfBounds(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What must hold of every integer of a graph."""
+    """Bounds that every integer of a graph must keep."""
 
     bits: int = 64
     indices: bool = True
