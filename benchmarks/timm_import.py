@@ -8,57 +8,27 @@ from __future__ import annotations
 
 import importlib
 import sys
-import types
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-STUBS = ("", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".datasets")
-"""Modules of torchvision that timm imports unconditionally."""
-MODES = ("NEAREST", "BILINEAR", "BICUBIC", "BOX", "HAMMING", "LANCZOS")
-"""Members of its InterpolationMode."""
-OPERATORS = ("nms(Tensor dets, Tensor scores, float threshold) -> Tensor", "qnms(Tensor dets) -> Tensor")
-"""Operators that a torchvision without its library registers kernels for."""
-_LIBRARIES: list[Any] = []
-"""torch.library forgets the operators of a library that nothing holds."""
-
-
-class _Stub(types.ModuleType):
-    """A module that has every class one asks for."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        inner = sys.modules.get(f"{self.__name__}.{name}")
-        return inner or type(name, (nn.Module,), {mode: mode for mode in MODES})
+STAND_INS = str(Path(__file__).resolve().parent / "stand_ins")
 
 
 def import_timm() -> Any:
-    """Return the module timm. Raises ImportError if timm itself is not installed."""
-    try:
-        _import_torchvision()
-    except ImportError:
-        sys.modules.update({f"torchvision{name}": _Stub(f"torchvision{name}") for name in STUBS})
-        try:
-            return importlib.import_module("timm")
-        finally:
-            _forget()  # others ask whether torchvision is installed
+    """Return the module timm. Raises ImportError if timm itself is not installed.
+
+    A stand-in for torchvision stays on sys.path, which the processes of a search take over: they import timm too.
+    """
+    if STAND_INS not in sys.path and not _torchvision_works():
+        sys.path.insert(1, STAND_INS)
     return importlib.import_module("timm")
 
 
-def _import_torchvision() -> None:
+def _torchvision_works() -> bool:
     try:
         importlib.import_module("torchvision")
-    except RuntimeError:  # its library is for another torch, and has defined no operators
-        _forget()
-        library = torch.library.Library("torchvision", "DEF")
-        for schema in OPERATORS:
-            library.define(schema)
-        _LIBRARIES.append(library)
-        importlib.import_module("torchvision")
-
-
-def _forget() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]
+    except (ImportError, RuntimeError):  # missing, or its library is for another torch
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        return False
+    return True

@@ -36,6 +36,7 @@ from torchwright.engines.real_constants import real_constants
 from torchwright.engines.results import arranged, call_result
 from torchwright.engines.spec import SIZE, TENSOR, CallSpec, Takes
 from torchwright.engines.takes import perhaps_batched, tensors_of, with_rows, with_tensors
+from torchwright.engines.whole_slices import remove_whole_slices
 from torchwright.errors import ArtifactError, RefusedTechnique, first_line
 from torchwright.process.forks import never_freed, reopen_in_child
 from torchwright.techniques.shared.engine import uninstalled
@@ -81,6 +82,7 @@ class Converted(Engine):
         """`convert`, of the graph in forms that the library has, and computes as PyTorch does. `finish` comes next."""
         with torch.no_grad():
             real_constants(program)
+            remove_whole_slices(program)
             attention_as_in_pytorch(program)
             cls.convert(program, spec, file, target)
 
