@@ -68,7 +68,8 @@ class OnnxRuntime(Converted):
         if fault:
             raise ArtifactError(f"{file} cannot be read", found=fault)
         names = [value.name for value in model.graph.input]
-        return lambda threads: _started(content, names, threads)
+        sizes = _fixed_sizes(model, spec)
+        return lambda threads: _started(content, names, sizes, threads)
 
 
 def _without_idle_squeezes(program: ExportedProgram) -> None:
@@ -98,6 +99,16 @@ def _fault(model: Any, spec: CallSpec) -> str | None:
     return None
 
 
+def _fixed_sizes(model: Any, spec: CallSpec) -> dict[str, int]:
+    """Return the sizes that a graph leaves free and the call does not: known ones are folded into the graph."""
+    return {
+        dim.dim_param: size
+        for value, tensor in zip(model.graph.input, spec.tensors, strict=True)
+        for dim, size in zip(value.type.tensor_type.shape.dim, tensor.shape, strict=False)
+        if dim.dim_param and isinstance(size, int)
+    }
+
+
 def _messages(message: Any) -> Iterator[Any]:
     """A protobuf message and all that lie in it."""
     left = [message]
@@ -109,10 +120,12 @@ def _messages(message: Any) -> Iterator[Any]:
                 left += [value] if hasattr(value, "ListFields") else list(value)
 
 
-def _started(content: bytes, names: list[str], threads: int) -> Infer:
+def _started(content: bytes, names: list[str], sizes: dict[str, int], threads: int) -> Infer:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    for name, size in sizes.items():
+        options.add_free_dimension_override_by_name(name, size)
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4
     try:
