@@ -34,6 +34,8 @@ def test_no_rows_are_not_asked_of_templates_that_divide_by_their_number(
         assert model(INPUT[:0]).shape == (0, 8)
 
 
+# Two packages are compiled.
+@pytest.mark.slow
 def test_one_row_is_answered_where_packages_check_their_inputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,6 +222,8 @@ def exported(to: str, out: Path, model: nn.Module, *inputs: torch.Tensor) -> dic
     return tw.export(model.eval(), inputs, to=to, out=out / "out").report
 
 
+# A package is compiled, a proof that takes half a minute.
+@pytest.mark.slow
 def test_torchs_own_archive_holds_for_every_number(tmp_path: Path) -> None:
     report = exported("pt2", tmp_path, Numbers(), X, IDS, IDS * 99)
     assert (report["verdict"], report["holds_for"], report["limits"]) == ("holds", ALL, [])
