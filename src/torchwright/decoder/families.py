@@ -368,7 +368,8 @@ def decoder_config(data: dict[str, Any], path: Path | str) -> DecoderConfig:
             f"the native decoder does not know the model of {path}",
             found=", ".join(data.get("architectures") or []) or "no 'architectures'",
             allowed=", ".join(sorted(FAMILIES)),
-            next="`torchwright optimize` runs other models on transformers' own code",
+            next="`torchwright optimize` runs other models on transformers' own code; generate and serve take its "
+            "artifact where the model has a cache of keys and values",
         )
     check_format(path, data)
     return FAMILIES[known[0]].read(known[0], Fields(path, data))

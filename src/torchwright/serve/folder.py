@@ -13,6 +13,8 @@ from torchwright.errors import ArtifactError, ModelError
 from torchwright.hub.folder import HUGGING_FACE, download, find_object, is_hub_id, local
 from torchwright.speech.families import FAMILIES
 
+NATIVE = "native"
+"""How the names of engines begin that run on the native decoder."""
 BUNDLED_NAME = "torchwright-bundled"
 TARGETS = "an artifact folder, a Hugging Face folder, or a hub id"
 SERVED = (
@@ -32,6 +34,8 @@ class ServeTarget:
     artifact: Path | None = None
     served_as: str = "writer"
     """`workloads.base.Served`: a reader is an artifact of a sentence encoder or a classifier of text."""
+    fixed: bool = False
+    """Whether it is an artifact whose model runs in calls of fixed shapes."""
 
 
 def find(target: str | None) -> ServeTarget:
@@ -44,14 +48,20 @@ def find(target: str | None) -> ServeTarget:
         return ServeTarget(name=BUNDLED_NAME, folder=Path(__file__).parent.parent / "bundled")
     path = Path(target)
     if (path / RECIPE).is_file() or (path / MANIFEST).is_file():
-        kind, served_as = _workload(path)
+        kind, served_as, engine = _workload(path)
         if not served_as:
             raise ModelError(
                 f"{path} is an artifact of kind '{kind}', which is not served",
                 allowed=SERVED,
                 next=f'call it from Python: torchwright.load("{path}").model(...)',
             )
-        return ServeTarget(name=path.resolve().name, folder=path / MODEL, artifact=path, served_as=served_as)
+        return ServeTarget(
+            name=path.resolve().name,
+            folder=path / MODEL,
+            artifact=path,
+            served_as=served_as,
+            fixed=not engine.startswith(NATIVE),
+        )
     if path.exists():
         path, name = local(path), path.resolve().name
     elif is_hub_id(target):
@@ -79,8 +89,8 @@ def find(target: str | None) -> ServeTarget:
     return ServeTarget(name=name, folder=path, served_as="translator" if translates else "writer")
 
 
-def _workload(path: Path) -> tuple[str, str]:
-    """The kind of an artifact's workload, and what it is served as."""
+def _workload(path: Path) -> tuple[str, str, str]:
+    """Return the kind of an artifact's workload, what it is served as, and its engine's name."""
     workload, manifest = _object(path / RECIPE).get("workload"), {}
     if not isinstance(workload, dict) or not isinstance(workload.get("kind"), str):
         raise ArtifactError(
@@ -93,7 +103,7 @@ def _workload(path: Path) -> tuple[str, str]:
         from torchwright.workloads.base import class_of
 
         served_as = class_of(workload).served_as(workload)
-    return workload["kind"], str(served_as)
+    return workload["kind"], str(served_as), str(manifest.get("engine") or NATIVE)
 
 
 def _object(path: Path) -> dict[str, Any]:

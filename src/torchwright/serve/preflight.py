@@ -68,8 +68,8 @@ class Preflight:
 
 
 def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
-    """The figures of a language model; None for any other, which has no cache of pages."""
-    if target.served_as != "writer":
+    """Return the figures of a language model; None for any other, which has no cache of pages."""
+    if target.served_as != "writer" or target.fixed:
         return None
     config = find_object(target.folder / "config.json")
     scheme = _scheme(target, options)

@@ -234,6 +234,19 @@ class Generator:
                 ids, max_new_tokens=limit, seed=seed, on_token=lambda row, token: on_token(token), **sampling
             )
 
+    @property
+    def cache_bytes(self) -> int:
+        """The memory of one session's keys and values."""
+        geometry = self.geometry
+        row = geometry.kv_heads * geometry.head_dim * self._dtype.itemsize
+        return 2 * geometry.layers * geometry.batch * geometry.slots * row
+
+    def session(self, ids: Sequence[int]) -> Session:
+        """Return a session that continues one prompt token by token; raises `WorkloadError` as `generate` does."""
+        self._check_ids(ids)
+        self._check_room(len(ids) + -len(ids) % self.geometry.chunk, 0)
+        return Session(self._run, self.geometry, self._dtype, self._device, ids)
+
     def _batch(self, rows, max_new_tokens, temperature, randoms, first_row, on_token) -> list[list[int]]:
         geometry, device = self.geometry, self._device
         longest = max(map(len, rows))
@@ -296,6 +309,44 @@ class Generator:
                 "this model folder has no tokenizer.json", next="pass token ids instead of text"
             )
         return self._tokenizer
+
+
+class Session:
+    """One prompt's cache in the calls of fixed shapes, read once and grown token by token.
+
+    It takes the first row of the calls; the others hold padding alone.
+    """
+
+    def __init__(
+        self, run: Run, geometry: Geometry, dtype: torch.dtype, device: str, ids: Sequence[int]
+    ) -> None:
+        self._run, self._geometry, self._device = run, geometry, device
+        self._length = len(ids) + -len(ids) % geometry.chunk
+        self._ids_BT = torch.zeros(geometry.batch, self._length, dtype=torch.long, device=device)
+        self._ids_BT[0, self._length - len(ids) :] = torch.tensor(ids, device=device)
+        self._padding_B = torch.full((geometry.batch,), self._length, device=device)
+        self._padding_B[0] = self._length - len(ids)
+        self._cache = new_cache(geometry, dtype, device)
+
+    def prefill(self) -> torch.Tensor:
+        """Read the prompt and return the next token's logits (V,) in float32."""
+        geometry, logits = self._geometry, torch.empty(0)
+        for start in range(0, self._length, geometry.chunk):
+            chunk = self._ids_BT[:, start : start + geometry.chunk]
+            logits = self._call("prefill", chunk, start)
+        return logits
+
+    def advance(self, token: int) -> torch.Tensor:
+        """Append a token and return the next one's logits (V,) in float32."""
+        ids_BT = torch.zeros(self._geometry.batch, 1, dtype=torch.long, device=self._device)
+        ids_BT[0] = token
+        logits_V = self._call("decode", ids_BT, self._length)
+        self._length += 1
+        return logits_V
+
+    def _call(self, name: str, ids_BT: torch.Tensor, start: int) -> torch.Tensor:
+        case = call(name, self._geometry, ids_BT, start, self._cache, padding_B=self._padding_B)
+        return self._run(case)[0, -1].float().cpu()
 
 
 def sample(logits_BV: torch.Tensor, temperature: float, randoms: Sequence[torch.Generator]) -> torch.Tensor:

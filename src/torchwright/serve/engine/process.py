@@ -31,7 +31,8 @@ from torchwright.serve.engine.hear import ServedRecognizer
 from torchwright.serve.engine.memory import page_bytes, page_count
 from torchwright.serve.engine.paint import ServedDiffuser
 from torchwright.serve.engine.translate import TranslatingEngine
-from torchwright.serve.folder import find
+from torchwright.serve.engine.write import WritingEngine
+from torchwright.serve.folder import SERVED, find
 from torchwright.serve.log import begin_log
 from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import (
@@ -54,6 +55,7 @@ from torchwright.serve.wire.messages import (
     encode,
 )
 from torchwright.workloads.encoding import TextAnswerer
+from torchwright.workloads.generation import Generator
 
 log = logging.getLogger("torchwright.serve")
 
@@ -119,7 +121,7 @@ class Channel:
 class ServedDecoder:
     """A language model's engine, and what the HTTP process is told of it."""
 
-    engine: ServingEngine | TranslatingEngine
+    engine: ServingEngine | TranslatingEngine | WritingEngine
     ready: EngineReady
 
 
@@ -263,11 +265,16 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
     if isinstance(model, LoadedSeq2Seq):
         translating = TranslatingEngine(model, options=options, notices=tuple(notices))
         return ServedDecoder(translating, translating.ready)
+    if isinstance(model, Generator):
+        assert options.model is not None, "the bundled model runs on the native decoder"
+        writing = WritingEngine(model, Path(options.model), options=options, notices=tuple(notices))
+        return ServedDecoder(writing, writing.ready)
     if not isinstance(model, LoadedDecoder):
         raise ArtifactError(
             f"{options.model} cannot be served",
-            found="a model that is neither on native layers nor an encoder of text",
-            next="optimize a language model again with `--with native`, an encoder and decoder with native_seq2seq",
+            found="a model that `torchwright generate` does not answer with either",
+            allowed=SERVED,
+            next="call it from Python: torchwright.load(DIR).model(…)",
         )
     if model.device.type != "cpu":
         raise ArtifactError(

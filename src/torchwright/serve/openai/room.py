@@ -19,12 +19,13 @@ class RequestRoom(msgspec.Struct, frozen=True):
     vocabulary: int
     answer: int | None = None
     """Of an answer, where it does not share the context with the prompt."""
+    chunk: int = 1
+    """Prompts take room in whole chunks of so many tokens."""
 
 
 def room_of(ready: EngineReady, model: str) -> RequestRoom:
-    return RequestRoom(
-        model, min(ready.context, ready.pages * ready.page_tokens), ready.vocabulary, ready.answer
-    )
+    context = min(ready.context, ready.pages * ready.page_tokens)
+    return RequestRoom(model, context, ready.vocabulary, ready.answer, ready.chunk)
 
 
 def check_model(asked: str | None, served: str) -> None:

@@ -140,6 +140,8 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """Tokens of prompt and answer together, at most; of a source alone where `answer` has its own."""
     answer: int | None = None
     """Tokens of an answer at most, where an encoder reads the prompt."""
+    chunk: int = 1
+    """Prompts take room in whole chunks of so many tokens."""
     pages: int
     page_tokens: int
     stop_ids: list[int]
