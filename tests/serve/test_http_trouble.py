@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import re
+import signal
 import socket
 import struct
 import threading
@@ -355,6 +356,14 @@ def _refused(host: str, port: int) -> bool:
     finally:
         for connection in sockets:
             connection.close()
+
+
+def test_an_idle_engine_is_ended_at_once() -> None:
+    """Its own end, with torch, takes seconds on a busy machine."""
+    with serving() as running:
+        engine = running.service.client._engine
+    assert engine is not None
+    assert engine.process.returncode == -signal.SIGKILL
 
 
 def test_threads_end_with_their_servers() -> None:

@@ -129,14 +129,14 @@ class EngineClient:
         self._life = asyncio.create_task(self._lives_or_fails())
 
     async def close(self, *, drain: bool) -> None:
-        """End the engine, after its running requests if `drain`."""
+        """End the engine, after its running requests if `drain`; an idle one at once."""
         was = self.state
         if was != "failed":
             self._become("closing", "the server is stopping")
-        if was == "ready" and self._ended is not None:
+        if was == "ready" and self._ended is not None and self._mailboxes:
             self._send(Shutdown(drain=drain))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if drain and self._mailboxes else KILL_SECONDS):
+                async with asyncio.timeout(None if drain else KILL_SECONDS):
                     await asyncio.shield(self._ended)
         self.kill()
         if self._ended is not None:
