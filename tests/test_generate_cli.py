@@ -53,6 +53,11 @@ def _own_key(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     )
 
 
+def line(text: str) -> str:
+    """Return a text as it is printed: it ends with a line break."""
+    return text if text.endswith("\n") else text + "\n"
+
+
 @pytest.fixture
 def stdin(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
     return lambda data: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
@@ -76,7 +81,8 @@ def answered(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_the_text_and_nothing_else_is_on_standard_output(kept, capsys):
     assert generate(kept, "--prompt", HELLO) == 0
     expected = tw.load_decoder(kept, default_dtype()).generate(HELLO, max_new_tokens=answer.NEW_TOKENS)
-    assert capsys.readouterr().out == expected != ""
+    assert expected
+    assert capsys.readouterr().out == line(expected)
 
 
 def test_pieces_are_flushed_as_they_appear(kept, monkeypatch):
@@ -90,23 +96,32 @@ def test_pieces_are_flushed_as_they_appear(kept, monkeypatch):
     monkeypatch.setattr(sys, "stdout", out)
     assert generate(kept, "--prompt", HELLO, "--max-new-tokens", 12, "--dtype", "fp32") == 0
     pieces = [text for text in events if text != "<flush>"]
-    assert "".join(pieces) == tw.load_decoder(kept).generate(HELLO, max_new_tokens=12)
+    assert "".join(pieces) == line(tw.load_decoder(kept).generate(HELLO, max_new_tokens=12))
     assert len(pieces) > 3
     assert all(events[place + 1] == "<flush>" for place, text in enumerate(events) if text in pieces)
 
 
 def test_characters_that_standard_output_does_not_have_are_replaced(capsys, monkeypatch):
-    monkeypatch.setattr(answer, "generate", lambda *args, on_text, **options: on_text("é is one"))
+    def say(*arguments: Any, on_text: Callable[[str], None], **options: Any) -> Any:
+        on_text("é is one")
+        return SimpleNamespace(text="é is one")
+
+    monkeypatch.setattr(answer, "generate", say)
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
     assert generate("--prompt", HELLO) == 0
-    assert out.buffer.getvalue() == b"? is one"  # pyright: ignore[reportAttributeAccessIssue]
+    assert out.buffer.getvalue() == b"? is one\n"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_a_terminal_gets_a_line_break_at_the_end(kept, capsys, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert generate(kept, "--prompt", HELLO, "--max-new-tokens", 3) == 0
-    assert capsys.readouterr().out.endswith("\n")
+@pytest.mark.parametrize(("text", "shown"), [("a", "a\n"), ("a\n", "a\n"), ("", "\n")])
+def test_the_text_ends_with_one_line_break(capsys, monkeypatch, text, shown):
+    def say(*arguments: Any, on_text: Callable[[str], None], **options: Any) -> Any:
+        on_text(text)
+        return SimpleNamespace(text=text)
+
+    monkeypatch.setattr(answer, "generate", say)
+    assert generate("--prompt", HELLO) == 0
+    assert capsys.readouterr().out == shown
 
 
 def test_json_says_how_long_it_took_and_why_it_stopped(kept, capsys):
@@ -153,7 +168,7 @@ def test_options_of_the_decoder_and_of_sampling_arrive(kept, capsys):
     assert generate(kept, "--prompt", HELLO, *words.split(), *more) == 0
     model = tw.load_decoder(kept, torch.float32, "w4a8:group_size=64", "int8")
     options = {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.01}
-    assert capsys.readouterr().out == model.generate(HELLO, max_new_tokens=64, seed=7, **options)
+    assert capsys.readouterr().out == line(model.generate(HELLO, max_new_tokens=64, seed=7, **options))
 
 
 def test_what_nobody_asked_for_is_as_much_as_fits(kept, capsys):
@@ -169,7 +184,7 @@ def test_without_kernels_it_says_so_and_runs_in_float32(kept, capsys, monkeypatc
     assert generate(kept, "--prompt", HELLO, "--max-new-tokens", 3) == 0
     captured = capsys.readouterr()
     assert captured.err == "torchwright: no fast kernels: no C++ compiler was found\n"
-    assert captured.out == tw.load_decoder(kept).generate(HELLO, max_new_tokens=3)
+    assert captured.out == line(tw.load_decoder(kept).generate(HELLO, max_new_tokens=3))
 
 
 def test_the_values_in_the_help_are_those_of_the_code(capsys):
@@ -189,7 +204,7 @@ def test_an_artifact_of_the_native_decoder_answers(kept, tmp_path, capsys):
     out = native_artifact(kept, tmp_path / "out")
     assert generate(out, "--prompt", HELLO, "--max-new-tokens", 9, "--temperature", 1, "--top-k", 9) == 0
     expected = tw.load(out).model.generate(HELLO, max_new_tokens=9, temperature=1.0, top_k=9)
-    assert capsys.readouterr().out == expected
+    assert capsys.readouterr().out == line(expected)
 
 
 def test_an_artifact_of_fixed_calls_answers(kept, tmp_path, capsys):

@@ -97,8 +97,8 @@ def command(
     )
     if as_json:
         print_json(found)
-    elif sys.stdout.isatty():
-        click.echo()
+    elif not found.text.endswith("\n"):
+        _write("\n")
 
 
 def _standard_input() -> str:
