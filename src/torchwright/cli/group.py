@@ -11,6 +11,7 @@ import click
 from torchwright.cli import (
     bench,
     cache,
+    chat,
     data,
     doctor,
     ett,
@@ -40,6 +41,7 @@ VERBS = (
     export,
     cache,
     generate,
+    chat,
     transcribe,
     segment,
     imagine,
@@ -58,8 +60,27 @@ VERBS = (
 """In the order of the work, in which `--help` lists them."""
 
 
+ELSEWHERE = {
+    "run": "`torchwright chat MODEL` talks with a model, `torchwright generate` continues one text",
+    "list": "a model is a folder or a hub id: none is installed, and there is no list of them",
+    "pull": "a hub id is downloaded where it is first named, such as `torchwright chat ORG/NAME`",
+    "help": "`torchwright --help`, or `torchwright VERB --help`",
+    "version": "`torchwright --version`",
+    "quantize": "`torchwright optimize MODEL -o DIR` quantizes within an accuracy budget; generate, chat and serve "
+    "have --quantize",
+}
+"""Verbs of other tools → what to type here."""
+
+
 class InOrder(click.Group):
     """Lists its verbs in the order of the work, not of the alphabet."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in ELSEWHERE:
+            raise click.UsageError(f"No such command '{args[0]}': {ELSEWHERE[args[0]]}.", ctx)
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

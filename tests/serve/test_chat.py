@@ -1,0 +1,111 @@
+"""`torchwright chat`: lines in, answers out, and the commands that begin with a slash."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_support import serving
+from test_http_reasoning import ECHO
+
+from torchwright.cli import main
+from torchwright.errors import TorchwrightError
+from torchwright.serve import chat
+from torchwright.serve.chat import Chat, Conversation, Terminal, deltas
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(template=ECHO) as running:
+        yield running.url
+
+
+def talk(url: str, lines: str, **options: Any) -> tuple[str, Conversation]:
+    """What is shown for these lines, and the conversation afterwards; the engine repeats what was said."""
+    shown, conversation = io.StringIO(), Conversation()
+    Chat(url, conversation, Terminal(io.StringIO(lines), shown), key=None, **options).run()
+    return shown.getvalue(), conversation
+
+
+def test_a_conversation_is_remembered_and_begun_anew(url: str) -> None:
+    shown, conversation = talk(url, "Hello there\n\nAgain\n")
+    assert shown == "Hello there\nAgain\n"
+    assert [turn["content"] for turn in conversation.messages] == ["Hello there"] * 2 + ["Again"] * 2
+    _, conversation = talk(url, "Hello\n/system Be brief.\nOnce more\n")
+    assert [turn["role"] for turn in conversation.messages] == ["system", "user", "assistant"]
+    _, conversation = talk(url, "Hello\n/clear\n")
+    assert conversation.messages == []
+
+
+def test_texts_of_several_lines(url: str) -> None:
+    _, conversation = talk(url, 'one \\\ntwo\n"""three\n/four\n\nfive"""\n"""six"""\n')
+    asked = [turn["content"] for turn in conversation.turns if turn["role"] == "user"]
+    assert asked == ["one \ntwo", "three\n/four\n\nfive", "six"]
+
+
+def test_a_conversation_can_be_saved(url: str, tmp_path: Path) -> None:
+    shown, conversation = talk(
+        url, f"é\n/save {tmp_path / 'talk.json'}\n/save {tmp_path / 'no' / 'x'}\n/exit\nlate\n"
+    )
+    assert json.loads((tmp_path / "talk.json").read_text("utf-8")) == conversation.messages
+    assert "cannot be written" in shown
+    assert "late" not in shown
+
+
+def test_reasoning_is_shown_and_sent_back_apart(url: str) -> None:
+    shown, conversation = talk(url, "<think>hm</think>Yes.\n")
+    assert shown == "hm\n\nYes.\n"
+    assert conversation.turns[1] == {"role": "assistant", "content": "Yes.", "reasoning_content": "hm"}
+
+
+def test_what_fails_is_said_and_not_remembered(url: str) -> None:
+    shown, conversation = talk(url, "a " * 2000 + "\nshort\n")
+    assert "! the model's context is" in shown
+    assert len(conversation.turns) == 2
+    assert "! http://127.0.0.1:9" in talk("http://127.0.0.1:9", "hi\n")[0]
+    assert "/save FILE" in talk(url, "/help\n")[0]
+    assert "/save FILE" in talk(url, "/unknown\n")[0]
+
+
+def test_an_answer_that_is_stopped_stays(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*arguments: Any) -> Iterator[dict[str, Any]]:
+        yield {"content": "so far"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat, "deltas", stopped)
+    shown, conversation = talk(url, "hi\n")
+    assert shown == "so far\n"
+    assert conversation.turns[-1] == {"role": "assistant", "content": "so far"}
+
+
+def test_a_key_is_sent() -> None:
+    with serving(keys=["secret"]) as running:
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        assert list(deltas(running.url, body, "secret"))
+        with pytest.raises(TorchwrightError, match="key"):
+            list(deltas(running.url, body, "wrong"))
+
+
+def test_the_command_serves_the_model_for_the_conversation() -> None:
+    words = [sys.executable, "-m", "torchwright", "chat", "--max-tokens", "4"]
+    ended = subprocess.run(words, input="Hello\n/exit\n", capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.strip()
+
+
+def test_a_model_that_cannot_be_served_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", str(tmp_path / "none")]) == 2
+    assert f"there is no model at {tmp_path / 'none'}" in capsys.readouterr().err
+    assert main(["chat", "--url", "http://127.0.0.1:9", "--kv", "int8"]) == 2
+
+
+@pytest.mark.parametrize("verb", ["run", "list", "pull", "help", "version", "quantize"])
+def test_verbs_of_other_tools_name_ours(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "x"]) == 2
+    assert f"No such command '{verb}': " in capsys.readouterr().err
