@@ -7,7 +7,7 @@
 Either way exit code 1 when a link of a page leads nowhere, or a script that it names is not there.
 
 A marked block stands between `<!-- generated: NAME -->` and `<!-- end generated -->`. docs/serve.md has
-`parameters` (of every request), `refused` and `limits`.
+`tool formats`, `reasoning formats`, `parameters` (of every request), `refused` and `limits`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ from blocks import ROOT, settle, table, with_blocks
 from torchwright.cli.group import cli
 from torchwright.cli.printing import plain
 from torchwright.cli.registries import BUILTINS, LISTED, imported_rows
+from torchwright.serve.formats.base import ToolFormat
+from torchwright.serve.formats.reasoning import REASONING_FORMATS, ReasoningFormat
+from torchwright.serve.formats.tools import TOOL_FORMATS
 from torchwright.serve.http import reference
 from torchwright.serve.http.app import OPERATIONS
 from torchwright.serve.http.openapi import Operation
@@ -112,6 +115,8 @@ def serve_blocks() -> dict[str, str]:
     """The tables of docs/serve.md: the parameters of each request, what is refused by name, and the limits."""
     requests = [operation for operation in OPERATIONS if operation.body is not None]
     return {
+        "tool formats": _formats(TOOL_FORMATS.values()),
+        "reasoning formats": _formats(REASONING_FORMATS.values()),
         "parameters": "\n".join(_parameters(operation) for operation in requests),
         "refused": table(
             ("name", "why, or what to use"),
@@ -127,6 +132,14 @@ def serve_blocks() -> dict[str, str]:
             [(f"`{row.name}`", f"{row.default:,}", row.doc) for row in describe(Limits)],  # pyright: ignore[reportArgumentType],
         ),
     }
+
+
+def _formats(rows: Iterable[ToolFormat | ReasoningFormat]) -> str:
+    """Return a row for each format: its name, who writes so, and how."""
+    return table(
+        ("name", "models", "as it is written"),
+        [(f"`{row.name}`", row.models, f"`{row.looks}`") for row in rows],
+    )
 
 
 def _without_effect(requests: list[Operation]) -> list[tuple[str, str, str]]:

@@ -14,13 +14,15 @@ import json
 import os
 import queue
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,14 @@ import httpx
 import numpy as np
 import zmq
 
-from torchwright.serve.folder import find
+from torchwright.serve.folder import ServeTarget, find
 from torchwright.serve.http.hosts import Hosts
 from torchwright.serve.http.server import Server, load_model
 from torchwright.serve.http.service import Service
 from torchwright.serve.http.sounds import Sounds
 from torchwright.serve.limits import Limits
+from torchwright.serve.openai.prepare import ServedModel
+from torchwright.serve.options import AUTO
 from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.launch import Launcher
 from torchwright.serve.wire.messages import (
@@ -339,13 +343,35 @@ def serving(
     hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
     limits: Limits | None = None,
+    template: str | None = None,
+    tools: str = AUTO,
 ) -> Iterator[Running]:
-    """A server with a fake engine, ready, or loading if it is of that kind; ended with the block."""
+    """A server with a fake engine, ready, or loading if it is of that kind; ended with the block.
+
+    The bundled model may have a chat template and a format of tool calls.
+    """
     limits = limits or Limits()
-    target = find(None)
+    with contextlib.ExitStack() as stack:
+        target = find(None)
+        if template is not None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            shutil.copytree(target.folder, folder, dirs_exist_ok=True)
+            (folder / "chat_template.jinja").write_text(template)
+            target = replace(target, folder=folder)
+        model = None if kind in READERS else load_model(target, limits, tools)
+        yield from _serving(kind, target, model, keys, Hosts(hosts, origins), limits)
+
+
+def _serving(
+    kind: str,
+    target: ServeTarget,
+    model: ServedModel | None,
+    keys: Sequence[str],
+    hosts: Hosts,
+    limits: Limits,
+) -> Iterator[Running]:
     launcher = Launcher(fake_command(kind))
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
-    model = None if kind in READERS else load_model(target, limits)
     service = Service(
         name=MODEL,
         client=client,
@@ -354,7 +380,7 @@ def serving(
         sounds=Sounds(limits) if kind == "recognizer" else None,
         limits=limits,
         keys=keys,
-        hosts=Hosts(hosts, origins),
+        hosts=hosts,
         log_requests=True,
     )
     started: queue.Queue[tuple[Server, asyncio.AbstractEventLoop, str]] = queue.Queue()

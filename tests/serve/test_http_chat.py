@@ -11,9 +11,9 @@ import pytest
 from torchwright.errors import ModelError
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.serve.api_error import ApiError
+from torchwright.serve.formats.tools import tool_format_of
 from torchwright.serve.openai.conversation import Tools, prompt_text
 from torchwright.serve.openai.parts import CalledFunction, Function, Message, TextPart, ToolCall
-from torchwright.serve.openai.tools import HERMES, LLAMA3, format_of
 
 HELLO = [{"role": "user", "content": "hi"}]
 
@@ -38,7 +38,7 @@ def test_a_model_without_a_template_gets_the_plain_one(tmp_path: Path) -> None:
     )
     assert template.render(HELLO, add_generation_prompt=False) == "User: hi\n\n"
     assert template.stops == ("\nUser:",)
-    assert format_of(template) is HERMES
+    assert tool_format_of("".join(template.sources.values())).name == "hermes"
 
 
 def test_the_plain_template_shows_tools_and_calls(tmp_path: Path) -> None:
@@ -120,10 +120,3 @@ def test_tools_need_a_place_in_the_template(tmp_path: Path) -> None:
     with pytest.raises(ApiError, match="no place for tools"):
         prompt_text(template, message, Tools(functions=[Function(name="add")], choice="auto"))
     assert prompt_text(template, message, Tools(functions=[Function(name="add")], choice="none")) == "hi"
-
-
-def test_the_form_of_calls_is_the_templates(tmp_path: Path) -> None:
-    llama = ChatTemplate(folder(tmp_path, '{{ tools }} {"name": f, "parameters": {}} <|python_tag|>'))
-    assert format_of(llama) is LLAMA3
-    hermes = ChatTemplate(folder(tmp_path, "{{ tools }} <tool_call>"))
-    assert format_of(hermes) is HERMES

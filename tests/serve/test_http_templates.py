@@ -18,10 +18,11 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from torchwright.hub.chat_template import ChatTemplate
 from torchwright.serve.api_error import ApiError
-from torchwright.serve.openai.calls import CallBegin, CallParser
+from torchwright.serve.formats.base import Callable
+from torchwright.serve.formats.reader import CallBegin
+from torchwright.serve.formats.tools import HERMES, tool_format_of
 from torchwright.serve.openai.conversation import Tools, prompt_text
 from torchwright.serve.openai.parts import Function, Message
-from torchwright.serve.openai.tools import HERMES, LLAMA3, format_of
 
 # Marked roles, a default system message, calls as JSON between tags, and tool results gathered into one user message by
 # looking at the neighbours: as Qwen 2.5 and Hermes have it.
@@ -300,14 +301,13 @@ def test_what_the_templates_are_meant_to_exercise(tmp_path: Path) -> None:
         prompt_text(template(tmp_path, STRICT), [Message(role="system", content="x"), *ask], none)
     shape = "add{rows: list[integer], sign: +|-}\n"
     assert prompt_text(template(tmp_path, RECURSIVE), ask, tools).startswith(shape)
-    forms = [format_of(template(tmp_path, source)) for source in (TAGGED, DATED)]
-    assert forms == [HERMES, LLAMA3]
+    assert [tool_format_of(source).name for source in (TAGGED, DATED)] == ["hermes", "llama3_json"]
 
 
 def test_a_calls_id_can_be_sent_back(tmp_path: Path) -> None:
     (begun,) = [
         event
-        for event in CallParser(HERMES, ["add"]).put('<tool_call>{"name": "add", "arguments": {')
+        for event in HERMES.parser([Callable(name="add")]).put('<tool_call>{"name": "add", "arguments": {')
         if isinstance(event, CallBegin)
     ]
     assert re.fullmatch("[A-Za-z0-9]{9}", begun.id)

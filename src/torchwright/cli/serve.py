@@ -14,7 +14,7 @@ from torchwright.errors import TorchwrightError
 from torchwright.process.interrupts import importing
 from torchwright.serve.options import EngineOptions, ServerOptions
 
-ENGINE = EngineOptions()
+ENGINE, SERVER = EngineOptions(), ServerOptions()
 
 
 def _serve_command() -> ModuleType:
@@ -120,6 +120,22 @@ def _serve_command() -> ModuleType:
     default=ENGINE.prefix_cache,
     show_default=True,
     help="Keep what was computed of a prompt for others that begin alike.",
+)
+@click.option(
+    "--tool-call-format",
+    default=SERVER.tool_call_format,
+    show_default=True,
+    metavar="NAME",
+    help="How the model writes tool calls, where the chat template does not tell: hermes, mistral and others "
+    "(docs/serve.md).",
+)
+@click.option(
+    "--reasoning-format",
+    default=SERVER.reasoning_format,
+    show_default=True,
+    metavar="NAME",
+    help="How the model marks its reasoning, where the chat template does not tell: think and others "
+    "(docs/serve.md). none leaves it in the text.",
 )
 @click.option(
     "--wait-ready",

@@ -16,6 +16,7 @@ from typing import Any
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import CallBlock, ContextReference, Node
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -73,6 +74,8 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._templates = {name: environment.from_string(source) for name, source in self.sources.items()}
+            parsed = map(environment.parse, self.sources.values())
+            self._variables = frozenset().union(*map(find_undeclared_variables, parsed))
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the chat template of {folder} cannot be parsed", found=str(error)) from error
 
@@ -93,7 +96,7 @@ class ChatTemplate:
 
     def mentions(self, name: str) -> bool:
         """Check whether any of the templates asks for a variable of this name."""
-        return any(name in source for source in self.sources.values())
+        return name in self._variables
 
     @property
     def tagged(self) -> bool:

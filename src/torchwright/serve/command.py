@@ -17,7 +17,9 @@ from pathlib import Path
 from torchwright.errors import TorchwrightError, WorkloadError
 from torchwright.serve.background import in_background
 from torchwright.serve.folder import ServeTarget, find
-from torchwright.serve.options import EngineOptions, ServerOptions
+from torchwright.serve.formats.reasoning import REASONING_FORMATS
+from torchwright.serve.formats.tools import TOOL_FORMATS
+from torchwright.serve.options import AUTO, NONE, EngineOptions, ServerOptions
 from torchwright.serve.preflight import preflight
 from torchwright.serve.wire.launch import Launcher
 from torchwright.system import only_linux
@@ -44,6 +46,7 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
     if reason := only_linux("torchwright serve"):
         raise WorkloadError("the server cannot run here", found=reason)
     keys = api_keys(options)
+    _check_formats(options)
     found = find(options.engine.model)
     if found.artifact is not None:
         _refuse_for_artifact(found, options.engine)
@@ -69,6 +72,8 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
             hosts=[options.host, *options.allowed_hosts],
             origins=options.allowed_origins,
             log_requests=options.log_requests,
+            tool_call_format=options.tool_call_format,
+            reasoning_format=options.reasoning_format,
             begun=begun,
             say=say,
         )
@@ -76,6 +81,17 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
         launcher.close()
         listening.close()
     return 0
+
+
+def _check_formats(options: ServerOptions) -> None:
+    """Raise `WorkloadError` for a format that is not in its table."""
+    given = {
+        "--tool-call-format": (options.tool_call_format, [AUTO, *TOOL_FORMATS]),
+        "--reasoning-format": (options.reasoning_format, [AUTO, NONE, *REASONING_FORMATS]),
+    }
+    for flag, (name, allowed) in given.items():
+        if name not in allowed:
+            raise WorkloadError(f"{flag} {name}", found="no such format", allowed=", ".join(allowed))
 
 
 def api_keys(options: ServerOptions) -> list[str]:

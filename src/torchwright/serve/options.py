@@ -11,6 +11,8 @@ from typing import Literal, Self
 from torchwright.errors import WorkloadError
 from torchwright.serve.limits import SEQUENCES
 
+AUTO, NONE = "auto", "none"
+"""In place of a format's name: what the model's files show, or none."""
 KV_SHARE = 0.5
 """Of the memory that is available, for keys and values where nobody says how much."""
 
@@ -78,5 +80,9 @@ class ServerOptions:
     allowed_hosts: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()
     log_requests: bool = False
+    tool_call_format: str = AUTO
+    """How the model writes tool calls."""
+    reasoning_format: str = AUTO
+    """How the model marks its reasoning."""
     wait_ready: bool = False
     """Serve in the background, and return when requests are taken."""

@@ -26,6 +26,12 @@ class GrammarJob(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     text: str
+    prefix: str = ""
+    """A structural tag of what may come before, such as reasoning."""
+    lead: str = ""
+    """A structural tag of what stands right before."""
+    calls: str = ""
+    """A structural tag of what may come in its place."""
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +63,7 @@ class GrammarCompiler:
         Raises `ApiError`: 400 for a grammar that is wrong, too large or too slow, 429 when too many wait.
         """
         limits = self._limits
-        size = len(job.text.encode())
+        size = len(job.text.encode()) + len(job.calls.encode())
         if size > limits.grammar_bytes:
             raise invalid(
                 f"'{param}' has {size} bytes; at most {limits.grammar_bytes} are compiled",
@@ -131,4 +137,4 @@ class GrammarCompiler:
 
 
 def _bytes(job: GrammarJob, found: Grammar | str) -> int:
-    return len(job.text) + len(found if isinstance(found, str) else found.json)
+    return len(job.text) + len(job.calls) + len(found if isinstance(found, str) else found.json)

@@ -69,26 +69,41 @@ class Warnings:
 def _compile(compiler: xgrammar.GrammarCompiler, job: GrammarJob, warnings: Warnings) -> Compiled:
     try:
         with warnings:
-            compiled = _compiled(compiler, job)
+            whole = _grammar(job)
+            compiled = compiler.compile_grammar(whole)
     except (RuntimeError, ValueError, MemoryError) as error:
         return Compiled(fault=_reason(str(error)) or type(error).__name__)
     if warning := warnings.first():
         return Compiled(fault=f"it has a part that cannot be enforced: {warning}")
-    fault = _rehearse(compiled)
-    return Compiled(fault=fault) if fault else Compiled(json=compiled.serialize_json())
+    if fault := _rehearse(compiled):
+        return Compiled(fault=fault)
+    if job.prefix:  # after the rehearsal, which would not get past reasoning
+        prefix = xgrammar.Grammar.from_structural_tag(job.prefix)
+        compiled = compiler.compile_grammar(xgrammar.Grammar.concat(prefix, whole))
+    return Compiled(json=compiled.serialize_json())
 
 
-def _compiled(compiler: xgrammar.GrammarCompiler, job: GrammarJob) -> xgrammar.CompiledGrammar:
+def _grammar(job: GrammarJob) -> xgrammar.Grammar:
+    """Return the grammar of an answer without what comes before."""
+    grammar = _form(job)
+    if job.lead:
+        grammar = xgrammar.Grammar.concat(xgrammar.Grammar.from_structural_tag(job.lead), grammar)
+    if job.calls:
+        grammar = xgrammar.Grammar.union(xgrammar.Grammar.from_structural_tag(job.calls), grammar)
+    return grammar
+
+
+def _form(job: GrammarJob) -> xgrammar.Grammar:
     if job.kind == "json":
-        return compiler.compile_json_schema(job.text, max_whitespace_cnt=WHITESPACE)
+        return xgrammar.Grammar.from_json_schema(job.text, max_whitespace_cnt=WHITESPACE)
     if job.kind == "regex":
-        return compiler.compile_regex(job.text)
+        return xgrammar.Grammar.from_regex(job.text)
     if job.kind == "choice":
         rules = " | ".join(_literal(text) for text in json.loads(job.text))
-        return compiler.compile_grammar(f"root ::= {rules}")
+        return xgrammar.Grammar.from_ebnf(f"root ::= {rules}")
     if job.kind == "tools":
-        return compiler.compile_structural_tag(job.text)
-    return compiler.compile_grammar(job.text)
+        return xgrammar.Grammar.from_structural_tag(job.text)
+    return xgrammar.Grammar.from_ebnf(job.text)
 
 
 def _literal(text: str) -> str:

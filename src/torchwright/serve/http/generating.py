@@ -9,6 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from torchwright.serve.api_error import invalid
+from torchwright.serve.formats.answer import AnswerForm
+from torchwright.serve.grammar.compile import GrammarJob
 from torchwright.serve.http.guard import IGNORED, held_body, record_of, while_there
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import respond
@@ -18,6 +20,7 @@ from torchwright.serve.openai.anthropic_answer import MessagesAnswer
 from torchwright.serve.openai.anthropic_request import MessagesRequest
 from torchwright.serve.openai.chat_answer import ChatAnswer
 from torchwright.serve.openai.completion_answer import CompletionAnswer
+from torchwright.serve.openai.conversation import Tools
 from torchwright.serve.openai.generation import Generation
 from torchwright.serve.openai.language import Prompts
 from torchwright.serve.openai.prepare import PreparedRequest, ServedModel, Wanted, form_of, prepare
@@ -38,21 +41,20 @@ async def chat_completions(service: Service, request: Request) -> Response:
     body, prompts = await _read(service, request, ChatRequest)
     model, ready = service.decoder(body.model)
     asked = body.asked_tools
-    form = asked.grammar(model.tool_format)
     limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     wanted = Wanted(
         n=body.n,
         max_tokens=getattr(body, limit),
         max_tokens_param=limit,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        form=(form, "tools") if form else form_of(body.structured_outputs, body.response_format),
+        form=_form(body, asked, model),
         stops=model.template.stops,
+        answer=_answer_form(asked, model),
     )
     id = new_id("chatcmpl")
     prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(service, request, id, body, prepared, model, ready, stream=body.stream_options)
-    parsers = asked.parsers(model.tool_format, body.n)
-    answer = ChatAnswer(facts, logprobs=body.logprobs, parsers=parsers)
+    answer = ChatAnswer(facts, logprobs=body.logprobs)
     return await _respond(service, request, body.stream, body.user, facts, answer)
 
 
@@ -84,19 +86,19 @@ async def responses(service: Service, request: Request) -> Response:
     body, prompts = await _read(service, request, ResponsesRequest)
     model, ready = service.decoder(body.model)
     asked = body.asked_tools
-    form = asked.grammar(model.tool_format)
     wanted = Wanted(
         max_tokens=body.max_output_tokens,
         max_tokens_param="max_output_tokens",
-        form=(form, "tools") if form else form_of(body.structured_outputs, body.response_format),
+        form=_form(body, asked, model),
         stops=model.template.stops,
+        answer=_answer_form(asked, model),
     )
     id = new_id("resp")
     prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(
         service, request, id, body, prepared, model, ready, stream=StreamOptions(include_usage=True)
     )
-    answer = ResponseAnswer(facts, body, asked.parsers(model.tool_format, 1))
+    answer = ResponseAnswer(facts, body)
     return await _respond(service, request, body.stream, body.user, facts, answer)
 
 
@@ -104,18 +106,39 @@ async def messages(service: Service, request: Request) -> Response:
     body, prompts = await _read(service, request, MessagesRequest)
     model, ready = service.decoder(body.model)
     asked = body.asked_tools
-    form = asked.grammar(model.tool_format)
     wanted = Wanted(
         max_tokens=body.max_tokens,
-        form=(form, "tools") if form else form_of(body.structured_outputs, body.response_format),
+        form=_form(body, asked, model),
         stops=model.template.stops,
+        answer=_answer_form(asked, model),
     )
     id = new_id("msg")
     prepared = await prepare(id, body, prompts, wanted, model, ready, begun=record_of(request).begun)
     facts = _facts(service, request, id, body, prepared, model, ready, stream=None)
-    answer = MessagesAnswer(facts, body.stops, asked.parsers(model.tool_format, 1))
+    answer = MessagesAnswer(facts, body.stops)
     user = body.metadata.user_id if body.metadata else body.user
     return await _respond(service, request, body.stream, user, facts, answer)
+
+
+def _form(
+    body: ChatRequest | ResponsesRequest | MessagesRequest, asked: Tools, model: ServedModel
+) -> tuple[GrammarJob, str] | None:
+    """Return the grammar of an answer and the field that asks for it."""
+    form = form_of(body.structured_outputs, body.response_format)
+    if form is not None and not asked.required:
+        return form
+    calls = asked.grammar(model.tool_format)
+    return form if calls is None else (calls, "tools")
+
+
+def _answer_form(asked: Tools, model: ServedModel) -> AnswerForm:
+    """Return how the model writes an answer to a conversation."""
+    return AnswerForm(
+        reasoning=model.reasoning,
+        tools=model.tool_format,
+        functions=asked.callable,
+        parallel=asked.parallel,
+    )
 
 
 def _check_source(body: CompletionRequest) -> None:

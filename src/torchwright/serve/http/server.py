@@ -14,6 +14,8 @@ import uvicorn
 from torchwright.devices.allocator import return_large_blocks
 from torchwright.errors import ModelError
 from torchwright.serve.folder import ServeTarget
+from torchwright.serve.formats.reasoning import REASONING_FORMATS, reasoning_format_of
+from torchwright.serve.formats.tools import TOOL_FORMATS, tool_format_of
 from torchwright.serve.grammar.compile import GrammarCompiler
 from torchwright.serve.http.app import application
 from torchwright.serve.http.connection import connection_class
@@ -25,6 +27,7 @@ from torchwright.serve.limits import Limits
 from torchwright.serve.log import begin_log
 from torchwright.serve.openai.language import load_language
 from torchwright.serve.openai.prepare import ServedModel
+from torchwright.serve.options import AUTO, NONE
 from torchwright.serve.preflight import gib
 from torchwright.serve.wire.client import LONG_SILENT_SECONDS, EngineClient
 from torchwright.serve.wire.launch import Launcher
@@ -40,6 +43,8 @@ def run(
     hosts: Sequence[str],
     origins: Sequence[str],
     log_requests: bool,
+    tool_call_format: str,
+    reasoning_format: str,
     begun: float,
     say: Callable[[str], None],
 ) -> None:
@@ -49,7 +54,9 @@ def run(
     return_large_blocks()  # bodies and grammars come and go
     silent_seconds = LONG_SILENT_SECONDS if target.served_as in ("recognizer", "painter") else None
     # Before anything is opened that would have to be closed: its files may be damaged.
-    model = load_model(target, limits) if target.served_as in ("writer", "translator") else None
+    model = None
+    if target.served_as in ("writer", "translator"):
+        model = load_model(target, limits, tool_call_format, reasoning_format)
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs, silent_seconds=silent_seconds)
     service = Service(
         name=target.name,
@@ -71,15 +78,26 @@ def run(
         raise ModelError(client.detail)
 
 
-def load_model(target: ServeTarget, limits: Limits) -> ServedModel:
-    """What the HTTP process needs of a language model; raises `ModelError` for files that cannot be read."""
+def load_model(
+    target: ServeTarget, limits: Limits, tool_call_format: str = AUTO, reasoning_format: str = AUTO
+) -> ServedModel:
+    """Return what the HTTP process needs of a language model; raises `ModelError` for files that cannot be read.
+
+    The formats are names of their tables; `AUTO` is what the chat template or the tokenizer shows, `NONE` is none.
+    """
     language = load_language(target.folder)
+    source = "".join(language.template.sources.values())
+    if reasoning_format == AUTO:
+        reasoning = reasoning_format_of(source, language.tokenizer.added)
+    else:
+        reasoning = None if reasoning_format == NONE else REASONING_FORMATS[reasoning_format]
     return ServedModel(
         name=target.name,
         folder=target.folder,
         tokenizer=language.tokenizer,
         template=language.template,
-        tool_format=language.tool_format,
+        tool_format=tool_format_of(source) if tool_call_format == AUTO else TOOL_FORMATS[tool_call_format],
+        reasoning=reasoning,
         grammars=GrammarCompiler(target.folder, limits),
         limits=limits,
     )

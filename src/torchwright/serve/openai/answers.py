@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from torchwright.serve.openai.calls import CallParser, Event, Text
 from torchwright.serve.openai.generation import ChoiceUpdate, Generation
 from torchwright.serve.text.codec import Tokenizer
 from torchwright.serve.wire.messages import Timing, TokenLogprob
@@ -94,33 +93,28 @@ class Choice:
 
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
-    parser: CallParser | None = None
+    called: bool = False
+    """Whether a call has begun."""
     finish: str | None = None
     stop_reason: str | int | None = None
     offset: int = 0
     """Characters of the tokens that were scored so far."""
 
 
-def read(facts: Facts, parser: CallParser | None, step: ChoiceUpdate) -> list[Event]:
-    """What a step brings, taken apart where the answer may hold calls."""
-    if parser is None:
-        return [Text(step.text)] if step.text else []
-    found = [*parser.put(step.text), *(parser.rest() if step.finish else [])]
-    if parser.done and not step.finish:
-        facts.generation.end_choice(step.choice, "one tool call")
-    return found
-
-
 def usage(generation: Generation) -> dict[str, Any]:
     """Tokens of the prompts and of all answers; those of the prompts that were found in the prefix cache."""
     totals, n = generation.totals, generation.prepared.n
     cached = sum(timing.cached_tokens for choice, timing in totals.timings.items() if choice % n == 0)
+    reasoning = totals.reasoning_tokens
+    details = {"completion_tokens_details": {"reasoning_tokens": reasoning}} if reasoning else {}
     return {
         "prompt_tokens": totals.prompt_tokens,
         "completion_tokens": totals.completion_tokens,
         "total_tokens": totals.prompt_tokens + totals.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
+        **details,
     }
 
 

@@ -1,4 +1,4 @@
-"""The answer to POST /v1/messages: blocks of text and tool calls, whole or as Anthropic's sequence of events."""
+"""The answer to POST /v1/messages: blocks of thinking, text and calls, whole or as Anthropic's sequence of events."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import Any
 
 import msgspec
 
-from torchwright.serve.openai.answers import Facts, read, timing, usage
-from torchwright.serve.openai.calls import CallArguments, CallBegin, CallParser, Event
+from torchwright.serve.formats.reader import CallArguments, CallBegin, Event, Reasoning
+from torchwright.serve.openai.answers import Facts, timing, usage
 from torchwright.serve.openai.generation import ChoiceUpdate
 
 REASONS = {"stop": "end_turn", "length": "max_tokens"}
 """Why an answer ended → Anthropic's word for it, where it has one."""
+GROWN = ("text", "thinking")
+"""Types of blocks whose text has the type's name."""
+SIGNATURES = {"thinking": {"signature": ""}}
+"""Anthropic signs thinking; clients send the signature back."""
 
 
 @dataclass
@@ -26,17 +30,16 @@ class _Block:
 
     def whole(self) -> dict[str, Any]:
         text = "".join(self.grown)
-        if self.data["type"] == "text":
-            return {**self.data, "text": text}
+        if self.data["type"] in GROWN:
+            return {**self.data, self.data["type"]: text}
         return {**self.data, "input": _input(text)}
 
 
 class MessagesAnswer:
     """Answers POST /v1/messages."""
 
-    def __init__(self, facts: Facts, stops: Collection[str], parsers: list[CallParser]) -> None:
+    def __init__(self, facts: Facts, stops: Collection[str]) -> None:
         self._facts, self._stops = facts, stops
-        self._parser = parsers[0] if parsers else None
         self._blocks: list[_Block] = []
         self._last: ChoiceUpdate | None = None
 
@@ -55,7 +58,7 @@ class MessagesAnswer:
 
     def events(self, step: ChoiceUpdate) -> bytes:
         self._last = step
-        return b"".join([self._grow(item) for item in read(self._facts, self._parser, step)])
+        return b"".join([self._grow(item) for item in step.events])
 
     def end(self) -> bytes:
         more = {"timing": timing(self._facts.generation)} if self._facts.timing else {}
@@ -72,9 +75,10 @@ class MessagesAnswer:
         if isinstance(item, CallArguments):
             delta = {"type": "input_json_delta", "partial_json": item.text}
         else:
-            if last is None or last.data["type"] != "text":
-                opened = self._open({"type": "text", "text": ""})
-            delta = {"type": "text_delta", "text": item.text}
+            kind = "thinking" if isinstance(item, Reasoning) else "text"
+            if last is None or last.data["type"] != kind:
+                opened = self._open({"type": kind, kind: "", **SIGNATURES.get(kind, {})})
+            delta = {"type": f"{kind}_delta", kind: item.text}
         self._blocks[-1].grown.append(item.text)
         return opened + _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
@@ -84,7 +88,13 @@ class MessagesAnswer:
         return closed + _event("content_block_start", index=len(self._blocks) - 1, content_block=data)
 
     def _close(self) -> bytes:
-        return _event("content_block_stop", index=len(self._blocks) - 1) if self._blocks else b""
+        if not self._blocks:
+            return b""
+        index, signed = len(self._blocks) - 1, b""
+        if self._blocks[-1].data["type"] in SIGNATURES:
+            delta = {"type": "signature_delta", "signature": ""}
+            signed = _event("content_block_delta", index=index, delta=delta)
+        return signed + _event("content_block_stop", index=index)
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchwright.serve.openai.answers import Choice, Facts, finite, read
-from torchwright.serve.openai.calls import CallArguments, CallBegin, CallParser, Event, Text
+from torchwright.serve.formats.reader import CallArguments, CallBegin, Event, Reasoning, Text
+from torchwright.serve.openai.answers import Choice, Facts, finite
 from torchwright.serve.openai.generation import ChoiceUpdate
 from torchwright.serve.wire.messages import TokenLogprob
 
@@ -14,11 +14,9 @@ from torchwright.serve.wire.messages import TokenLogprob
 class ChatAnswer:
     """Answers POST /v1/chat/completions."""
 
-    def __init__(self, facts: Facts, *, logprobs: bool, parsers: Sequence[CallParser]) -> None:
+    def __init__(self, facts: Facts, *, logprobs: bool) -> None:
         self._facts, self._logprobs = facts, logprobs
         self._choices = [Choice() for _ in range(facts.generation.prepared.n)]
-        for choice, parser in zip(self._choices, parsers, strict=bool(parsers)):
-            choice.parser = parser
         self._head = facts.head("chat.completion.chunk")
 
     def put(self, step: ChoiceUpdate) -> None:
@@ -27,6 +25,8 @@ class ChatAnswer:
         for item in self._read(step):
             if isinstance(item, Text):
                 choice.text.append(item.text)
+            elif isinstance(item, Reasoning):
+                choice.reasoning.append(item.text)
             elif isinstance(item, CallBegin):
                 function = {"name": item.name, "arguments": ""}
                 choice.calls.append({"id": item.id, "type": "function", "function": function})
@@ -42,6 +42,8 @@ class ChatAnswer:
                 "content": None if choice.calls and not text else text,
                 "refusal": None,
             }
+            if choice.reasoning:
+                message |= _reasoning("".join(choice.reasoning))
             if choice.calls:
                 message["tool_calls"] = choice.calls
             choices.append(
@@ -75,13 +77,11 @@ class ChatAnswer:
 
     def _read(self, step: ChoiceUpdate) -> list[Event]:
         choice = self._choices[step.choice]
-        parser = choice.parser
-        found = read(self._facts, parser, step)
+        choice.called |= any(isinstance(event, CallBegin) for event in step.events)
         if step.finish:
-            called = parser is not None and (parser.done or (parser.begun > 0 and step.finish == "stop"))
-            choice.finish = "tool_calls" if called else step.finish
+            choice.finish = "tool_calls" if choice.called and step.finish == "stop" else step.finish
             choice.stop_reason = step.stop_reason
-        return found
+        return step.events
 
     def _chunk(self, index: int, delta: dict[str, Any], step: ChoiceUpdate | None = None) -> bytes:
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -104,9 +104,16 @@ class ChatAnswer:
         return {"content": content, "refusal": None}
 
 
+def _reasoning(text: str) -> dict[str, Any]:
+    """Return reasoning under both names that clients read: DeepSeek's, and vLLM's and OpenRouter's newer one."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
 def _delta(item: Event) -> dict[str, Any]:
     if isinstance(item, Text):
         return {"content": item.text}
+    if isinstance(item, Reasoning):
+        return _reasoning(item.text)
     if isinstance(item, CallArguments):
         return {"tool_calls": [{"index": item.index, "function": {"arguments": item.text}}]}
     function = {"name": item.name, "arguments": ""}

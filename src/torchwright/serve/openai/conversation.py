@@ -1,4 +1,4 @@
-"""A conversation with tools, whichever request brings it: its prompt, its grammar, and how its calls are read."""
+"""A conversation with tools, whichever request brings it: its prompt, and the grammar of its calls."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import msgspec
 
 from torchwright.hub.chat_template import RESERVED, ChatTemplate, TemplateRefused
 from torchwright.serve.api_error import invalid
+from torchwright.serve.formats.base import Callable, ToolFormat, structural_tag
 from torchwright.serve.grammar.compile import GrammarJob
-from torchwright.serve.openai import tools
-from torchwright.serve.openai.calls import CallParser
 from torchwright.serve.openai.parse import Body
 from torchwright.serve.openai.parts import Function, Message
+
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which chat templates turn reasoning on and off: Qwen's, and Granite's and DeepSeek's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,25 +30,37 @@ class Tools:
     """Whether `choice` is a function's name."""
     parallel: bool = True
 
-    def grammar(self, form: tools.ToolFormat) -> GrammarJob | None:
-        """What the calls must match; None where nothing is enforced."""
-        if self.choice == "none" or not self.functions:
+    def grammar(self, form: ToolFormat) -> GrammarJob | None:
+        """Return the grammar of the calls; None where nothing is enforced."""
+        functions = self.callable
+        if not functions:
             return None
-        if self.named or self.choice == "required":
-            allowed = [
-                function for function in self.functions if not self.named or function.name == self.choice
-            ]
-            text = tools.required_grammar(form, allowed, parallel=self.parallel and not self.named)
-            return GrammarJob(kind="tools", text=text)
-        strict = tools.strict_grammar(form, self.functions)
-        return None if strict is None else GrammarJob(kind="tools", text=strict)
+        if self.required:
+            allowed = [function for function in functions if not self.named or function.name == self.choice]
+            required = form.required(allowed, parallel=self.parallel and not self.named)
+            return GrammarJob(kind="tools", text=structural_tag(required))
+        strict = form.strict(functions)
+        return None if strict is None else GrammarJob(kind="tools", text=structural_tag(strict))
 
-    def parsers(self, form: tools.ToolFormat, n: int) -> list[CallParser]:
-        """One for each choice; none where no call is looked for."""
+    @property
+    def required(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.named or self.choice == "required"
+
+    @property
+    def callable(self) -> Sequence[Callable]:
+        """The functions that the answer may call; none where calls are not wanted."""
         if self.choice == "none":
-            return []
-        names = [function.name for function in self.functions]
-        return [CallParser(form, names, parallel=self.parallel) for _ in range(n)] if names else []
+            return ()
+        return [
+            Callable(name=function.name, schema=schema_of(function), strict=bool(function.strict))
+            for function in self.functions
+        ]
+
+
+def schema_of(function: Function) -> dict[str, Any]:
+    """Return the schema of a function's arguments, which are an object in any case."""
+    return {"type": "object", **(function.parameters or {"properties": {}})}
 
 
 def prompt_text(
@@ -92,8 +106,10 @@ def template_switches(
     asked: dict[str, Any] = {}
     if effort is not None:
         asked["reasoning_effort"] = effort
-    if thinking is not None or effort == "none":
-        asked["enable_thinking"] = bool(thinking)
+    if thinking is None and effort is not None:
+        thinking = effort != "none"
+    if thinking is not None:
+        asked |= dict.fromkeys(THINKING_SWITCHES, thinking)
     taken = {name: value for name, value in asked.items() if template.mentions(name)}
     if asked and not taken:
         body.noted.append(field)
@@ -111,7 +127,7 @@ def _plain(message: Message) -> dict[str, Any]:
     if message.name is not None:
         plain["name"] = message.name
     if (thinking := message.reasoning_content or message.reasoning) is not None:
-        plain["reasoning_content"] = thinking
+        plain |= {"reasoning_content": thinking, "thinking": thinking}  # the latter is gpt-oss's name
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
     if message.tool_calls:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from torchwright.hub.text_stream import TextStream
 from torchwright.serve.api_error import ApiError, invalid, unavailable
+from torchwright.serve.formats.reader import Event, Parser, Text, merged
 from torchwright.serve.openai.prepare import PreparedRequest
-from torchwright.serve.text.codec import StopStrings, Tokenizer
+from torchwright.serve.text.codec import MarkedStream, StopStrings, Tokenizer
 from torchwright.serve.wire.client import EngineClient
 from torchwright.serve.wire.mailbox import Dropped, Item, Lost
 from torchwright.serve.wire.messages import Failed, Output, RequestRefused, Timing, TokenLogprob
 from torchwright.serve.wire.metrics import ServerMetrics
 
 _Answer = TypeVar("_Answer")
+ONE_CALL = "one tool call"
+"""The reason that ends a choice whose client wants no second call."""
 
 
 class Gone(Exception):
@@ -28,7 +31,8 @@ class ChoiceUpdate:
     """What the engine's last word brought to one choice."""
 
     choice: int
-    text: str
+    events: list[Event] = field(default_factory=list)
+    """Reasoning, text and calls, in their order."""
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     finish: str | None = None
@@ -36,11 +40,17 @@ class ChoiceUpdate:
     stop_reason: str | int | None = None
     """The stop string or the client's stop token that ended it."""
 
+    @property
+    def text(self) -> str:
+        """The text among the events."""
+        return "".join(event.text for event in self.events if isinstance(event, Text))
+
 
 @dataclass
 class _Sequence:
     choice: int
-    text: TextStream
+    text: MarkedStream
+    parser: Parser
     stops: StopStrings
     last: float
     tokens: int = 0
@@ -55,6 +65,8 @@ class Totals:
 
     prompt_tokens: int
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Those of the completion's that were reasoning."""
     timings: dict[int, Timing] = field(default_factory=dict)
     """Choice → where its time went."""
     finishes: list[str] = field(default_factory=list)
@@ -78,7 +90,8 @@ class Generation:
         self._sequences = {
             (submit.id, index): _Sequence(
                 choice=place * prepared.n + index,
-                text=TextStream(tokenizer),
+                text=MarkedStream(TextStream(tokenizer), prepared.marks),
+                parser=prepared.parser(),
                 stops=StopStrings(prepared.stops),
                 last=self.begun,
             )
@@ -120,13 +133,6 @@ class Generation:
         self._cancel(reason)
         self._mailbox.put(Dropped(reason))
 
-    def end_choice(self, choice: int, reason: str) -> None:
-        """The client has what it wants of one choice; it ends with the reason `stop`."""
-        for (id, index), sequence in self._sequences.items():
-            if sequence.choice == choice and not sequence.ended:
-                sequence.stopped_by = reason
-                self._client.end_one(id, index, reason)
-
     def _cancel(self, reason: str) -> None:
         """Once for each of the engine's requests that has not ended."""
         for id in {id for (id, _), sequence in self._sequences.items() if not sequence.ended}:
@@ -147,12 +153,12 @@ class Generation:
     def _advance(self, output: Output, sequence: _Sequence) -> ChoiceUpdate | None:
         if sequence.ended:
             return None
-        step = ChoiceUpdate(sequence.choice, "")
+        step = ChoiceUpdate(sequence.choice)
         if sequence.stopped_by is None:
             self._read_tokens(output, sequence, step)
         if output.finish is not None:
             self._end(output, sequence, step)
-        return step if step.text or step.finish or step.logprobs or step.prompt_logprobs else None
+        return step if step.events or step.finish or step.logprobs or step.prompt_logprobs else None
 
     def _read_tokens(self, output: Output, sequence: _Sequence, step: ChoiceUpdate) -> None:
         tokens, logprobs = output.tokens, output.logprobs
@@ -163,19 +169,40 @@ class Generation:
         if output.finish == "stop" and tokens and tokens[-1] in self.prepared.stop_ids:
             step.stop_reason = tokens[-1] if tokens[-1] in self.prepared.client_stop_ids else None
             tokens, logprobs = tokens[:-1], logprobs and logprobs[:-1]
-        text = sequence.text.put(*tokens)
-        if output.finish is not None:
-            text += sequence.text.rest()
-        found = None
+        events = self._parse(tokens, sequence, last=output.finish is not None)
         if sequence.tokens >= self.prepared.min_tokens:
-            text, found = sequence.stops.put(text)
-        if found is not None:
-            sequence.stopped_by = found
-            if output.finish is None:
-                self._client.end_one(output.id, output.index, "stop string")
-        elif output.finish is not None:
-            text += sequence.stops.rest()
-        step.text, step.logprobs, step.prompt_logprobs = text, logprobs, output.prompt_logprobs
+            events = self._look_for_stops(events, sequence, last=output.finish is not None)
+        if sequence.stopped_by is None and sequence.parser.done:
+            sequence.stopped_by = ONE_CALL
+        if sequence.stopped_by is not None and output.finish is None:
+            reason = ONE_CALL if sequence.stopped_by == ONE_CALL else "stop string"
+            self._client.end_one(output.id, output.index, reason)
+        step.events, step.logprobs, step.prompt_logprobs = merged(events), logprobs, output.prompt_logprobs
+
+    def _parse(self, tokens: Sequence[int], sequence: _Sequence, *, last: bool) -> list[Event]:
+        """Take tokens apart into reasoning, text and calls, and count those of the reasoning."""
+        parser, events = sequence.parser, list[Event]()
+        for token in tokens:
+            events += parser.put(sequence.text.put(token))
+            self.totals.reasoning_tokens += parser.reasoning
+        if last:
+            events += [*parser.put(sequence.text.rest()), *parser.rest()]
+        return events
+
+    def _look_for_stops(self, events: list[Event], sequence: _Sequence, *, last: bool) -> list[Event]:
+        """Cut the answer before a stop string, which is looked for in its text: not in reasoning, nor in calls."""
+        found, stops = list[Event](), sequence.stops
+        for event in events:
+            if not isinstance(event, Text):
+                found += [Text(stops.rest()), event]
+                continue
+            text, sequence.stopped_by = stops.put(event.text)
+            found.append(Text(text))
+            if sequence.stopped_by is not None:
+                break
+        if last and sequence.stopped_by is None:
+            found.append(Text(stops.rest()))
+        return [event for event in found if not isinstance(event, Text) or event.text]
 
     def _end(self, output: Output, sequence: _Sequence, step: ChoiceUpdate) -> None:
         if output.finish == "error":

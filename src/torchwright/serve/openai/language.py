@@ -1,4 +1,4 @@
-"""What a model folder says of text: its tokenizer, its chat template, and how it writes calls."""
+"""What a model folder says of text: its tokenizer and its chat template."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchwright.hub.chat_template import ChatTemplate
-from torchwright.serve.openai.tools import ToolFormat, format_of
 from torchwright.serve.text.codec import Tokenizer
 
 
@@ -17,7 +16,6 @@ class Language:
 
     tokenizer: Tokenizer
     template: ChatTemplate
-    tool_format: ToolFormat
 
 
 @dataclass(frozen=True)
@@ -33,5 +31,4 @@ class Prompts:
 
 def load_language(folder: Path) -> Language:
     """Raises `ModelError` for files that cannot be read."""
-    template = ChatTemplate(folder)
-    return Language(tokenizer=Tokenizer(folder), template=template, tool_format=format_of(template))
+    return Language(tokenizer=Tokenizer(folder), template=ChatTemplate(folder))

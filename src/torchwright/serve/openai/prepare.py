@@ -6,10 +6,16 @@ import asyncio
 import json
 import secrets
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from torchwright.serve.api_error import ApiError, invalid
+from torchwright.serve.formats.answer import TAIL_TOKENS, AnswerForm
+from torchwright.serve.formats.base import ToolFormat
+from torchwright.serve.formats.reader import Parser, Plain
+from torchwright.serve.formats.reasoning import ReasoningFormat
 from torchwright.serve.grammar.compile import JSON_OBJECT, GrammarCompiler, GrammarJob
 from torchwright.serve.limits import Limits
 from torchwright.serve.openai.language import Language, Prompts
@@ -29,6 +35,8 @@ class ServedModel(Language):
 
     name: str
     folder: Path
+    tool_format: ToolFormat
+    reasoning: ReasoningFormat | None
     grammars: GrammarCompiler
     limits: Limits
 
@@ -46,6 +54,8 @@ class Wanted:
     form: tuple[GrammarJob, str] | None = None
     """A grammar, and the name of the field that asks for it."""
     stops: tuple[str, ...] = ()
+    answer: AnswerForm | None = None
+    """How the answer is written; None for plain text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +72,10 @@ class PreparedRequest:
     client_stop_ids: frozenset[int]
     """Those that the client named itself."""
     prompt_tokens: int
+    parser: Callable[[], Parser] = Plain
+    """Makes the parser of one answer."""
+    marks: Mapping[int, str] = field(default_factory=dict)
+    """Special tokens that are part of an answer's text."""
     tokenize_s: float
     """From the request's arrival."""
     grammar_s: float
@@ -89,6 +103,12 @@ async def prepare(
     check_ids(body.stop_token_ids, room, "stop_token_ids")
     check_ids(list(body.logit_bias), room, "logit_bias")
     tokenized = time.perf_counter()
+    parser, marks = Plain, {}
+    if form := wanted.answer:
+        end = form.prompt_end(model.tokenizer.decode(rows[0][-TAIL_TOKENS:], special=True))
+        parser, marks = partial(form.parser, end), model.tokenizer.marks(form.marks)
+        if wanted.form is not None:
+            wanted = replace(wanted, form=(form.constrained(wanted.form[0], end), wanted.form[1]))
     grammar = await _grammar(wanted, model, ready, _left(body.timeout, begun))
     compiled = time.perf_counter()
     submits = [
@@ -117,6 +137,8 @@ async def prepare(
         stop_ids=frozenset(stop_ids),
         client_stop_ids=frozenset(body.stop_token_ids),
         prompt_tokens=sum(map(len, rows)),
+        parser=parser,
+        marks=marks,
         tokenize_s=tokenized - begun,
         grammar_s=compiled - tokenized,
     )
@@ -199,12 +221,16 @@ def _room(tokens: int, wanted: Wanted, min_tokens: int, room: RequestRoom, param
     """How many new tokens one prompt may have."""
     if room.answer is not None:
         return _answer_room(tokens, wanted, min_tokens, room.context, room.answer, param)
-    context = room.context
+    context, chunk = room.context, room.chunk
+    told = f"the prompt has {tokens}" + (
+        f", {-(-tokens // chunk) * chunk} in whole chunks" if chunk > 1 else ""
+    )
+    tokens = -(-tokens // chunk) * chunk
     asked = None if wanted.max_tokens == AS_MANY_AS_FIT else wanted.max_tokens
     least = 1 if asked is None else asked
     if tokens + least > context:
         raise invalid(
-            f"the model's context is {context} tokens here; the prompt has {tokens}"
+            f"the model's context is {context} tokens here; {told}"
             + (f" and {wanted.max_tokens_param} is {asked}" if asked is not None else "")
             + f", which is {tokens + least - context} too many",
             param,

@@ -223,7 +223,7 @@ class ChatRequest(Choices):
     top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
     """With `logprobs`: and of this many most likely ones."""
     tools: Annotated[list[Tool], Field(min_length=1, max_length=TOOLS, fail_fast=True)] | None = None
-    """Functions that the model may call, in the model's own format (Hermes or Llama 3)."""
+    """Functions that the model may call, in the model's own format."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     """auto (the default with tools), none, required, or one by name; the last two are enforced by a grammar."""
     parallel_tool_calls: bool = True

@@ -9,10 +9,14 @@ from typing import Any
 
 import msgspec
 
-from torchwright.serve.openai.answers import Facts, read, timing, usage
-from torchwright.serve.openai.calls import CallArguments, CallBegin, CallParser, Event
+from torchwright.serve.formats.reader import CallArguments, CallBegin, Event, Reasoning
+from torchwright.serve.openai.answers import Facts, timing, usage
 from torchwright.serve.openai.generation import ChoiceUpdate
 from torchwright.serve.openai.responses import ResponsesRequest
+
+PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
+"""Types of items that grow by text → the type of their part, which names its events."""
+LOGPROBS: dict[str, dict[str, Any]] = {"message": {"logprobs": []}, "reasoning": {}}
 
 
 @dataclass
@@ -26,9 +30,8 @@ class _Open:
 class ResponseAnswer:
     """Answers POST /v1/responses."""
 
-    def __init__(self, facts: Facts, request: ResponsesRequest, parsers: list[CallParser]) -> None:
+    def __init__(self, facts: Facts, request: ResponsesRequest) -> None:
         self._facts, self._request = facts, request
-        self._parser = parsers[0] if parsers else None
         self._items: list[_Open] = []
         self._finish: str | None = None
         self._sequence = 0
@@ -48,7 +51,7 @@ class ResponseAnswer:
 
     def events(self, step: ChoiceUpdate) -> bytes:
         self._finish = step.finish
-        return b"".join([self._grow(item) for item in read(self._facts, self._parser, step)])
+        return b"".join([self._grow(item) for item in step.events])
 
     def end(self) -> bytes:
         closed = self._close_last()
@@ -64,16 +67,16 @@ class ResponseAnswer:
             assert last is not None, "arguments without a call"
             last.grown.append(item.text)
             return self._change("response.function_call_arguments.delta", last, delta=item.text)
-        opened = b""
-        if last is None or last.data["type"] != "message":
+        kind, opened = "reasoning" if isinstance(item, Reasoning) else "message", b""
+        if last is None or last.data["type"] != kind:
             opened = self._close_last()
-            message = {"type": "message", "role": "assistant", "content": [], "id": _new_id("msg")}
-            opened += self._open(message)
+            opened += self._open(_reasoning_item() if kind == "reasoning" else _message_item())
             last = self._items[-1]
-            opened += self._change("response.content_part.added", last, content_index=0, part=_part(""))
+            part = _part(kind, "")
+            opened += self._change("response.content_part.added", last, content_index=0, part=part)
         last.grown.append(item.text)
         return opened + self._change(
-            "response.output_text.delta", last, content_index=0, delta=item.text, logprobs=[]
+            f"response.{PARTS[kind]}.delta", last, content_index=0, delta=item.text, **LOGPROBS[kind]
         )
 
     def _open(self, data: dict[str, Any]) -> bytes:
@@ -88,11 +91,13 @@ class ResponseAnswer:
         text = "".join(last.grown)
         cut = self._finish not in (None, "stop")
         last.data["status"] = "incomplete" if cut else "completed"
-        if last.data["type"] == "message":
-            last.data["content"] = [_part(text)]
+        kind = last.data["type"]
+        if kind in PARTS:
+            part = _part(kind, text)
+            last.data["content"] = [part]
             closed = self._change(
-                "response.output_text.done", last, content_index=0, text=text, logprobs=[]
-            ) + self._change("response.content_part.done", last, content_index=0, part=_part(text))
+                f"response.{PARTS[kind]}.done", last, content_index=0, text=text, **LOGPROBS[kind]
+            ) + self._change("response.content_part.done", last, content_index=0, part=part)
         else:
             last.data["arguments"] = text
             closed = self._change("response.function_call_arguments.done", last, arguments=text)
@@ -143,8 +148,23 @@ class ResponseAnswer:
         return response
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(kind: str, text: str) -> dict[str, Any]:
+    more = {"annotations": [], "logprobs": []} if kind == "message" else {}
+    return {"type": PARTS[kind], "text": text, **more}
+
+
+def _message_item() -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [], "id": _new_id("msg")}
+
+
+def _reasoning_item() -> dict[str, Any]:
+    return {
+        "type": "reasoning",
+        "summary": [],
+        "content": [],
+        "encrypted_content": None,
+        "id": _new_id("rs"),
+    }
 
 
 def _usage(facts: Facts) -> dict[str, Any]:
@@ -153,7 +173,7 @@ def _usage(facts: Facts) -> dict[str, Any]:
         "input_tokens": used["prompt_tokens"],
         "input_tokens_details": used["prompt_tokens_details"],
         "output_tokens": used["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": facts.generation.totals.reasoning_tokens},
         "total_tokens": used["total_tokens"],
     }
 

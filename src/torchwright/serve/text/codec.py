@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from torchwright.hub.text_stream import TextStream
 from torchwright.hub.tokenizer import TOKENIZER, open_tokenizer, tokenizer_settings
 from torchwright.serve.text.longest_token import byte_alphabet, longest_token
 
@@ -44,6 +45,19 @@ class Tokenizer:
         """The text of token ids; special tokens are left out unless `special`."""
         return self._fast.decode(ids, skip_special_tokens=not special)
 
+    def marks(self, texts: Sequence[str]) -> dict[int, str]:
+        """Return the special tokens, by their ids, that are whole in one of the texts: decoding leaves them out."""
+        return {
+            id: token.content
+            for id, token in self._fast.get_added_tokens_decoder().items()
+            if token.special and any(token.content in text for text in texts)
+        }
+
+    @property
+    def added(self) -> frozenset[str]:
+        """The texts of tokens that were added to the vocabulary, special ones and others."""
+        return frozenset(token.content for token in self._fast.get_added_tokens_decoder().values())
+
     def token(self, token: int) -> tuple[str, list[int]]:
         """One token as text and as the bytes that it stands for, which may be a part of a character."""
         known = self._tokens.get(token)
@@ -70,6 +84,22 @@ class Tokenizer:
         """The id of a special token, which tokenizer_config.json gives as text or as an object."""
         text = token.get("content") if isinstance(token, dict) else token
         return self._fast.token_to_id(text) if isinstance(text, str) else None
+
+
+class MarkedStream:
+    """A stream of text in which some special tokens appear as they are written, such as those around calls."""
+
+    def __init__(self, text: TextStream, marks: Mapping[int, str]) -> None:
+        self._text, self._marks = text, marks
+
+    def put(self, token: int) -> str:
+        """Return what can be shown after one more token, perhaps nothing."""
+        mark = self._marks.get(token)
+        return self._text.put(token) if mark is None else self._text.rest() + mark
+
+    def rest(self) -> str:
+        """Return what was held back when no more tokens come."""
+        return self._text.rest()
 
 
 class StopStrings:
