@@ -391,6 +391,26 @@ def test_verify_measures_again_and_holds_it_against_the_recipe(
     assert over.value.facts["drop_high"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        ("weight.data.mul_(-3)", "must return the same weights at every call"),
+        ("append(torch.nn.Linear(8, 8))", "a model of other layers"),
+    ],
+)
+def test_verify_says_that_a_factory_returns_another_model(
+    doubled: None, factory: str, change: str, advice: str
+):
+    result = optimized(factory)
+    shop = Path("shop.py").read_text()
+    target = "model" if change.startswith("append") else "model[0]"
+    changed = shop.replace("    return ", "    model, x = ") + f"    {target}.{change}\n    return model, x\n"
+    Path("shop.py").write_text(changed)
+    sys.modules.pop("shop")
+    with pytest.raises(RegressionFound, match=f"over its accuracy budget.*{advice}"):
+        api.verify(result.path)
+
+
 def test_verify_on_a_busy_machine_is_not_measured_and_no_regression(
     doubled: None, factory: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -20,6 +20,7 @@ from torchwright.artifact import folder as artifact
 from torchwright.artifact.folder import Manifest
 from torchwright.devices import default_name
 from torchwright.engines.base import engines
+from torchwright.engines.identity import identity
 from torchwright.errors import (
     Inconclusive,
     RegressionFound,
@@ -318,6 +319,7 @@ def verify(
         reference = reference if unseen else original.ask("observe")
         quality = candidate.ask("compare", reference=reference, unseen=unseen)
     over = recipe.steps and quality.drop_high > recipe.budget.max_drop
+    differs = _other_original(recipe, workload) if over else None
     found = {
         "verdict": "broken" if over else verdict,
         "runs_as": loaded.how,
@@ -337,8 +339,8 @@ def verify(
             f"{path} is over its accuracy budget",
             found=f"{quality.metric} {quality.worsens} by {quality.drop:.2%}, up to {quality.drop_high:.2%}",
             allowed=f"{recipe.budget.max_drop:.2%}",
-            next="optimize again",
-            facts=found,
+            next=differs or "optimize again",
+            facts=found | ({"original": differs} if differs else {}),
         )
     if verdict == "holds":
         return found
@@ -353,6 +355,18 @@ def verify(
         + ("optimize again" if verdict == "broken" else "more --retries, or a larger --tolerance"),
         facts=found,
     )
+
+
+def _other_original(recipe: Recipe, workload: Workload) -> str | None:
+    """Say what to do where a factory gives another model than the one that was optimized; None where it is the same."""
+    if not from_factory(recipe) or recipe.original is None:
+        return None
+    here = identity(workload.build())
+    if here == recipe.original:
+        return None
+    if here.structure != recipe.original.structure:
+        return "optimize again: the factory returns a model of other layers now"
+    return "optimize again if the model was trained since; its factory must return the same weights at every call"
 
 
 def _paired_turn(

@@ -369,6 +369,15 @@ class TestFactories:
     def write(self, here, name: str, body: str) -> None:
         (here / f"{name}.py").write_text(f"import torch\nfrom torch import nn\n{body}")
 
+    def test_random_weights_are_the_same_at_every_call(self, here):
+        self.write(here, "tw_random", "def make():\n    return nn.Linear(3, 2), torch.randn(4, 3)\n")
+        before = torch.get_rng_state()
+        first = from_factory("tw_random:make").build().state_dict()
+        assert torch.equal(torch.get_rng_state(), before), "the caller's random numbers were used"
+        torch.rand(5)
+        again = from_factory("tw_random:make").build().state_dict()
+        assert all(torch.equal(first[name], again[name]) for name in first)
+
     def test_a_module_of_the_current_folder(self, here):
         self.write(here, "tw_good", "def make():\n    return nn.Linear(3, 2), torch.ones(4, 3)\n")
         workload = from_factory("tw_good:make")

@@ -31,6 +31,8 @@ from torchwright.workloads.training_mode import training_notice
 
 CALIBRATING = 4
 """One of so many inputs, and one at least, calibrates."""
+FACTORY_SEED = 0
+"""Of torch's random numbers while a factory runs: any will do that is always the same."""
 Inputs = Any
 """A tuple of positional arguments, a dict of keyword arguments, a single tensor, or a list of any of these."""
 
@@ -258,12 +260,14 @@ def normalise(inputs: Inputs) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
 def from_factory(target: str) -> ModuleWorkload:
     """Return the workload of `package.module:factory` or `file.py:factory`.
 
-    The factory returns a module and example inputs. Raises `ModelError` with the reason if the module, the factory or
-    its result is missing or unusable.
+    The factory returns a module and example inputs. It is imported and called with torch's random numbers seeded: a
+    model with random weights is the same one in `optimize` and in `verify`. Raises `ModelError` with the reason if the
+    module, the factory or its result is missing or unusable.
     """
-    factory = find_factory(target)
     try:
-        result = factory()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(FACTORY_SEED)
+            result = find_factory(target)()
     except TorchwrightError:
         raise
     except Exception as error:
