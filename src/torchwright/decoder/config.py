@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from torchwright.decoder.rope import Rope
-from torchwright.errors import ModelError
+from torchwright.hub.architectures import UnsupportedArchitecture as UnsupportedArchitecture
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -14,10 +14,6 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
-
-
-class UnsupportedArchitecture(ModelError):
-    """A model that the native decoder does not know; transformers may."""
 
 
 @dataclass(frozen=True, kw_only=True)

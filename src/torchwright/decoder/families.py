@@ -1,7 +1,9 @@
 """The model families: for each architecture one entry that says how it differs from Llama.
 
-A family gives its defaults, the names of its tensors, and a function that reads what only it has. To add one, add an
-entry to `FAMILIES`, and a small random model of it to tests/decoder/tiny.py.
+A family gives its defaults, the names of its tensors, and a function that reads the fields that only it has. A field
+that is neither read nor known to be inert is refused by name (`inert_fields.py`). To add a family, add an entry to
+`FAMILIES` and to `hub.architectures.NATIVE`, and a small random model of it to tests/decoder/tiny.py and to
+tests/decoder/config_fields.py, which compares every field with transformers.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchwright.decoder.config import ACTIVATIONS, DecoderConfig, ExpertsConfig, UnsupportedArchitecture
+from torchwright.decoder.config import ACTIVATIONS, DecoderConfig, ExpertsConfig
+from torchwright.decoder.inert_fields import refuse_unread
 from torchwright.decoder.rope import Rope, read_rope
+from torchwright.hub.architectures import recognize
 from torchwright.hub.fields import Fields
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -61,22 +65,34 @@ class Family:
     tied: bool = False
     head_dim: int | None = None
     """None: the model size over the heads."""
+    kv_heads: int | None = None
+    """Where config.json has no such key; None, and null in the file, mean as many as there are query heads."""
     activation: str = "hidden_act"
     """The key of the activation."""
     default_activation: str = "silu"
     rope_names: dict[str, str] = field(default_factory=dict)
     """Old names of a scaling."""
+    partial: bool = False
+    """The family rotates the first part of each head where `partial_rotary_factor` says so."""
+    original: int | None = None
+    """The trained length, for families whose configuration always has one at the top level."""
+    ignored: tuple[str, ...] = ()
+    """Fields that configurations of the family carry and its model in transformers does not read."""
 
     def read(self, architecture: str, fields: Fields) -> DecoderConfig:
+        """Return the decoder's shape; raises `ModelError` for a field that is wrong or not honoured."""
         layers, model = fields.integer("num_hidden_layers"), fields.integer("hidden_size")
         heads = fields.integer("num_attention_heads")
-        kv_heads = fields.integer("num_key_value_heads", heads)
+        absent = heads if self.kv_heads is None or "num_key_value_heads" in fields.data else self.kv_heads
+        kv_heads = fields.integer("num_key_value_heads", absent)
         head_dim = fields.integer("head_dim", self.head_dim or model // heads)
         positions = fields.integer("max_position_embeddings")
         if heads % kv_heads:
             raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads, {heads}")
         if head_dim % 2:
             raise fields.wrong("head_dim", "an even number")
+        if not fields.flag("is_causal", True):
+            raise fields.wrong("is_causal", "true: a decoder's attention is causal")
         activation = fields.text(self.activation, self.default_activation)
         if activation not in ACTIVATIONS:
             raise fields.wrong(self.activation, ", ".join(ACTIVATIONS))
@@ -101,6 +117,9 @@ class Family:
         }
         full, local = self._ropes(fields, head_dim, positions)
         values = common | self.special(fields, layers)
+        _check_layer_types(fields, values["windows"])
+        fields.settle(*self.ignored)
+        refuse_unread(fields, architecture)
         rotates = values.pop("rotates", (True,) * layers)
         values["ropes"] = tuple(
             (local if window else full) if rotated else None
@@ -109,31 +128,56 @@ class Family:
         return DecoderConfig(**values, context=max(full.context(positions), local.context(positions)))
 
     def _ropes(self, fields: Fields, head_dim: int, positions: int) -> tuple[Rope, Rope]:
-        """The embeddings of full-attention and of sliding-window layers."""
+        """Return the embeddings of full-attention and of sliding-window layers."""
+        trained = fields.get("original_max_position_embeddings")
+        original = None if trained is None else fields.integer("original_max_position_embeddings")
+        partial = fields.optional("partial_rotary_factor")
 
         def read(section: Fields, theta: float) -> Rope:
-            return read_rope(
-                section, fields, theta=theta, head_dim=head_dim, positions=positions, renamed=self.rope_names
+            rope = read_rope(
+                section,
+                theta=theta,
+                partial=partial,
+                original=original or self.original,
+                head_dim=head_dim,
+                positions=positions,
+                renamed=self.rope_names,
             )
+            if rope.rotated != head_dim and not self.partial:
+                where = section if "partial_rotary_factor" in section.data else fields
+                raise where.wrong("partial_rotary_factor", "1: the family rotates whole heads")
+            return rope
 
         # transformers 5 writes rope_parameters; older versions rope_scaling, with the base beside it at the top level.
-        key = "rope_parameters" if fields.data.get("rope_scaling") is None else "rope_scaling"
+        older = bool(fields.get("rope_scaling"))
+        fields.settle("rope_parameters" if older else "rope_scaling")
+        key = "rope_scaling" if older else "rope_parameters"
         section = fields.section(key)
         nested = any(isinstance(value, dict) for value in section.data.values())
+        theta = fields.number("rope_theta", self.theta)
         if self.local_theta is None:
             if nested:
                 raise fields.wrong(key, "one rotary embedding for all layers")
-            return (rope := read(section, self.theta)), rope
+            return (rope := read(section, theta)), rope
+        if section.data and older == nested:
+            raise fields.wrong(key, f"{FULL} and {SLIDING} in rope_parameters, or one rope_scaling")
+        if older and fields.data.get("rope_parameters"):
+            raise fields.wrong("rope_parameters", "nothing beside rope_scaling")
         local = section.section(SLIDING) if nested else Fields(fields.path, {}, f"{key}.")
-        base = {"rope_theta": fields.number("rope_local_base_freq", self.local_theta)}
-        return (
-            read(section.section(FULL) if nested else section, self.theta),
-            read(Fields(fields.path, base | local.data, local.prefix), self.local_theta),
-        )
+        local_theta = fields.number("rope_local_base_freq", self.local_theta)
+        return read(section.section(FULL) if nested else section, theta), read(local, local_theta)
+
+
+def _check_layer_types(fields: Fields, windows: tuple[int, ...]) -> None:
+    """Raise `ModelError` for layer types that a family does not read and that say otherwise."""
+    kinds = fields.items("layer_types", len(windows))
+    found = [SLIDING if window else FULL for window in windows]
+    if kinds is not None and kinds != found:
+        raise fields.wrong("layer_types", f"{found}, as the family's other fields say")
 
 
 def _windows(fields: Fields, window: int, kinds: list[str]) -> tuple[int, ...]:
-    """Each layer's window; "layer_types" goes before the family's own `kinds`."""
+    """Return each layer's window; "layer_types" goes before the family's own `kinds`."""
     kinds = fields.items("layer_types", len(kinds)) or kinds
     if not {FULL, SLIDING}.issuperset(kinds):
         raise fields.wrong("layer_types", f"{FULL} and {SLIDING}")
@@ -141,10 +185,17 @@ def _windows(fields: Fields, window: int, kinds: list[str]) -> tuple[int, ...]:
 
 
 def _window(fields: Fields, default: int) -> int:
-    """The width of sliding windows, 0 where null says that there are none."""
+    """Return the width of sliding windows, 0 where null says that there are none."""
     if fields.data.get("sliding_window", default) is None:
+        fields.settle("sliding_window")
         return 0
-    return fields.integer("sliding_window", default, minimum=0)
+    return default if "sliding_window" not in fields.data else fields.integer("sliding_window")
+
+
+def _asked_window(fields: Fields, default: int) -> int:
+    """Return the width of sliding windows where `use_sliding_window` asks for them, else 0."""
+    fields.settle("sliding_window", "max_window_layers")
+    return _window(fields, default) if fields.flag("use_sliding_window", False) else 0
 
 
 def _biases(fields: Fields) -> dict[str, Any]:
@@ -158,11 +209,10 @@ def _sliding(default: int) -> Callable[[Fields, int], dict[str, Any]]:
 
 
 def _qwen_windows(fields: Fields, layers: int) -> tuple[int, ...]:
-    if not fields.flag("use_sliding_window", False):
-        return (0,) * layers
+    window = _asked_window(fields, 4096)
     first = fields.integer("max_window_layers", 28, minimum=0)
-    kinds = [SLIDING if layer >= first else FULL for layer in range(layers)]
-    return _windows(fields, _window(fields, 4096), kinds)
+    kinds = [SLIDING if window and layer >= first else FULL for layer in range(layers)]
+    return _windows(fields, window, kinds)
 
 
 def _qwen2(fields: Fields, layers: int) -> dict[str, Any]:
@@ -180,13 +230,13 @@ def _smollm3(fields: Fields, layers: int) -> dict[str, Any]:
     rotates = fields.items("no_rope_layers", layers) or [
         int((layer + 1) % interval != 0) for layer in range(layers)
     ]
-    kinds = [FULL if rotated else SLIDING for rotated in rotates]
-    window = _window(fields, 0) if fields.flag("use_sliding_window", False) else 0
+    window = _asked_window(fields, 0)
+    kinds = [SLIDING if window and not rotated else FULL for rotated in rotates]
     return _biases(fields) | {"rotates": tuple(rotates), "windows": _windows(fields, window, kinds)}
 
 
 def _gemma(fields: Fields, layers: int, pattern: int) -> dict[str, Any]:
-    if fields.data.get("use_bidirectional_attention"):
+    if fields.get("use_bidirectional_attention"):
         raise fields.wrong("use_bidirectional_attention", "false: a decoder's attention is causal")
     bias = fields.flag("attention_bias", False)
     kinds = [SLIDING if (layer + 1) % pattern else FULL for layer in range(layers)]
@@ -203,20 +253,25 @@ def _gemma(fields: Fields, layers: int, pattern: int) -> dict[str, Any]:
     }
 
 
+def _cap(fields: Fields, key: str, default: float) -> float:
+    """Return a soft cap: the family's own where the key is absent, none (0) where it is null."""
+    cap = fields.optional(key)
+    if cap is not None and cap <= 0:
+        raise fields.wrong(key, "a number above 0, or null for none")
+    return default if key not in fields.data else cap or 0.0
+
+
 def _gemma2(fields: Fields, layers: int) -> dict[str, Any]:
-    # Absent means the family's own cap, null means none.
-    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0} | fields.data
     return _gemma(fields, layers, 2) | {
-        "attention_soft_cap": Fields(fields.path, caps).optional("attn_logit_softcapping") or 0.0,
-        "logit_soft_cap": Fields(fields.path, caps).optional("final_logit_softcapping") or 0.0,
+        "attention_soft_cap": _cap(fields, "attn_logit_softcapping", 50.0),
+        "logit_soft_cap": _cap(fields, "final_logit_softcapping", 30.0),
     }
 
 
 def _gemma3(fields: Fields, layers: int) -> dict[str, Any]:
     return _gemma(fields, layers, fields.integer("sliding_window_pattern", 6)) | {
         "qk_norm": "head",
-        "attention_soft_cap": fields.optional("attn_logit_softcapping") or 0.0,
-        "logit_soft_cap": fields.optional("final_logit_softcapping") or 0.0,
+        "logit_soft_cap": _cap(fields, "final_logit_softcapping", 0.0),
     }
 
 
@@ -237,15 +292,20 @@ def _granite(fields: Fields, layers: int) -> dict[str, Any]:
 def _experts(fields: Fields, *, feed_forward: str, normalize: bool) -> ExpertsConfig:
     # transformers calls the same number by two names.
     count = fields.integer("num_local_experts" if "num_local_experts" in fields.data else "num_experts")
+    if fields.integer("num_experts", count) != count:
+        raise fields.wrong("num_experts", f"{count}, as num_local_experts")
     chosen = fields.integer("num_experts_per_tok")
     if chosen > count:
         raise fields.wrong("num_experts_per_tok", f"at most the {count} experts")
+    method = fields.text("topk_method", "greedy")
+    if method not in ("greedy", BIASED):
+        raise fields.wrong("topk_method", f"greedy or {BIASED}")
     return ExpertsConfig(
         count=count,
         chosen=chosen,
         feed_forward=fields.integer(feed_forward),
         normalize=normalize,
-        bias=fields.data.get("topk_method") == BIASED,
+        bias=method == BIASED,
     )
 
 
@@ -258,8 +318,8 @@ def _mixtral(fields: Fields, layers: int) -> dict[str, Any]:
 
 def _qwen3_moe(fields: Fields, layers: int) -> dict[str, Any]:
     step = fields.integer("decoder_sparse_step", 1)
-    dense = fields.data.get("mlp_only_layers") or []
-    window = _window(fields, 4096) if fields.flag("use_sliding_window", False) else 0
+    dense = fields.get("mlp_only_layers") or []
+    window = _asked_window(fields, 4096)
     normalize = fields.flag("norm_topk_prob", False)
     bias = fields.flag("attention_bias", False)
     return {
@@ -289,15 +349,17 @@ GEMMA_NAMES = Names(
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(special=lambda fields, layers: _biases(fields)),
-    "MistralForCausalLM": Family(special=_sliding(4096)),
-    "Qwen2ForCausalLM": Family(special=_qwen2),
-    "Qwen3ForCausalLM": Family(special=_qwen3, head_dim=128),
-    "SmolLM3ForCausalLM": Family(special=_smollm3, theta=2_000_000.0, tied=True),
+    "MistralForCausalLM": Family(special=_sliding(4096), kv_heads=8),
+    "Qwen2ForCausalLM": Family(special=_qwen2, kv_heads=32, ignored=("attention_bias",)),
+    "Qwen3ForCausalLM": Family(special=_qwen3, head_dim=128, kv_heads=32),
+    "SmolLM3ForCausalLM": Family(special=_smollm3, theta=2_000_000.0, tied=True, kv_heads=4),
     "Gemma2ForCausalLM": Family(
         special=_gemma2,
         names=GEMMA_NAMES,
         tied=True,
         head_dim=256,
+        kv_heads=4,
+        ignored=("hidden_act",),
         activation="hidden_activation",
         default_activation="gelu_pytorch_tanh",
     ),
@@ -308,6 +370,8 @@ FAMILIES: dict[str, Family] = {
         local_theta=10_000.0,
         tied=True,
         head_dim=256,
+        kv_heads=4,
+        ignored=("hidden_act",),
         activation="hidden_activation",
         default_activation="gelu_pytorch_tanh",
     ),
@@ -316,6 +380,8 @@ FAMILIES: dict[str, Family] = {
         names=Names(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
         eps=1e-5,
         rope_names={"su": "longrope", "yarn": "longrope"},
+        partial=True,
+        original=4096,
     ),
     "Olmo2ForCausalLM": Family(
         special=_olmo2,
@@ -337,15 +403,16 @@ FAMILIES: dict[str, Family] = {
         ),
         theta=1_000_000.0,
         eps=1e-5,
+        kv_heads=8,
     ),
-    "Qwen3MoeForCausalLM": Family(special=_qwen3_moe),
+    "Qwen3MoeForCausalLM": Family(special=_qwen3_moe, kv_heads=4),
     "OlmoeForCausalLM": Family(special=_olmoe, eps=1e-5),
 }
 """Architecture, as config.json names it, → family."""
 
 
 def read_decoder_config(folder: Path) -> DecoderConfig:
-    """The decoder of a Hugging Face folder.
+    """Return the decoder of a Hugging Face folder.
 
     Raises what `decoder_config` does, and `ModelError` for a config.json that is missing or no JSON.
     """
@@ -355,21 +422,13 @@ def read_decoder_config(folder: Path) -> DecoderConfig:
 
 
 def decoder_config(data: dict[str, Any], path: Path | str) -> DecoderConfig:
-    """The decoder that the words of a config.json describe; errors name `path`.
+    """Return the decoder that the fields of a config.json describe; errors name `path`.
 
     Raises `UnsupportedArchitecture` for a model that no family here describes, and `ModelError`, naming file and key,
-    for words that are incomplete, contradictory or of a format of checkpoint that is not read here.
+    for fields that are missing, contradictory, not honoured, or of a checkpoint format that is not read here.
     """
     from torchwright.hub.checkpoint import check_format
 
-    known = [name for name in data.get("architectures") or [] if name in FAMILIES]
-    if not known:
-        raise UnsupportedArchitecture(
-            f"the native decoder does not know the model of {path}",
-            found=", ".join(data.get("architectures") or []) or "no 'architectures'",
-            allowed=", ".join(sorted(FAMILIES)),
-            next="`torchwright optimize` runs other models on transformers' own code; generate and serve take its "
-            "artifact where the model has a cache of keys and values",
-        )
+    architecture, data = recognize(data, path)
     check_format(path, data)
-    return FAMILIES[known[0]].read(known[0], Fields(path, data))
+    return FAMILIES[architecture].read(architecture, Fields(path, data))

@@ -13,9 +13,27 @@ import torch
 
 from torchwright.decoder.batch import Batch
 from torchwright.errors import unknown
+from torchwright.hub.context import scaled_context
 from torchwright.hub.fields import Fields
 
 FIRST_ROWS = 512
+KEYS = (
+    "type",
+    "factor",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+    "short_factor",
+    "long_factor",
+    "finetuned",
+)
+"""Keys of any scaling: transformers ignores those that the kind at hand does not use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +58,25 @@ class Rope:
     long_factor: tuple[float, ...] = ()
 
     def context(self, positions: int) -> int:
-        """Positions the model can serve, where config.json's max_position_embeddings is `positions`.
-
-        Some scalings (dynamic always, yarn in files that leave the scaling to the user) keep the trained length there.
-        """
-        if self.kind == "dynamic":
-            return int(positions * self.factor)
-        return max(positions, int(self.original * self.factor)) if self.kind == "yarn" else positions
+        """Return the positions that the model can serve, where max_position_embeddings is `positions`."""
+        return scaled_context(self.kind, positions, self.original, self.factor)
 
 
 def read_rope(
-    section: Fields, top: Fields, *, theta: float, head_dim: int, positions: int, renamed: dict[str, str]
+    section: Fields,
+    *,
+    theta: float,
+    head_dim: int,
+    positions: int,
+    renamed: dict[str, str],
+    original: int | None = None,
+    partial: float | None = None,
 ) -> Rope:
-    """The embedding that `section` (rope_parameters, or rope_scaling of older files) and the top level describe.
+    """Return the embedding that `section` describes: rope_parameters, or rope_scaling of older files.
 
-    `theta` is the family's default base; `renamed` are the family's own names for a scaling.
+    `theta` and `partial` (the rotated share of a head) hold where the section names none. `original` is the trained
+    length that the top level names, which goes before the section's. `renamed` are the family's names for a scaling.
+    Raises `ModelError` for a kind or a key that is not read here.
     """
     kind = section.text("rope_type", section.text("type", "default"))
     kind = renamed.get(kind, kind)
@@ -62,15 +84,14 @@ def read_rope(
         raise unknown(
             "rotary embedding", kind, ROPES, next=f"see '{section.prefix}rope_type' in {section.path}"
         )
-    theta = section.number("rope_theta", top.number("rope_theta", theta))
-    partial = section.number("partial_rotary_factor", top.number("partial_rotary_factor", 1.0))
-    rotated = int(head_dim * partial)
+    section.settle(*KEYS)
+    theta = section.number("rope_theta", theta)
+    share = section.number("partial_rotary_factor", 1.0 if partial is None else partial)
+    rotated = int(head_dim * share)
     if rotated < 2 or rotated % 2 or rotated > head_dim:
         raise section.wrong("partial_rotary_factor", f"an even part of the head's {head_dim} dimensions")
-    # Phi-3 keeps the trained length at the top level, and that one counts.
-    original = top.integer(
-        "original_max_position_embeddings", section.integer("original_max_position_embeddings", positions)
-    )
+    if original is None:
+        original = section.integer("original_max_position_embeddings", positions)
     plain = {"kind": kind, "theta": theta, "rotated": rotated, "original": original}
     if kind == "default":
         return Rope(**plain)

@@ -12,6 +12,7 @@ from torch import nn
 from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import FAMILIES
 from torchwright.hub.checkpoint import Checkpoint
+from torchwright.hub.tensor_names import EMBEDDING, HEAD
 from torchwright.hub.weight import Grouped, Weight, fill
 from torchwright.kernels.linear import PackedLinear
 from torchwright.kernels.pack import finite
@@ -85,15 +86,27 @@ class DecoderWeights(DecoderParts):
         self.names = FAMILIES[config.architecture].names
 
     def embedding(self) -> torch.Tensor:
-        """(V, E)."""
-        config = self.config
-        return self._stack(["model.embed_tokens.weight"], [(config.vocabulary, config.model)])
+        """Return the embedding table (V, E)."""
+        return self._stack([self._embedding], [(self.config.vocabulary, self.config.model)])
 
     def head(self, embedding_VE: torch.Tensor) -> nn.Module:
-        """The output layer (V, E); a tied one shares the embedding's tensor."""
-        tied, shape = self.config.tied, (self.config.vocabulary, self.config.model)
-        name = "model.embed_tokens.weight" if tied else "lm_head.weight"
-        return self._layer([name], [shape], None, wide_NK=embedding_VE if tied else None)
+        """Return the output layer (V, E); a tied one shares the embedding's tensor.
+
+        As in transformers, a file that holds another output layer than the embedding goes before the configuration.
+        """
+        shape = (self.config.vocabulary, self.config.model)
+        if not self.config.tied:
+            return self._layer([HEAD], [shape], None)
+        if HEAD in self.checkpoint and self._embedding != HEAD:
+            own_VE = self._stack([HEAD], [shape])
+            if not torch.equal(own_VE, embedding_VE):
+                return self._layer([HEAD], [shape], None, wide_NK=own_VE)
+        return self._layer([self._embedding], [shape], None, wide_NK=embedding_VE)
+
+    @property
+    def _embedding(self) -> str:
+        """The name of the embedding table: tied files may hold the output layer alone."""
+        return HEAD if self.config.tied and EMBEDDING not in self.checkpoint else EMBEDDING
 
     def final_norm(self) -> torch.Tensor:
         return self._norm("model.norm.weight", self.config.model)
@@ -175,7 +188,7 @@ class DecoderWeights(DecoderParts):
             if made is not None:
                 self.repacked[made.scheme.name] += 1
                 return made
-        if all(map(self.checkpoint.format.holds, names)):
+        if all(map(self.checkpoint.holds, names)):
             self.repacked[""] += 1
         wide_NK = self._wide(weights) if wide_NK is None else wide_NK
         if self.rounded:

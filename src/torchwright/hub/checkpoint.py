@@ -13,6 +13,7 @@ from torchwright.hub.fields import Fields
 from torchwright.hub.files import TOGETHER
 from torchwright.hub.formats.base import READABLE, Format, formats
 from torchwright.hub.formats.plain import Unquantized
+from torchwright.hub.tensor_names import file_names
 from torchwright.hub.weight import Plain, Weight, fill
 from torchwright.scheme import ASKED
 
@@ -37,9 +38,18 @@ class Checkpoint:
         self.folder = folder
         self.format: Format = kind(folder, settings)
         self.quantized = kind is not Unquantized
+        self._file_names = file_names(self.format.names(), config.get("model_type"))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_names
+
+    def holds(self, name: str) -> bool:
+        """Check whether a tensor is quantized."""
+        return self.format.holds(self._file_name(name))
 
     def weight(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """A tensor of this shape; its memory is good until `close`."""
+        """Return a tensor of this shape; its memory is good until `close`."""
+        name = self._file_name(name)
         found = self._weight(name)
         if found.shape != shape:
             raise ModelError(
@@ -51,9 +61,9 @@ class Checkpoint:
         return found
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """All of them, wide and in memory of their own."""
-        for name in self.format.names():
-            found = self._weight(name)
+        """Yield all tensors under the model's names, wide and in memory of their own."""
+        for name, file_name in self._file_names.items():
+            found = self._weight(file_name)
             if isinstance(found, Plain):
                 yield name, found.tensor.to(dtype, copy=True)
             else:
@@ -65,6 +75,9 @@ class Checkpoint:
     def close(self) -> None:
         """Let go of the files' memory; they open again when they are read."""
         self.format.close()
+
+    def _file_name(self, name: str) -> str:
+        return self._file_names.get(name, name)
 
     def _weight(self, name: str) -> Weight:
         found = self.format.weight(name)

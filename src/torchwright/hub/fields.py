@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,31 @@ from torchwright.errors import ModelError
 class Fields:
     """A JSON object of a file, or of what `path` says in words.
 
-    A key that is absent or null takes the default; without a default it is required.
+    A key that is absent or null takes the default; without a default it is required. Each key that is asked for counts
+    as read, so that `unread` finds the fields that nobody honoured.
     """
 
     def __init__(self, path: Path | str, data: dict[str, Any], prefix: str = "") -> None:
         self.path, self.data, self.prefix = path, data, prefix
+        self._read: set[str] = set()
+        self._sections: dict[str, Fields] = {}
+
+    def get(self, key: str) -> Any:
+        """Return the value under `key` unchecked, None where there is none."""
+        self._read.add(key)
+        return self.data.get(key)
+
+    def settle(self, *keys: str) -> None:
+        """Count keys as read: what was read before leaves them without a meaning."""
+        self._read.update(keys)
+
+    def unread(self) -> Iterator[tuple[str, Any]]:
+        """Yield the full name and the value of every key that was neither asked for nor settled."""
+        for key, value in self.data.items():
+            if key in self._sections:
+                yield from self._sections[key].unread()
+            elif key not in self._read:
+                yield f"{self.prefix}{key}", value
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         value = self._value(key, default)
@@ -31,7 +53,7 @@ class Fields:
 
     def optional(self, key: str) -> float | None:
         """A number, or None where there is none."""
-        return None if self.data.get(key) is None else self.number(key)
+        return None if self.get(key) is None else self.number(key)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
@@ -54,21 +76,23 @@ class Fields:
 
     def items(self, key: str, length: int) -> list[Any] | None:
         """A list of one entry for each of `length` layers, or None where there is none."""
-        value = self.data.get(key)
+        value = self.get(key)
         if value is not None and (not isinstance(value, list) or len(value) != length):
             raise self.wrong(key, f"a list of {length} entries, one for each layer")
         return value
 
     def section(self, key: str) -> Fields:
-        """The object under `key`, empty where there is none."""
+        """Return the object under `key`, empty where there is none; every call returns the same one."""
         value = self._value(key, {})
         if not isinstance(value, dict):
             raise self.wrong(key, "an object")
-        return Fields(self.path, value, f"{self.prefix}{key}.")
+        if key not in self._sections:
+            self._sections[key] = Fields(self.path, value, f"{self.prefix}{key}.")
+        return self._sections[key]
 
     def ids(self, key: str) -> tuple[int, ...]:
         """One token id or several."""
-        value = self.data.get(key)
+        value = self.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(type(token) is int for token in ids):
             raise self.wrong(key, "a token id or a list of them")
@@ -82,9 +106,20 @@ class Fields:
         )
 
     def _value(self, key: str, default: Any) -> Any:
-        value = self.data.get(key)
+        value = self.get(key)
         if value is None and default is None:
             raise ModelError(
                 f"{self.path} has no '{self.prefix}{key}'", next="check that the file is complete"
             )
         return default if value is None else value
+
+
+FACTOR = re.compile(r".*(scale|scaling|multiplier|factor|_mod|_group|_freq)")
+"""Names of numbers that something is multiplied with or divided by, or counted in steps of."""
+
+
+def is_off(name: str, value: Any) -> bool:
+    """Check whether a value switches its feature off: null, false, 0, an empty object, or a factor of 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return not value
+    return value == 0 or (value == 1 and FACTOR.fullmatch(name) is not None)

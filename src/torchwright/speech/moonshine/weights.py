@@ -110,7 +110,14 @@ def head_order(fields: Fields, side: Side) -> torch.Tensor:
 def _rope(fields: Fields, own: int, positions: int) -> Rope:
     key = "rope_parameters" if fields.data.get("rope_scaling") is None else "rope_scaling"
     section = fields.section(key)
-    return read_rope(section, fields, theta=THETA, head_dim=own, positions=positions, renamed={})
+    return read_rope(
+        section,
+        theta=fields.number("rope_theta", THETA),
+        partial=fields.optional("partial_rotary_factor"),
+        head_dim=own,
+        positions=positions,
+        renamed={},
+    )
 
 
 def _part(fields: Fields) -> float:

@@ -20,6 +20,7 @@ from torchwright.errors import ModelError
 from torchwright.hub.checkpoint import Checkpoint
 from torchwright.hub.files import INDEX
 from torchwright.hub.folder import model_files, read_object
+from torchwright.hub.tensor_names import EMBEDDING, HEAD
 from torchwright.hub.trained import FILE as TRAINED
 from torchwright.train.model.fill import fill, named_tensors, whole
 from torchwright.train.model.four_bit import FourBit
@@ -123,6 +124,9 @@ def load_weights(model: Transformer, folder: Path) -> None:
             fill(parameters[tensor.parameters[0]], torch.zeros(()))
             continue
         shapes = [tuple(parameters[name].shape) for name in tensor.parameters]
+        if tensor.name == EMBEDDING and model.config.tied:
+            fill(parameters[tensor.parameters[0]], _tied_table(checkpoint, shapes[0]))
+            continue
         if tensor.expert is not None:
             (name,), (shape,) = tensor.parameters, shapes
             parts = gathered.setdefault(name, [])
@@ -135,6 +139,17 @@ def load_weights(model: Transformer, folder: Path) -> None:
         for name, part in zip(tensor.parameters, full.split(rows), strict=True):
             fill(parameters[name], part)
     checkpoint.close()
+
+
+def _tied_table(checkpoint: Checkpoint, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return the table of a tied embedding and output layer, which files hold under either name or under both."""
+    found = [_whole(checkpoint, name, shape) for name in (EMBEDDING, HEAD) if name in checkpoint]
+    if len(found) == 2 and not torch.equal(*found):
+        raise ModelError(
+            f"{checkpoint.folder}: config.json ties the output layer to the embedding, and the files hold two",
+            next='set "tie_word_embeddings": false in config.json, as the weights say',
+        )
+    return found[0] if found else _whole(checkpoint, EMBEDDING, shape)
 
 
 def _whole(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:

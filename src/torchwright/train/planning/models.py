@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torchwright.decoder.config import DecoderConfig, UnsupportedArchitecture
+from torchwright.decoder.config import DecoderConfig
 from torchwright.decoder.families import FAMILIES, read_decoder_config
 from torchwright.errors import unknown
+from torchwright.hub.architectures import recognize
 from torchwright.hub.fields import Fields
 from torchwright.hub.folder import read_object
 
@@ -81,12 +82,6 @@ def read_model(name: str) -> DecoderConfig:
 
 
 def _from_data(path: Path, data: dict[str, Any]) -> DecoderConfig:
-    architectures = data.get("architectures")
-    found = [name for name in architectures if name in FAMILIES] if isinstance(architectures, list) else []
-    if not found:
-        raise UnsupportedArchitecture(
-            f"the planner does not know the model of {path}",
-            found=str(architectures or "no 'architectures'"),
-            allowed=", ".join(sorted(FAMILIES)),
-        )
-    return FAMILIES[found[0]].read(found[0], Fields(path, data))
+    """Read a configuration in whatever format its checkpoint is: no weight is read."""
+    architecture, data = recognize(data, path)
+    return FAMILIES[architecture].read(architecture, Fields(path, data))

@@ -1,0 +1,133 @@
+"""Recognize which native decoder family a config.json describes. No torch here.
+
+`architectures` names the family. Where it is missing or names a base model, `model_type` does, as in transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchwright.errors import ModelError
+from torchwright.hub.fields import Fields
+
+NATIVE = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
+    "Phi3ForCausalLM": "phi3",
+    "Olmo2ForCausalLM": "olmo2",
+    "GraniteForCausalLM": "granite",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "OlmoeForCausalLM": "olmoe",
+}
+"""Architecture → `model_type` of its configuration in transformers."""
+OTHER_INPUTS = {
+    "vision_config": "pictures",
+    "vision_tower": "pictures",
+    "mm_vision_tower": "pictures",
+    "visual": "pictures",
+    "img_processor": "pictures",
+    "audio_config": "sound",
+    "audio_processor": "sound",
+    "thinker_config": "pictures and sound",
+}
+"""Keys of a multimodal config.json → the input they describe."""
+
+
+class UnsupportedArchitecture(ModelError):
+    """A model that the native decoder does not know; transformers may."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A configuration class of its own whose model is one of the native families."""
+
+    architecture: str
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Its names of fields → the family's."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Defaults that differ from the family's."""
+
+    def translate(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields under the family's names, with the variant's defaults filled in."""
+        return self.defaults | {self.renamed.get(key, key): value for key, value in data.items()}
+
+
+VARIANTS = {
+    "exaone": Variant(
+        architecture="LlamaForCausalLM",
+        renamed={
+            "num_layers": "num_hidden_layers",
+            "layer_norm_epsilon": "rms_norm_eps",
+            "activation_function": "hidden_act",
+        },
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 500_000.0},
+    ),
+    "internlm3": Variant(
+        architecture="LlamaForCausalLM",
+        renamed={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+        defaults={"rms_norm_eps": 1e-5, "head_dim": 128},
+    ),
+    "iquestcoder": Variant(architecture="LlamaForCausalLM", defaults={"rms_norm_eps": 1e-5, "head_dim": 128}),
+}
+"""`model_type` → the family it is a variant of."""
+
+
+def recognize(data: dict[str, Any], path: Path | str) -> tuple[str, dict[str, Any]]:
+    """Return the architecture of a config.json and its fields under that family's names.
+
+    Raises `UnsupportedArchitecture` for a model of no native family, and `ModelError` where `architectures` and
+    `model_type` name different families.
+    """
+    names, kind = named(data), data.get("model_type")
+    if kind in VARIANTS and (not names or any("ForCausalLM" in name for name in names)):
+        return VARIANTS[kind].architecture, VARIANTS[kind].translate(data)
+    by_name = {architecture.lower(): architecture for architecture in NATIVE}
+    known = [by_name[name.lower()] for name in names if name.lower() in by_name]
+    if not known and all(name.endswith("Model") for name in names):
+        known = [architecture for architecture, native in NATIVE.items() if native == kind]
+    if not known:
+        raise _unsupported(data, names, path)
+    if kind is not None and kind != NATIVE[known[0]]:
+        raise Fields(path, data).wrong(
+            "model_type", f"{NATIVE[known[0]]}, as 'architectures' says {known[0]}"
+        )
+    return known[0], data
+
+
+def named(data: dict[str, Any]) -> list[str]:
+    """Return the architectures that a config.json names."""
+    names = data.get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def other_inputs(data: dict[str, Any]) -> str | None:
+    """Return what a multimodal model takes besides text, None for a model of text alone."""
+    found = dict.fromkeys(words for key, words in OTHER_INPUTS.items() if data.get(key))
+    return " and ".join(found) or None
+
+
+def _unsupported(data: dict[str, Any], names: list[str], path: Path | str) -> UnsupportedArchitecture:
+    kind = data.get("model_type")
+    found = ", ".join(names) or f"no 'architectures', and model_type {kind!r}"
+    if inputs := other_inputs(data):
+        return UnsupportedArchitecture(
+            f"the model of {path} is multimodal: it takes {inputs} besides text; the native decoder takes text alone",
+            found=found,
+            allowed=", ".join(sorted(NATIVE)),
+            next="take a checkpoint of its language model alone",
+        )
+    return UnsupportedArchitecture(
+        f"the native decoder does not know the model of {path}",
+        found=found,
+        allowed=", ".join(sorted(NATIVE)),
+        next="`torchwright optimize` runs other models on transformers' own code; generate and serve take its "
+        "artifact where the model has a cache of keys and values",
+    )
