@@ -133,6 +133,38 @@ def test_scaled_rotary_embeddings(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"llama.rope.scale_linear": 4.0},
+        {"llama.rope.scaling.factor": 4.0},
+        {
+            "llama.rope.scaling.factor": 4.0,
+            "llama.rope.scaling.type": "linear",
+            "llama.rope.scale_linear": 2.0,
+        },
+    ],
+)
+def test_linear_scaling_has_an_old_key_and_needs_no_type(keys: dict[str, Any], tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+    model = made.build("llama", num_hidden_layers=1, rope_parameters=rope)
+    path = files.model_file(tmp_path / "linear.gguf", model, lambda name: "F32", letters(), **keys)
+    ids_BT = torch.randint(3, 96, (1, 20), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(
+        load_decoder(path).logits(ids_BT), made.logits(model, ids_BT), rtol=0, atol=2e-4
+    )
+
+
+def test_a_scaling_that_is_switched_off_is_off(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}
+    model = made.build("llama", num_hidden_layers=1)
+    path = files.model_file(tmp_path / "none.gguf", model, lambda name: "F32", letters(), **keys)
+    ids_BT = torch.randint(3, 96, (1, 20), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(
+        load_decoder(path).logits(ids_BT), made.logits(model, ids_BT), rtol=0, atol=2e-4
+    )
+
+
 def merged_by_score(text: str, scores: dict[str, float]) -> list[str]:
     """SentencePiece, as llama.cpp says it: the neighbours with the best score become one, the first of equals."""
     parts = list(text)
@@ -299,7 +331,11 @@ METADATA: dict[str, tuple[dict[str, Any], str]] = {
     "layers": ({"llama.block_count": files.U32(7)}, "lack the tensor 'model.layers.1"),
     "experts": ({"llama.expert_count": files.U32(8)}, "no mixture of experts"),
     "value heads": ({"llama.attention.value_length": files.U32(99)}, "'llama.attention.value_length'"),
-    "rope": ({"llama.rope.scaling.type": "spiral"}, "no 'llama.rope.scaling.factor'"),
+    "rope": ({"llama.rope.scaling.type": "spiral"}, "'llama.rope.scaling.type'.*none, linear or yarn"),
+    "yarn": ({"llama.rope.scaling.type": "yarn"}, "'llama.rope.scaling.factor'"),
+    "window": ({"llama.attention.sliding_window": files.U32(9)}, "'llama.attention.sliding_window'"),
+    "scale": ({"llama.attention.scale": 0.3}, "'llama.attention.scale'.*off"),
+    "causal": ({"llama.attention.causal": False}, "'llama.attention.causal'"),
     "tokenizer": ({"tokenizer.ggml.model": "bert"}, "'tokenizer.ggml.model'.*gpt2 or llama"),
     "splits": (
         {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "odd"},

@@ -7,16 +7,21 @@ import struct
 from typing import Any
 
 from torchwright.errors import ModelError
-from torchwright.hub.fields import Fields
+from torchwright.hub.fields import Fields, is_off
 from torchwright.hub.gguf.header import GgufTensor, Header
 from torchwright.hub.gguf.names import ROPE
 
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """general.architecture → config.json's."""
+INERT = ("vocab_size", "rope.scaling.finetuned", "expert_used_count")
+"""Keys of a family that change nothing beside those that are read; experts are refused by their count."""
 
 
 def config_of(header: Header) -> dict[str, Any]:
-    """Raises `ModelError`, naming file and key, for a family or a setting that is not read here."""
+    """Return the config.json that a file's metadata describes.
+
+    Raises `ModelError`, naming file and key, for a family or a setting that is not read here.
+    """
     metadata = Fields(header.path, header.metadata)
     family = metadata.text("general.architecture", "")
     if family not in FAMILIES:
@@ -32,6 +37,8 @@ def config_of(header: Header) -> dict[str, Any]:
             raise metadata.wrong(f"{family}.{key}", f"{head_dim}, the size of a head's keys")
     if metadata.integer(f"{family}.expert_count", 0, minimum=0):
         raise metadata.wrong(f"{family}.expert_count", "0: no mixture of experts is read from GGUF")
+    if not metadata.flag(f"{family}.attention.causal", True):
+        raise metadata.wrong(f"{family}.attention.causal", "true: a decoder's attention is causal")
     context = metadata.integer(f"{family}.context_length")
     config = {
         "architectures": [FAMILIES[family]],
@@ -53,6 +60,7 @@ def config_of(header: Header) -> dict[str, Any]:
         "bos_token_id": _id(metadata, "bos"),
         "eos_token_id": _id(metadata, "eos"),
     }
+    _refuse_unread(metadata, family)
     return config | ({"mlp_bias": "blk.0.ffn_gate.bias" in header.tensors} if family == "llama" else {})
 
 
@@ -68,9 +76,20 @@ def _id(metadata: Fields, name: str) -> int | None:
     return None if metadata.data.get(key) is None else metadata.integer(key, minimum=0)
 
 
+def _refuse_unread(metadata: Fields, family: str) -> None:
+    """Raise `ModelError` for a key of the family that is not honoured and does not say that its feature is off."""
+    metadata.settle(*(f"{family}.{key}" for key in INERT))
+    for key, value in metadata.unread():
+        if key.startswith(f"{family}.") and not is_off(key, value):
+            raise metadata.wrong(key, "no such key, or a value that switches the feature off")
+
+
 def _rope(header: Header, metadata: Fields, family: str, head_dim: int, context: int) -> dict[str, Any]:
     prefix = f"{family}.rope.scaling"
-    kind = metadata.text(f"{prefix}.type", "none")
+    # As llama.cpp has it: an old key holds the factor, and a factor without a type scales linearly.
+    factor = metadata.number(f"{prefix}.factor", metadata.number(f"{family}.rope.scale_linear", 0.0))
+    kind = metadata.text(f"{prefix}.type", "linear" if factor else "none")
+    metadata.settle(f"{prefix}.original_context_length")
     plain = {"rope_type": "default", "rope_theta": metadata.number(f"{family}.rope.freq_base", 10_000.0)}
     if ROPE in header.tensors:
         if kind != "none":
@@ -81,12 +100,16 @@ def _rope(header: Header, metadata: Fields, family: str, head_dim: int, context:
         return plain | same | {"rope_type": "longrope", "original_max_position_embeddings": context}
     if kind == "none":
         return plain
-    scaled = {"rope_type": kind, "factor": metadata.number(f"{prefix}.factor")}
+    if kind == "linear" and not factor:
+        return plain
+    scaled = {"rope_type": kind, "factor": factor}
     if kind == "linear":
         return plain | scaled
     if kind != "yarn":
         raise metadata.wrong(f"{prefix}.type", "none, linear or yarn")
-    original = metadata.integer(f"{prefix}.original_context_length")
+    if factor < 1:
+        raise metadata.wrong(f"{prefix}.factor", "a number of 1 or more")
+    original = metadata.integer(f"{prefix}.original_context_length", context)
     return plain | scaled | {"original_max_position_embeddings": original}
 
 

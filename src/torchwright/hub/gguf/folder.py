@@ -17,7 +17,7 @@ from torchwright.hub.gguf.tokenizer import tokenizer_of
 from torchwright.paths import private_cache
 
 FILE = "model.gguf"
-VERSION = 1
+VERSION = 2
 """Of what is written; a newer one does not read an older folder."""
 
 
