@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny import MODELS, TOKENS, build, save, token_ids
 
 from torchwright.decoder import load_decoder, read_decoder_config
@@ -72,6 +72,19 @@ def test_a_saved_folder_is_read_back_exactly(pair: tuple[Any, Path], tmp_path: P
     assert all(torch.equal(after[name], before[name]) for name in before)
     ids_BT = token_ids(1, TOKENS)
     close(load_decoder(out).logits(ids_BT), ours(ids_BT).detach())
+
+
+def test_a_tied_table_is_read_under_either_name_and_never_dropped(tmp_path: Path) -> None:
+    folder = save(build("llama-tied-biases"), tmp_path)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    table = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors | {"lm_head.weight": table}, file, metadata={"format": "pt"})
+    assert torch.equal(trainable(folder).embedding.weight, table)
+    both = {"model.embed_tokens.weight": table, "lm_head.weight": table.flip(0).contiguous()}
+    save_file(tensors | both, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"ties the output layer.*the files hold two.*tie_word_embeddings"):
+        trainable(folder)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ BOOKKEEPING = {
     "architectures",
     "auto_map",
     "custom_pipelines",
+    "is_decoder",
     "is_llama_config",
     "model_max_length",
     "max_seq_len",
@@ -58,13 +59,14 @@ TRAINING = {
     "gradient_checkpointing",
     "initializer_range",
     "neftune_noise_alpha",
+    "num_nextn_predict_layers",
     "pretraining_tp",
     "router_aux_loss_coef",
     "router_jitter_noise",
     "router_z_loss_coef",
     "use_router_aux_loss",
 }
-"""Settings of a training run. `pretraining_tp` splits products without changing them."""
+"""Settings of a training run, and layers that only draft. `pretraining_tp` splits products without changing them."""
 GENERATION = {
     "bad_words_ids",
     "begin_suppress_tokens",

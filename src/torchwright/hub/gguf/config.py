@@ -13,8 +13,14 @@ from torchwright.hub.gguf.names import ROPE
 
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """general.architecture → config.json's."""
-INERT = ("vocab_size", "rope.scaling.finetuned", "expert_used_count")
-"""Keys of a family that change nothing beside those that are read; experts are refused by their count."""
+INERT = (
+    "vocab_size",
+    "rope.scaling.finetuned",
+    "expert_used_count",
+    "pooling_type",
+    "tensor_data_layout",
+)
+"""Keys of a family that change no logits: experts are refused by their count, pooling is an embedding model's."""
 
 
 def config_of(header: Header) -> dict[str, Any]:
