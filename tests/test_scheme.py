@@ -56,6 +56,24 @@ def test_an_option_that_a_scheme_lacks_is_refused(text: str) -> None:
         read_scheme(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("int4", "w4a8"),
+        ("int8", "w8a8"),
+        ("q4_0", "w4a8"),
+        ("Q8_0", "w8a8"),
+        ("q4_k_m", "w4a8"),
+        ("nf4", "w4a8"),
+    ],
+)
+def test_names_of_other_tools_point_to_the_scheme_of_as_many_bits(name: str, near: str) -> None:
+    with pytest.raises(
+        UnknownName, match=f"unknown quantization '{name}'.*--quantize {near} keeps weights in"
+    ):
+        read_scheme(name)
+
+
 @pytest.mark.parametrize("name", ["bf16", "w4bf16", "w5a5"])
 def test_only_what_weights_can_be_rounded_to_can_be_asked_for(name: str) -> None:
     with pytest.raises(UnknownName, match="unknown quantization"):

@@ -10,10 +10,11 @@ The names stand in artifacts and on the command line. What a name means is asked
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torchwright.errors import ModelError, unknown
+from torchwright.errors import ModelError, UnknownName, unknown
 
 GROUPS = (32, 64, 128)
 """Sizes of the groups of weights that are rounded here. The first is taken where nobody says."""
@@ -110,6 +111,20 @@ def scheme_of(name: str, group: int = GROUPS[0]) -> Scheme:
     return replace(scheme, group=group) if scheme.groups else scheme
 
 
+LIKE = (
+    (r"(ao_|u)?int8.*|q[568](_.*)?|8bit|bnb8|llm\.?int8|w8a16", W8A8),
+    (r"(ao_|u)?int4.*|i?q4(_.*)?|4bit|nf4|fp4|awq|gptq|bnb4?|bitsandbytes", W4A8),
+)
+"""Patterns of other tools' names → the scheme here that keeps weights in as many bits."""
+
+
+def _unknown_quantization(name: str) -> UnknownName:
+    """Return the error for a quantization that does not exist, with the scheme that another tool's name stands for."""
+    near = next((scheme for pattern, scheme in LIKE if re.fullmatch(pattern, name, re.IGNORECASE)), None)
+    hint = None if near is None else f"--quantize {near.name} keeps weights in {near.weight_bits} bits"
+    return unknown("quantization", name, ("none", *ASKED), next=hint)
+
+
 def read_scheme(quantize: str | None) -> Scheme | None:
     """The scheme that a user names, such as `w8a8` or `w4a8:group_size=64`; None for none.
 
@@ -117,7 +132,7 @@ def read_scheme(quantize: str | None) -> Scheme | None:
     """
     name, _, option = (quantize or "none").partition(":")
     if name not in ("none", *ASKED):
-        raise unknown("quantization", name, ("none", *ASKED))
+        raise _unknown_quantization(name)
     scheme = ASKED.get(name)
     if not option:
         return scheme

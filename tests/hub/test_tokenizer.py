@@ -77,7 +77,7 @@ def test_a_hub_id_is_fetched_with_its_chat_template_and_without_code(
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert resolve("owner/model") == tmp_path
     assert find("owner/model").folder == tmp_path
     (name, patterns), again = asked

@@ -342,6 +342,7 @@ def serving(
     keys: Sequence[str] = (),
     hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
+    aliases: Sequence[str] = (),
     limits: Limits | None = None,
     template: str | None = None,
     tools: str = AUTO,
@@ -359,7 +360,7 @@ def serving(
             (folder / "chat_template.jinja").write_text(template)
             target = replace(target, folder=folder)
         model = None if kind in READERS else load_model(target, limits, tools)
-        yield from _serving(kind, target, model, keys, Hosts(hosts, origins), limits)
+        yield from _serving(kind, target, model, keys, Hosts(hosts, origins), aliases, limits)
 
 
 def _serving(
@@ -368,12 +369,14 @@ def _serving(
     model: ServedModel | None,
     keys: Sequence[str],
     hosts: Hosts,
+    aliases: Sequence[str],
     limits: Limits,
 ) -> Iterator[Running]:
     launcher = Launcher(fake_command(kind))
     client = EngineClient(launcher, mailbox_capacity=limits.unread_outputs)
     service = Service(
         name=MODEL,
+        aliases=aliases,
         client=client,
         model=model,
         folder=target.folder,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -17,8 +18,10 @@ from http_support import Command, command
 import torchwright as tw
 from torchwright.errors import ModelError
 from torchwright.serve.engine.embed import ServedEncoder
+from torchwright.serve.engine.process import open_served
 from torchwright.serve.folder import find
 from torchwright.serve.http.scoring import activated
+from torchwright.serve.options import EngineOptions
 from torchwright.serve.wire.messages import Embed, Embedded
 from torchwright.workloads.detect import kind_of
 from torchwright.workloads.forward import ForwardWorkload
@@ -106,6 +109,37 @@ def test_classes_are_those_of_transformers(kind: str | None, tmp_path: Path) -> 
         wanted = pipeline(DOCUMENTS)
     for one, other in zip(got, wanted, strict=True):
         assert one == pytest.approx({row["label"]: row["score"] for row in other}, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Llama"])
+def test_a_classifiers_folder_is_served_as_it_is(kind: str, tmp_path: Path) -> None:
+    """Long and short texts together: the folder's rows are those of its artifact."""
+    folder, out = artifact_of(
+        encoder("Bert", HEAD, num_labels=3) if kind == "Bert" else reward(kind), tmp_path
+    )
+    served = open_served(EngineOptions(model=str(folder)), cast(Any, Silent()))
+    assert isinstance(served, ServedEncoder)
+    texts = [*DOCUMENTS, "a", "word " * 10]
+    artifact = ServedEncoder(out, tw.load(out).model, [], 512)
+    torch.testing.assert_close(
+        torch.tensor(rows_of(served, texts)), torch.tensor(rows_of(artifact, texts)), rtol=0, atol=1e-5
+    )
+    assert (served.ready.kind, served.ready.labels) == ("classifier", artifact.ready.labels)
+    assert served.ready.context >= artifact.ready.context
+
+
+def test_a_classifier_whose_rows_cannot_be_told_apart_is_refused(tmp_path: Path) -> None:
+    folder, _ = artifact_of(reward("Llama"), tmp_path)
+    config = json.loads((folder / "config.json").read_text()) | {"pad_token_id": None}
+    write_json(folder / "config.json", config)
+    with pytest.raises(ModelError, match=r"LlamaForSequenceClassification without pad_token_id"):
+        open_served(EngineOptions(model=str(folder)), cast(Any, Silent()))
+
+
+class Silent:
+    """A channel that nobody listens to."""
+
+    def send(self, message: object) -> None: ...
 
 
 def test_an_activation_that_is_not_known_is_refused(tmp_path: Path) -> None:

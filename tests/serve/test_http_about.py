@@ -33,6 +33,23 @@ def test_the_model_is_listed_as_by_vllm(http: httpx.Client) -> None:
     assert http.get("/version").json() == {"version": version("torchwright")}
 
 
+def test_a_model_is_served_under_every_name_it_was_given() -> None:
+    with (
+        serving(aliases=["gpt-4o", "qwen"]) as running,
+        httpx.Client(base_url=running.url, timeout=30) as http,
+    ):
+        assert [card["id"] for card in http.get("/v1/models").json()["data"]] == [MODEL, "gpt-4o", "qwen"]
+        assert http.get("/v1/models/qwen").json()["id"] == "qwen"
+        body = {"prompt": "a", "max_tokens": 1, "model": "gpt-4o"}
+        answer = http.post("/v1/completions", json=body)
+        assert (answer.status_code, answer.json()["model"]) == (200, MODEL)
+        refused = http.post("/v1/completions", json=body | {"model": "llama"})
+        assert (refused.status_code, refused.json()["error"]["message"]) == (
+            404,
+            f"there is no model 'llama'; '{MODEL}', 'gpt-4o', 'qwen' are served",
+        )
+
+
 @pytest.mark.parametrize(
     ("path", "old"), [("/server_info", "/get_server_info"), ("/model_info", "/get_model_info")]
 )

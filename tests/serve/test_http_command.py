@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import os
+import re
 import socket
 import struct
 import sys
@@ -27,6 +28,7 @@ from torchwright.serve.preflight import preflight
 
 MIB = 1 << 20
 CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
@@ -85,6 +87,70 @@ def test_a_folder_an_artifact_and_nothing(folder: Path, tmp_path: Path) -> None:
         find(str(tmp_path / "missing"))
     with pytest.raises(ModelError, match=r"no config\.json"):
         find(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"architectures": ["SomethingForCausalLM"]}, r"does not know the model of .*SomethingForCausalLM"),
+        (
+            {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {"hidden_size": 8}},
+            r"is multimodal: it takes pictures besides text.*LlavaForConditionalGeneration",
+        ),
+        ({"model_type": "qwen2"}, r"'model_type' cannot be used"),
+    ],
+)
+def test_an_architecture_that_is_not_served_is_named_before_any_prediction(
+    folder: Path, changed: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG | changed))
+    assert cli.main(["serve", str(folder), "--port", "0"]) == 2
+    captured = capsys.readouterr()
+    assert re.search(words, captured.err, re.DOTALL)
+    assert "predicted" not in captured.out + captured.err
+
+
+def test_a_folder_without_architectures_and_classifiers_are_recognized(folder: Path) -> None:
+    bare = {key: value for key, value in CONFIG.items() if key != "architectures"}
+    (folder / "config.json").write_text(json.dumps(bare | {"model_type": "llama"}))
+    assert find(str(folder)).served_as == "writer"
+    (folder / "config.json").write_text(
+        json.dumps(CONFIG | {"architectures": ["BertForSequenceClassification"]})
+    )
+    assert find(str(folder)).served_as == "reader"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--max-context 2049", r"--max-context 2049 is more than the model's own context.*1 to 2048"),
+        ("--served-model-name a --served-model-name a", r"--served-model-name cannot be used.*'a' twice"),
+        ("--adapter a --adapter b", r"given 2 times \(a, b\); one is taken"),
+        ("--quantize q4_0", r"unknown quantization 'q4_0'.*--quantize w4a8 keeps weights in 4 bits"),
+        ("--quantize int8", r"unknown quantization 'int8'.*--quantize w8a8 keeps weights in 8 bits"),
+    ],
+)
+def test_options_that_cannot_be_kept_are_refused_before_anything_starts(
+    folder: Path, words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", str(folder), "--port", "0", *words.split()]) == 2
+    assert re.search(said, " ".join(capsys.readouterr().err.split()))
+
+
+def test_a_variant_is_read_under_its_own_names(folder: Path) -> None:
+    """EXAONE's published configurations call the number of layers otherwise."""
+    other = {key: value for key, value in CONFIG.items() if key != "num_hidden_layers"}
+    exaone = {"architectures": ["ExaoneForCausalLM"], "model_type": "exaone", "num_layers": 4}
+    (folder / "config.json").write_text(json.dumps(other | exaone))
+    assert figures(folder).token_bytes == 4 * 2 * 2 * 64 * 2
+
+
+def test_a_scaled_context_counts_as_the_models_own(folder: Path) -> None:
+    rope = {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}}
+    (folder / "config.json").write_text(json.dumps(CONFIG | rope))
+    assert figures(folder, max_context=8192).context == 8192
+    with pytest.raises(WorkloadError, match="1 to 8192"):
+        figures(folder, max_context=8193)
 
 
 def test_bytes_and_requests_are_counted(folder: Path) -> None:

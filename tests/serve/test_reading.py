@@ -333,7 +333,7 @@ def test_long_bodies_wait_in_a_bounded_queue_and_take_bounded_memory() -> None:
 
 def _tokenize(text: str) -> ReadingJob:
     return ReadingJob(
-        "TokenizeRequest", json.dumps({"prompt": text}).encode(), RequestRoom("m", CONTEXT, 4096)
+        "TokenizeRequest", json.dumps({"prompt": text}).encode(), RequestRoom(("m",), CONTEXT, 4096)
     )
 
 

@@ -99,8 +99,19 @@ def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def once(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """A click callback for a repeatable option of which one is taken: click itself would drop all but the last."""
+    if len(values) > 1:
+        raise click.BadParameter(
+            f"given {len(values)} times ({', '.join(values)}); one is taken", context, parameter
+        )
+    return values[0] if values else None
+
+
 adapter_option = click.option(
     "--adapter",
+    multiple=True,
+    callback=once,
     metavar="DIR",
     help="LoRA or DoRA as peft and `torchwright train` write it, added to the weights.",
 )

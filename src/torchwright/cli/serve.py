@@ -43,6 +43,14 @@ def _serve_command() -> ModuleType:
     help="0 takes a free one.",
 )
 @click.option(
+    "--served-model-name",
+    "served_model_names",
+    multiple=True,
+    metavar="NAME",
+    show_default="the folder's",
+    help="The model's name in requests. Repeatable; answers carry the first.",
+)
+@click.option(
     "--api-key",
     "api_keys",
     multiple=True,

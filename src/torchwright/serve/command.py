@@ -10,7 +10,8 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,6 +31,7 @@ for _package in ("uvicorn", "starlette", "zmq", "msgspec", "prometheus_client", 
 
 KEY_VARIABLE = "TORCHWRIGHT_API_KEY"
 NEEDS = {
+    "reader": ("a model that reads text", ()),
     "recognizer": ("a speech model", (("python_multipart", "serve"), ("soundfile", "speech"))),
     "translator": ("a model of an encoder and a decoder", ()),
     "painter": ("a pipeline of pictures", (("diffusers", "diffusion"), ("PIL", "diffusion"))),
@@ -48,16 +50,24 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
     keys = api_keys(options)
     _check_formats(options)
     found = find(options.engine.model)
+    _check_model_names(options.served_model_names)
+    if options.served_model_names:
+        found = replace(found, name=options.served_model_names[0])
     if found.artifact is not None:
         _refuse_for_artifact(found, options.engine)
     if found.served_as in NEEDS:
         _check_needs(found, options.engine)
+    figures = preflight(
+        found, options.engine
+    )  # raises before anything is opened that would have to be closed
     listening = _listen(options)
     host, port = listening.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if options.wait_ready and (code := in_background(listening, url, say)) is not None:
         return code
-    _print_preflight(found, options.engine, say)
+    say(f"serving '{found.name}' from {found.artifact or found.folder}")
+    if figures is not None:
+        say(str(figures))
     launcher = Launcher(lambda endpoint: engine_command(endpoint, options.engine))
     try:
         launcher.start_ahead()
@@ -71,6 +81,7 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> int:
             keys=keys,
             hosts=[options.host, *options.allowed_hosts],
             origins=options.allowed_origins,
+            aliases=options.served_model_names[1:],
             log_requests=options.log_requests,
             tool_call_format=options.tool_call_format,
             reasoning_format=options.reasoning_format,
@@ -115,6 +126,17 @@ def api_keys(options: ServerOptions) -> list[str]:
     return [key for keys in places.values() for key in keys]
 
 
+def _check_model_names(names: Sequence[str]) -> None:
+    """Raise `WorkloadError` for names that no request could use."""
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice or not all(re.fullmatch(r"[!-~]+", name) for name in names):
+        raise WorkloadError(
+            "--served-model-name cannot be used",
+            found=f"'{twice[0]}' twice" if twice else ", ".join(map(repr, names)),
+            allowed="different names of printable ASCII characters without spaces",
+        )
+
+
 def _lines(file: Path) -> list[str]:
     try:
         return [line.strip() for line in file.read_text("utf-8").splitlines() if line.strip()]
@@ -126,13 +148,6 @@ def engine_command(endpoint: str, options: EngineOptions) -> list[str]:
     """The command that starts the engine's process."""
     words = [sys.executable, "-m", "torchwright.serve.engine.process"]
     return [*words, "--endpoint", endpoint, "--parent", str(os.getpid()), "--options", options.to_json()]
-
-
-def _print_preflight(target: ServeTarget, options: EngineOptions, say: Callable[[str], None]) -> None:
-    figures = preflight(target, options)
-    say(f"serving '{target.name}' from {target.artifact or target.folder}")
-    if figures is not None:
-        say(str(figures))
 
 
 def _refuse_for_artifact(target: ServeTarget, options: EngineOptions) -> None:
@@ -162,7 +177,7 @@ def _check_needs(target: ServeTarget, options: EngineOptions) -> None:
     given: dict[str, object] = {"--adapter": options.adapter, "--max-context": options.max_context}
     if target.served_as != "translator":
         given |= {"--kv": options.kv, "--kv-memory": options.kv_memory}
-    if target.served_as == "painter":
+    if target.served_as in ("painter", "reader"):
         given |= {"--quantize": options.quantize, "--dtype": options.dtype}
     flags = [flag for flag, value in given.items() if value is not None]
     if flags:

@@ -10,6 +10,7 @@ from typing import Any
 from torchwright.artifact.folder import MANIFEST, MODEL, RECIPE
 from torchwright.diffusion.folder import is_pipeline, open_pipeline
 from torchwright.errors import ArtifactError, ModelError
+from torchwright.hub.architectures import named, recognize
 from torchwright.hub.folder import HUGGING_FACE, download, find_object, is_hub_id, local
 from torchwright.speech.families import FAMILIES
 
@@ -33,15 +34,16 @@ class ServeTarget:
     """Where config.json and the tokenizer are."""
     artifact: Path | None = None
     served_as: str = "writer"
-    """`workloads.base.Served`: a reader is an artifact of a sentence encoder or a classifier of text."""
+    """`workloads.base.Served`: a reader is an artifact of a sentence encoder, or a classifier of text."""
     fixed: bool = False
     """Whether it is an artifact whose model runs in calls of fixed shapes."""
 
 
 def find(target: str | None) -> ServeTarget:
-    """The folder of a target; a hub id is downloaded first.
+    """Return the folder of a target; a hub id is downloaded first.
 
-    Raises `ModelError` where there is no such model or one that is not served, and `ArtifactError` for an artifact that
+    Raises `ModelError` where there is no such model or one that is not served, such as an architecture that the native
+    decoder does not know, and `ArtifactError` for an artifact that
     cannot be read.
     """
     if target is None:
@@ -74,6 +76,9 @@ def find(target: str | None) -> ServeTarget:
         )
     if is_pipeline(path):
         return ServeTarget(name=name, folder=open_pipeline(path).path, served_as="painter")
+    config = find_object(path / "config.json")
+    if any(name.endswith("ForSequenceClassification") for name in named(config)):
+        return ServeTarget(name=name, folder=path, served_as="reader")
     if (path / "modules.json").is_file():
         raise ModelError(
             f"{path} is a folder of sentence-transformers, which is served as an artifact",
@@ -81,12 +86,13 @@ def find(target: str | None) -> ServeTarget:
         )
     if not (path / "config.json").is_file():
         raise ModelError(f"{path} has no config.json", allowed=HUGGING_FACE)
-    config = find_object(path / "config.json")
     speech = config.get("model_type") in FAMILIES
     if speech:
         return ServeTarget(name=name, folder=path, served_as="recognizer")
-    translates = config.get("is_encoder_decoder") is True
-    return ServeTarget(name=name, folder=path, served_as="translator" if translates else "writer")
+    if config.get("is_encoder_decoder") is True:
+        return ServeTarget(name=name, folder=path, served_as="translator")
+    recognize(config, path / "config.json")
+    return ServeTarget(name=name, folder=path)
 
 
 def _workload(path: Path) -> tuple[str, str, str]:

@@ -17,6 +17,16 @@ KV_SHARE = 0.5
 """Of the memory that is available, for keys and values where nobody says how much."""
 
 
+def check_context(asked: int | None, longest: int) -> None:
+    """Raise `WorkloadError` for a `--max-context` that is more than the model's own."""
+    if asked is not None and asked > longest:
+        raise WorkloadError(
+            f"--max-context {asked} is more than the model's own context",
+            allowed=f"1 to {longest}",
+            next="leave it out to serve the model's own",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """Which model the engine runs, and how. The server's process sends them to the engine's as they are."""
@@ -75,6 +85,8 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes a free one, which is printed."""
+    served_model_names: Sequence[str] = ()
+    """Names of the model for clients, in place of its folder's; answers carry the first."""
     api_keys: Sequence[str] = ()
     api_key_file: Path | None = None
     allowed_hosts: Sequence[str] = ()

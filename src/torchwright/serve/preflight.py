@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from torchwright.errors import ModelError
+from torchwright.hub.architectures import recognize
+from torchwright.hub.context import longest_context
 from torchwright.hub.folder import find_object
 from torchwright.hub.tensor_header import read_header
 from torchwright.hub.trained import trained_scheme
 from torchwright.paths import cache_folder
 from torchwright.scheme import ASKED, BF16, Scheme, read_scheme
 from torchwright.serve.folder import ServeTarget
-from torchwright.serve.options import KV_SHARE, EngineOptions
+from torchwright.serve.options import KV_SHARE, EngineOptions, check_context
 
 PROMPT = 512
 """Tokens of the prompt whose time to first token is predicted."""
@@ -68,10 +70,15 @@ class Preflight:
 
 
 def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
-    """Return the figures of a language model; None for any other, which has no cache of pages."""
+    """Return the figures of a language model, None for any other, which has no cache of pages.
+
+    Raises `WorkloadError` for a context longer than the model's own, and what `recognize` does.
+    """
     if target.served_as != "writer" or target.fixed:
         return None
     config = find_object(target.folder / "config.json")
+    if target.artifact is None:
+        _, config = recognize(config, target.folder / "config.json")
     scheme = _scheme(target, options)
     kv = options.kv or options.dtype or "bf16"
     plain = _plain(options)
@@ -80,7 +87,8 @@ def preflight(target: ServeTarget, options: EngineOptions) -> Preflight | None:
     else:
         weights, parameters = _weights(target, scheme, plain)
     token_bytes = _token_bytes(target, config, kv)
-    longest = _integer(config, "max_position_embeddings")
+    longest = longest_context(config, _integer(config, "max_position_embeddings"))
+    check_context(options.max_context, longest)
     context = min(longest, options.max_context or longest)
     available = available_bytes()
     room = max(0, available - weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,6 +49,10 @@ JUDGES = (
 """By how an architecture's name ends: the first whose outputs are all there."""
 TOKENWISE = {"SequenceClassification": False, "TokenClassification": True, "QuestionAnswering": True}
 """Heads with which encoders answer row by row → whether for each token, or for the text as a whole."""
+
+
+UNKNOWN_LIMIT = 512
+"""Tokens of a text at most, where neither configuration nor tokenizer knows a limit."""
 
 
 class ForwardWorkload(RowsWorkload):
@@ -219,6 +223,32 @@ class ForwardWorkload(RowsWorkload):
         operations = 2.0 * parameter_count(self.folder) * self.reader.positions * self.batch
         wanted = min(SAMPLE_ROWS / self.batch, SAMPLE_OPERATIONS / max(operations, 1.0))
         return batches_to_judge(wanted, self.reader.batches)
+
+
+def open_text_model(folder: Path) -> TextModel:
+    """Return a folder's classifier of text on transformers' own code, eager and in float32.
+
+    Its calls take 1 or 8 rows of tokens in powers of two, so that short texts are not padded to the longest.
+    Raises `ModelError` for a model that does not answer row by row for whole texts.
+    """
+    workload = ForwardWorkload(folder)
+    whole = workload.whole()
+    if whole is None or whole.tokenwise:
+        raise ModelError(
+            f"{folder} cannot be served: its rows cannot be answered for apart",
+            found=f"{workload.architecture} without pad_token_id" if whole is None else workload.architecture,
+            allowed="a classifier of text; a decoder that classifies needs pad_token_id in config.json",
+        )
+    longest = whole.cut or UNKNOWN_LIMIT
+    tokens = [*(2**power for power in range(5, longest.bit_length()) if 2**power < longest), longest]
+    shapes = tuple((rows, T) for T in tokens for rows in (1, workload.batch))
+    model, reads = workload.build(), list(workload.reader.inputs(0))
+
+    def run(case: Case) -> dict[str, torch.Tensor]:
+        with torch.inference_mode():
+            return model(**case.kwargs)
+
+    return TextModel(run, replace(whole, shapes=shapes), folder, reads)
 
 
 class Forward(nn.Module):

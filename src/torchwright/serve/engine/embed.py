@@ -8,12 +8,13 @@ from pathlib import Path
 from torchwright.artifact import folder as artifact
 from torchwright.errors import TorchwrightError
 from torchwright.paths import file_digest
+from torchwright.serve.engine.fingerprint import fingerprint_of_files
 from torchwright.serve.wire.messages import Embed, Embedded, EngineReady, Failed, RequestRefused
 from torchwright.workloads.encoding import TextAnswerer
 
 
 class ServedEncoder:
-    """An artifact of a sentence encoder or a classifier of text, its tokenizer, and the requests that wait.
+    """A sentence encoder's artifact or a classifier of text, its tokenizer, and the requests that wait.
 
     At most `max_queue` texts wait. Requests are answered in the order in which they came.
     Raises `ModelError` where it has no tokenizer.
@@ -27,7 +28,8 @@ class ServedEncoder:
         self._texts: dict[str, int] = {}
         """Id → how many."""
         self._answers: dict[str, Iterator[Embedded]] = {}
-        labels = model.labels()
+        labels, weights = model.labels(), sorted(folder.rglob("*.safetensors"))
+        manifest = folder / artifact.MANIFEST
         self.ready = EngineReady(
             kind="encoder" if labels is None else "classifier",
             vocabulary=model.tokens.tokenizer.get_vocab_size(),
@@ -36,9 +38,9 @@ class ServedEncoder:
             page_tokens=0,
             stop_ids=[],
             max_running=1,
-            weight_bytes=sum(file.stat().st_size for file in folder.rglob("*.safetensors")),
+            weight_bytes=sum(file.stat().st_size for file in weights),
             kv_bytes=0,
-            fingerprint=file_digest(folder / artifact.MANIFEST)[:24],
+            fingerprint=file_digest(manifest)[:24] if manifest.is_file() else fingerprint_of_files(weights),
             notices=notices,
             labels=labels.names if labels else [],
             activation=labels.activation if labels else "none",

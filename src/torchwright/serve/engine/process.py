@@ -34,7 +34,7 @@ from torchwright.serve.engine.translate import TranslatingEngine
 from torchwright.serve.engine.write import WritingEngine
 from torchwright.serve.folder import SERVED, find
 from torchwright.serve.log import begin_log
-from torchwright.serve.options import EngineOptions
+from torchwright.serve.options import EngineOptions, check_context
 from torchwright.serve.wire.messages import (
     Cancel,
     Embed,
@@ -55,6 +55,7 @@ from torchwright.serve.wire.messages import (
     encode,
 )
 from torchwright.workloads.encoding import TextAnswerer
+from torchwright.workloads.forward import open_text_model
 from torchwright.workloads.generation import Generator
 
 log = logging.getLogger("torchwright.serve")
@@ -229,7 +230,8 @@ def _taken(
 def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Reader | ServedDiffuser:
     """The model of the options, ready to answer; raises `TorchwrightError` for what cannot be served."""
     channel.send(Loading(text=f"loading {options.model or 'the bundled model'}"))
-    served_as = find(options.model).served_as
+    target = find(options.model)
+    served_as = target.served_as
     if options.model is not None and served_as == "painter":
         diffuser = open_diffuser(options.model, trust=options.trust)
         return ServedDiffuser(diffuser, max_queue=options.max_queue)
@@ -239,6 +241,8 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
             raise ModelError(f"--dtype {options.dtype}", allowed="fp32, bf16")
         speech = open_speech(options.model, dtypes[options.dtype], options.quantize, trust=options.trust)
         return ServedRecognizer(speech, max_running=options.max_running, max_queue=options.max_queue)
+    if served_as == "reader" and target.artifact is None:
+        return ServedEncoder(target.folder, open_text_model(target.folder), [], options.max_queue)
     if options.model is not None and is_artifact(options.model):
         refuse_for_artifact(
             options.model,
@@ -288,6 +292,7 @@ def open_served(options: EngineOptions, channel: Channel) -> ServedDecoder | Rea
 
 
 def _engine(model: LoadedDecoder, options: EngineOptions) -> ServingEngine:
+    check_context(options.max_context, model.config.context)
     context = min(model.config.context, options.max_context or model.config.context)
     pages = page_count(
         model.config,

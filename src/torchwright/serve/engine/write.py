@@ -24,7 +24,7 @@ from torchwright.serve.engine.fingerprint import fingerprint_of_files
 from torchwright.serve.engine.request import Key, order
 from torchwright.serve.engine.sampling import Chooser, logprob
 from torchwright.serve.grammar.masks import Constraint, Grammars
-from torchwright.serve.options import KV_SHARE, EngineOptions
+from torchwright.serve.options import KV_SHARE, EngineOptions, check_context
 from torchwright.serve.wire.messages import (
     Cancel,
     EngineReady,
@@ -93,7 +93,9 @@ class WritingEngine:
         self.options, self._generator, self._clock = options or EngineOptions(), generator, clock
         self._cores = CoreShare(clock, time.thread_time)
         geometry = generator.geometry
-        self.context = min(geometry.slots, geometry.context, self.options.max_context or geometry.context)
+        longest = min(geometry.slots, geometry.context)
+        check_context(self.options.max_context, longest)
+        self.context = self.options.max_context or longest
         self._at_once = self._room()
         self._bounds = Bounds(
             vocabulary=geometry.vocabulary,

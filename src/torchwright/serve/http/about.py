@@ -40,12 +40,13 @@ Probe = Submit | Embed | Transcribe | Paint
 
 
 async def models(service: Service, request: Request) -> Response:
-    return Json({"object": "list", "data": [_card(service)]})
+    return Json({"object": "list", "data": [_card(service, name) for name in service.names]})
 
 
 async def model_facts(service: Service, request: Request) -> Response:
-    service.check_model(request.path_params["model"])
-    return Json(_card(service))
+    name = request.path_params["model"]
+    service.check_model(name)
+    return Json(_card(service, name))
 
 
 async def version_text(service: Service, request: Request) -> Response:
@@ -171,10 +172,10 @@ async def _probed(service: Service, probe: Probe) -> Response:
     return Json({"status": client.state})
 
 
-def _card(service: Service) -> dict[str, Any]:
-    """The served model as vLLM's /v1/models lists it."""
+def _card(service: Service, name: str) -> dict[str, Any]:
+    """Describe the served model under one of its names, as vLLM's /v1/models does."""
     permission = {
-        "id": f"modelperm-{service.name}",
+        "id": f"modelperm-{name}",
         "object": "model_permission",
         "created": service.created,
         "allow_create_engine": False,
@@ -188,7 +189,7 @@ def _card(service: Service) -> dict[str, Any]:
         "is_blocking": False,
     }
     return {
-        "id": service.name,
+        "id": name,
         "object": "model",
         "created": service.created,
         "owned_by": "torchwright",

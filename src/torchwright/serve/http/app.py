@@ -225,7 +225,7 @@ OPERATIONS = (
 async def _of_tokens(service: Service, request: Request, kind: type[Asked]) -> Response:
     model, ready = service.chat(None) if kind is CountTokensRequest else service.decoder(None)
     async with held_body(request, service.limits) as body:
-        answering = service.reader.answer(kind, body, model, room_of(ready, service.name))
+        answering = service.reader.answer(kind, body, model, room_of(ready, *service.names))
         found = await (answering if service.reader.is_short(body) else while_there(request, answering))
     return Response(found, media_type="application/json")
 

@@ -153,7 +153,7 @@ async def _read(service: Service, request: Request, kind: type[Generating]) -> t
     """A request and its prompts; the time that this takes counts from its arrival."""
     model, ready = service.decoder(None) if kind is CompletionRequest else service.chat(None)
     async with held_body(request, service.limits) as body:
-        reading = service.reader.generating(kind, body, model, room_of(ready, service.name))
+        reading = service.reader.generating(kind, body, model, room_of(ready, *service.names))
         found = await (reading if service.reader.is_short(body) else while_there(request, reading))
     _note_ignored(request, service, found[0].noted)
     return found

@@ -61,7 +61,7 @@ def load(folder: str | None, settings_bytes: int, tokenized_bytes: int) -> Calla
             body = parse(KINDS[job.kind], job.body)
             if job.room is None or language is None:
                 return _encode(Read(body.model_dump_json(by_alias=True, exclude_unset=True).encode()))
-            check_model(body.model, job.room.model)
+            check_model(body.model, job.room.models)
             if isinstance(body, Asked) and not isinstance(body, Shared):
                 return _encode(Read(answer(body, language, job.room, tokenized_bytes)))
             assert isinstance(body, Shared), job.kind

@@ -40,6 +40,7 @@ class Service:
     """One served model, and everything that answers for it."""
 
     name: str
+    """The model's name in answers."""
     client: EngineClient
     model: ServedModel | None
     """The tokenizer and its companions; None for an encoder, whose engine tokenizes."""
@@ -47,6 +48,8 @@ class Service:
     """Where the model's configuration and tokenizer are."""
     sounds: Sounds | None = None
     """Where a speech model's uploads are."""
+    aliases: Sequence[str] = ()
+    """Further names by which requests may ask for the model."""
     limits: Limits = field(default_factory=Limits)
     keys: Sequence[str] = ()
     hosts: Hosts = field(default_factory=Hosts)
@@ -55,6 +58,11 @@ class Service:
     ignored: set[str] = field(default_factory=set)
     """Fields without effect that the log has named."""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that a request may use."""
+        return (self.name, *self.aliases)
 
     @cached_property
     def metrics(self) -> ServerMetrics:
@@ -134,7 +142,7 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` (404) for a model that is not the served one."""
-        check_model(name, self.name)
+        check_model(name, self.names)
 
 
 def new_id(prefix: str) -> str:

@@ -89,7 +89,7 @@ class BodyReader:
         """A request and its prompts; raises `ApiError` for what is wrong with either."""
         if self.is_short(body):
             found = parse(kind, body)
-            check_model(found.model, room.model)
+            check_model(found.model, room.models)
             return found, found.read(language)
         read = await self._apart(ReadingJob(kind.__name__, body, room))
         ids = [array(IDS, prompt).tolist() for prompt in read.prompts]
@@ -108,7 +108,7 @@ class BodyReader:
         if not self.is_short(body):
             return (await self._apart(ReadingJob(kind.__name__, body, room))).body
         found = parse(kind, body)
-        check_model(found.model, room.model)
+        check_model(found.model, room.models)
         return await asyncio.to_thread(answer, found, language, room, self._limits.tokenized_bytes)
 
     async def _apart(self, job: ReadingJob) -> Read:

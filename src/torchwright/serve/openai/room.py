@@ -12,9 +12,9 @@ from torchwright.serve.wire.messages import EngineReady
 
 
 class RequestRoom(msgspec.Struct, frozen=True):
-    """What a request must fit: the served model's name, and its context and vocabulary."""
+    """What a request must fit: the served model's names, its context and its vocabulary."""
 
-    model: str
+    models: tuple[str, ...]
     context: int
     vocabulary: int
     answer: int | None = None
@@ -23,15 +23,16 @@ class RequestRoom(msgspec.Struct, frozen=True):
     """Prompts take room in whole chunks of so many tokens."""
 
 
-def room_of(ready: EngineReady, model: str) -> RequestRoom:
+def room_of(ready: EngineReady, *models: str) -> RequestRoom:
     context = min(ready.context, ready.pages * ready.page_tokens)
-    return RequestRoom(model, context, ready.vocabulary, ready.answer, ready.chunk)
+    return RequestRoom(models, context, ready.vocabulary, ready.answer, ready.chunk)
 
 
-def check_model(asked: str | None, served: str) -> None:
-    """Raise `ApiError` (404) for a model that is not the served one."""
-    if asked is not None and asked != served:
-        text = f"there is no model '{asked}'; '{served}' is served"
+def check_model(asked: str | None, served: Sequence[str]) -> None:
+    """Raise `ApiError` (404), with the names that are served, for a model that is not the served one."""
+    if asked is not None and asked not in served:
+        names = ", ".join(f"'{name}'" for name in served)
+        text = f"there is no model '{asked}'; {names} {'is' if len(served) == 1 else 'are'} served"
         raise ApiError(404, text, param="model", code="model_not_found")
 
 
