@@ -362,6 +362,9 @@ def test_arguments_are_streamed_as_they_are_written() -> None:
         (None, "plain", "plain"),
         ({}, '"quoted"', '"quoted"'),
         ({"type": "array"}, "[1, ", "[1, "),
+        ({"type": "string", "enum": ["C"]}, "\n C", "C"),
+        ({"enum": ["C"]}, "C\n", "C"),
+        ({"type": "string"}, "\n C", "\n C"),
     ],
 )
 def test_values_without_quotes_have_the_schemas_type(schema: Any, text: str, value: Any) -> None:
@@ -482,3 +485,5 @@ def test_templates_show_the_format() -> None:
     by_token = reasoning_format_of("none", {"<think>", "</think>"})
     assert by_token is not None
     assert by_token.name == "think"
+    assert by_token.prefix("none") == []
+    assert by_token.prefix("open")

@@ -12,12 +12,13 @@ from torchwright.serve.formats.json_calls import NAME_CHARACTERS
 from torchwright.serve.formats.json_text import dumps
 from torchwright.serve.formats.reader import Reading
 from torchwright.serve.formats.values import schema_of, value_of
-from torchwright.serve.grammar.compile import WHITESPACE
 
 ARGUMENT_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 """GLM's tokens around names and values."""
 ARGUMENT_NAME = re.compile(r"\s*[^\s<>=]+\s*")
 """Another text is no name: what follows is no call, and stays text."""
+LINE_BREAK = 1
+"""Characters of white space around tags: more would be taken for a part of the value."""
 VALUE_END_CHARACTERS = 96
 """A value's end, with the tags by which it is told, is shorter."""
 
@@ -55,7 +56,7 @@ class MarkupFormat(ToolFormat):
                     "type": "json_schema",
                     "json_schema": function.schema,
                     "style": self.style,
-                    "max_whitespace_cnt": WHITESPACE,
+                    "max_whitespace_cnt": LINE_BREAK,
                 },
                 self.end,
             )

@@ -7,7 +7,7 @@ are text: a model may be asked about them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torchwright.serve.formats import harmony
@@ -33,6 +33,8 @@ class ReasoningFormat:
     """Texts by which a chat template tells that its model reasons so; `begin` and `end` where there are none."""
     also: str = ""
     """A text that the template holds besides."""
+    doubtful: bool = False
+    """Whether the tokenizer alone has the marks: a model that does not reason may have them."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -56,7 +58,7 @@ class ReasoningFormat:
 
     def prefix(self, prompt_end: PromptEnd) -> list[Tag]:
         """Return the grammar of what may come before a constrained answer."""
-        if prompt_end == "closed":
+        if prompt_end == "closed" or (prompt_end == "none" and self.doubtful):
             return []
         begin = "" if prompt_end == "open" else self.begin
         thinking = {"type": "sequence", "elements": [tag(begin, {"type": "any_text"}, self.end), GAP]}
@@ -114,7 +116,11 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {form.name: form for form in 
 def reasoning_format_of(source: str, tokens: Collection[str] = ()) -> ReasoningFormat | None:
     """Return the format that a chat template's source or, where it has none, the tokenizer's tokens show."""
     by_template = (form for form in _ROWS if form.teaches(source))
-    by_tokens = (form for form in _ROWS if not form.hints and {form.begin, form.end} <= set(tokens))
+    by_tokens = (
+        replace(form, doubtful=True)
+        for form in _ROWS
+        if not form.hints and {form.begin, form.end} <= set(tokens)
+    )
     return next(by_template, None) or next(by_tokens, None)
 
 

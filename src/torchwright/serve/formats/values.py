@@ -10,6 +10,8 @@ from torchwright.serve.formats.json_text import decode
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 WORDS = {"true": True, "false": False, "null": None, "none": None}
 """As Python or JSON writes them, in any case."""
+FORMS = {"enum", "const", "pattern", "format", "maxLength"}
+"""Keywords of strings with a form of their own, which white space around the text is no part of."""
 REFERENCES = 32
 """References that are followed at most: a schema may refer to itself."""
 
@@ -22,7 +24,7 @@ def value_of(text: str, schema: Any, root: dict[str, Any]) -> Any:
     """
     types = set(_types(schema, root))
     if types == {"string"}:
-        return text
+        return text.strip() if isinstance(schema, dict) and FORMS & schema.keys() else text
     stripped = text.strip()
     value = WORDS[stripped.lower()] if stripped.lower() in WORDS else decode(stripped)
     if value is None and stripped.lower() not in ("null", "none"):
