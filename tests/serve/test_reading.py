@@ -339,7 +339,7 @@ def _tokenize(text: str) -> ReadingJob:
 
 def test_a_job_that_nobody_waits_for_is_ended_and_slow_ones_wait_for_themselves() -> None:
     async def run() -> None:
-        facts = [str(find(None).folder), 1 << 20, 1 << 24]
+        facts = [str(find(None).folder), True, 1 << 20, 1 << 24]
         workers = Workers("torchwright.serve.http.read_worker", facts, WorkLimits(seconds=60))
         slow = msgspec.msgpack.encode(_tokenize("word é " * 1_000_000))
         try:

@@ -7,36 +7,32 @@ several by name, of which `tool_use` is taken when there are tools. A folder wit
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import CallBlock, ContextReference, Node
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from torchwright.errors import ModelError
 from torchwright.hub.folder import find_object
+from torchwright.hub.template_sandbox import MARKS, template_environment, tree_of
 from torchwright.hub.tokenizer import tokenizer_settings
+from torchwright.regular_file import read_regular
 
 FILES = ("chat_template.jinja", "chat_template.jinja2")
 TEMPLATES = (*FILES, "chat_template.json")
 """Files of a template, where it is not a part of tokenizer_config.json."""
-GENERATION = "generation"
 TAGGED = re.compile(r"{%-?\s*generation\b")
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-MARKS = "generation_marks"
-"""Where a template's context keeps what the assistant's words are to be put between."""
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", MARKS, *SPECIAL})
 """Names that have a meaning of their own in a template's context."""
 
+LONGEST_TEMPLATE = 2**20
+"""Bytes; published ones have up to 20 KB."""
 PLAIN = """\
 {%- if tools %}
 {{- "Tools, one JSON object in each line:\\n" }}
@@ -61,9 +57,13 @@ class TemplateRefused(ModelError):
 
 
 class ChatTemplate:
-    """A model folder's chat template. Raises `ModelError` for one that cannot be parsed."""
+    """A model folder's chat template.
 
-    def __init__(self, folder: Path) -> None:
+    With `parse` it is parsed at once, and a fault raises `ModelError`. Without, it is parsed when it is first rendered:
+    a process that holds others up never does either with a template that it was given (`serve/http/read_worker.py`).
+    """
+
+    def __init__(self, folder: Path, *, parse: bool = True) -> None:
         settings = tokenizer_settings(folder)
         found = _find(folder, settings)
         self.plain = not found
@@ -71,13 +71,30 @@ class ChatTemplate:
         self.stops: tuple[str, ...] = PLAIN_STOPS if self.plain else ()
         self.sources = found or {"default": PLAIN}
         self._special = {name: text for name in SPECIAL if (text := _text(settings.get(name))) is not None}
-        environment = _environment()
-        try:
-            self._templates = {name: environment.from_string(source) for name, source in self.sources.items()}
-            parsed = map(environment.parse, self.sources.values())
-            self._variables = frozenset().union(*map(find_undeclared_variables, parsed))
-        except jinja2.TemplateSyntaxError as error:
-            raise ModelError(f"the chat template of {folder} cannot be parsed", found=str(error)) from error
+        self._folder = folder
+        self._parsed: dict[str, jinja2.Template] | None = None
+        self._variables: frozenset[str] = frozenset()
+        if parse:
+            self.parse()
+
+    def parse(self) -> dict[str, jinja2.Template]:
+        """Return the parsed templates by name, kept for later calls; raise `ModelError` if one cannot be parsed."""
+        if self._parsed is None:
+            environment = template_environment()
+            try:
+                trees = {name: tree_of(environment, source) for name, source in self.sources.items()}
+                self._variables = frozenset().union(*map(find_undeclared_variables, trees.values()))
+                self._parsed = {name: environment.from_string(tree) for name, tree in trees.items()}
+            except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+                line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+                raise ModelError(
+                    f"the chat template of {self._folder} cannot be parsed", found=f"{error}{line}"
+                ) from error
+            except (RecursionError, MemoryError) as error:
+                raise ModelError(
+                    f"the chat template of {self._folder} cannot be parsed", found="it nests too deeply"
+                ) from error
+        return self._parsed
 
     def digest(self) -> str:
         """Of all that decides what is rendered."""
@@ -95,7 +112,9 @@ class ChatTemplate:
         return any("tools" in source for source in self.sources.values())
 
     def mentions(self, name: str) -> bool:
-        """Check whether any of the templates asks for a variable of this name."""
+        """Check whether any of the templates asks for a variable of this name; one that cannot be parsed does not."""
+        with contextlib.suppress(ModelError):
+            self.parse()
         return name in self._variables
 
     @property
@@ -116,8 +135,12 @@ class ChatTemplate:
 
         Raises `TemplateRefused` when the template does not take the messages.
         """
-        name = "tool_use" if tools and "tool_use" in self._templates else "default"
-        template = self._templates.get(name) or next(iter(self._templates.values()))
+        try:
+            templates = self.parse()
+        except ModelError as error:
+            raise TemplateRefused(f"the model's chat template cannot be parsed: {error.found}") from error
+        name = "tool_use" if tools and "tool_use" in templates else "default"
+        template = templates.get(name) or next(iter(templates.values()))
         try:
             return template.render(
                 **self._special,
@@ -130,32 +153,23 @@ class ChatTemplate:
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise TemplateRefused(f"the model's chat template refuses these messages: {error}") from error
-        except (RecursionError, OverflowError, MemoryError) as error:
-            raise TemplateRefused("the model's chat template cannot take these messages") from error
-
-
-class GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}`, by which training finds the assistant's words: what is inside."""
-
-    tags = {GENERATION}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return CallBlock(self.call_method("_inside", [ContextReference()]), [], [], body).set_lineno(line)
-
-    def _inside(self, context: Context, caller: Any) -> str:
-        begin, end = context[MARKS]
-        return f"{begin}{caller()}{end}"
+        except (RecursionError, MemoryError) as error:
+            raise TemplateRefused(
+                f"the model's chat template cannot take these messages{_line(error)}"
+            ) from error
+        except Exception as error:  # a template may call methods of strings, lists and numbers
+            own = isinstance(error, jinja2.TemplateError)
+            said = str(error) if own else f"{type(error).__name__}: {error}"
+            raise TemplateRefused(
+                f"the model's chat template refuses these messages{'' if own else _line(error)}: {said}"
+            ) from error
 
 
 def _find(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     """Name → template, empty where the folder has none."""
     for name in FILES:
         if (folder / name).is_file():
-            return {"default": (folder / name).read_text("utf-8")}
+            return {"default": _read(folder / name)}
     found = find_object(folder / TEMPLATES[-1]).get("chat_template") or settings.get("chat_template")
     if found is None:
         return {}
@@ -172,33 +186,24 @@ def _find(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     )
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as templates expect it: not escaped for HTML, as jinja2's own filter does."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
+def _read(path: Path) -> str:
+    try:
+        return read_regular(path, LONGEST_TEMPLATE).decode()
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the chat template {path} cannot be read", found=str(error)) from error
 
 
 def _text(token: Any) -> str | None:
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) else None
+
+
+def _line(error: BaseException) -> str:
+    """Return " at line N" of the template for an exception from within one."""
+    found = ""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<template>":
+            found = f" at line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return found

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from torchwright.hub.chat_template import ChatTemplate
 from torchwright.serve.api_error import ApiError, invalid
+from torchwright.serve.limits import MIB
 from torchwright.serve.openai.anthropic_request import CountTokensRequest, MessagesRequest
+from torchwright.serve.openai.conversation import Tools, prompt_text
 from torchwright.serve.openai.image_request import ImageRequest
 from torchwright.serve.openai.language import Language, load_language
 from torchwright.serve.openai.parse import parse
@@ -22,12 +25,13 @@ from torchwright.serve.openai.protocol import (
     Shared,
     TokenizeRequest,
 )
-from torchwright.serve.openai.reading import IDS, Fault, Read, ReadingJob
+from torchwright.serve.openai.reading import IDS, RENDER, Fault, Read, ReadingJob
 from torchwright.serve.openai.responses import ResponsesRequest
 from torchwright.serve.openai.room import RequestRoom, check_ids, check_model, check_text
 from torchwright.serve.openai.scoring_request import ClassifyRequest, RerankRequest, ScoreRequest
 from torchwright.serve.openai.tokens import Asked, answer
 from torchwright.serve.workers import forks
+from torchwright.serve.workers.forks import within_limits
 
 Plain = EmbeddingRequest | ClassifyRequest | ScoreRequest | RerankRequest | ImageRequest
 KINDS: dict[str, type[Shared | Asked | Plain]] = {
@@ -51,16 +55,30 @@ _job = msgspec.msgpack.Decoder(ReadingJob)
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def load(folder: str | None, settings_bytes: int, tokenized_bytes: int) -> Callable[[bytes], bytes]:
-    """What reads one body: a `ReadingJob` in MessagePack, to a `Read` or `Fault`."""
-    language = None if folder is None else load_language(Path(folder))
+PARSE_SECONDS, PARSE_BYTES = 2.0, 256 * MIB
+"""What parsing a chat template may take; published ones take 20 ms and a few MB."""
+
+
+def load(folder: str, tokenizes: bool, settings_bytes: int, tokenized_bytes: int) -> Callable[[bytes], bytes]:
+    """Return the function that reads one body: a `ReadingJob` in MessagePack, to a `Read` or `Fault`."""
+    language = load_language(Path(folder)) if tokenizes else None
+    template = language.template if language else ChatTemplate(Path(folder), parse=False)
+    # Parsed here it is shared by all jobs. A template that cannot be, within the limits, is left to each job's own.
+    if within_limits(template.parse, PARSE_SECONDS, PARSE_BYTES):
+        template.parse()
 
     def read(data: bytes) -> bytes:
         job = _job.decode(data)
         try:
+            if job.kind == RENDER:
+                return _encode(Read(_conversation(parse(ClassifyRequest, job.body), template).encode()))
             body = parse(KINDS[job.kind], job.body)
             if job.room is None or language is None:
-                return _encode(Read(body.model_dump_json(by_alias=True, exclude_unset=True).encode()))
+                # Variables of the template are read where it is rendered; half a million would hold the server.
+                left = {"chat_template_kwargs"}
+                return _encode(
+                    Read(body.model_dump_json(by_alias=True, exclude_unset=True, exclude=left).encode())
+                )
             check_model(body.model, job.room.models)
             if isinstance(body, Asked) and not isinstance(body, Shared):
                 return _encode(Read(answer(body, language, job.room, tokenized_bytes)))
@@ -70,6 +88,13 @@ def load(folder: str | None, settings_bytes: int, tokenized_bytes: int) -> Calla
             return _encode(Fault(error.status, error.message, error.param, error.code))
 
     return read
+
+
+def _conversation(body: ClassifyRequest, template: ChatTemplate) -> str:
+    """Return the text of a conversation that has been answered."""
+    none = Tools(functions=(), choice="none")
+    messages, extra = body.messages or [], body.chat_template_kwargs
+    return prompt_text(template, messages, none, add_generation_prompt=False, extra=extra)
 
 
 def _read(

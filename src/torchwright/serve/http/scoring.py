@@ -15,7 +15,6 @@ from torchwright.serve.http.embedding import embed
 from torchwright.serve.http.guard import held_body, record_of
 from torchwright.serve.http.service import Service, new_id
 from torchwright.serve.http.stream import Json
-from torchwright.serve.openai.conversation import Tools, prompt_text
 from torchwright.serve.openai.scoring_request import Asked, ClassifyRequest, RerankRequest, ScoreRequest
 from torchwright.serve.wire.messages import Activation
 
@@ -23,13 +22,17 @@ from torchwright.serve.wire.messages import Activation
 async def classify(service: Service, request: Request) -> Response:
     async with held_body(request, service.limits) as raw:
         body = await service.reader.request(ClassifyRequest, raw)
-    ready = service.ready(body.model)
-    if ready.kind != "classifier":
-        raise invalid("the served model is no classifier", code="wrong_model_kind")
-    record_of(request).user = body.user
-    texts, special = body.texts, True
-    if body.messages is not None:
-        texts, special = [_conversation(service, body)], False
+        ready = service.ready(body.model)
+        if ready.kind != "classifier":
+            raise invalid("the served model is no classifier", code="wrong_model_kind")
+        record_of(request).user = body.user
+        texts, special = body.texts, True
+        if body.messages is not None:
+            if service.template.plain:
+                raise invalid(
+                    "the model has no chat template: give input", "messages", "unsupported_parameter"
+                )
+            texts, special = [await service.reader.conversation(raw)], False
     param = "input" if body.messages is None else "messages"
     rows, tokens = await embed(service, request, texts, body.seconds, special=special, param=param)
     data = []
@@ -109,20 +112,6 @@ async def _scores(
     rows, tokens = await embed(service, request, first, second, param=param)
     activation = ready.score_activation if body.use_activation else "none"
     return [activated(logits, activation)[0] for logits in rows], tokens
-
-
-def _conversation(service: Service, body: ClassifyRequest) -> str:
-    """The text of a conversation that has been answered."""
-    if service.template.plain:
-        raise invalid("the model has no chat template: give input", "messages", "unsupported_parameter")
-    none = Tools(functions=(), choice="none")
-    return prompt_text(
-        service.template,
-        body.messages or [],
-        none,
-        add_generation_prompt=False,
-        extra=body.chat_template_kwargs,
-    )
 
 
 def activated(logits: Sequence[float], activation: Activation) -> list[float]:

@@ -30,5 +30,5 @@ class Prompts:
 
 
 def load_language(folder: Path) -> Language:
-    """Raises `ModelError` for files that cannot be read."""
-    return Language(tokenizer=Tokenizer(folder), template=ChatTemplate(folder))
+    """Open a folder's tokenizer and chat template, which is not parsed; raise `ModelError` for unreadable files."""
+    return Language(tokenizer=Tokenizer(folder), template=ChatTemplate(folder, parse=False))

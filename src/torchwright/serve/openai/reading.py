@@ -1,7 +1,8 @@
 """From a request's body to a checked request and its prompts, in whichever process that happens.
 
-A short body is read in the HTTP process. A longer one gets a process of its own (`read_worker.py`), where JSON, chat
-template and tokenizer hold nobody up and can be ended; back come the request without its prompts, and their token ids.
+A short body is read in the HTTP process, unless the model's own chat template is to be rendered: that is a stranger's
+program. Such a body, and a longer one, gets a process of its own (`read_worker.py`), where JSON, chat template and
+tokenizer hold nobody up and can be ended; back come the request without its prompts, and their token ids.
 """
 
 from __future__ import annotations
@@ -13,20 +14,28 @@ from typing import TypeVar
 
 import msgspec
 
+from torchwright.hub.chat_template import ChatTemplate
 from torchwright.serve.api_error import ApiError, invalid
 from torchwright.serve.limits import Limits
+from torchwright.serve.openai.anthropic_request import CountTokensRequest
 from torchwright.serve.openai.language import Language, Prompts
 from torchwright.serve.openai.parse import Body, parse
-from torchwright.serve.openai.protocol import Shared
+from torchwright.serve.openai.protocol import ChatRequest, Shared, TokenizeRequest
+from torchwright.serve.openai.responses import ResponsesRequest
 from torchwright.serve.openai.room import RequestRoom, check_model
 from torchwright.serve.openai.tokens import Asked, answer
 from torchwright.serve.text.codec import Tokenizer
+from torchwright.serve.workers.forks import NICE
 from torchwright.serve.workers.pool import Unfinished, Workers, WorkLimits
 
 Generating = TypeVar("Generating", bound=Shared)
 Known = TypeVar("Known", bound=Body)
 LONG_TEXT = 2048
 """Characters from which on a text is tokenized in a thread: it takes a millisecond."""
+RENDER = "render"
+"""The kind of a job that renders the conversation of a `ClassifyRequest`."""
+RENDERED = (ChatRequest, ResponsesRequest, CountTokensRequest, TokenizeRequest)
+"""Requests whose messages go through the chat template."""
 IDS = "I"
 """How token ids travel: as unsigned numbers of 32 bits."""
 
@@ -59,13 +68,13 @@ class Fault(msgspec.Struct, frozen=True, tag="fault"):
 
 
 class BodyReader:
-    """Reads bodies; `folder` is None where their texts are the engine's to tokenize."""
+    """Reads bodies; without `tokenizes` their texts are the engine's to tokenize."""
 
-    def __init__(self, folder: Path | None, limits: Limits) -> None:
+    def __init__(self, folder: Path, limits: Limits, *, tokenizes: bool) -> None:
         self._limits = limits
         self.workers = Workers(
             "torchwright.serve.http.read_worker",
-            [None if folder is None else str(folder), limits.settings_bytes, limits.tokenized_bytes],
+            [str(folder), tokenizes, limits.settings_bytes, limits.tokenized_bytes],
             WorkLimits(
                 seconds=limits.read_seconds,
                 memory_bytes=limits.read_memory_bytes,
@@ -73,25 +82,30 @@ class BodyReader:
             ),
         )
 
-    def is_short(self, body: bytes) -> bool:
-        """Whether a body is read here, at once."""
-        return len(body) <= self._limits.read_here_bytes
+    def reads_here(self, kind: type[Body], body: bytes, template: ChatTemplate) -> bool:
+        """Check whether a body is read at once: it is short, and no stranger's template is rendered for it."""
+        return self._is_short(body) and (template.plain or not issubclass(kind, RENDERED))
 
     async def request(self, kind: type[Known], body: bytes) -> Known:
         """A request that has no prompts to be tokenized here; raises `ApiError` as `parse` does."""
-        if not self.is_short(body):
+        if not self._is_short(body):
             body = (await self._apart(ReadingJob(kind.__name__, body, None))).body
         return parse(kind, body)
+
+    async def conversation(self, body: bytes) -> str:
+        """Return the text of a `ClassifyRequest`'s conversation by the chat template; raise `ApiError`."""
+        read = await self._apart(ReadingJob(RENDER, body, None), short=self._is_short(body))
+        return read.body.decode()
 
     async def generating(
         self, kind: type[Generating], body: bytes, language: Language, room: RequestRoom
     ) -> tuple[Generating, Prompts]:
         """A request and its prompts; raises `ApiError` for what is wrong with either."""
-        if self.is_short(body):
+        if self.reads_here(kind, body, language.template):
             found = parse(kind, body)
             check_model(found.model, room.models)
             return found, found.read(language)
-        read = await self._apart(ReadingJob(kind.__name__, body, room))
+        read = await self._apart(ReadingJob(kind.__name__, body, room), short=self._is_short(body))
         ids = [array(IDS, prompt).tolist() for prompt in read.prompts]
         found = parse(kind, read.body)
         found.noted[:] = read.noted
@@ -105,15 +119,23 @@ class BodyReader:
         room: RequestRoom,
     ) -> bytes:
         """The answer of a request that needs no engine, as JSON; raises `ApiError`."""
-        if not self.is_short(body):
-            return (await self._apart(ReadingJob(kind.__name__, body, room))).body
+        if not self.reads_here(kind, body, language.template):
+            job = ReadingJob(kind.__name__, body, room)
+            return (await self._apart(job, short=self._is_short(body))).body
         found = parse(kind, body)
         check_model(found.model, room.models)
         return await asyncio.to_thread(answer, found, language, room, self._limits.tokenized_bytes)
 
-    async def _apart(self, job: ReadingJob) -> Read:
+    def _is_short(self, body: bytes) -> bool:
+        return len(body) <= self._limits.read_here_bytes
+
+    async def _apart(self, job: ReadingJob, *, short: bool = False) -> Read:
+        """Read a body in the other process; many short ones may wait, and none gives way to the engine."""
+        waiting = self._limits.renders_waiting if short else None
         try:
-            answer = await self.workers.run(msgspec.msgpack.encode(job))
+            answer = await self.workers.run(
+                msgspec.msgpack.encode(job), waiting=waiting, nice=0 if short else NICE
+            )
         except Unfinished as unfinished:
             raise invalid(f"the request cannot be read: {unfinished}", code="request_limit") from None
         found = msgspec.msgpack.decode(answer, type=Read | Fault)

@@ -23,15 +23,15 @@ from typing import NoReturn
 
 from torchwright.process.orphans import be_killed_first, die_with_parent
 
-LIMITS = struct.Struct("<dQ")
-"""Of a job: seconds of processor time, and bytes of memory beyond what it begins with."""
+LIMITS = struct.Struct("<dQB")
+"""Of a job: seconds of processor time, bytes of memory beyond what it begins with, and by how much it gives way."""
 CODE = struct.Struct("<i")
 """An exit code, negative for a signal."""
 READY = b"r"
 FAULT, OUT_OF_MEMORY = 1, 2
 """Exit codes of a job that raised, and of one that wanted more memory than it may have."""
 NICE = 10
-"""Jobs give way to the engine and the HTTP process, for which somebody waits token by token."""
+"""By how much jobs give way, usually: for the engine and the HTTP process somebody waits token by token."""
 CHUNK = 1 << 20
 
 
@@ -98,21 +98,42 @@ class _Server:
             told.send(CODE.pack(os.waitstatus_to_exitcode(status)), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
-def _work(
-    do: Callable[[bytes], bytes], data: socket.socket, server: int, seconds: float, memory: int
-) -> NoReturn:
-    """In the child: one job, and never a return into the server's own lines."""
+def limit(seconds: float, memory: int) -> None:
+    """Have this process end after so much processor time, and fail to take more memory beyond its present."""
     import resource
 
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+    most = pages * resource.getpagesize() + memory
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def within_limits(do: Callable[[], object], seconds: float, memory: int) -> bool:
+    """Do something in a fork that is thrown away; return whether it came to its end without an exception."""
+    pid = os.fork()
+    if not pid:
+        code = FAULT
+        try:
+            limit(seconds, memory)
+            do()
+            code = 0
+        except BaseException:
+            code = FAULT
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _work(
+    do: Callable[[bytes], bytes], data: socket.socket, server: int, seconds: float, memory: int, nice: int
+) -> NoReturn:
+    """In the child: one job, and never a return into the server's own lines."""
     code = FAULT
     try:
         die_with_parent(server)
         be_killed_first()
-        os.nice(NICE)
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
-        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
-        most = pages * resource.getpagesize() + memory
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        os.nice(nice)
+        limit(seconds, memory)
         data.sendall(do(_read(data)))
         code = 0
     except MemoryError:

@@ -21,7 +21,7 @@ from typing import Any
 
 from torchwright.serve.api_error import ApiError, unavailable
 from torchwright.serve.limits import MIB
-from torchwright.serve.workers.forks import CHUNK, CODE, FAULT, LIMITS, READY
+from torchwright.serve.workers.forks import CHUNK, CODE, FAULT, LIMITS, NICE, READY
 
 log = logging.getLogger("torchwright.serve")
 
@@ -62,19 +62,19 @@ class Workers:
         self._slow = asyncio.Semaphore(SLOW_PLACES)
         self._waiting = self._slow_waiting = 0
 
-    async def run(self, job: bytes) -> bytes:
-        """A job's answer.
+    async def run(self, job: bytes, *, waiting: int | None = None, nice: int = NICE) -> bytes:
+        """Return a job's answer; `waiting` replaces the limit of jobs that wait, `nice` is the job's.
 
         Raises `Unfinished` for one that takes too much time or memory, and `ApiError`: 429 when too many wait, 500 for
         a fault.
         """
         limits = self._limits
-        if self._waiting >= limits.waiting:
+        if self._waiting >= (limits.waiting if waiting is None else waiting):
             raise _too_many(self._waiting)
         self._waiting += 1
         try:
             async with self._quick:
-                answer = await self._fork(job, min(QUICK_SECONDS, limits.seconds))
+                answer = await self._fork(job, min(QUICK_SECONDS, limits.seconds), nice)
             if answer is None and limits.seconds > QUICK_SECONDS:
                 answer = await self._run_slow(job)
         finally:
@@ -125,11 +125,11 @@ class Workers:
         self._slow_waiting += 1
         try:
             async with self._slow:
-                return await self._fork(job, self._limits.seconds)
+                return await self._fork(job, self._limits.seconds, NICE)
         finally:
             self._slow_waiting -= 1
 
-    async def _fork(self, job: bytes, seconds: float) -> bytes | None:
+    async def _fork(self, job: bytes, seconds: float, nice: int) -> bytes | None:
         """The answer of a process that is given a job and so much processor time; None when that was too little."""
         await self.start()
         assert self._channel is not None
@@ -138,7 +138,7 @@ class Workers:
         with data, told:
             try:
                 with theirs, tells:
-                    limits = LIMITS.pack(seconds, self._limits.memory_bytes)
+                    limits = LIMITS.pack(seconds, self._limits.memory_bytes, nice)
                     socket.send_fds(self._channel, [limits], [theirs.fileno(), tells.fileno()])
                 async with asyncio.timeout(WALL_SECONDS):
                     answer, code = await _exchange(data, told, job)
