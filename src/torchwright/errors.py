@@ -18,6 +18,8 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
+from torchwright.escapes import escaped
+
 MOST_OF_VALUE = 500
 """Characters of a user's value, or of another library's message, in an error: a screen of a terminal holds more."""
 MOST_OF_CHOICES = 2000
@@ -30,8 +32,8 @@ class TorchwrightError(Exception):
     """A fault that the user can mend.
 
     `summary` says what was asked and why it failed; `found`, `allowed` and `next` are optional clauses that
-    `str()` joins into one paragraph. `summary` and `found` are cut at `MOST_OF_VALUE` characters. `facts` is
-    what was measured all the same: `--json` prints it with the error.
+    `str()` joins into one paragraph, without characters that a terminal acts on. `summary` and `found` are cut at
+    `MOST_OF_VALUE` characters. `facts` is what was measured all the same: `--json` prints it with the error.
     """
 
     exit_code = 2
@@ -45,8 +47,8 @@ class TorchwrightError(Exception):
         next: str | None = None,
         facts: dict[str, Any] | None = None,
     ) -> None:
-        summary = abbreviated(_written(summary))
-        found, allowed, next = (text and _written(text) for text in (found, allowed, next))
+        summary = abbreviated(escaped(summary))
+        found, allowed, next = (text and escaped(text) for text in (found, allowed, next))
         found, allowed = found and abbreviated(found), allowed and abbreviated(allowed, MOST_OF_CHOICES)
         self.summary, self.found, self.allowed, self.next = summary, found, allowed, next
         self.facts = facts or {}
@@ -67,11 +69,6 @@ class TorchwrightError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross between our own processes; keyword arguments need their own way through pickle.
         return _rebuild, (type(self), self.summary, self.found, self.allowed, self.next, self.facts)
-
-
-def _written(text: str) -> str:
-    """What a terminal and a log can take: of a name in a file there may be half a character (a lone surrogate)."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 class UnknownName(TorchwrightError):

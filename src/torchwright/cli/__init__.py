@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     the user can mend (one paragraph, no traceback), 130 Ctrl-C. With `--json` an error is printed as JSON on
     standard output too.
     """
-    from torchwright.process.interrupts import Interrupted, handled, leave_now
+    from torchwright.process.interrupts import Interrupted, handled, importing, leave_now
 
     if arguments is None:
         from torchwright.cli.streams import tolerate_encodings
@@ -32,8 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     with handled(leave=functools.partial(_leave, words) if arguments is None else None):
         try:
-            from torchwright.cli.failures import exit_code
-            from torchwright.cli.group import run
+            with importing():  # an exception within Python's own import machinery is printed and lost
+                from torchwright.cli.failures import exit_code
+                from torchwright.cli.group import run
         except Interrupted as interrupt:
             print(interrupt, file=sys.stderr)
             return interrupt.exit_code

@@ -7,7 +7,7 @@ import dataclasses
 import click
 
 from torchwright.cli.options import json_option
-from torchwright.cli.printing import console, print_json
+from torchwright.cli.printing import console, print_json, say
 from torchwright.process.interrupts import importing
 
 
@@ -33,7 +33,7 @@ def command(refresh: bool, only_build: bool, as_json: bool) -> None:
     build.forget()
     if only_build:
         kernels = doctor.build_kernels()
-        print_json({"kernels": kernels}) if as_json else click.echo(kernels)
+        print_json({"kernels": kernels}) if as_json else say(kernels)
         return
     diagnosis = doctor.diagnose(refresh=refresh)
     if as_json:

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from torchwright.cli.printing import to_json
+from torchwright.cli.printing import say, to_json
 from torchwright.errors import TorchwrightError
 from torchwright.process import interrupts
 
@@ -38,19 +38,19 @@ def exit_code(run: Callable[[list[str]], int], words: list[str]) -> int:
         error.show()
         return _failed(words, type(error).__name__, error.format_message(), error.exit_code)
     except TorchwrightError as error:
-        click.echo(f"torchwright: {error}", err=True)
+        say(f"torchwright: {error}", err=True)
         return _failed(words, type(error).__name__, str(error), error.exit_code, error)
     except KeyboardInterrupt as error:
         interrupts.only_note()  # the next one would end in a traceback
         interrupt = error if isinstance(error, interrupts.Interrupted) else interrupts.Interrupted(SIGINT)
         with contextlib.suppress(OSError):  # a terminal that was closed
-            click.echo(str(interrupt), err=True)
+            say(str(interrupt), err=True)
         return _failed(words, "Interrupted", str(interrupt), interrupt.exit_code)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return _internal_fault(words, error)
         full = _disk_full(error)
-        click.echo(f"torchwright: {full}", err=True)
+        say(f"torchwright: {full}", err=True)
         return _failed(words, "DiskFull", str(full), full.exit_code, full)
     except Exception as error:
         return _internal_fault(words, error)
@@ -62,7 +62,7 @@ def _failed(
     """Say the failure on standard output too if JSON was asked for; returns the exit code."""
     if "--json" in words:
         try:
-            click.echo(as_json(kind, message, code, error))
+            say(as_json(kind, message, code, error))
             sys.stdout.flush()
         except OSError:  # standard output is what failed: standard error has said it
             _discard_stdout()
@@ -82,7 +82,7 @@ def _internal_fault(words: list[str], error: Exception) -> int:
     import traceback
 
     traceback.print_exception(error)
-    click.echo(
+    say(
         "torchwright: this is a fault in Torchwright, not in what you asked. Please report it with the lines "
         "above and the output of `torchwright doctor`.",
         err=True,

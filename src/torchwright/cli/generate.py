@@ -7,7 +7,8 @@ import sys
 import click
 
 from torchwright.cli.options import adapter_option, decoder_options, device_option, json_option, trust_option
-from torchwright.cli.printing import print_json
+from torchwright.cli.printing import print_json, say
+from torchwright.escapes import escaped
 from torchwright.process.interrupts import importing
 
 
@@ -93,7 +94,7 @@ def command(
         device=device,
         trust=trust,
         on_text=_nothing if as_json else _write,
-        on_notice=lambda text: click.echo(f"torchwright: {text}", err=True),
+        on_notice=lambda text: say(f"torchwright: {text}", err=True),
     )
     if as_json:
         print_json(found)
@@ -113,7 +114,8 @@ def _standard_input() -> str:
 
 
 def _write(text: str) -> None:
-    """Text on standard output at once and as it is; `click.echo` would take escape sequences out of it."""
+    """Print text at once: into a pipe or a file as it is, on a terminal without characters that it acts on."""
+    text = escaped(text) if sys.stdout.isatty() else text
     encoding = sys.stdout.encoding or "utf-8"  # of which a model knows nothing
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()

@@ -32,6 +32,7 @@ from torchwright.cli import (
     why_stuck,
     workloads,
 )
+from torchwright.cli.printing import say
 
 VERBS = (
     optimize,
@@ -92,7 +93,7 @@ def _version(context: click.Context, parameter: click.Parameter, wanted: bool) -
     import platform
     from importlib.metadata import version
 
-    click.echo(
+    say(
         f"torchwright {version('torchwright')} (torch {version('torch')}, Python {platform.python_version()})"
     )
     context.exit()

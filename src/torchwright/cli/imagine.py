@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchwright.cli.options import json_option, quiet_option, trust_option
-from torchwright.cli.printing import print_json
+from torchwright.cli.printing import print_json, say
 from torchwright.process.files import check_writable, replacing
 from torchwright.process.interrupts import importing
 
@@ -94,7 +94,7 @@ def command(
     diffuser = open_diffuser(model, trust=trust)
     if not quiet:
         for notice in diffuser.folder.notices:
-            click.echo(f"{model}: {notice}", err=True)
+            say(f"{model}: {notice}", err=True)
     begun = time.monotonic()
     try:
         drawn = diffuser.draw(
@@ -108,10 +108,10 @@ def command(
         )
     finally:
         if not quiet and sys.stderr.isatty():
-            click.echo(err=True)
+            say(err=True)
     seconds = time.monotonic() - begun
     for notice in drawn.notices if not quiet else ():
-        click.echo(f"{model}: {notice}", err=True)
+        say(f"{model}: {notice}", err=True)
     _write(out, drawn.frames_FHW3)
     height, width, _ = drawn.pixels_HW3.shape
     if as_json:
@@ -129,7 +129,7 @@ def command(
         )
     elif not quiet:
         film = f"{len(drawn.frames_FHW3)} frames of " if len(drawn.frames_FHW3) > 1 else ""
-        click.echo(f"{out}: {film}{height}x{width} pixels, {steps} steps in {seconds:.1f} s")
+        say(f"{out}: {film}{height}x{width} pixels, {steps} steps in {seconds:.1f} s")
 
 
 def _tell(done: int, total: int) -> None:

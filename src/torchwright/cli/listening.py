@@ -9,8 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from torchwright.cli.printing import say
 from torchwright.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -80,4 +79,4 @@ def _blocks(least: int) -> Iterator[bytes]:
 
 def _print(text: str) -> None:
     if text:
-        click.echo(text)
+        say(text)

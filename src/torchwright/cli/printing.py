@@ -12,19 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchwright.escapes import escaped
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 def console() -> Console:
-    from rich.console import Console
+    """Return a console for standard output that escapes what files hold."""
+    from torchwright.report.console import SafeConsole
 
     # Into a pipe or a file the text is as wide as the documentation, not the 80 columns of an unknown terminal.
-    return Console(width=None if sys.stdout.isatty() else 110, highlight=False)
+    return SafeConsole(width=None if sys.stdout.isatty() else 110, highlight=False)
+
+
+def say(text: object = "", *, nl: bool = True, err: bool = False) -> None:
+    """Print a line of text that may come from a file, its control characters escaped."""
+    click.echo(escaped(str(text)), nl=nl, err=err)
 
 
 def print_json(value: Any) -> None:
-    click.echo(to_json(value))
+    say(to_json(value))
 
 
 def to_json(value: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from torchwright.cli.options import all_option
-from torchwright.cli.printing import console
+from torchwright.cli.printing import console, say
 
 
 @click.command("report")
@@ -44,7 +44,7 @@ def command(directory: str, every: bool) -> None:
 def _show(path: Path) -> None:
     """Print where the page lies, and open it where there is a screen."""
     path = path.resolve()
-    click.echo(path)
+    say(path)
     if sys.stdout.isatty() and (
         sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
     ):

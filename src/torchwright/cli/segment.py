@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchwright.cli.options import json_option, quiet_option, trust_option
-from torchwright.cli.printing import print_json
+from torchwright.cli.printing import print_json, say
 from torchwright.errors import TorchwrightError
+from torchwright.escapes import escaped
 from torchwright.process.files import check_writable
 from torchwright.process.interrupts import importing
 
@@ -139,12 +140,12 @@ def command(
             if not as_json and not quiet:
                 count = len(row["masks"])
                 masks = f"{count} mask" + ("s" if count != 1 else "")
-                click.echo(f"{picture}: {masks} in {row['seconds']:.1f} s, {target}")
+                say(f"{picture}: {masks} in {row['seconds']:.1f} s, {target}")
         except TorchwrightError as error:
             if len(pictures) == 1:
                 raise
             failed, row = True, {"file": picture, "error": str(error)}
-            click.echo(f"torchwright: {error}", err=True)
+            say(f"torchwright: {error}", err=True)
         rows.append(row)
     if as_json:
         print_json({"model": model, "files": rows})
@@ -171,7 +172,7 @@ def _opened(model: str, dtype: str | None, *, trust: bool) -> Segmenter | ClassS
         raise click.UsageError("--dtype is for models that no search has been through.")
     loaded = load(model, trust=trust)
     for notice in loaded.notices:
-        click.echo(f"torchwright: {notice}", err=True)
+        say(f"torchwright: {notice}", err=True)
     if not isinstance(loaded.model, Segmenter | ClassSegmenter):
         kind = loaded.recipe.workload.get("kind")
         raise click.UsageError(f"{model} segments no pictures: its model is of the kind '{kind}'.")
@@ -259,7 +260,7 @@ def _progress(picture: Path, quiet: bool) -> Iterator[Callable[[int, int], None]
         return
 
     def tell(done: int, total: int) -> None:
-        sys.stderr.write(f"\r\x1b[K{picture.name}: {done:,} of {total:,} points")
+        sys.stderr.write(f"\r\x1b[K{escaped(picture.name)}: {done:,} of {total:,} points")
         sys.stderr.flush()
 
     try:

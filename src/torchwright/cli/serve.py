@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from torchwright.cli.options import adapter_option, byte_count, decoder_options, trust_option
+from torchwright.cli.printing import say
 from torchwright.errors import TorchwrightError
 from torchwright.process.interrupts import importing
 from torchwright.serve.options import EngineOptions, ServerOptions
@@ -169,4 +170,4 @@ def command(model: str | None, **options: Any) -> int:
     room = _serve_command()
     names = [field.name for field in dataclasses.fields(EngineOptions) if field.name in options]
     engine = EngineOptions(model=model, **{name: options.pop(name) for name in names})
-    return room.serve(ServerOptions(engine=engine, **options), click.echo)
+    return room.serve(ServerOptions(engine=engine, **options), say)

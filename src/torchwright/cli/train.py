@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from torchwright.cli.options import json_option, quiet_option
-from torchwright.cli.printing import console, print_result
+from torchwright.cli.printing import console, print_result, say
 from torchwright.process.interrupts import importing
 
 SIGNALLED = 128
@@ -140,5 +140,5 @@ def _from_words(
         words = verb(kind_of_model(resolve(model, wanted)), "words")
     text, train = words(model, data, world=torchrun.started() or 1, **options)
     if show:
-        click.echo(text, err=True)
+        say(text, err=True)
     return train(out, **how)

@@ -13,8 +13,9 @@ import click
 
 from torchwright.cli.listening import listen
 from torchwright.cli.options import json_option, quiet_option
-from torchwright.cli.printing import print_json
+from torchwright.cli.printing import print_json, say
 from torchwright.errors import TorchwrightError
+from torchwright.escapes import escaped
 from torchwright.process.interrupts import importing
 from torchwright.speech.bundled import NOTICE
 from torchwright.speech.transcript import MOST_WINDOWS
@@ -116,7 +117,7 @@ def command(
         from torchwright.answer import open_speech
 
     if model is None and not quiet:
-        click.echo(f"torchwright: {NOTICE}", err=True)
+        say(f"torchwright: {NOTICE}", err=True)
     types = {"fp32": torch.float32, "bf16": torch.bfloat16, None: None}
     recognizer = open_speech(model, types[dtype], quantize)
     if live:
@@ -127,14 +128,14 @@ def command(
     for file, target in zip(files, targets, strict=True):
         try:
             if shown and form == "text" and len(files) > 1:
-                click.echo(f"==> {file} <==")
+                say(f"==> {file} <==")
             rows.append(_transcribe(recognizer, file, target, form, options, shown=shown, quiet=quiet))
         except TorchwrightError as error:
             if len(files) == 1:
                 raise
             failed.append(error)
             rows.append({"file": file, "error": str(error)})
-            click.echo(f"torchwright: {error}", err=True)
+            say(f"torchwright: {error}", err=True)
     if as_json:
         print_json({"model": model or "bundled", "runs_on": recognizer.model.description, "files": rows})
     if failed:
@@ -221,9 +222,9 @@ def _deliver(whole: Transcript, target: Path | None, form: str, *, shown: bool, 
         with replacing(target) as beside:
             beside.write_text(text, encoding="utf-8")
         if not finished:
-            click.echo(f"torchwright: the first {whole.seconds:.1f} s are in {target}", err=True)
+            say(f"torchwright: the first {whole.seconds:.1f} s are in {target}", err=True)
     elif shown:
-        click.echo(text, nl=False)
+        say(text, nl=False)
 
 
 @contextmanager
@@ -236,10 +237,10 @@ def _progress(file: Path, quiet: bool) -> Iterator[Any]:
         if text:
             sys.stderr.write(clear)
             sys.stderr.flush()
-            click.echo(text, nl=False)
+            say(text, nl=False)
         if line:
             of = f" of {total:.0f}" if total else ""
-            sys.stderr.write(f"{clear}{file.name}: {done:.0f}{of} s")
+            sys.stderr.write(f"{clear}{escaped(file.name)}: {done:.0f}{of} s")
             sys.stderr.flush()
 
     try:

@@ -25,6 +25,7 @@ from rich.text import Text
 from torchwright.facts import Event, Interval, Recipe, Rung
 from torchwright.report import view, wording
 from torchwright.report.ascii import to_ascii
+from torchwright.report.console import SafeConsole
 
 PLAIN_WIDTH = 110
 WIDEST = 120
@@ -63,7 +64,7 @@ def waterfall(recipe: Recipe, *, artifact: str | None = None, every: bool = Fals
 def plain(recipe: Recipe) -> str:
     """`waterfall` as plain text, 110 columns wide, without a newline at the end."""
     file = io.StringIO()
-    console = Console(
+    console = SafeConsole(
         file=file, width=PLAIN_WIDTH, color_system=None, force_terminal=False, legacy_windows=False
     )
     console.print(waterfall(recipe))
@@ -82,7 +83,7 @@ class LiveProgress:
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self._quiet = quiet
-        self._console = console if console is not None else Console(stderr=True, highlight=False)
+        self._console = console if console is not None else SafeConsole(stderr=True, highlight=False)
         # FORCE_COLOR makes rich call a pipe a terminal; colours may go there, a moving cursor may not.
         self._moving = not quiet and self._console.is_interactive and self._console.file.isatty()
         utf = self._console.encoding.lower().startswith("utf")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from torchwright.escapes import escaped
 from torchwright.paths import cache_folder
 
 POLL_SECONDS = 0.05
@@ -57,7 +58,7 @@ def _wait(pid: int, host: str, port: int, log: Path) -> int:
         while not _takes_requests(host, port):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                sys.stderr.write(log.read_text("utf-8", "replace"))
+                sys.stderr.write(escaped(log.read_text("utf-8", "replace")))
                 return max(1, os.waitstatus_to_exitcode(status))
             time.sleep(POLL_SECONDS)
     except BaseException:

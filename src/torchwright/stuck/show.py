@@ -6,10 +6,11 @@ import io
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from torchwright.report.console import SafeConsole
 from torchwright.stuck.finding import Finding
 
 WIDTH = 120
@@ -39,7 +40,7 @@ def evidence(finding: Finding, notes: list[str] | None = None) -> RenderableType
 def plain_text(finding: Finding) -> str:
     """`evidence` without colours."""
     file = io.StringIO()
-    Console(file=file, width=WIDTH, color_system=None, force_terminal=False).print(evidence(finding))
+    SafeConsole(file=file, width=WIDTH, color_system=None, force_terminal=False).print(evidence(finding))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 

@@ -22,6 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from torchwright.errors import TorchwrightError
 from torchwright.process.files import replacing
+from torchwright.report.console import SafeConsole
 from torchwright.train.run.config import Wandb
 from torchwright.train.run.wandb_run import wandb_run
 
@@ -64,7 +65,7 @@ class RunMetrics:
         """`live`: show a line that moves in the terminal, or in a file one line for each set of figures."""
         self._folder, self._file, self._board = folder, None, None
         self._wandb, self._wandb_run = wandb, None
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or SafeConsole(stderr=True, highlight=False)
         self._live = live and folder is not None
         self._at = 0
         self._progress: Progress | None = None
@@ -163,7 +164,7 @@ def read_figures(folder: Path) -> dict[int, dict[str, Any]]:
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each whole line of the figures, as it stands and what it says; none where there is no file yet."""
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError):  # the last line of a process that was killed
+        with contextlib.suppress(ValueError, RecursionError):  # the last line of a process that was killed
             yield text, json.loads(text)
 
 
