@@ -14,7 +14,9 @@ class Limits:
     body_bytes: int = 8 * MIB
     """Bytes of a request's body; more is a 413."""
     connections: int = 1024
-    """Open connections; the next is answered 503 and closed."""
+    """Open connections; the next is answered 503 and closed. Fewer where few files may be open (`descriptors.py`)."""
+    accepted_at_once: int = 2048
+    """Connections that are accepted in one turn of the loop; others wait in the kernel."""
     header_bytes: int = 64 * 1024
     """A request's line and headers; more is a 400."""
     header_seconds: float = 10.0
@@ -51,6 +53,8 @@ class Limits:
     """Reading one body: its fields, the chat template, tokens; of processor time."""
     read_memory_bytes: int = 1024 * MIB
     """Memory for reading one body."""
+    renders_waiting: int = 1024
+    """Short requests that wait for their chat template to be rendered apart; the next is a 429."""
     reads_waiting: int = 32
     """Requests that wait for their body to be read; the next is a 429."""
     upload_bytes: int = 256 * MIB

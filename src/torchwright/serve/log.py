@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 LINE_CHARACTERS = 1000
@@ -26,6 +27,24 @@ class LineFormatter(logging.Formatter):
     def formatException(self, ei: Any) -> str:
         lines = cut(super().formatException(ei), TRACEBACK_CHARACTERS).split("\n")
         return "\n".join(f"    {one_line(line)}" for line in lines)
+
+
+class Once:
+    """Logs a warning once in `seconds`, with the number of those that were left out since."""
+
+    def __init__(self, log: logging.Logger, seconds: float = 1.0) -> None:
+        self._log, self._seconds = log, seconds
+        self._last: float | None = None
+        self._left_out = 0
+
+    def warning(self, text: str) -> None:
+        now = time.monotonic()
+        if self._last is not None and now - self._last < self._seconds:
+            self._left_out += 1
+            return
+        more = f" ({self._left_out} more since the last such line)" if self._left_out else ""
+        self._log.warning("%s%s", text, more)
+        self._last, self._left_out = now, 0
 
 
 def one_line(text: str, most: int = LINE_CHARACTERS) -> str:

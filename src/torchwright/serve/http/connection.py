@@ -13,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from torchwright.serve.api_error import ApiError
 from torchwright.serve.limits import Limits
+from torchwright.serve.log import Once
 
 log = logging.getLogger("torchwright.serve")
 
@@ -24,7 +25,8 @@ _SMALL = re.compile(rb"\r\n[0-9a-fA-F]{1,2}\r\n")
 
 
 def connection_class(limits: Limits) -> type[H11Protocol]:
-    """The protocol that uvicorn makes for each connection."""
+    """Return the protocol that uvicorn makes for each connection."""
+    crowded = Once(log)
 
     class Connection(H11Protocol):
         _headers_due: asyncio.TimerHandle | None = None
@@ -34,7 +36,7 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
             self.app = _abortable(self.app, transport)
             transport.max_size = READ_BYTES  # asyncio's own name for it
             if len(self.connections) > limits.connections:
-                self._end(ApiError(503, f"more than {limits.connections} connections are open"))
+                self._end(ApiError(503, f"more than {limits.connections} connections are open"), crowded)
             else:
                 self._expect_headers()
 
@@ -67,10 +69,10 @@ def connection_class(limits: Limits) -> type[H11Protocol]:
             text = f"the headers did not come within {limits.header_seconds:g} s"
             self._end(ApiError(408, text, code="timeout"))
 
-        def _end(self, error: ApiError) -> None:
-            """Answer without the application, and close."""
+        def _end(self, error: ApiError, once: Once | None = None) -> None:
+            """Answer without the application, and close; `once` logs what may come in thousands."""
             self._headers_came()
-            log.warning("%s: %s", self.client, error.message)
+            (once or log).warning(f"{self.client}: {error.message}")
             body = error.body()
             head = (
                 f"HTTP/1.1 {error.status} Refused\r\ncontent-type: application/json\r\n"

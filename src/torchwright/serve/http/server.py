@@ -13,6 +13,7 @@ import uvicorn
 
 from torchwright.devices.allocator import return_large_blocks
 from torchwright.errors import ModelError
+from torchwright.serve.descriptors import fitting, raise_limit
 from torchwright.serve.folder import ServeTarget
 from torchwright.serve.formats.reasoning import REASONING_FORMATS, reasoning_format_of
 from torchwright.serve.formats.tools import TOOL_FORMATS, tool_format_of
@@ -32,6 +33,9 @@ from torchwright.serve.preflight import gib
 from torchwright.serve.wire.client import LONG_SILENT_SECONDS, EngineClient
 from torchwright.serve.wire.launch import Launcher
 
+QUEUED = 2048
+"""Connections that wait in the kernel to be accepted; beyond, a client tries again after a second."""
+
 
 def run(
     target: ServeTarget,
@@ -50,7 +54,9 @@ def run(
     say: Callable[[str], None],
 ) -> None:
     """Serve until Ctrl-C; raises `ModelError` for a model that cannot be loaded."""
-    limits = Limits()
+    limits = fitting(Limits(), files := raise_limit())
+    if limits.connections < Limits().connections:
+        say(f"at most {limits.connections} connections: this process may open {files} files (ulimit -n)")
     begin_log()
     return_large_blocks()  # bodies and grammars come and go
     silent_seconds = LONG_SILENT_SECONDS if target.served_as in ("recognizer", "painter") else None
@@ -130,9 +136,17 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=limits.idle_seconds,
+                backlog=limits.accepted_at_once,
                 h11_max_incomplete_event_size=limits.header_bytes,
             )
         )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in (
+            sockets or []
+        ):  # asyncio takes one number for the kernel's queue and for its own turns
+            listening.listen(QUEUED)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second ends at once."""
