@@ -24,7 +24,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,8 +40,9 @@ from torchwright.errors import ArtifactError
 from torchwright.facts import RECIPE_FORMAT, Fingerprint, Recipe, to_json
 from torchwright.json_file import read_bytes, read_json, typed
 from torchwright.paths import cache_folder, file_digest, private_folder
-from torchwright.process import folders, interrupts
-from torchwright.process.files import check_writable
+from torchwright.process import replacing_folders
+from torchwright.process.replacing_folders import MARK as MARK
+from torchwright.process.replacing_folders import steady
 
 RECIPE, MANIFEST, REPORT = "recipe.json", "manifest.json", "report.html"
 SIGNATURE = "signature"
@@ -50,7 +50,6 @@ ROWS, GENERAL = "any number of rows", "any sizes"
 """Names of graphs beside those of the example's calls."""
 ROWS_PACKAGE = "package-rows.pt2"
 ONE, ONE_PACKAGE = "one row", "package-one.pt2"
-MARK = ".unfinished"
 """In a folder that is being written; what has it is ours to remove."""
 LARGEST = 64 * 2**20
 """Bytes of RECIPE and of MANIFEST."""
@@ -111,70 +110,14 @@ def packages(names: Sequence[str], rows: str, one_row: CallSpec | None) -> list[
     return {"free": free, "both": [*fixed, *free]}.get(rows, fixed) + one
 
 
-@contextlib.contextmanager
-def writing(path: Path, not_ours: Callable[[Path], str | None] | None = None) -> Iterator[Path]:
-    """A temporary folder beside `path` that takes its place when the block ends well, and vanishes when it does not.
-
-    An artifact that was there is replaced; anything else that was there is left alone. What processes that were killed
-    in the middle left beside `path` is removed, and an artifact that one of them had moved aside is put back.
-    `not_ours` says of another kind of folder what shows that one is not of it, or None.
-
-    Raises `ArtifactError` when `path` exists and is not provably an artifact: one that is whole, to the last byte; and
-    `WorkloadError` where nothing can be written.
-    """
-    path, not_ours = path.absolute(), not_ours or _not_ours
-    _refuse_to_replace(path, not_ours)
-    check_writable(path.parent)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = f".{path.name}.unfinished-"
-    for left in folders.dead(path.parent, unfinished):
-        if (left / MARK).is_file() or not any(left.iterdir()):
-            shutil.rmtree(left, ignore_errors=True)
-    put_back(path, not_ours)
-    temporary = folders.make(path.parent, unfinished)
-    try:
-        (temporary.path / MARK).touch()
-        yield temporary.path
-        interrupts.check()
-        (temporary.path / MARK).unlink()
-        temporary.path.chmod(0o755)
-        if path.exists():
-            old = folders.make(path.parent, _aside(path), scratch=False)
-            os.replace(path, old.path / path.name)
-            os.replace(temporary.path, path)
-            old.remove()
-        else:
-            os.replace(temporary.path, path)
-    finally:
-        temporary.remove()
+def writing(path: Path) -> contextlib.AbstractContextManager[Path]:
+    """Return the context in which an artifact is written; `process.replacing_folders.writing` says how."""
+    return replacing_folders.writing(path, _not_ours)
 
 
-def _refuse_to_replace(path: Path, not_ours: Callable[[Path], str | None]) -> None:
-    if not os.path.lexists(path) or (path.is_dir() and not any(path.iterdir())):
-        return
-    if fault := not_ours(path):
-        raise ArtifactError(
-            f"{path} exists and is not an artifact",
-            found=fault,
-            next="choose another folder with -o, or remove it yourself",
-        )
-
-
-def put_back(path: Path, not_ours: Callable[[Path], str | None] | None = None) -> None:
+def put_back(path: Path) -> None:
     """Bring back the artifact that a dead process had moved aside; what is anything else stays where it is."""
-    path, not_ours = path.absolute(), not_ours or _not_ours
-    for left in folders.dead(path.parent, _aside(path)):
-        entries = list(left.iterdir())
-        if entries and (entries != [left / path.name] or not_ours(left / path.name)):
-            continue
-        if entries and not path.exists():
-            os.replace(left / path.name, path)
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def _aside(path: Path) -> str:
-    """How the folder is called that holds the artifact while another takes its place."""
-    return f".{path.name}.replaced-"
+    replacing_folders.put_back(path, _not_ours)
 
 
 def _not_ours(path: Path) -> str | None:
@@ -219,6 +162,10 @@ def open_artifact(path: Path) -> tuple[Recipe, Manifest]:
     Raises `ArtifactError` for a folder that is missing or no artifact, a file that is missing, added or changed, a
     newer format, or a recipe that is not one.
     """
+    return steady(path, lambda: _opened(path))
+
+
+def _opened(path: Path) -> tuple[Recipe, Manifest]:
     with checked_meanwhile(path) as (recipe, manifest, _):
         return recipe, manifest
 
@@ -228,10 +175,14 @@ def read_recipe(path: Path) -> Recipe:
 
     The checks are those of `open_artifact`, except that no workload is made of the recipe: this imports no torch.
     """
-    recipe, manifest = _read(path)
-    _check_names(path, manifest)
-    _check_contents(path, manifest)
-    return recipe
+
+    def read() -> Recipe:
+        recipe, manifest = _read(path)
+        _check_names(path, manifest)
+        _check_contents(path, manifest)
+        return recipe
+
+    return steady(path, read)
 
 
 def report_path(path: Path) -> Path:

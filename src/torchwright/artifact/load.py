@@ -22,6 +22,7 @@ from torchwright.engines.spec import is_structure
 from torchwright.errors import ArtifactError, TorchwrightError, first_line
 from torchwright.facts import Interval, Recipe
 from torchwright.kernels.cpu.threads import torch_threads
+from torchwright.process.replacing_folders import steady
 from torchwright.workloads.base import Case, Optimized, Run, class_of, from_anywhere
 
 NewShape = Literal["run", "error"]
@@ -79,7 +80,8 @@ def load(
         raise TorchwrightError(f"on_new_shape={on_new_shape!r}", allowed="run, error")
     path = Path(path)
     try:
-        return _load(path, model, original, trust, process, on_new_shape == "error")
+        strict = on_new_shape == "error"
+        return steady(path, lambda: _load(path, model, original, trust, process, strict))
     except (TorchwrightError, MemoryError):
         raise
     except Exception as error:

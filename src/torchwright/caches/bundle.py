@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from torchwright.artifact.folder import writing
 from torchwright.artifact.sealed import digests, is_own, not_as_written, seal
 from torchwright.caches.place import Place, place_here
 from torchwright.engines.jit import CODE, GRAPHS, keep_compiled, restore_compiled
@@ -29,6 +28,7 @@ from torchwright.json_file import read_json, typed
 from torchwright.kernels.cpu import build
 from torchwright.paths import private_cache
 from torchwright.process.files import replacing
+from torchwright.process.replacing_folders import writing
 from torchwright.system import library_suffix
 
 BUNDLE, KERNELS = "bundle.json", "kernels"

@@ -20,12 +20,12 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from torchwright.artifact.folder import writing
 from torchwright.artifact.sealed import digests, is_own, not_as_written, seal
 from torchwright.engines.spec import CallSpec
 from torchwright.errors import ArtifactError
 from torchwright.exporter.base import exports
 from torchwright.json_file import read_json, typed
+from torchwright.process.replacing_folders import steady, writing
 
 EXPORT, PACKAGE, REFERENCE = "export.json", "package", "reference"
 FORMAT = 1
@@ -102,6 +102,10 @@ def open_export(path: Path, *, trust: bool = False) -> tuple[Export, list[str]]:
     Changed files, and those that somebody else wrote, are opened with `trust` alone: no runtime promises to withstand
     a file that was made to harm it. Raises `ArtifactError`.
     """
+    return steady(path, lambda: _opened(path, trust))
+
+
+def _opened(path: Path, trust: bool) -> tuple[Export, list[str]]:
     if not (path / EXPORT).is_file():
         raise ArtifactError(
             f"{path} is no export", found=f"no {EXPORT}", next="`torchwright export` writes one"

@@ -1,0 +1,100 @@
+"""Two writers and a reader of one folder: no result is lost, and a whole folder is never called damaged."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torchwright.errors import ArtifactError
+from torchwright.process.replacing_folders import steady, writing
+
+PARTS = ("first", "second", "third")
+
+
+def fill(folder: Path, text: str) -> None:
+    for name in PARTS:
+        (folder / name).write_text(text)
+
+
+def read(folder: Path) -> str:
+    """Return what all parts say; raise `ArtifactError` where they differ or one is missing."""
+    try:
+        found = [(folder / name).read_text() for name in PARTS]
+    except OSError as error:
+        raise ArtifactError(str(error)) from error
+    if len(set(found)) != 1:
+        raise ArtifactError(f"damaged: {found}")
+    return found[0]
+
+
+def not_ours(folder: Path) -> str | None:
+    try:
+        read(folder)
+    except ArtifactError as error:
+        return error.summary
+    return "more files" if len(os.listdir(folder)) > len(PARTS) else None
+
+
+def write(out: Path, text: str) -> None:
+    with writing(out, not_ours) as folder:
+        fill(folder, text)
+
+
+def write_slowly(out: Path, meanwhile: Callable[[], object]) -> None:
+    with writing(out, not_ours) as folder:
+        fill(folder, "new")
+        meanwhile()
+
+
+def test_a_reader_meets_one_whole_folder_or_another(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write(out, "0")
+    done = threading.Event()
+
+    def replace() -> None:
+        for number in range(60):
+            write(out, str(number))
+        done.set()
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    try:
+        while not done.is_set():
+            assert steady(out, lambda: read(out)).isdecimal()
+    finally:
+        thread.join()
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_what_stays_damaged_is_told_at_once(tmp_path: Path) -> None:
+    fill(tmp_path, "0")
+    (tmp_path / "second").write_text("1")
+    calls = []
+    with pytest.raises(ArtifactError, match="damaged"):
+        steady(tmp_path, lambda: calls.append(1) or read(tmp_path))  # type: ignore[func-returns-value]
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["over an older one", "in a new place"])
+def test_of_two_writers_both_results_are_kept(tmp_path: Path, before: bool) -> None:
+    out = tmp_path / "out"
+    if before:
+        write(out, "old")
+    with pytest.raises(ArtifactError, match=r"another process wrote to it.*saved as .*out-2"):
+        write_slowly(out, lambda: write(out, "quick"))
+    assert (read(out), read(tmp_path / "out-2")) == ("quick", "new")
+    assert sorted(os.listdir(tmp_path)) == ["out", "out-2"]
+
+
+def test_what_a_user_puts_there_meanwhile_is_left(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write(out, "old")
+    (tmp_path / "out-2").write_text("taken")
+    with pytest.raises(ArtifactError, match=r"more files.*saved as .*out-3"):
+        write_slowly(out, lambda: (out / "notes").write_text("mine"))
+    assert (out / "notes").read_text() == "mine"
+    assert (read(out), read(tmp_path / "out-3")) == ("old", "new")
