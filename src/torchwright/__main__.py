@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from torchwright.cli import main
+from torchwright_command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import subprocess
 import sys
@@ -9,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Tokenizer as Library
 
 from torchwright.decoder.text import FolderTokenizer
 from torchwright.errors import ModelError
 from torchwright.hub.folder import download, find_object, resolve
-from torchwright.hub.tokenizer import find_tokenizer, open_tokenizer, tokenizer_settings
+from torchwright.hub.tokenizer import TokenizerFault, find_tokenizer, open_tokenizer, tokenizer_settings
+from torchwright.serve.api_error import ApiError
 from torchwright.serve.folder import find
 from torchwright.serve.text.codec import Tokenizer
 from torchwright.train.data.text import token_shards
@@ -100,3 +104,22 @@ def test_a_hub_that_gives_nothing_is_told_in_words(monkeypatch: pytest.MonkeyPat
 def test_it_needs_no_torch(module: str) -> None:
     code = f"import sys, torchwright.hub.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_pattern_that_the_matcher_gives_up_on_is_a_fault_of_the_tokenizer(tmp_path: Path) -> None:
+    """The library raises a `PanicException`, which is no `Exception`."""
+    bomb = Library(models.BPE())
+    bomb.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$x"), "isolated")
+    bomb.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = open_tokenizer(tmp_path)
+    text = "a" * 40 + "x" * 40
+    for call in (
+        lambda: tokenizer.encode(text),
+        lambda: tokenizer.encode_batch([text]),
+        lambda: tokenizer.encode_batch_fast([text]),
+    ):
+        with pytest.raises(TokenizerFault, match="fails on this text"):
+            call()
+    with pytest.raises(ApiError, match="tokenizer fails on this text"):
+        Tokenizer(tmp_path).encode(text)
+    assert pickle.loads(pickle.dumps(tokenizer)).get_vocab_size() == 0

@@ -323,6 +323,20 @@ def test_connections_and_headers_are_bounded() -> None:
         wait_until(lambda: _refused(host, int(port)))
 
 
+@pytest.mark.parametrize("method", ["POST /v1/chat/completions", "OPTIONS /v1/models"])
+def test_a_body_of_two_lengths_is_refused_and_the_connection_closed(server: Running, method: str) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    head = f"{method} HTTP/1.1\r\nhost: localhost\r\norigin: http://localhost\r\n"
+    head += "access-control-request-method: POST\r\n"
+    with socket.create_connection((host, int(port)), 10) as client:
+        client.sendall(f"{head}transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n0\r\n\r\n".encode())
+        answer = b""
+        while part := client.recv(4096):
+            answer += part
+    assert b" 400 " in answer
+    assert b"both Transfer-Encoding and Content-Length" in answer
+
+
 def test_chunks_of_a_few_bytes_are_not_read_one_by_one(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

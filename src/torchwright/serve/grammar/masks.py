@@ -43,7 +43,7 @@ def tokenizer_info(folder: Path, vocabulary: int, stop_ids: list[int]) -> Any:
         raise WorkloadError(f"{folder} has no tokenizer.json", next="grammars need one")
     if not stop_ids:
         raise WorkloadError(f"the model in {folder} names no end-of-text token", next="grammars need one")
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer.unwrapped)
     return xgrammar.TokenizerInfo.from_huggingface(wrapped, vocab_size=vocabulary, stop_token_ids=stop_ids)
 
 

@@ -112,7 +112,9 @@ class Guard:
                     message["headers"].append((IGNORED, ", ".join(record.ignored).encode()))
             await send(message)
 
-        if scope["method"] == "OPTIONS" and (preflight := self._hosts.preflight(Headers(scope=scope))):
+        headers = Headers(scope=scope)
+        asks = scope["method"] == "OPTIONS" and not _two_lengths(headers)
+        if asks and (preflight := self._hosts.preflight(headers)):
             await send_known({"type": "http.response.start", "status": 204, "headers": preflight})
             await send_known({"type": "http.response.body", "body": b""})
             return
@@ -149,6 +151,13 @@ class Guard:
     def _admit(self, scope: Scope) -> None:
         """Raise `ApiError` for a request without the key, or where there is none, to or from a foreign host."""
         headers = Headers(scope=scope)
+        if _two_lengths(headers):
+            raise ApiError(
+                400,
+                "the request has both Transfer-Encoding and Content-Length",
+                code="invalid_http",
+                headers={"connection": "close"},
+            )
         if not self._keys:
             self._hosts.check(headers)
         elif scope["path"] not in OPEN:
@@ -260,3 +269,8 @@ async def _refuse(error: ApiError, send: Send) -> None:
 def record_of(request: Request) -> Record:
     """What the log will say of a request, to be added to."""
     return request.scope["record"]
+
+
+def _two_lengths(headers: Headers) -> bool:
+    """Check for a body of two lengths: a proxy in front may end the request elsewhere (request smuggling)."""
+    return "transfer-encoding" in headers and "content-length" in headers

@@ -10,7 +10,15 @@ from typing import Any
 import msgspec
 
 from torchwright.hub.text_stream import TextStream
-from torchwright.hub.tokenizer import TOKENIZER, open_tokenizer, tokenizer_settings
+from torchwright.hub.tokenizer import (
+    LARGEST_TOKENIZER,
+    TOKENIZER,
+    TokenizerFault,
+    open_tokenizer,
+    tokenizer_settings,
+)
+from torchwright.regular_file import read_regular
+from torchwright.serve.api_error import invalid
 from torchwright.serve.text.longest_token import byte_alphabet, longest_token
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -21,7 +29,7 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         self._fast = open_tokenizer(folder)
-        spec = (folder / TOKENIZER).read_bytes()
+        spec = read_regular(folder / TOKENIZER, LARGEST_TOKENIZER)
         self.longest = longest_token(msgspec.json.decode(spec))
         """Characters that one token stands for at most; None where no number of tokens is sure."""
         settings = tokenizer_settings(folder)
@@ -35,7 +43,10 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids, with the special tokens that the model expects around a text if `special`."""
         # Of a batch, because that is where the library lets go of the interpreter: other threads run meanwhile.
-        [encoding] = self._fast.encode_batch_fast([text], add_special_tokens=special)
+        try:
+            [encoding] = self._fast.encode_batch_fast([text], add_special_tokens=special)
+        except TokenizerFault as fault:
+            raise invalid(f"the model's tokenizer fails on this text: {fault.found}") from fault
         ids: list[int] = encoding.ids
         if not special or self._bos is None or ids[:1] == [self._bos]:
             return ids
